@@ -181,7 +181,8 @@ fn query_device(driver: &Driver, ordinal: u32) -> Result<(CUdevice, Device), Err
             Err(_) => "CUDA_VISIBLE_DEVICES is not set".to_owned(),
         };
         return Err(Fault::Argument(format!(
-            "device is {ordinal}, expected less than the number of visible GPUs, {count}; {visible}"
+            "device {ordinal} does not exist: expected a number below {count}, the number of \
+             visible GPUs; {visible}"
         ))
         .into());
     };

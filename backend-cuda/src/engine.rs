@@ -217,8 +217,8 @@ impl StreamCalls for Context {
     unsafe fn check_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         if let Some(name) = stream.default_stream() {
             return Err(Fault::Argument(format!(
-                "the stream is {name}; expected one that was created with CU_STREAM_NON_BLOCKING or \
-                 cudaStreamNonBlocking"
+                "the stream is {name}, expected a stream that was created with \
+                 CU_STREAM_NON_BLOCKING or cudaStreamNonBlocking"
             ))
             .into());
         }
@@ -230,7 +230,8 @@ impl StreamCalls for Context {
             return Ok(());
         }
         Err(Fault::Mismatch(format!(
-            "the stream {:?} belongs to context {found:?}, the engine to context {:?} of {}",
+            "the stream {:?} belongs to the CUDA context {found:?}, expected the context {:?} of \
+             the engine on {}",
             stream.0,
             self.raw(),
             self.label()
@@ -372,8 +373,8 @@ impl WordCalls for Context {
         let single = stream_write_value_64.is_some() && stream_wait_value_64.is_some();
         if stream_batch_mem_op.is_none() && !single {
             return Err(Error::unavailable(format!(
-                "the driver of {} has neither cuStreamBatchMemOp_v2 nor cuStreamWaitValue64_v2, \
-                 which signals and waits need; expected a driver of CUDA 12.0 or newer",
+                "the driver of {} lacks cuStreamBatchMemOp_v2 and cuStreamWaitValue64_v2, which \
+                 signals and waits need; install a driver for CUDA 12.0 or newer",
                 self.label()
             )));
         }
@@ -386,8 +387,8 @@ impl WordCalls for Context {
         self.check("cuDeviceGetAttribute", code)?;
         if supported == 0 {
             return Err(Error::unavailable(format!(
-                "{} has no 64-bit memory operations on streams, which signals and waits need; \
-                 expected a GPU of compute capability 7.0 or newer",
+                "{} does not support 64-bit memory operations on streams, which signals and waits \
+                 need; use a GPU of compute capability 7.0 or newer",
                 self.label()
             )));
         }

@@ -28,7 +28,11 @@ pub enum Error {
         result: Option<CudaResult>,
     },
     /// A call of the driver failed.
-    #[error("{call}{}: {result}{}", device_suffix(device.as_deref()), advice_suffix(result.code))]
+    #[error(
+        "{call} failed{}: {result}{}",
+        device_suffix(device.as_deref()),
+        advice_suffix(result.code)
+    )]
     Driver {
         /// Name of the entry point.
         call: &'static str,
@@ -42,8 +46,8 @@ pub enum Error {
     },
     /// The device has too little free memory for an allocation.
     #[error(
-        "cannot allocate {requested} bytes on {device}: {free} of {total} bytes are free; use smaller \
-         buffers, or see with nvidia-smi which process holds the memory"
+        "cannot allocate {requested} bytes on {device}: {free} of {total} bytes are free; use \
+         smaller buffers, or run nvidia-smi to see which process uses the memory"
     )]
     OutOfMemory {
         /// Bytes requested.
@@ -75,15 +79,15 @@ impl Error {
         let reason =
             std::error::Error::source(error).map_or_else(|| error.to_string(), |it| it.to_string());
         Self::unavailable(format!(
-            "cannot load {library}: {reason}; it comes with the NVIDIA driver ({DRIVER_MIN}), in a \
-             container with the NVIDIA container runtime; without it use the backend host"
+            "cannot load {library}: {reason}; install the NVIDIA driver ({DRIVER_MIN}), start \
+             containers with the NVIDIA container runtime, or use the backend host"
         ))
     }
 
     /// Creates the error for a library that lacks an entry point.
     pub(crate) fn symbol_missing(library: &str, symbol: &str) -> Self {
         Self::unavailable(format!(
-            "{library} has no {symbol}: the driver is too old, expected {DRIVER_MIN}"
+            "{library} has no function {symbol}: the driver is too old, expected {DRIVER_MIN}"
         ))
     }
 
@@ -96,11 +100,13 @@ impl Error {
                     Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\""),
                     Err(_) => "CUDA_VISIBLE_DEVICES is not set".to_owned(),
                 };
-                format!("there is no NVIDIA GPU that this process may use; {visible}")
+                format!("this process sees no NVIDIA GPU; {visible}")
             }
-            _ => advice(code).unwrap_or("see with nvidia-smi whether the driver works").to_owned(),
+            _ => advice(code)
+                .unwrap_or("run nvidia-smi to check whether the driver works")
+                .to_owned(),
         };
-        let text = format!("the CUDA driver does not start: cuInit: {result}; {advice}");
+        let text = format!("cannot start the CUDA driver: cuInit failed: {result}; {advice}");
         Self::Unavailable { text, result: Some(result) }
     }
 
@@ -180,7 +186,7 @@ impl std::fmt::Display for CudaResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { code, name, text } = self;
         match (name.as_str(), text.as_str()) {
-            ("", _) => write!(f, "result {code}, which this driver has no name for"),
+            ("", _) => write!(f, "unknown result code {code}"),
             (name, "") => write!(f, "{name} ({code})"),
             (name, text) => write!(f, "{name} ({code}), {text}"),
         }
@@ -193,19 +199,19 @@ impl std::error::Error for CudaResult {}
 fn advice(code: CUresult) -> Option<&'static str> {
     Some(match code {
         sys::CUDA_ERROR_STUB_LIBRARY => {
-            "the loader found the stub library of the CUDA toolkit: take its folder out of \
-             LD_LIBRARY_PATH, so that the driver's own library is found"
+            "the loader found the stub library of the CUDA toolkit instead of the driver's \
+             library; remove the folder of the stub from LD_LIBRARY_PATH"
         }
         sys::CUDA_ERROR_DEVICE_UNAVAILABLE => {
-            "another process holds the device in exclusive compute mode, or it is prohibited; see \
-             nvidia-smi -q -d COMPUTE"
+            "another process uses the device in exclusive compute mode, or its compute mode is \
+             prohibited; check with nvidia-smi -q -d COMPUTE"
         }
         sys::CUDA_ERROR_SYSTEM_NOT_READY => {
-            "the NVSwitch fabric is not up: is nvidia-fabricmanager running?"
+            "the NVSwitch fabric is not ready; check that nvidia-fabricmanager runs"
         }
         sys::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
-            "the driver's library and the kernel module are of different versions: load the new \
-             module or restart the machine"
+            "the driver's library and the kernel module have different versions; load the new \
+             module, or restart the machine"
         }
         _ => return None,
     })
@@ -260,7 +266,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::DeviceLost);
         assert_eq!(
             error.to_string(),
-            "cuMemMap on device 2 (NVIDIA H200): CUDA_ERROR_ILLEGAL_ADDRESS (700), an illegal access"
+            "cuMemMap failed on device 2 (NVIDIA H200): CUDA_ERROR_ILLEGAL_ADDRESS (700), an \
+             illegal access"
         );
         assert!(std::error::Error::source(&error).is_some());
     }
@@ -271,7 +278,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Other);
         assert_eq!(
             error.to_string(),
-            "cuMemMap on device 2 (NVIDIA H200): result 9999, which this driver has no name for"
+            "cuMemMap failed on device 2 (NVIDIA H200): unknown result code 9999"
         );
     }
 
@@ -281,8 +288,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert_eq!(
             error.to_string(),
-            "libcuda.so.1 has no cuMemMap: the driver is too old, expected CUDA 12.0, NVIDIA \
-             driver 525, or newer"
+            "libcuda.so.1 has no function cuMemMap: the driver is too old, expected CUDA 12.0, \
+             NVIDIA driver 525, or newer"
         );
     }
 }

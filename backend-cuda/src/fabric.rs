@@ -68,7 +68,7 @@ impl PeerDevice for Context {
 
     fn reachability(&self, other: &DeviceId) -> Result<Reachability, Error> {
         if other.divided || self.info.mig {
-            let why = "instances of a divided GPU (MIG) have no access to other devices";
+            let why = "MIG instances cannot access the memory of other devices";
             return Ok(Reachability::Unreachable(why));
         }
         let Some((other, _)) = device::find_device(self.driver, &other.uuid)? else {
@@ -82,8 +82,9 @@ impl PeerDevice for Context {
                 Reachability::Direct { kind, bytes_per_second: None }
             }
             _ => Reachability::Unreachable(
-                "the driver gives no peer access between them (see nvidia-smi topo -p2p r; it is \
-                 off across PCIe roots, under some IOMMUs, and on consumer GPUs)",
+                "the driver offers no peer access between these devices (check with nvidia-smi \
+                 topo -p2p r; it is off across PCIe roots, with some IOMMU settings and on \
+                 consumer GPUs)",
             ),
         })
     }

@@ -81,7 +81,8 @@ impl RegionView for Local {
             || !address.is_multiple_of(align_of::<T>() as u64)
         {
             return Err(Fault::Argument(format!(
-                "the region of {bytes} bytes at {address:#x} holds no {length} elements of {}",
+                "the region of {bytes} bytes at {address:#x} is too small or misaligned for \
+                 {length} elements of type {}",
                 std::any::type_name::<T>()
             ))
             .into());

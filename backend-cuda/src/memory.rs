@@ -440,7 +440,8 @@ fn nic_flush(context: &Arc<Context>) -> Result<Option<Arc<dyn Flush>>, Error> {
     let options = attribute(sys::ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)?;
     if options & sys::FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST == 0 {
         return Err(Error::unavailable(format!(
-            "{} neither keeps the order of writes of NICs nor lets the host flush it",
+            "{} does not order the writes of NICs, and the host cannot flush them; NICs cannot \
+             write to its memory",
             context.label()
         )));
     }

@@ -22,7 +22,8 @@ fn a_device_without_memory_operations_is_reported() {
     driver.set("DEVICES", DEVICES);
     let mut fabric = alone(0);
     driver.set("WORDS_64", "off");
-    let error = fabric.engine(Default::default()).expect_err("no 64-bit memory operations");
+    let error =
+        fabric.engine(Default::default()).expect_err("does not support 64-bit memory operations");
     driver.set("WORDS_64", "on");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("64-bit memory operations"), "{error}");

@@ -177,13 +177,13 @@ fn memory_that_cannot_be_registered_is_reported() {
     };
     let error = refused(address(&words) + 4, 8, Role::Flags);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("are not aligned to 8 bytes"), "{error}");
+    assert!(error.to_string().contains("expected a multiple of 8 bytes"), "{error}");
     // Data lies in device memory, unless a fabric has allocated it.
     let error = refused(address(&words), 8, Role::Data);
     assert!(error.to_string().contains("expected device memory"), "{error}");
     let held = register(&fabrics[0], address(&words), 8);
     let error = refused(address(&words), 8 * 4096, Role::Flags);
-    assert!(error.to_string().contains("the driver knows only a part"), "{error}");
+    assert!(error.to_string().contains("only a part of them is page-locked"), "{error}");
     drop(held);
     driver.fail("cuMemHostRegister_v2", 0, 801);
     let error = refused(address(&words), 8, Role::Flags);

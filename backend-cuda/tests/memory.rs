@@ -42,7 +42,10 @@ fn memory_is_zero_at_first_and_holds_what_is_copied() {
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
     let error = region.upload(3, &[0; 8]).unwrap_err();
-    assert_eq!(error.to_string(), "8 bytes from offset 3 leave the region of 10 bytes");
+    assert_eq!(
+        error.to_string(),
+        "access out of range: 8 bytes from offset 3, but the region has 10 bytes"
+    );
     region.upload(0, &5_u64.to_le_bytes()).unwrap();
     assert_eq!((region.flag_value(0), region.flag_value(1)), (Some(5), None));
     assert_eq!(region.flag_value(u64::MAX), None);
@@ -108,25 +111,25 @@ fn memory_of_other_kinds_is_refused_with_its_kind() {
     let fabric = &fabrics[0];
     let here = Box::new([0_u8; 64]);
     let text = refused(fabric, here.as_ptr() as u64, 64);
-    assert!(text.contains("does not know this address, expected device memory"), "{text}");
+    assert!(text.contains("does not know this address"), "{text}");
 
     let allocation = Allocation::new(0, 1000);
     let address = allocation.address;
     let text = refused(fabric, address + 900, 1 << 30);
-    assert!(text.contains("the allocation that begins at"), "{text}");
+    assert!(text.contains("the allocation at"), "{text}");
     let text = refused(fabric, address, u64::MAX);
-    assert!(text.contains("leaves the address space"), "{text}");
+    assert!(text.contains("exceeds the 64-bit address space"), "{text}");
     drop(allocation);
     let text = refused(fabric, address, 1000);
     assert!(text.contains("does not know this address"), "{text}");
 
     let other = Allocation::new(1, 1000);
     let text = refused(fabric, other.address, 1000);
-    assert!(text.contains("it is memory of device 1, expected device 0 ("), "{text}");
+    assert!(text.contains("the memory belongs to device 1, expected device 0 ("), "{text}");
 
     let segments = Segments::new(0, 2, true);
     let text = refused(fabric, segments.address, 2 * segments.segment_bytes + 1);
-    assert!(text.contains("the span ends at"), "{text}");
+    assert!(text.contains("they end at"), "{text}");
     // SAFETY: nothing is ever done with what is registered.
     let flags = unsafe { fabric.memory().register(pointer(segments.address + 4), 8, Role::Flags) };
     assert_eq!(flags.unwrap_err().kind(), ErrorKind::InvalidArgument);
@@ -145,7 +148,7 @@ fn the_key_of_freed_memory_is_refused() {
     assert_eq!(import(&key).unwrap_err().kind(), ErrorKind::InvalidKey);
     assert_eq!(held.peer(), Rank(1));
     let error = fabrics[0].memory().import(Rank(0), &key, soon()).unwrap_err();
-    assert_eq!(error.to_string(), "remote key is of rank 1, expected rank 0");
+    assert_eq!(error.to_string(), "remote key belongs to rank 1, expected a key of rank 0");
 }
 
 #[test]
@@ -186,7 +189,7 @@ fn without_descriptors_memory_is_plain_and_strict_refuses_that() {
     let error = strict.memory().allocate(64, Role::Data).unwrap_err();
     driver.clear();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(error.to_string().starts_with("cuMemCreate on device 2 ("), "{error}");
+    assert!(error.to_string().starts_with("cuMemCreate failed on device 2 ("), "{error}");
 }
 
 #[test]
@@ -211,7 +214,7 @@ fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
     let (buffer, flush) = open("lost");
     let text = buffer.unwrap_err();
     assert!(
-        text.starts_with("device 0 (") && text.contains(" nor lets the host flush it"),
+        text.starts_with("device 0 (") && text.contains("and the host cannot flush them"),
         "{text}"
     );
     assert_eq!(flush.expect("a refusal").flush().unwrap_err(), text);
@@ -221,7 +224,7 @@ fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
     driver.set("DMABUF", "off");
     let text = region.dma_buf().unwrap_err();
     driver.set("DMABUF", "on");
-    assert!(text.starts_with("cuMemGetHandleForAddressRange on device 0 ("), "{text}");
+    assert!(text.starts_with("cuMemGetHandleForAddressRange failed on device 0 ("), "{text}");
 }
 
 #[test]
@@ -240,10 +243,16 @@ fn opening_reports_the_cause() {
     let (driver, _turn) = driver();
     let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
     let error = open(2, 2, 0);
-    assert_eq!(error.to_string(), "rank is 2, expected less than the number of ranks, 2");
+    assert_eq!(
+        error.to_string(),
+        "rank 2 is out of range: expected a rank below 2, the number of ranks"
+    );
     let error = open(0, 1, 9);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().starts_with("device is 9, expected less than"), "{error}");
+    assert!(
+        error.to_string().starts_with("device 9 does not exist: expected a number below"),
+        "{error}"
+    );
     driver.fail("cuDevicePrimaryCtxRetain", 0, 46);
     let error = open(0, 1, 0);
     assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -251,7 +260,7 @@ fn opening_reports_the_cause() {
     driver.fail("cuDevicePrimaryCtxRetain", 0, 9999);
     let error = open(0, 1, 0);
     assert_eq!(error.kind(), ErrorKind::Other);
-    assert!(error.to_string().contains("result 9999"), "{error}");
+    assert!(error.to_string().contains("result code 9999"), "{error}");
 }
 
 #[test]
@@ -261,7 +270,11 @@ fn a_closed_fabric_and_another_group_are_reported() {
     let other = Fabric::open(Rank(1), 3, 1).unwrap();
     let error = fabric.connect(Rank(1), &other.address(), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_eq!(error.to_string(), "rank 1 opened the fabric for 3 ranks, rank 0 for 2");
+    assert_eq!(
+        error.to_string(),
+        "number of ranks differs: rank 1 opened the fabric for 3 ranks, rank 0 for 2; pass the \
+         same number on all ranks"
+    );
     let peer = Fabric::open(Rank(1), 2, 1).unwrap();
     let address = peer.address();
     drop(peer);

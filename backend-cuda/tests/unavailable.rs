@@ -39,8 +39,8 @@ fn an_old_driver_is_reported() {
     let folder = peerlane_simulated_driver::without_symbols(&["cuStreamGetCtx"]);
     assert_eq!(
         discover(&folder, &[]),
-        "unavailable: libcuda.so.1 has no cuStreamGetCtx: the driver is too old, expected CUDA 12.0, \
-         NVIDIA driver 525, or newer"
+        "unavailable: libcuda.so.1 has no function cuStreamGetCtx: the driver is too old, expected \
+         CUDA 12.0, NVIDIA driver 525, or newer"
     );
 }
 
@@ -54,15 +54,15 @@ fn optional_functions_may_be_missing() {
 fn a_driver_that_does_not_start_is_reported_with_advice() {
     let folder = peerlane_simulated_driver::library_folder();
     for (variable, value, expected) in [
-        ("PEERLANE_SIM_DEVICES", "0", "there is no NVIDIA GPU that this process may use"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:34", "take its folder out of LD_LIBRARY_PATH"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:803", "load the new module or restart the machine"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:999", "see with nvidia-smi whether the driver works"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:31415", "result 31415, which this driver has no name for"),
+        ("PEERLANE_SIM_DEVICES", "0", "this process sees no NVIDIA GPU"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:34", "remove the folder of the stub from LD_LIBRARY_PATH"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:803", "load the new module, or restart the machine"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:999", "run nvidia-smi to check whether the driver works"),
+        ("PEERLANE_SIM_FAIL", "cuInit:0:31415", "unknown result code 31415"),
     ] {
         let text = discover(&folder, &[(variable, value)]);
         assert!(
-            text.starts_with("unavailable: the CUDA driver does not start: cuInit: "),
+            text.starts_with("unavailable: cannot start the CUDA driver: cuInit failed: "),
             "{text}"
         );
         assert!(text.contains(expected), "{text}");
@@ -79,5 +79,5 @@ fn a_missing_driver_is_reported_with_advice() {
     std::fs::write(folder.join("libcuda.so.1"), b"").unwrap();
     let text = discover(&folder, &[]);
     assert!(text.starts_with("unavailable: cannot load libcuda.so.1: "), "{text}");
-    assert!(text.contains("it comes with the NVIDIA driver"), "{text}");
+    assert!(text.contains("install the NVIDIA driver"), "{text}");
 }

@@ -19,7 +19,7 @@ use crate::sys::{self, Hip, Hsa};
 /// Oldest ROCm that has every required entry point.
 const ROCM_MIN: &str = "ROCm 5.7 or newer";
 /// Advice for a runtime that does not start and gives no better reason.
-const TRY_ROCMINFO: &str = "see with rocminfo whether the runtime works";
+const TRY_ROCMINFO: &str = "run rocminfo to check whether the runtime works";
 
 /// An error of the ROCm backend.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum Error {
         result: Option<RocmResult>,
     },
     /// A call of a runtime failed.
-    #[error("{call}{}: {result}{}", device_suffix(device.as_deref()), advice_suffix(advice))]
+    #[error("{call} failed{}: {result}{}", device_suffix(device.as_deref()), advice_suffix(advice))]
     Driver {
         /// Name of the entry point.
         call: &'static str,
@@ -51,8 +51,8 @@ pub enum Error {
     },
     /// The device has too little free memory for an allocation.
     #[error(
-        "cannot allocate {requested} bytes on {device}: {free} of {total} bytes are free; use smaller \
-         buffers, or see with rocm-smi --showpids which process holds the memory"
+        "cannot allocate {requested} bytes on {device}: {free} of {total} bytes are free; use \
+         smaller buffers, or run rocm-smi --showpids to see which process uses the memory"
     )]
     OutOfMemory {
         /// Bytes requested.
@@ -68,7 +68,7 @@ pub enum Error {
         result: RocmResult,
     },
     /// A copy failed after the runtime had accepted it.
-    #[error("{what} on {device}: its completion signal has the value {value}, expected 0")]
+    #[error("{what} failed on {device}: the completion signal has the value {value}, expected 0")]
     Copy {
         /// Description of the copy.
         what: String,
@@ -93,18 +93,18 @@ impl Error {
         Self::unavailable(match error {
             LoadError::NotFound { name, .. } => {
                 let without = if *name == hip::LIBRARY.name {
-                    "use the backend host"
+                    "or use the backend host"
                 } else {
-                    "engines use streams"
+                    "or let engines use streams"
                 };
                 format!(
-                    "{error}; it comes with {ROCM_MIN}; set ROCM_PATH to its folder if the loader does \
-                     not find it; without it {without}"
+                    "{error}; install {ROCM_MIN}, set ROCM_PATH to its folder if it is installed, \
+                     {without}"
                 )
             }
             LoadError::LoadFailed { .. } => format!(
-                "{error}; the libraries of one ROCm release belong together: see with ldd what it \
-                 needs, and whether LD_LIBRARY_PATH mixes two"
+                "{error}; run ldd to see which libraries it needs, and check that LD_LIBRARY_PATH \
+                 does not mix two ROCm releases"
             ),
             _ => error.to_string(),
         })
@@ -143,7 +143,7 @@ impl Error {
             result.text.clear();
         }
         let file = file.display();
-        let text = format!("{runtime} ({file}) does not start: {call}: {result}; {advice}");
+        let text = format!("cannot start {runtime} ({file}): {call} failed: {result}; {advice}");
         Self::Unavailable { text, result: Some(result) }
     }
 
@@ -232,8 +232,8 @@ impl std::fmt::Display for RocmResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { code, name, text } = self;
         match (name.as_str(), text.as_str()) {
-            ("", "") => write!(f, "result {code}, which this runtime has no name for"),
-            ("", runtime) => write!(f, "result {code}, which {runtime} has no name for"),
+            ("", "") => write!(f, "unknown result code {code}"),
+            ("", runtime) => write!(f, "unknown result code {code} of {runtime}"),
             (name, "") => write!(f, "{name} ({code})"),
             (name, text) => write!(f, "{name} ({code}), {text}"),
         }
@@ -246,11 +246,12 @@ impl std::error::Error for RocmResult {}
 fn advice(code: hipError_t) -> Option<&'static str> {
     Some(match code {
         hipError_t::hipErrorInsufficientDriver => {
-            "the kernel module amdgpu is older than the runtime: load the one that came with it, or \
-             restart the machine"
+            "the kernel module amdgpu is older than the runtime; load the module of the same \
+             release, or restart the machine"
         }
         hipError_t::hipErrorNoBinaryForGpu => {
-            "the runtime was built without this GPU's architecture: see with rocminfo which it is"
+            "the runtime does not support the architecture of this GPU; run rocminfo to see the \
+             architecture"
         }
         _ => return None,
     })
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::DeviceLost);
         assert_eq!(
             error.to_string(),
-            "hipMemMap on device 2 (AMD Instinct MI300X): hipErrorIllegalAddress (700), an illegal \
+            "hipMemMap failed on device 2 (AMD Instinct MI300X): hipErrorIllegalAddress (700), an illegal \
              memory access was encountered"
         );
         assert!(std::error::Error::source(&error).is_some());
@@ -332,8 +333,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Other);
         assert_eq!(
             error.to_string(),
-            "hipMemMap on device 2 (AMD Instinct MI300X): result 4242, which this runtime has no name \
-             for"
+            "hipMemMap failed on device 2 (AMD Instinct MI300X): unknown result code 4242"
         );
     }
 
@@ -347,8 +347,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert_eq!(
             error.to_string(),
-            "/opt/rocm-5.2.3/lib/libamdhip64.so.5.2.21153 has no hipStreamGetDevice: it is too old, \
-             expected ROCm 5.7 or newer"
+            "/opt/rocm-5.2.3/lib/libamdhip64.so.5.2.21153 has no function hipStreamGetDevice: the \
+             library is too old, expected ROCm 5.7 or newer"
         );
     }
 

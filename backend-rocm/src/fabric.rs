@@ -79,8 +79,9 @@ impl PeerDevice for Context {
                 Reachability::Direct { kind, bytes_per_second }
             }
             _ => Reachability::Unreachable(
-                "HIP gives no peer access between them (see rocm-smi --showtopoaccess; over PCI Express \
-                 it needs large BAR and an IOMMU in pass-through mode)",
+                "HIP offers no peer access between these devices (check with rocm-smi \
+                 --showtopoaccess; over PCI Express it needs large BAR and an IOMMU in \
+                 pass-through mode)",
             ),
         })
     }

@@ -13,12 +13,14 @@ pub enum Rocm {}
 impl Vendor for Rocm {
     const BACKEND: BackendId = BackendId::ROCM;
     const ALLOCATOR: &'static str = "hipMalloc";
-    const NO_HANDLE: &'static str = "it is mapped memory without an exportable handle; let its allocator request \
-         hipMemHandleTypePosixFileDescriptor (PyTorch: turn expandable_segments off), or use memory \
-         that the fabric allocates";
-    const POOL: &'static str = "it is mapped memory whose handle this release of HIP cannot return again, or memory of a \
-         stream-ordered pool (hipMallocAsync); use hipMalloc (PyTorch: turn expandable_segments off), \
-         or memory that the fabric allocates";
+    const NO_HANDLE: &'static str = "the memory was mapped without an exportable handle; let its \
+                                     allocator request hipMemHandleTypePosixFileDescriptor \
+                                     (PyTorch: turn expandable_segments off), or use memory that \
+                                     the fabric allocates";
+    const POOL: &'static str = "the memory was mapped, and this release of HIP cannot return its \
+                                handle, or the memory comes from a stream-ordered pool \
+                                (hipMallocAsync); use hipMalloc (PyTorch: turn expandable_segments \
+                                off), or memory that the fabric allocates";
 }
 
 /// The remote key of a region: the bytes with which a peer imports it.

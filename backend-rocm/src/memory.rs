@@ -169,9 +169,9 @@ impl RegionDevice for Context {
         match self.pointer_info(address) {
             Some(info) if info.global_flags & coarse != 0 => {
                 Err(Error::Fault(Fault::Argument(format!(
-                    "flags at {address:#x} lie in coarse-grained memory, where a stream that polls may \
-                     not see what a peer writes; expected fine-grained memory, of hipExtMallocWithFlags \
-                     with hipDeviceMallocFinegrained, or memory that the fabric allocates"
+                    "flags at {address:#x} are in coarse-grained memory, where a stream may not \
+                     see the writes of a peer; use fine-grained memory (hipExtMallocWithFlags with \
+                     hipDeviceMallocFinegrained), or memory that the fabric allocates"
                 ))))
             }
             _ => Ok(()),
@@ -375,9 +375,9 @@ impl Context {
         self.forget_error();
         let result = self.hip.result_of(code);
         let text = format!(
-            "{call} on {}: {result}; {} cannot share memory with other processes here: ranks in \
-             several containers need common PID, IPC and network namespaces, and the same /dev/kfd \
-             and /dev/dri (docker: --pid=host --ipc=host --network=host)",
+            "{call} failed on {}: {result}; {} cannot share memory with other processes: start all \
+             containers with common PID, IPC and network namespaces and the same /dev/kfd and \
+             /dev/dri (docker: --pid=host --ipc=host --network=host)",
             self.label(),
             self.hip.label()
         );
@@ -602,7 +602,10 @@ fn export_by_hip(context: &Context, address: DevicePtr) -> Result<DmaBuf, Error>
         return Err(Error::load_failed(&context.hip.calls.lacks(call)));
     };
     let Some(extent) = context.extent(address)? else {
-        let text = format!("{} has no allocation at {address:#x}", context.label());
+        let text = format!(
+            "{} has no allocation at {address:#x}; check that the memory was not freed",
+            context.label()
+        );
         return Err(Fault::Argument(text).into());
     };
     let mut fd: c_int = -1;
@@ -627,7 +630,12 @@ fn nic_flush(context: &Context) -> Result<Option<Arc<dyn Flush>>, Error> {
     // SAFETY: the agent is of this runtime; the local has the type of the attribute.
     let status = unsafe { get_info(agent.handle, attribute, (&raw mut registers).cast()) };
     if status != hsa_status_t::HSA_STATUS_SUCCESS {
-        return Err(Error::hsa(hsa, "hsa_agent_get_info of HDP", Some(context.label()), status));
+        return Err(Error::hsa(
+            hsa,
+            "hsa_agent_get_info (HDP registers)",
+            Some(context.label()),
+            status,
+        ));
     }
     let register = NonNull::new(registers.HDP_MEM_FLUSH_CNTL);
     Ok(register.map(|register| Arc::new(HdpFlush(register)) as Arc<dyn Flush>))

@@ -116,10 +116,10 @@ fn a_failure_of_ipc_names_library_and_version() {
     let address = other.hear();
     fabric.connect(IMPORTER, &address, soon()).unwrap();
     let text = other.hear_text();
-    assert!(text.starts_with("unavailable: cannot reach rank 0 on GPU-"), "{text}");
-    assert!(text.contains(": hipIpcOpenMemHandle on device 1 ("), "{text}");
+    assert!(text.starts_with("unavailable: cannot access the memory of rank 0 on GPU-"), "{text}");
+    assert!(text.contains(": hipIpcOpenMemHandle failed on device 1 ("), "{text}");
     assert!(text.contains("; HIP 7.2.") && text.contains("libamdhip64.so.7.2."), "{text}");
-    assert!(text.contains("cannot share memory with other processes here"), "{text}");
+    assert!(text.contains("cannot share memory with other processes"), "{text}");
     other.end();
     driver.set("LEGACY_IPC", "on");
 }
@@ -132,11 +132,11 @@ fn keys_of_freed_memory_and_of_closed_fabrics_are_rejected() {
     let key = pair.fabric.memory().export(&region).unwrap();
     drop(region);
     let text = pair.put(&key, 0);
-    assert!(text.starts_with("invalid key: ") && text.ends_with("has been freed"), "{text}");
+    assert!(text.starts_with("invalid key: ") && text.contains("has freed the memory ("), "{text}");
     let address = pair.fabric.address();
     drop(pair.fabric);
     pair.other.end();
     let mut late = Fabric::open(IMPORTER, 2, 1).unwrap();
     let error = late.connect(OWNER, &address, soon()).unwrap_err();
-    assert!(error.to_string().starts_with("rank 0 is gone: "), "{error}");
+    assert!(error.to_string().starts_with("connection to rank 0 lost: "), "{error}");
 }

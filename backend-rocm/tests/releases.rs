@@ -33,10 +33,10 @@ fn no_gpu(release: &Release) -> Result<(), Failed> {
     }
     let printed = release.run_task("discover", &[])?;
     let (begin, end) = (
-        format!("unavailable: HIP {}.", release.name),
-        ") does not start: hipInit: hipErrorNoDevice (100), no ROCm-capable device is detected; there \
-         is no /dev/kfd: is there an AMD GPU, and is the kernel module amdgpu loaded? A container needs \
-         --device=/dev/kfd --device=/dev/dri\n",
+        format!("unavailable: cannot start HIP {}.", release.name),
+        "): hipInit failed: hipErrorNoDevice (100), no ROCm-capable device is detected; /dev/kfd \
+         does not exist; check that the machine has an AMD GPU and that the kernel module amdgpu \
+         is loaded (containers: --device=/dev/kfd --device=/dev/dri)\n",
     );
     assert!(printed.starts_with(&begin), "{printed}");
     assert!(printed.ends_with(end), "{printed}");

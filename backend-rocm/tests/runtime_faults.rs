@@ -141,9 +141,9 @@ fn sdma_engines_are_selected_if_streams_need_signal_memory() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(
         error.to_string(),
-        "streams of device 10 (Simulated Instinct) do not wait for words of its memory, which signals \
-         and waits need: hipStreamWaitValue64 on device 10 (Simulated Instinct): hipErrorInvalidValue \
-         (1), invalid argument"
+        "signals and waits cannot be used on device 10 (Simulated Instinct): a test wait on a \
+         stream for a word of device memory failed: hipStreamWaitValue64 failed on device 10 \
+         (Simulated Instinct): hipErrorInvalidValue (1), invalid argument"
     );
     let engine = alone(10, EngineKind::Auto).engine(Default::default()).unwrap();
     assert_eq!(engine.kind(), EngineKind::Sdma);
@@ -164,7 +164,7 @@ fn a_test_that_does_not_end_does_not_block() {
     let error = fabric.engine(Default::default()).expect_err("memory operations take too long");
     driver.set("JITTER_US", "0");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("was not complete within 2s"), "{error}");
+    assert!(error.to_string().contains("did not complete within 2s"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(8), "it took {:?}", start.elapsed());
 }
 
@@ -176,7 +176,7 @@ fn a_failed_call_leaves_no_last_error() {
     driver.fail("hipMemcpyAsync", 0, 4242);
     let error = members[0].try_submit(1, PLAIN).expect_err("a call failed");
     assert_eq!(error.kind(), ErrorKind::Other);
-    assert!(error.to_string().contains("result 4242"), "{error}");
+    assert!(error.to_string().contains("result code 4242"), "{error}");
     let hip = hip_sys::Library::load().expect("the simulated driver was installed");
     // SAFETY: the call takes no arguments.
     let last = unsafe { (hip.get_last_error)() };

@@ -80,13 +80,16 @@ fn a_missing_device_is_explained() {
         ("PEERLANE_SIM_FAIL", "hipInit:0:101"),
     ] {
         let text = discover(&rocm, &[(variable, value)]);
-        assert!(text.starts_with("unavailable: HIP 6.4."), "{variable}={value}: {text}");
+        assert!(
+            text.starts_with("unavailable: cannot start HIP 6.4."),
+            "{variable}={value}: {text}"
+        );
         assert!(text.contains("libamdhip64.so.6.4."), "{text}");
         // The kernel driver of this machine, which is not simulated.
         let reason = if Path::new("/dev/kfd").exists() {
             "the kernel driver lists"
         } else {
-            "there is no /dev/kfd"
+            "/dev/kfd does not exist"
         };
         assert!(text.contains(reason), "{text}");
     }
@@ -97,8 +100,8 @@ fn an_unknown_error_is_named_by_its_number() {
     let text = discover(&Rocm::release("7.2"), &[("PEERLANE_SIM_FAIL", "hipInit:0:4242")]);
     assert!(
         text.ends_with(
-            "does not start: hipInit: result 4242, which this runtime has no name for; see with \
-             rocminfo whether the runtime works"
+            "hipInit failed: unknown result code 4242; run rocminfo to check whether the runtime \
+             works"
         ),
         "{text}"
     );
@@ -111,7 +114,8 @@ fn a_missing_function_names_the_file_and_the_release() {
     assert!(text.starts_with("unavailable: /"), "{text}");
     assert!(
         text.ends_with(
-            "/libamdhip64.so.5.7.43482 has no hipStreamGetDevice: it is too old, expected ROCm 5.7 or newer"
+            "/libamdhip64.so.5.7.43482 has no function hipStreamGetDevice: the library is too old, \
+             expected ROCm 5.7 or newer"
         ),
         "{text}"
     );
@@ -123,17 +127,18 @@ fn a_missing_function_names_the_file_and_the_release() {
 fn devices_are_found_without_an_hsa_runtime() {
     let text = discover(&Rocm::release("7.2").hsa(None), &[]);
     let first = text.split(", unavailable").next().unwrap();
-    assert!(first.starts_with("unavailable: libhsa-runtime64.so was not found: tried"), "{text}");
-    assert!(first.ends_with("without it engines use streams"), "{text}");
+    assert!(first.starts_with("unavailable: cannot find libhsa-runtime64.so: tried"), "{text}");
+    assert!(first.ends_with("or let engines use streams"), "{text}");
 }
 
 #[test]
 fn runtimes_of_two_releases_are_reported() {
     let text = discover(&Rocm::release("7.2").hsa(Some("6.1")), &[]);
     let mismatch = text.lines().nth(1).unwrap_or_else(|| panic!("{text}"));
-    assert!(mismatch.starts_with("HIP is of ROCm 7.2 (/"), "{mismatch}");
+    assert!(mismatch.starts_with("HIP (/"), "{mismatch}");
     assert!(
-        mismatch.contains("the HSA runtime older, with interface 1.4, expected 1.15 (/"),
+        mismatch.contains(") is from ROCm 7.2, but the HSA runtime (/")
+            && mismatch.ends_with(") has the interface 1.4, expected 1.15 or newer"),
         "{mismatch}"
     );
     assert_eq!(discover(&Rocm::release("6.1").hsa(Some("7.2")), &[]).lines().count(), 1);
@@ -144,9 +149,9 @@ fn a_missing_library_is_an_error_with_the_names_tried() {
     let text = discover_in(Path::new("/none"), &[("ROCM_PATH", "/opt/peerlane-none")]);
     assert!(
         text.starts_with(
-            "unavailable: libamdhip64.so was not found: tried libamdhip64.so.7, libamdhip64.so.6, \
-             libamdhip64.so.5, libamdhip64.so by the loader and in /opt/peerlane-none/lib, /opt/rocm/lib; \
-             it comes with ROCm 5.7 or newer"
+            "unavailable: cannot find libamdhip64.so: tried libamdhip64.so.7, libamdhip64.so.6, \
+             libamdhip64.so.5, libamdhip64.so with the loader's search path and in \
+             /opt/peerlane-none/lib, /opt/rocm/lib; install ROCm 5.7 or newer"
         ),
         "{text}"
     );

@@ -86,8 +86,10 @@ impl Cublas {
         let found = LIBRARY.open(given)?;
         let path = found.path;
         let functions = Functions::look_up(found.library).map_err(|symbol| {
-            Failure::failed(format!("cuBLAS at {path} has no {symbol}"))
-                .with_advice("give another file with --cublas")
+            Failure::failed(format!(
+                "cuBLAS at {path} has no function {symbol}, expected cuBLAS 12 or newer"
+            ))
+            .with_advice("give a newer file with --cublas")
         })?;
         let mut cublas = Self { functions, context: null_mut(), path };
         // SAFETY: the pointer points to `cublas.context`, which outlives the call.
@@ -167,7 +169,7 @@ impl Cublas {
             return Ok(());
         }
         Err(Failure::failed(format!("cuBLAS at {}: {call} returned status {code}", self.path))
-            .with_advice("see cublasStatus_t in NVIDIA's documentation"))
+            .with_advice("look up this cublasStatus_t in the documentation of cuBLAS"))
     }
 }
 

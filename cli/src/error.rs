@@ -95,10 +95,8 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::Unavailable => Some("`peerlane doctor` shows what this machine has"),
         ErrorKind::OutOfMemory => Some("lower --max-bytes or --ranks"),
-        ErrorKind::PeerLost => Some("see the last messages of that rank; this rank has no error"),
-        ErrorKind::Timeout => {
-            Some("check whether that rank runs; raise --timeout if it is only slow")
-        }
+        ErrorKind::PeerLost => Some("read the last messages of that rank, which show the cause"),
+        ErrorKind::Timeout => Some("check that all ranks run, or raise --timeout if they are slow"),
         ErrorKind::Mismatch => Some("start all ranks with the same program and the same options"),
         _ => None,
     }

@@ -16,28 +16,32 @@ use crate::options::{AlgorithmChoice, PlanOptions, parse_algorithm, shard_bytes}
 use crate::report::{pretty_json, print};
 use crate::units::Size;
 
-/// Explain which algorithm would be chosen, its predicted time and why
+/// Explain which algorithm is chosen for an operation, and its predicted time
 ///
 /// Nothing is executed. Without --calibration, the links are those of H200 GPUs with NVLink inside
 /// a node and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 #[command(mut_arg("flags", |arg| arg.help(
-    "Order of flags: prompt or batched [default: batched, or prompt with a calibration of the host \
-     backend]"
+    "Set the order of signals: prompt (one after each put) or batched (all together) [default: \
+     batched, or prompt with a calibration of the backend host]"
 )))]
 pub(crate) struct Options {
-    /// Ranks of each node: 2x4 for two nodes of four ranks, or 3+1+2
+    /// Set the nodes: 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or 0,0,1,1 (node of each
+    /// rank)
     #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
     nodes: Topology,
-    /// Shard of every rank in bytes, or one size for each rank
+    /// Set the shard of each rank in bytes: one size for all, such as 1M, or one for each rank,
+    /// such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     shard_bytes: Vec<Size>,
-    /// auto, or one algorithm by its name
+    /// Select the algorithm: auto (the lowest predicted time), direct, pull, ring, double-ring,
+    /// hierarchical or hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
     algorithm: AlgorithmChoice,
     #[command(flatten)]
     plan: PlanOptions,
-    /// File written by `peerlane calibrate`
+    /// Predict times with the link speeds in FILE, which `peerlane calibrate --out` wrote [default:
+    /// those of H200 GPUs with NVLink and 400 Gb/s RDMA]
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
 }

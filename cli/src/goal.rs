@@ -9,10 +9,10 @@ use crate::error::{Failure, Result};
 /// Selects the collective of a plan, a simulation or a prediction.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Goal {
-    /// The collective
+    /// Select the collective
     #[arg(long, value_enum, default_value_t = Name::AllGather, value_name = "NAME")]
     collective: Name,
-    /// The rank that provides the data of a broadcast
+    /// Set the rank that provides the data of a broadcast, such as 2
     #[arg(long, default_value_t = 0, value_name = "RANK")]
     root: u32,
 }
@@ -37,8 +37,12 @@ impl Goal {
             Name::AllToAll => Collective::AllToAll,
         };
         if self.root != 0 {
-            let text = format!("--root is {}, but an {collective} has no root", self.root);
-            return Err(Failure::usage(text).with_advice("remove the option, or use broadcast"));
+            let text = format!(
+                "--root is {}, but the collective is an {collective}, which has no root",
+                self.root
+            );
+            return Err(Failure::usage(text)
+                .with_advice("remove the option, or use --collective broadcast"));
         }
         Ok(collective)
     }

@@ -71,8 +71,8 @@ impl LibrarySpec {
             }
         }
         let first = refusals.into_iter().next().unwrap_or_default();
-        Err(Failure::failed(format!("{} was not found: {first}", self.name)).with_advice(format!(
-            "give the file with {}, or install it: {}",
+        Err(Failure::failed(format!("cannot find {}: {first}", self.name)).with_advice(format!(
+            "give the file with {}, or install the library: {}",
             self.option, self.advice
         )))
     }
@@ -93,8 +93,8 @@ impl LibrarySpec {
             }
         }
         let (option, given) = (self.option, given.display());
-        Err(Failure::failed(format!("{option} {given} cannot be loaded: {refusal}"))
-            .with_advice(format!("{option} takes the file {} or its folder", self.files[0])))
+        Err(Failure::failed(format!("cannot load {given}, the file of {option}: {refusal}"))
+            .with_advice(format!("give the file {} or its folder", self.files[0])))
     }
 
     /// Returns the existing files, and the bare names that the loader searches.
@@ -224,14 +224,17 @@ mod tests {
     #[test]
     fn a_missing_library_names_its_option() {
         let error = NOTHING.open(None).unwrap_err().to_string();
-        assert!(error.starts_with("error: Nothing was not found: libpeerlane-nothing"), "{error}");
-        assert!(error.contains("give the file with --nothing, or install it: pip"), "{error}");
+        assert!(error.starts_with("error: cannot find Nothing: libpeerlane-nothing"), "{error}");
+        assert!(
+            error.contains("give the file with --nothing, or install the library: pip"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_given_path_is_the_only_candidate() {
         let error = NOTHING.open(Some(Path::new("/proc/none.so"))).unwrap_err().to_string();
-        assert!(error.contains("--nothing /proc/none.so cannot be loaded"), "{error}");
+        assert!(error.contains("cannot load /proc/none.so, the file of --nothing"), "{error}");
         let error = NOTHING.open(Some(Path::new("/proc"))).unwrap_err().to_string();
         assert!(error.contains("/proc/libpeerlane-nothing.so.1"), "{error}");
     }

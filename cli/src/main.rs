@@ -38,7 +38,7 @@ mod simulate;
 mod trace;
 mod units;
 
-/// Collectives on copy engines: measure them, inspect their plans, diagnose a machine
+/// Measure collectives on copy engines, inspect their plans, and diagnose machines
 #[derive(Debug, Parser)]
 #[command(name = "peerlane", version, arg_required_else_help = true)]
 struct Arguments {

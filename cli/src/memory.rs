@@ -34,7 +34,7 @@ impl HostMemory {
         let plural = if ranks == 1 { "" } else { "s" };
         let failure = Failure::failed(format!(
             "the largest size needs {} of memory ({ranks} rank{plural}, each with an output of {} \
-             and an input of {}); available: {}",
+             and an input of {}), but only {} are available",
             Size(self.bytes()),
             Size(total_bytes),
             Size(input_bytes),
@@ -105,12 +105,12 @@ mod tests {
     #[test]
     fn too_little_memory_is_refused_with_both_sizes() {
         insta::assert_snapshot!(NEED.check(Some(200 << 20)).unwrap_err(), @"
-        error: the largest size needs 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB); available: 200 MiB
+        error: the largest size needs 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB), but only 200 MiB are available
          help: lower --max-bytes, for instance to 16 MiB, or lower --ranks
         ");
         let endless = HostMemory { ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
         insta::assert_snapshot!(endless.check(Some(0)).unwrap_err(), @"
-        error: the largest size needs 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B); available: 0 B
+        error: the largest size needs 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B), but only 0 B are available
          help: lower --ranks
         ");
     }

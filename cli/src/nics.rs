@@ -10,19 +10,20 @@ use crate::error::{Failure, Result};
 /// Options of NICs.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NicOptions {
-    /// RDMA device of this rank, such as mlx5_0, or several devices used together, such as
-    /// mlx5_0+mlx5_1; the ranks of this machine take the entries of a list in turn [default: the
-    /// first device with an active port]
+    /// Use these RDMA devices, such as mlx5_0, or mlx5_0+mlx5_1 for one rank with two devices; the
+    /// ranks of this machine take the entries of a list in turn [default: the first device with an
+    /// active port]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub(crate) device: Vec<String>,
-    /// Port of the RDMA device [default: the first active port]
+    /// Use this port of the RDMA device, such as 1 [default: the first active port]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) port: Option<u8>,
-    /// Index of the port's address in its GID table, as `peerlane doctor` shows it [default: the
-    /// best address, which is RoCE v2 over IPv4 and never link-local]
+    /// Use the address with this index in the GID table of the port, such as 3; `peerlane doctor`
+    /// shows the table [default: the best address, preferably RoCE v2 over IPv4, never link-local]
     #[arg(long, value_name = "N")]
     pub(crate) gid_index: Option<u32>,
-    /// Queue pairs for each peer and device; large messages are split over all of them [default: 1]
+    /// Set the number of queue pairs for each peer and device, 1 to 8; large messages are split
+    /// over all of them [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     pub(crate) queue_pairs: Option<u32>,
 }
@@ -46,8 +47,8 @@ impl NicOptions {
         let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
         if names.is_empty() {
             return Err(Failure::failed("this machine has no RDMA device").with_advice(
-                "see `peerlane doctor`; for tests, Soft-RoCE creates one from a network interface: `rdma \
-                 link add rxe0 type rxe netdev eth0`",
+                "run `peerlane doctor` for details; for tests, create a Soft-RoCE device from a \
+                 network interface: `rdma link add rxe0 type rxe netdev eth0`",
             ));
         }
         let requested = self.device.iter().flat_map(|names| names.split('+'));
@@ -56,9 +57,9 @@ impl NicOptions {
             Some(name) => {
                 let available = names.join(", ");
                 Err(Failure::usage(format!(
-                    "--device names {name:?}, but this machine has {available}"
+                    "--device names {name:?}, expected a device of this machine: {available}"
                 ))
-                .with_advice("`peerlane doctor` shows the ports and addresses of each device"))
+                .with_advice("run `peerlane doctor` to see the ports and addresses of each device"))
             }
         }
     }
@@ -101,7 +102,8 @@ impl NicOptions {
 }
 
 fn nic_failure(error: rdma::Error) -> Failure {
-    Failure::of_backend(error).with_advice("`peerlane doctor` shows what this machine has")
+    Failure::of_backend(error)
+        .with_advice("run `peerlane doctor` to see the backends and devices of this machine")
 }
 
 #[cfg(test)]

@@ -18,16 +18,18 @@ type Parsed<T> = std::result::Result<T, String>;
 /// Options of commands that run ranks: `allgather` and `perf`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RunOptions {
-    /// Bind each spawned rank to one core, or to the cores near its GPU; ignored under a launcher
+    /// Set how each spawned rank is bound to cores; ignored under a launcher
     #[arg(long, value_enum, default_value_t = Bind::Core, value_name = "HOW")]
     pub(crate) bind: Bind,
-    /// Longest wait for a peer, in seconds
+    /// Set the longest wait for a peer, in seconds, such as 30 or 0.5
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = parse_timeout)]
     pub(crate) timeout: Duration,
-    /// Seed of the random data [default: random; printed when a check fails]
+    /// Set the seed of the random test data, such as 7 [default: a random number, which is printed
+    /// if a check fails]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) seed: Option<u64>,
-    /// Write each result to FILE as one line of JSON; - is stdout, and then the tables go to stderr
+    /// Write each result to FILE as one line of JSON; FILE - writes to stdout, and the tables to
+    /// stderr
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Process that spawned this rank; set by this program for its own ranks
@@ -38,13 +40,14 @@ pub(crate) struct RunOptions {
 /// Total sizes of commands that measure several of them: `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepOptions {
-    /// Smallest total size; sizes take K, M, G or KiB, MiB, GiB, powers of 1024
+    /// Set the smallest total size in bytes, such as 4096 or 4K; the suffixes K, M and G (or KiB,
+    /// MiB and GiB) are powers of 1024
     #[arg(long, default_value = "1K", value_name = "SIZE")]
     pub(crate) min_bytes: Size,
-    /// Largest total size
+    /// Set the largest total size in bytes, such as 256M
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(crate) max_bytes: Size,
-    /// Factor from each total size to the next
+    /// Multiply the total size by this factor from one size to the next, at least 2
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) factor: u64,
 }
@@ -54,21 +57,22 @@ pub(crate) struct SweepOptions {
 pub(crate) struct PlanOptions {
     #[command(flatten)]
     pub(crate) goal: Goal,
-    /// Chunks of each shard [default: the number with the lowest predicted time]
+    /// Set the number of chunks of each shard, such as 4 [default: the number with the lowest
+    /// predicted time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Option<u32>,
-    /// Gather in place: the input of a rank is its shard in the output
+    /// Gather in place: the input of a rank is its shard of the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Output buffers that starts use alternately, 1 or 2; with 2 (double buffering) no ready flag is
-    /// needed
+    /// Set the number of output buffers that starts use in turn, 1 or 2; with 2 (double buffering)
+    /// no ready flags are needed
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: u32,
-    /// Order of flags: prompt (a signal after each put) or batched (signals together, for engines that
-    /// do many at the price of one) [default: prompt]
+    /// Set the order of signals: prompt (one after each put) or batched (all together, for engines
+    /// that send several signals at the cost of one) [default: prompt]
     #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
     pub(crate) flags: Option<FlagOrder>,
-    /// Print one JSON object
+    /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -106,7 +110,7 @@ impl FromStr for Nodes {
 
     fn from_str(text: &str) -> Parsed<Self> {
         match text.parse::<usize>() {
-            Ok(0) => Err("number of nodes is 0, expected at least 1".to_owned()),
+            Ok(0) => Err("the number of nodes is 0, expected at least 1".to_owned()),
             Ok(nodes) => Ok(Self::Count(nodes)),
             Err(_) => text
                 .parse()
@@ -125,12 +129,17 @@ impl Nodes {
         let nodes = match self {
             Self::Each(topology) if topology.ranks() == ranks => return Ok(topology.clone()),
             Self::Each(topology) => {
-                return Err(format!("{} is {topology}, expected {ranks}", topology.notation()));
+                return Err(format!(
+                    "{} has {topology}, expected {ranks} ranks",
+                    topology.notation()
+                ));
             }
             &Self::Count(nodes) => nodes,
         };
         if nodes > ranks {
-            return Err(format!("{nodes} nodes are too many for {ranks} ranks"));
+            return Err(format!(
+                "{nodes} nodes for {ranks} ranks, expected at most one node for each rank"
+            ));
         }
         // Node n begins at rank ⌈n · ranks / nodes⌉; sizes differ by one at most.
         let node = |rank: usize| rank as u64 * nodes as u64 / ranks as u64;
@@ -155,8 +164,11 @@ pub(crate) fn shard_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<
     match sizes {
         [Size(all)] => Ok(vec![*all; ranks]),
         each if each.len() == ranks => Ok(each.iter().map(|size| size.0).collect()),
-        each => Err(Failure::usage(format!("{option} has {} sizes for {ranks} ranks", each.len()))
-            .with_advice("give one size for all ranks, or one for each rank")),
+        each => Err(Failure::usage(format!(
+            "{option} has {} sizes, expected 1 or {ranks}, one for each rank",
+            each.len()
+        ))
+        .with_advice("give one size for all ranks, or one size for each rank")),
     }
 }
 
@@ -176,7 +188,7 @@ pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
 /// # Errors
 /// A text with examples.
 pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
-    let expected = || "expected seconds above 0, such as 30 or 0.5".to_owned();
+    let expected = || "expected a number of seconds above 0, such as 30 or 0.5".to_owned();
     let seconds: f64 = text.parse().map_err(|_| expected())?;
     let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| expected())?;
     if timeout.is_zero() { Err(expected()) } else { Ok(timeout) }
@@ -227,9 +239,9 @@ mod tests {
     #[test]
     fn nodes_that_do_not_fit_are_refused_with_a_reason() {
         let fault = |text, ranks| notation(text, ranks).unwrap_err();
-        assert_snapshot!(fault("0", 4), @"number of nodes is 0, expected at least 1");
-        assert_snapshot!(fault("3", 2), @"3 nodes are too many for 2 ranks");
-        assert_snapshot!(fault("3+1", 5), @"3+1 is 4 ranks on 2 nodes, expected 5");
-        assert_snapshot!(fault("2y4", 8), @r#"topology is "2y4": "2y4" is no number; expected forms like 2x4 (nodes x ranks of each), 3+1+2 (ranks of each node) or 0,1,0 (node of each rank); or a number of nodes"#);
+        assert_snapshot!(fault("0", 4), @"the number of nodes is 0, expected at least 1");
+        assert_snapshot!(fault("3", 2), @"3 nodes for 2 ranks, expected at most one node for each rank");
+        assert_snapshot!(fault("3+1", 5), @"3+1 has 4 ranks on 2 nodes, expected 5 ranks");
+        assert_snapshot!(fault("2y4", 8), @r#"invalid topology "2y4": "2y4" is not a number; expected a form such as 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or 0,1,0 (node of each rank); or a number of nodes"#);
     }
 }

@@ -24,17 +24,17 @@ impl FromStr for Size {
         if digits.is_empty() {
             let text = if text.is_empty() { "an empty text" } else { text };
             return Err(SizeError(format!(
-                "{text} is not a size; expected bytes, such as 65536 or 64K"
+                "{text} is not a size, expected a number of bytes, such as 65536 or 64K"
             )));
         }
         let Some(shift) = shift(suffix) else {
             return Err(SizeError(format!(
-                "unknown suffix {suffix}; expected K, M or G (KiB, MiB, GiB), powers of 1024"
+                "unknown suffix {suffix}, expected K, M or G (or KiB, MiB, GiB), powers of 1024"
             )));
         };
         if let Some(other) = digits.chars().find(|c| !c.is_ascii_digit()) {
             return Err(SizeError(format!(
-                "{other:?} is not allowed in a size; expected a whole number, such as 65536 or 64K"
+                "{other:?} is not allowed in a size, expected a whole number, such as 65536 or 64K"
             )));
         }
         digits
@@ -42,7 +42,7 @@ impl FromStr for Size {
             .ok()
             .and_then(|count| count.checked_mul(1 << shift))
             .map(Self)
-            .ok_or_else(|| SizeError(format!("{text} is more than 2^64 bytes")))
+            .ok_or_else(|| SizeError(format!("{text} is too large, expected less than 2^64 bytes")))
     }
 }
 
@@ -95,7 +95,9 @@ impl FromStr for Rate {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let rate = scaled(text, &RATES).filter(|rate| (1.0..=1e15).contains(rate));
-        rate.map(Self).ok_or_else(|| "expected a rate above 0, such as 2GB/s or 500MB/s".to_owned())
+        rate.map(Self).ok_or_else(|| {
+            "expected a number above 0 with a unit, such as 2GB/s or 500MB/s".to_owned()
+        })
     }
 }
 
@@ -105,7 +107,9 @@ impl FromStr for Delay {
     fn from_str(text: &str) -> Result<Self, String> {
         let seconds = scaled(text, &TIMES).filter(|seconds| (0.0..=10.0).contains(seconds));
         let delay = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        delay.map(Self).ok_or_else(|| "expected a time up to 10s, such as 20us or 1ms".to_owned())
+        delay.map(Self).ok_or_else(|| {
+            "expected a time with a unit, at most 10s, such as 20us or 1ms".to_owned()
+        })
     }
 }
 
@@ -158,13 +162,13 @@ mod tests {
     #[test]
     fn invalid_sizes_are_refused_with_a_reason() {
         let refusal = |text: &str| text.parse::<Size>().unwrap_err().to_string();
-        insta::assert_snapshot!(refusal(""), @"an empty text is not a size; expected bytes, such as 65536 or 64K");
-        insta::assert_snapshot!(refusal("many"), @"many is not a size; expected bytes, such as 65536 or 64K");
-        insta::assert_snapshot!(refusal("64KB"), @"unknown suffix KB; expected K, M or G (KiB, MiB, GiB), powers of 1024");
-        insta::assert_snapshot!(refusal("1.5M"), @"'.' is not allowed in a size; expected a whole number, such as 65536 or 64K");
-        insta::assert_snapshot!(refusal("-1"), @"'-' is not allowed in a size; expected a whole number, such as 65536 or 64K");
-        insta::assert_snapshot!(refusal("99999999999G"), @"99999999999G is more than 2^64 bytes");
-        insta::assert_snapshot!(refusal("18446744073709551616"), @"18446744073709551616 is more than 2^64 bytes");
+        insta::assert_snapshot!(refusal(""), @"an empty text is not a size, expected a number of bytes, such as 65536 or 64K");
+        insta::assert_snapshot!(refusal("many"), @"many is not a size, expected a number of bytes, such as 65536 or 64K");
+        insta::assert_snapshot!(refusal("64KB"), @"unknown suffix KB, expected K, M or G (or KiB, MiB, GiB), powers of 1024");
+        insta::assert_snapshot!(refusal("1.5M"), @"'.' is not allowed in a size, expected a whole number, such as 65536 or 64K");
+        insta::assert_snapshot!(refusal("-1"), @"'-' is not allowed in a size, expected a whole number, such as 65536 or 64K");
+        insta::assert_snapshot!(refusal("99999999999G"), @"99999999999G is too large, expected less than 2^64 bytes");
+        insta::assert_snapshot!(refusal("18446744073709551616"), @"18446744073709551616 is too large, expected less than 2^64 bytes");
     }
 
     #[test]

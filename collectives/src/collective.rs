@@ -124,7 +124,7 @@ impl Collective {
                 Err(format!("root is {root}, expected a rank below {ranks}"))
             }
             Self::AllToAll if in_place => {
-                let text = "in_place is true, expected false: an all-to-all overwrites no input";
+                let text = "in_place is true, expected false: an all-to-all cannot run in place";
                 Err(text.to_owned())
             }
             _ => Ok(()),
@@ -177,7 +177,7 @@ mod tests {
         let root = Collective::Broadcast { root: Rank(3) };
         assert_eq!(root.check(3, false).unwrap_err(), "root is 3, expected a rank below 3");
         assert_eq!(root.check(4, true), Ok(()));
-        let text = "in_place is true, expected false: an all-to-all overwrites no input";
+        let text = "in_place is true, expected false: an all-to-all cannot run in place";
         assert_eq!(Collective::AllToAll.check(4, true).unwrap_err(), text);
     }
 }

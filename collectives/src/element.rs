@@ -132,11 +132,13 @@ fn refused<T: Element>(address: usize, length: usize, error: PodCastError) -> Er
     let (dtype, bytes) = (T::DTYPE, T::DTYPE.bytes());
     let text = match error {
         PodCastError::TargetAlignmentGreaterAndInputNotAligned => format!(
-            "a slice of {dtype} begins {} bytes after an aligned address, expected an alignment of {bytes} bytes",
+            "misaligned slice of {dtype}: it begins {} bytes after an aligned address, expected a \
+             multiple of {bytes} bytes",
             address % bytes
         ),
         _ => format!(
-            "the slice has {length} bytes, expected a multiple of {bytes}, the size of {dtype}"
+            "the slice has {length} bytes, expected a multiple of the element size, {bytes} bytes \
+             ({dtype})"
         ),
     };
     Error::new(ErrorKind::InvalidArgument, text)
@@ -172,11 +174,11 @@ mod tests {
         let bytes: &[u8] = bytemuck::cast_slice(&words);
         insta::assert_snapshot!(
             cast::<f32>(&bytes[1..5]).unwrap_err(),
-            @"a slice of f32 begins 1 bytes after an aligned address, expected an alignment of 4 bytes"
+            @"misaligned slice of f32: it begins 1 bytes after an aligned address, expected a multiple of 4 bytes"
         );
         insta::assert_snapshot!(
             cast::<i64>(&bytes[..12]).unwrap_err(),
-            @"the slice has 12 bytes, expected a multiple of 8, the size of i64"
+            @"the slice has 12 bytes, expected a multiple of the element size, 8 bytes (i64)"
         );
     }
 

@@ -47,7 +47,7 @@ impl Error {
 
     /// Creates an error from that of a fabric, whose own error becomes the source.
     pub(crate) fn of_fabric(what: impl fmt::Display, error: DynError) -> Self {
-        let mut this = Self::new(error.kind(), format!("{what}: {error}"));
+        let mut this = Self::new(error.kind(), format!("cannot {what}: {error}"));
         let source: Box<dyn std::error::Error + Send + Sync> = error.into_inner();
         this.0.source = Some(source.into());
         this

@@ -35,7 +35,7 @@ impl Topology {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank, or a node below the largest has none.
     pub fn of_nodes(node_of_rank: &[u32]) -> Result<Self, Error> {
-        check_ranks("length of node_of_rank", node_of_rank.len())?;
+        check_ranks("number of ranks in node_of_rank", node_of_rank.len())?;
         check_no_gap(node_of_rank)?;
         let nodes = node_of_rank.iter().max().map_or(0, |&last| last as usize + 1);
         let mut members = vec![Vec::new(); nodes];
@@ -69,13 +69,14 @@ impl Topology {
         let mut surplus = None;
         for (node, members) in (0..).zip(members) {
             if members.as_ref().is_empty() {
-                return invalid(format!("members of node {node} are none, expected at least one"));
+                return invalid(format!("node {node} has no members, expected at least 1 rank"));
             }
             for &rank in members.as_ref() {
                 match node_of_rank.get_mut(rank.index()) {
                     Some(Some(first)) => {
                         let text = format!(
-                            "members name rank {rank} twice, on node {first} and on node {node}"
+                            "members name rank {rank} twice, on node {first} and on node {node}; \
+                             expected each rank once"
                         );
                         return invalid(text);
                     }
@@ -87,7 +88,8 @@ impl Topology {
         if let Some(rank) = surplus {
             let missing = node_of_rank.iter().position(Option::is_none).unwrap_or(0);
             return invalid(format!(
-                "members leave rank {missing} out and name rank {rank}; expected each of 0 to {}",
+                "members name rank {rank} but not rank {missing}; expected each rank from 0 to {} \
+                 once",
                 ranks - 1
             ));
         }
@@ -158,7 +160,8 @@ fn check_no_gap(node_of_rank: &[u32]) -> Result<(), Error> {
         None => Ok(()),
         Some((expected, node)) => {
             let text = format!(
-                "node_of_rank names node {node} but not node {expected}; expected nodes from 0 without a gap"
+                "node_of_rank names node {node} but not node {expected}; expected node numbers \
+                 from 0 without a gap"
             );
             Err(Error::new(ErrorKind::InvalidArgument, text))
         }
@@ -196,18 +199,18 @@ impl FromStr for Topology {
     fn from_str(text: &str) -> Result<Self, Error> {
         let invalid = |why: String| {
             let text = format!(
-                "topology is {text:?}: {why}; expected forms like 2x4 (nodes x ranks of each), 3+1+2 \
-                 (ranks of each node) or 0,1,0 (node of each rank)"
+                "invalid topology {text:?}: {why}; expected a form such as 2x4 (2 nodes of 4 \
+                 ranks), 3+1+2 (ranks of each node) or 0,1,0 (node of each rank)"
             );
             Error::new(ErrorKind::InvalidArgument, text)
         };
         let number = |part: &str| {
-            part.trim().parse::<usize>().map_err(|_| invalid(format!("{part:?} is no number")))
+            part.trim().parse::<usize>().map_err(|_| invalid(format!("{part:?} is not a number")))
         };
         let few = |ranks: usize| match ranks {
-            0 => Err(invalid("it has no rank".to_owned())),
+            0 => Err(invalid("the number of ranks is 0".to_owned())),
             1..=RANKS_MAX => Ok(()),
-            _ => Err(invalid(format!("it has more than {RANKS_MAX} ranks"))),
+            _ => Err(invalid(format!("the number of ranks exceeds {RANKS_MAX}"))),
         };
         let why = |error: Error| invalid(error.to_string());
         if let Some((nodes, ranks)) = text.split_once('x') {
@@ -222,7 +225,7 @@ impl FromStr for Topology {
         }
         let sizes: Vec<usize> = text.split('+').map(number).collect::<Result<_, Error>>()?;
         if let Some(node) = sizes.iter().position(|&size| size == 0) {
-            return Err(invalid(format!("node {node} has no rank")));
+            return Err(invalid(format!("node {node} has no ranks")));
         }
         few(sizes.iter().fold(0, |sum, &size| sum.saturating_add(size)))?;
         let nodes = (0..).zip(&sizes).flat_map(|(node, &size)| std::iter::repeat_n(node, size));
@@ -281,8 +284,8 @@ mod tests {
         };
         assert_snapshot!(text(Topology::flat(0)), @"ranks is 0, expected 1 to 4294967295");
         assert_snapshot!(text(Topology::flat(1 << 40)), @"ranks is 1099511627776, expected 1 to 4294967295");
-        assert_snapshot!(text(Topology::of_nodes(&[])), @"length of node_of_rank is 0, expected 1 to 4294967295");
-        assert_snapshot!(text(Topology::of_nodes(&[0, 3, 0])), @"node_of_rank names node 3 but not node 1; expected nodes from 0 without a gap");
+        assert_snapshot!(text(Topology::of_nodes(&[])), @"number of ranks in node_of_rank is 0, expected 1 to 4294967295");
+        assert_snapshot!(text(Topology::of_nodes(&[0, 3, 0])), @"node_of_rank names node 3 but not node 1; expected node numbers from 0 without a gap");
         assert_snapshot!(text(Topology::even(0, 4)), @"nodes is 0, expected 1 to 4294967295");
         assert_snapshot!(text(Topology::even(2, 0)), @"ranks_per_node is 0, expected 1 to 4294967295");
         assert_snapshot!(text(Topology::even(1 << 20, 1 << 12)), @"nodes × ranks_per_node is 4294967296, expected 1 to 4294967295");
@@ -292,10 +295,10 @@ mod tests {
             text(Topology::from_members(&members))
         };
         assert_snapshot!(members(&[]), @"number of ranks in members is 0, expected 1 to 4294967295");
-        assert_snapshot!(members(&[&[0, 1], &[]]), @"members of node 1 are none, expected at least one");
-        assert_snapshot!(members(&[&[0, 1], &[2, 1]]), @"members name rank 1 twice, on node 0 and on node 1");
-        assert_snapshot!(members(&[&[0, 3], &[2]]), @"members leave rank 1 out and name rank 3; expected each of 0 to 2");
-        assert_snapshot!(text(Topology::of_nodes(&[u32::MAX])), @"node_of_rank names node 4294967295 but not node 0; expected nodes from 0 without a gap");
+        assert_snapshot!(members(&[&[0, 1], &[]]), @"node 1 has no members, expected at least 1 rank");
+        assert_snapshot!(members(&[&[0, 1], &[2, 1]]), @"members name rank 1 twice, on node 0 and on node 1; expected each rank once");
+        assert_snapshot!(members(&[&[0, 3], &[2]]), @"members name rank 3 but not rank 1; expected each rank from 0 to 2 once");
+        assert_snapshot!(text(Topology::of_nodes(&[u32::MAX])), @"node_of_rank names node 4294967295 but not node 0; expected node numbers from 0 without a gap");
     }
 
     #[test]
@@ -322,16 +325,16 @@ mod tests {
         let text = |text: &str| {
             let error = text.parse::<Topology>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-            error.to_string().split_once("; expected forms").unwrap().0.to_owned()
+            error.to_string().split_once("; expected a form").unwrap().0.to_owned()
         };
-        assert_snapshot!(text(""), @r#"topology is "": "" is no number"#);
-        assert_snapshot!(text("2x"), @r#"topology is "2x": "" is no number"#);
-        assert_snapshot!(text("2x0"), @r#"topology is "2x0": it has no rank"#);
-        assert_snapshot!(text("99999x99999"), @r#"topology is "99999x99999": it has more than 16777216 ranks"#);
-        assert_snapshot!(text("3+0+2"), @r#"topology is "3+0+2": node 1 has no rank"#);
-        assert_snapshot!(text("3+a"), @r#"topology is "3+a": "a" is no number"#);
-        assert_snapshot!(text("0,2"), @r#"topology is "0,2": node_of_rank names node 2 but not node 1; expected nodes from 0 without a gap"#);
-        assert_snapshot!(text("-1"), @r#"topology is "-1": "-1" is no number"#);
+        assert_snapshot!(text(""), @r#"invalid topology "": "" is not a number"#);
+        assert_snapshot!(text("2x"), @r#"invalid topology "2x": "" is not a number"#);
+        assert_snapshot!(text("2x0"), @r#"invalid topology "2x0": the number of ranks is 0"#);
+        assert_snapshot!(text("99999x99999"), @r#"invalid topology "99999x99999": the number of ranks exceeds 16777216"#);
+        assert_snapshot!(text("3+0+2"), @r#"invalid topology "3+0+2": node 1 has no ranks"#);
+        assert_snapshot!(text("3+a"), @r#"invalid topology "3+a": "a" is not a number"#);
+        assert_snapshot!(text("0,2"), @r#"invalid topology "0,2": node_of_rank names node 2 but not node 1; expected node numbers from 0 without a gap"#);
+        assert_snapshot!(text("-1"), @r#"invalid topology "-1": "-1" is not a number"#);
     }
 
     /// Calibrations on disk are keyed by it.

@@ -99,17 +99,17 @@ fn the_hub_is_where_the_variables_say() {
 
 #[test]
 fn says_which_variable_is_wrong_and_why() {
-    assert_snapshot!(text("RANK=3"), @"RANK=3 is set, but WORLD_SIZE is not: set both or neither");
-    assert_snapshot!(text("OMPI_COMM_WORLD_SIZE=3"), @"OMPI_COMM_WORLD_SIZE=3 is set, but OMPI_COMM_WORLD_RANK is not: set both or neither");
-    assert_snapshot!(text("RANK=0 WORLD_SIZE=0"), @"WORLD_SIZE=0: a group needs at least one rank");
-    assert_snapshot!(text("RANK=4 WORLD_SIZE=4"), @"RANK=4 does not fit WORLD_SIZE=4: it must be below, counted from 0");
-    assert_snapshot!(text("RANK=0 WORLD_SIZE=four"), @r#"WORLD_SIZE="four" is not a number, from 0 to 4294967295"#);
-    assert_snapshot!(text("SLURM_PROCID=-1 SLURM_NTASKS=2"), @r#"SLURM_PROCID="-1" is not a number, from 0 to 4294967295"#);
-    assert_snapshot!(text("RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2"), @"LOCAL_RANK=2 does not fit LOCAL_WORLD_SIZE=2: it must be below, counted from 0");
-    assert_snapshot!(text("RANK=0 WORLD_SIZE=4"), @"MASTER_ADDR is not set: set it, on every rank, to the name or address of the host of rank 0");
-    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 MASTER_PORT=70000"), @r#"MASTER_PORT="70000" is not a port, from 1 to 65535"#);
-    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_PORT=0"), @r#"PEERLANE_PORT="0" is not a port, from 1 to 65535"#);
-    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_HUB=node0"), @r#"PEERLANE_HUB="node0" is not a host and a port, such as 10.0.0.1:29501"#);
+    assert_snapshot!(text("RANK=3"), @"RANK=3 is set, but WORLD_SIZE is not; set both variables or neither");
+    assert_snapshot!(text("OMPI_COMM_WORLD_SIZE=3"), @"OMPI_COMM_WORLD_SIZE=3 is set, but OMPI_COMM_WORLD_RANK is not; set both variables or neither");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=0"), @"WORLD_SIZE is 0, expected at least 1, the number of ranks");
+    assert_snapshot!(text("RANK=4 WORLD_SIZE=4"), @"RANK is 4, expected a number below 4, the value of WORLD_SIZE (ranks count from 0)");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=four"), @r#"WORLD_SIZE is "four", expected a number from 0 to 4294967295"#);
+    assert_snapshot!(text("SLURM_PROCID=-1 SLURM_NTASKS=2"), @r#"SLURM_PROCID is "-1", expected a number from 0 to 4294967295"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2"), @"LOCAL_RANK is 2, expected a number below 2, the value of LOCAL_WORLD_SIZE (ranks count from 0)");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=4"), @"MASTER_ADDR is not set; set it on every rank to the name or address of the host of rank 0");
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 MASTER_PORT=70000"), @r#"MASTER_PORT is "70000", expected a port from 1 to 65535"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_PORT=0"), @r#"PEERLANE_PORT is "0", expected a port from 1 to 65535"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_HUB=node0"), @r#"PEERLANE_HUB is "node0", expected a host and a port, such as 10.0.0.1:29501"#);
     let last = "RANK=0 WORLD_SIZE=1 MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True";
-    assert_snapshot!(text(last), @"MASTER_PORT=65535 is torchrun's own and has no port after it: set PEERLANE_PORT to a free port, the same for every rank");
+    assert_snapshot!(text(last), @"MASTER_PORT is 65535, which torchrun uses itself, and no port follows it; set PEERLANE_PORT to a free port, the same on every rank");
 }

@@ -22,7 +22,7 @@ bootstrap_checks::run_all!(open);
 fn a_group_of_no_ranks_is_refused() {
     let error = in_process::group(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_snapshot!(error, @"a group of 0 ranks: it needs at least one");
+    assert_snapshot!(error, @"number of ranks is 0, expected at least 1");
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn a_loss_says_how_it_came() {
     let mut ranks = in_process::group(2).unwrap();
     let heard = hear(&ranks[0]);
     drop(ranks.pop());
-    assert_snapshot!(format!("{:?}", next(&heard, 1)), @r#"[Lost { rank: Rank(1), how: "its handle was dropped without a goodbye" }]"#);
+    assert_snapshot!(format!("{:?}", next(&heard, 1)), @r#"[Lost { rank: Rank(1), how: "its bootstrap was dropped before the rank left the group" }]"#);
 
     let mut ranks = in_process::group(2).unwrap();
     let heard = hear(&ranks[0]);

@@ -64,9 +64,9 @@ fn a_loss_says_how_it_came() {
     let mut group = open(2);
     let heard = hear(group.ranks[0].as_ref());
     drop(group.ranks.pop());
-    assert_snapshot!(without_ports(format!("{:?}", next(&heard, 1))), @r#"[Lost { rank: Rank(1), how: "its connection from 127.0.0.1:PORT closed without a goodbye" }]"#);
+    assert_snapshot!(without_ports(format!("{:?}", next(&heard, 1))), @r#"[Lost { rank: Rank(1), how: "its connection from 127.0.0.1:PORT closed before the rank left the group" }]"#);
     let error = group.ranks[0].exchange("keys", &[], long()).unwrap_err();
-    assert_snapshot!(without_ports(error), @r#"exchange "keys": rank 1 is lost: its connection from 127.0.0.1:PORT closed without a goodbye"#);
+    assert_snapshot!(without_ports(error), @r#"exchange "keys": rank 1 is lost: its connection from 127.0.0.1:PORT closed before the rank left the group"#);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn rank_0_names_who_does_not_leave() {
     group.ranks[2].leave(long()).unwrap();
     let error = group.ranks[0].leave(Deadline::after(Duration::from_millis(100))).unwrap_err();
     assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
-    assert_snapshot!(error, @"goodbye: ranks 1 and 3 did not leave within 0.1 s; the rank that holds the hub goes last");
+    assert_snapshot!(error, @"leave: ranks 1 and 3 did not leave the group within 0.1 s; the rank that runs the hub must leave last");
 }
 
 #[test]

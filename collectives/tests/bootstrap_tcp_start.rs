@@ -108,13 +108,13 @@ fn assert_starts(hub: &Hub) {
 fn a_hub_needs_ranks_and_a_free_port() {
     let error = Hub::bind("127.0.0.1:0", 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_snapshot!(error, @"a group of 0 ranks: it needs at least one");
+    assert_snapshot!(error, @"number of ranks is 0, expected at least 1");
 
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let error = Hub::bind(&address.to_string(), 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"cannot listen at HUB: the port is in use; set PEERLANE_PORT, or MASTER_PORT, to a free port, the same for every rank");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"cannot listen at HUB: the port is in use; set PEERLANE_PORT or MASTER_PORT to a free port, the same on every rank");
 
     let error = Hub::bind("192.0.2.1:0", 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -154,7 +154,7 @@ fn every_rank_names_all_that_did_not_come() {
         assert!(start.elapsed() < AT_ONCE, "the patience of one must cut that of all short");
         allow_duplicates!(for error in [error].into_iter().chain(others) {
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
-            assert_snapshot!(error, @"the group did not start: ranks 1 and 3 did not come within 0.3 s: check that every rank was started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+            assert_snapshot!(error, @"the group did not start: ranks 1 and 3 did not connect within 0.3 s; check that every rank was started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
         });
     });
 }
@@ -171,7 +171,7 @@ fn rank_0_that_gives_up_takes_the_hub_with_it_and_still_tells() {
         let errors = [error, other.join().unwrap()];
         allow_duplicates!(for error in errors {
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
-            assert_snapshot!(error, @"the group did not start: rank 1 did not come within 0.3 s: check that every rank was started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+            assert_snapshot!(error, @"the group did not start: rank 1 did not connect within 0.3 s; check that every rank was started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
         });
     });
 }
@@ -184,7 +184,7 @@ fn who_comes_after_the_others_gave_up_is_told_why() {
     silent.wait_over();
     let error = join(hub.address(), 1, 3, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Aborted);
-    assert_snapshot!(text(&error, &[(hub.address(), "HUB")]), @"the hub at HUB does not take this rank: the group is over already: rank 1 did not come within 0.1 s: check that every rank was started, with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+    assert_snapshot!(text(&error, &[(hub.address(), "HUB")]), @"the hub at HUB rejected this rank: the group has already ended: rank 1 did not connect within 0.1 s; check that every rank was started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn a_rank_that_comes_and_goes_is_lost() {
         drop(silent);
         let error = rank.join().unwrap();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
-        assert_snapshot!(text(&error, &[(origin, "ORIGIN")]), @"the group did not start: rank 1 is lost: its connection from ORIGIN closed without a goodbye");
+        assert_snapshot!(text(&error, &[(origin, "ORIGIN")]), @"the group did not start: rank 1 is lost: its connection from ORIGIN closed before the rank left the group");
     });
     assert!(start.elapsed() < AT_ONCE);
 }
@@ -211,7 +211,7 @@ fn a_hub_that_is_not_there_is_waited_for_and_then_named() {
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();
     assert!(start.elapsed() >= Duration::from_millis(200));
     assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(0))));
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: Connection refused (os error 111). Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name its host and a free port, and that no firewall is between");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: Connection refused (os error 111); check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no firewall blocks the connection");
 
     let place = Environment::at_hub("no-such-host.invalid:1", Rank(1), 2);
     let error = TcpBootstrap::join(&place, after_ms(200)).unwrap_err();
@@ -225,10 +225,10 @@ fn who_disagrees_is_refused_and_the_group_starts_without_it() {
     let names = [(hub.address(), "HUB")];
     let error = join(hub.address(), 0, 3, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &names), @"the hub at HUB does not take this rank: rank 0 was started for a group of 3 ranks, the hub for one of 2: WORLD_SIZE must be the same everywhere");
+    assert_snapshot!(text(&error, &names), @"the hub at HUB rejected this rank: rank 0 expects 3 ranks, the hub expects 2; set the same WORLD_SIZE on all ranks");
     let error = join(hub.address(), 2, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &names), @"the hub at HUB does not take this rank: rank 2 is out of range: the group has 2 ranks, numbered from 0");
+    assert_snapshot!(text(&error, &names), @"the hub at HUB rejected this rank: rank 2 is out of range, expected a rank below 2, the number of ranks");
     assert_starts(&hub);
 }
 
@@ -239,7 +239,7 @@ fn the_second_of_two_equal_ranks_is_refused() {
     let origin = first.origin();
     let error = join(hub.address(), 1, 2, long()).unwrap_err();
     assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
-    assert_snapshot!(text(&error, &[(hub.address(), "HUB"), (origin, "ORIGIN")]), @"the hub at HUB does not take this rank: rank 1 is taken already, by a process on another host that came from ORIGIN: RANK must be different in every process, and the port another for every job");
+    assert_snapshot!(text(&error, &[(hub.address(), "HUB"), (origin, "ORIGIN")]), @"the hub at HUB rejected this rank: another process on another host, connected from ORIGIN, is already rank 1; set a different RANK in every process, and a different port for every job");
     // The group goes on with the first.
     join(hub.address(), 0, 2, long()).unwrap();
 }
@@ -252,7 +252,7 @@ fn strangers_do_not_disturb_a_group() {
     foreign.read_to_end(&mut answer).unwrap();
     assert_eq!(&answer[..12], PREAMBLE);
     let answer = String::from_utf8(answer.split_off(12)).unwrap();
-    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 1. What came is not that protocol.");
+    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 1. It received bytes of another protocol.");
 
     let oversized = [&PREAMBLE[..], &[255; 4]].concat();
     let malformed = [&PREAMBLE[..], &[1, 0, 0, 0, 200]].concat();
@@ -270,8 +270,11 @@ fn strangers_do_not_disturb_a_group() {
 #[test]
 fn a_rank_that_sends_no_frames_is_lost() {
     for (bytes, wanted) in [
-        (&[255; 4][..], "a frame of 4294967295 bytes was announced; at most 67108864 are allowed"),
-        (&[2, 0, 0, 0, 99, 99], "a frame holds no message of this protocol"),
+        (
+            &[255; 4][..],
+            "received the header of a frame of 4294967295 bytes, expected at most 67108864 bytes",
+        ),
+        (&[2, 0, 0, 0, 99, 99], "received a frame that is not a message of this protocol"),
     ] {
         let hub = hub(2);
         let mut broken = Silent::join(&hub, 1, 2);
@@ -280,8 +283,9 @@ fn a_rank_that_sends_no_frames_is_lost() {
         broken.0.write_all(bytes).unwrap();
         let error = rank.exchange("keys", &[], long()).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
-        let expected =
-            format!("exchange \"keys\": rank 1 is lost: on its connection from {origin}, {wanted}");
+        let expected = format!(
+            "exchange \"keys\": rank 1 is lost: its connection from {origin} failed: {wanted}"
+        );
         assert_eq!(error.to_string(), expected);
     }
 }
@@ -303,15 +307,15 @@ fn what_is_no_hub_is_told_apart() {
     let address = impostor(b"SSH-2.0-OpenSSH_9.2\r\n");
     let error = join(address, 1, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"what listens at HUB is no Peerlane hub; it began with "SSH-2.0-Open". Set PEERLANE_PORT, or MASTER_PORT, to another port, the same for every rank"#);
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the process that listens at HUB is not a Peerlane hub: its first bytes are "SSH-2.0-Open"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank"#);
 
     let address = impostor(b"PEERLANE\x02\0\0\0");
     let error = join(address, 1, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB speaks version 2 of the protocol, this rank version 1: every rank must run the same version of Peerlane");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 2 of the protocol, expected 1; run the same Peerlane on all ranks");
 
     let address = impostor(b"");
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: it took the connection and said nothing, as something other than a hub may. Check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name its host and a free port, and that no firewall is between");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: a process accepted the connection but sent nothing, so it may not be a Peerlane hub; check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no firewall blocks the connection");
 }

@@ -115,8 +115,8 @@ fn bad_input_is_refused_on_every_rank() {
             let texts: Vec<_> = texts.into_iter().map(|(_, text)| text).collect();
             insta::assert_snapshot!(texts.join("\n"), @r"
             root is 3, expected a rank below 3
-            in_place is true, expected false: an all-to-all overwrites no input
-            algorithm is ring, expected direct or pull for an operation of all-to-all
+            in_place is true, expected false: an all-to-all cannot run in place
+            algorithm ring does not support all-to-all, expected direct or pull
             broadcast 4: ranks disagree: collective is broadcast from 1 on rank 2, broadcast from 0 on rank 0
             broadcast 5: ranks disagree: bytes is 9 on rank 2, 8 on rank 0
             ");

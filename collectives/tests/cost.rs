@@ -219,7 +219,7 @@ fn what_is_refused_is_not_chosen() {
         ..asked
     });
     let text = error.unwrap_err().to_string();
-    assert_eq!(text, "no algorithm can serve this operation: hierarchical: has two lanes");
+    assert_eq!(text, "no algorithm supports this operation: hierarchical: has two lanes");
 }
 
 #[test]

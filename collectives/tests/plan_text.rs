@@ -137,14 +137,14 @@ fn indentation_and_blank_lines_are_ignored() {
 
 #[test]
 fn faults_in_the_header_are_named() {
-    assert_snapshot!(fault(""), @r#"line 1 "": expected all-gather, broadcast or all-to-all, found the end of the line"#);
-    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring, found "spiral""#);
-    assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
-    assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
-    assert_snapshot!(fault("all-gather direct: rank 0 of 4294967296"), @r#"line 1 "all-gather direct: rank 0 of 4294967296": expected the number of ranks, found "4294967296""#);
-    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 2 chunk, in place"), @r#"line 1 "all-gather direct: rank 0 of 2, 2 chunk, in place": expected "chunks", found "chunk""#);
-    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, somewhere"), @r#"line 1 "all-gather direct: rank 0 of 2, 1 chunk, somewhere": expected in place or out of place, found "somewhere""#);
-    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, in place now"), @r#"line 1 "all-gather direct: rank 0 of 2, 1 chunk, in place now": expected the end of the line, found "now""#);
+    assert_snapshot!(fault(""), @r#"invalid plan, line 1 "": expected all-gather, broadcast or all-to-all, found the end of the line"#);
+    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"invalid plan, line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring, found "spiral""#);
+    assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"invalid plan, line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
+    assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"invalid plan, line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
+    assert_snapshot!(fault("all-gather direct: rank 0 of 4294967296"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 4294967296": expected the number of ranks, found "4294967296""#);
+    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 2 chunk, in place"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 2, 2 chunk, in place": expected "chunks", found "chunk""#);
+    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, somewhere"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 2, 1 chunk, somewhere": expected in place or out of place, found "somewhere""#);
+    assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, in place now"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 2, 1 chunk, in place now": expected the end of the line, found "now""#);
 }
 
 #[test]
@@ -152,26 +152,26 @@ fn faults_in_steps_are_named() {
     let step = |step: &str| {
         fault(&format!("all-gather direct: rank 0 of 2, 1 chunk, in place\nlane 0\n\n  {step}"))
     };
-    assert_snapshot!(step("copy 0.0"), @r#"line 4 "copy 0.0": expected put, get, signal, wait or lane, found "copy""#);
-    assert_snapshot!(step("get 0.0 input to 1"), @r#"line 4 "get 0.0 input to 1": expected "of", found "to""#);
-    assert_snapshot!(step("put 0 input to 1"), @r#"line 4 "put 0 input to 1": expected a cell such as 2.0, shard and chunk, found "0""#);
-    assert_snapshot!(step("put 0.+1 input to 1"), @r#"line 4 "put 0.+1 input to 1": expected a cell such as 2.0, shard and chunk, found "0.+1""#);
-    assert_snapshot!(step("put 0.0 to 1"), @r#"line 4 "put 0.0 to 1": expected input or output, found "to""#);
-    assert_snapshot!(step("put 0.0 input"), @r#"line 4 "put 0.0 input": expected "to", found the end of the line"#);
-    assert_snapshot!(step("signal done to 1"), @r#"line 4 "signal done to 1": expected ready, arrived, taken, go or sent, found "done""#);
-    assert_snapshot!(step("signal ready 1"), @r#"line 4 "signal ready 1": expected "to", found "1""#);
-    assert_snapshot!(step("wait ready"), @r#"line 4 "wait ready": expected "from", found the end of the line"#);
-    assert_snapshot!(step("wait go 1"), @r#"line 4 "wait go 1": expected "lane", found "1""#);
-    assert_snapshot!(step("wait arrived 1.0 twice"), @r#"line 4 "wait arrived 1.0 twice": expected the end of the line, found "twice""#);
-    assert_snapshot!(step("wait arrived 1.0 for 1"), @r#"line 4 "wait arrived 1.0 for 1": expected "lane", found "1""#);
-    assert_snapshot!(step("lane 1 remote"), @r#"line 4 "lane 1 remote": expected network, found "remote""#);
-    assert_snapshot!(step("lane 2"), @r#"line 4 "lane 2": expected "1", found "2""#);
+    assert_snapshot!(step("copy 0.0"), @r#"invalid plan, line 4 "copy 0.0": expected put, get, signal, wait or lane, found "copy""#);
+    assert_snapshot!(step("get 0.0 input to 1"), @r#"invalid plan, line 4 "get 0.0 input to 1": expected "of", found "to""#);
+    assert_snapshot!(step("put 0 input to 1"), @r#"invalid plan, line 4 "put 0 input to 1": expected a cell such as 2.0, shard and chunk, found "0""#);
+    assert_snapshot!(step("put 0.+1 input to 1"), @r#"invalid plan, line 4 "put 0.+1 input to 1": expected a cell such as 2.0, shard and chunk, found "0.+1""#);
+    assert_snapshot!(step("put 0.0 to 1"), @r#"invalid plan, line 4 "put 0.0 to 1": expected input or output, found "to""#);
+    assert_snapshot!(step("put 0.0 input"), @r#"invalid plan, line 4 "put 0.0 input": expected "to", found the end of the line"#);
+    assert_snapshot!(step("signal done to 1"), @r#"invalid plan, line 4 "signal done to 1": expected ready, arrived, taken, go or sent, found "done""#);
+    assert_snapshot!(step("signal ready 1"), @r#"invalid plan, line 4 "signal ready 1": expected "to", found "1""#);
+    assert_snapshot!(step("wait ready"), @r#"invalid plan, line 4 "wait ready": expected "from", found the end of the line"#);
+    assert_snapshot!(step("wait go 1"), @r#"invalid plan, line 4 "wait go 1": expected "lane", found "1""#);
+    assert_snapshot!(step("wait arrived 1.0 twice"), @r#"invalid plan, line 4 "wait arrived 1.0 twice": expected the end of the line, found "twice""#);
+    assert_snapshot!(step("wait arrived 1.0 for 1"), @r#"invalid plan, line 4 "wait arrived 1.0 for 1": expected "lane", found "1""#);
+    assert_snapshot!(step("lane 1 remote"), @r#"invalid plan, line 4 "lane 1 remote": expected network, found "remote""#);
+    assert_snapshot!(step("lane 2"), @r#"invalid plan, line 4 "lane 2": expected "1", found "2""#);
 }
 
 #[test]
 fn a_step_outside_a_lane_is_a_fault() {
     let text = "all-gather direct: rank 0 of 2, 1 chunk, in place\nwait arrived 1.0";
-    assert_snapshot!(fault(text), @r#"line 2 "wait arrived 1.0": expected lane 0, found "wait""#);
+    assert_snapshot!(fault(text), @r#"invalid plan, line 2 "wait arrived 1.0": expected lane 0, found "wait""#);
 }
 
 #[test]

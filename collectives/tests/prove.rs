@@ -159,5 +159,5 @@ fn impossible_shapes_are_not_proven() {
     let shape = Shape { chunks: 0, ..Shape::default() };
     let fault = prove(Algorithm::Direct, &even(1, 2), shape, Budget::default()).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Unknown);
-    assert_snapshot!(fault, @"there are no such plans: chunks is 0, expected 1 to 65536");
+    assert_snapshot!(fault, @"cannot create the plans: chunks is 0, expected 1 to 65536");
 }

@@ -79,7 +79,8 @@ impl Error for WrongType {
 }
 
 fn wrong_type<T>(kind: ErrorKind, what: &str, expected: BackendId) -> Result<T, DynError> {
-    let text = format!("the {what} is of another backend, expected {expected}");
+    let text =
+        format!("the {what} belongs to another backend, expected one of the backend {expected}");
     Err(DynError::new(WrongType { kind, text }))
 }
 
@@ -189,8 +190,8 @@ impl DynKey {
         }
         let key = K::decode(&self.key)?;
         if key.region_bytes() != self.region_bytes {
-            let (field, found) = ("region bytes behind the key", self.region_bytes);
-            return Err(KeyError::Field { field, found, expected: "the same as in the key" });
+            let (field, found) = ("region bytes after the key", self.region_bytes);
+            return Err(KeyError::Field { field, found, expected: "the value inside the key" });
         }
         Ok(key)
     }
@@ -205,7 +206,7 @@ impl RemoteKey for DynKey {
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let mut reader = Reader::new(bytes);
         let key = reader.bytes("key", bytes.len().saturating_sub(size_of::<u64>()))?.to_vec();
-        let region_bytes = reader.u64("region bytes behind the key")?;
+        let region_bytes = reader.u64("region bytes after the key")?;
         let generation = Envelope::parse(&key)?.generation;
         Ok(Self { region_bytes, generation, key })
     }
@@ -589,7 +590,7 @@ impl<E: CopyEngine> TypedEngine<E> {
     fn stream_order(&mut self) -> Result<&mut dyn StreamOrdered<Error = E::Error>, DynError> {
         let backend = self.backend;
         self.engine.streams().ok_or_else(|| {
-            let text = format!("the backend {backend} has no streams");
+            let text = format!("engines of the backend {backend} do not support streams");
             DynError::new(WrongType { kind: ErrorKind::Mismatch, text })
         })
     }

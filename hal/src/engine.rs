@@ -258,6 +258,6 @@ pub trait StreamOrdered {
 pub fn stream_of<S: 'static>(stream: &dyn Any) -> Result<&S, String> {
     stream.downcast_ref().ok_or_else(|| {
         let expected = std::any::type_name::<S>();
-        format!("the stream is of another type, expected {expected}")
+        format!("the stream has the wrong type, expected {expected}")
     })
 }

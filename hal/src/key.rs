@@ -149,7 +149,8 @@ pub enum KeyError {
     Truncated(#[from] Truncated),
     /// The bytes are not a key.
     #[error(
-        "remote key is foreign: it starts with {magic:02x?}, expected {KEY_MAGIC:02x?} (\"PLRK\")"
+        "not a remote key: it starts with the bytes {magic:02x?}, expected {KEY_MAGIC:02x?} \
+         (\"PLRK\")"
     )]
     Foreign {
         /// The first bytes.
@@ -157,14 +158,17 @@ pub enum KeyError {
     },
     /// The key was written by another version of Peerlane.
     #[error(
-        "remote key has version {found}, this build reads {KEY_VERSION}; run the same Peerlane on all ranks"
+        "remote key has version {found}, expected {KEY_VERSION}; run the same Peerlane on all ranks"
     )]
     Version {
         /// The key's version.
         found: u16,
     },
     /// The key is of another backend.
-    #[error("remote key is of backend {found}, expected {expected}")]
+    #[error(
+        "remote key belongs to the backend {found}, expected {expected}; open the same backend on \
+         both ranks"
+    )]
     Backend {
         /// The backend that reads it.
         expected: BackendId,
@@ -172,13 +176,13 @@ pub enum KeyError {
         found: BackendId,
     },
     /// Bytes follow the payload.
-    #[error("remote key has {bytes} bytes too many")]
+    #[error("remote key has {bytes} bytes after its last field, expected none")]
     Trailing {
         /// The number of these bytes.
         bytes: usize,
     },
     /// A field has an invalid value.
-    #[error("remote key field {field} is {found}, expected {expected}")]
+    #[error("invalid remote key: field `{field}` is {found}, expected {expected}")]
     Field {
         /// The name of the field.
         field: &'static str,
@@ -224,18 +228,23 @@ mod tests {
         let text = |bytes: &[u8]| Envelope::open(bytes, BackendId::CUDA).unwrap_err().to_string();
         assert_eq!(
             text(b"ELF\x7f and more bytes"),
-            "remote key is foreign: it starts with [45, 4c, 46, 7f], expected [50, 4c, 52, 4b] (\"PLRK\")"
+            "not a remote key: it starts with the bytes [45, 4c, 46, 7f], expected [50, 4c, 52, \
+             4b] (\"PLRK\")"
         );
-        assert_eq!(text(&sealed()), "remote key is of backend host, expected cuda");
+        assert_eq!(
+            text(&sealed()),
+            "remote key belongs to the backend host, expected cuda; open the same backend on both \
+             ranks"
+        );
         let mut newer = sealed();
         newer[4] = 9;
         assert_eq!(
             text(&newer),
-            "remote key has version 9, this build reads 1; run the same Peerlane on all ranks"
+            "remote key has version 9, expected 1; run the same Peerlane on all ranks"
         );
         let mut longer = sealed();
         longer.push(0);
         let error = Envelope::open(&longer, BackendId::HOST).unwrap_err();
-        assert_eq!(error.to_string(), "remote key has 1 bytes too many");
+        assert_eq!(error.to_string(), "remote key has 1 bytes after its last field, expected none");
     }
 }

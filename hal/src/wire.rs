@@ -4,7 +4,7 @@
 
 /// The bytes end before a field is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} needs {expected} bytes, {left} are left")]
+#[error("field `{field}` has {left} bytes, expected {expected}")]
 pub struct Truncated {
     /// The field that was read.
     pub field: &'static str,
@@ -141,6 +141,6 @@ mod tests {
     #[test]
     fn a_short_slice_names_the_field() {
         let error = Reader::new(&[0; 3]).u64("generation").unwrap_err();
-        assert_eq!(error.to_string(), "generation needs 8 bytes, 3 are left");
+        assert_eq!(error.to_string(), "field `generation` has 3 bytes, expected 8");
     }
 }

@@ -83,7 +83,10 @@ impl<F: Fabric> Delay<F> {
         let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
-            let text = format!("a delay needs queued waits and slices of two ops, seen {own:?}");
+            let text = format!(
+                "cannot delay this engine: expected caps with queued_wait and slice_ops_max of at \
+                 least 2, found {own:?}"
+            );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         Ok(Self {
@@ -151,7 +154,10 @@ impl<F: Fabric> CopyEngine for Delay<F> {
     ) -> Result<Ticket, Self::Error> {
         if ops.len() > self.caps.slice_ops_max {
             let (seen, expected) = (ops.len(), self.caps.slice_ops_max);
-            let text = format!("a slice has {seen} ops, expected at most {expected}");
+            let text = format!(
+                "a slice has {seen} ops, expected at most {expected} (slice_ops_max of the \
+                 engine); split it into several slices"
+            );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let flag = Flag { region: self.hold.local(), word: HOLD_WORD };

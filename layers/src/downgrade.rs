@@ -68,7 +68,8 @@ impl<E: CopyEngine> Downgrade<E> {
         let Caps { slice_ops_max, put_align_bytes: align, .. } = self.caps;
         if ops.len() > slice_ops_max {
             return refuse(format!(
-                "a slice has {} ops, expected at most {slice_ops_max}",
+                "a slice has {} ops, expected at most {slice_ops_max} (slice_ops_max of the \
+                 engine); split it into several slices",
                 ops.len()
             ));
         }
@@ -78,14 +79,16 @@ impl<E: CopyEngine> Downgrade<E> {
                 return Ok(());
             }
             refuse(format!(
-                "a {what} of {bytes} bytes from offset {src} to offset {dst}, expected multiples of \
-                 {align}"
+                "misaligned {what} of {bytes} bytes from offset {src} to offset {dst}: expected \
+                 multiples of {align} bytes (put_align_bytes)"
             ))
         };
         for op in ops {
             match *op {
                 Op::Wait { .. } if !self.caps.queued_wait => {
-                    return refuse("a wait was submitted without queued_wait".to_owned());
+                    return refuse(
+                        "a wait was submitted to an engine that cannot queue waits (queued_wait is \
+                         false); poll the flag instead".to_owned());
                 }
                 Op::Put { dst, src, bytes } => check("put", dst.offset, src.offset, bytes)?,
                 Op::Get { dst, src, bytes } => check("get", dst.offset, src.offset, bytes)?,

@@ -59,7 +59,7 @@ impl<E: CopyEngine> FailAt<E> {
         if self.failed {
             return Err(Error::layer(
                 self.kind,
-                format!("this engine failed before: {}", self.kind),
+                format!("the engine is poisoned by an earlier error: {}", self.kind),
             ));
         }
         Ok(())
@@ -79,7 +79,11 @@ impl<E: CopyEngine> CopyEngine for FailAt<E> {
         let count = ops.len() as u64;
         if count > self.left {
             self.failed = true;
-            let text = format!("op {} of a slice was made to fail: {}", self.left + 1, self.kind);
+            let text = format!(
+                "op {} of a slice failed, because the layer FailAt injected the error: {}",
+                self.left + 1,
+                self.kind
+            );
             return Err(Error::layer(self.kind, text));
         }
         // SAFETY: the caller's promise.

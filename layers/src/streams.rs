@@ -228,7 +228,10 @@ impl<F: Fabric + 'static> Streams<F> {
         let (engine, opener, replayer) = (engine()?, engine()?, engine()?);
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
-            let text = format!("streams need queued waits and slices of two ops, seen {own:?}");
+            let text = format!(
+                "cannot add streams to this engine: expected caps with queued_wait and \
+                 slice_ops_max of at least 2, found {own:?}"
+            );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let engines = Engines {
@@ -284,7 +287,10 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
     ) -> Result<Ticket, Self::Error> {
         let (seen, expected) = (ops.len(), self.caps.slice_ops_max);
         if seen > expected {
-            let text = format!("a slice has {seen} ops, expected at most {expected}");
+            let text = format!(
+                "a slice has {seen} ops, expected at most {expected} (slice_ops_max of the \
+                 engine); split it into several slices"
+            );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let stream = self.forked.as_ref().unwrap_or(&self.own);
@@ -295,7 +301,11 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         let mut engines = self.shared.engines();
         let open = self.last.0 - engines.engine.completed().map_err(Error::Inner)?.0;
         if open >= self.slices_max as u64 {
-            let text = format!("{open} slices are open, room for {}", self.slices_max);
+            let text = format!(
+                "the queue of the engine is full: {open} slices are not complete, expected less \
+                 than {}; submit again after a ticket completes",
+                self.slices_max
+            );
             return Err(Error::layer(ErrorKind::QueueFull, text));
         }
         let Engines { engine, hold, .. } = &mut *engines;

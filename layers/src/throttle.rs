@@ -89,14 +89,17 @@ impl<F: Fabric> Throttle<F> {
     ) -> Result<Self, Error<F::Error>> {
         let ThrottleLayer { bytes_per_second, delay } = layer;
         if bytes_per_second.is_nan() || bytes_per_second <= 0.0 {
-            let text = format!("bytes_per_second is {bytes_per_second}, expected more than 0");
+            let text = format!("bytes_per_second is {bytes_per_second}, expected a number above 0");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
         let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {
-            let text = format!("a throttle needs queued waits and slices of two ops, seen {own:?}");
+            let text = format!(
+                "cannot throttle this engine: expected caps with queued_wait and slice_ops_max of \
+                 at least 2, found {own:?}"
+            );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let splits = own.slice_ops_max >= SLICE_OPS_FOR_PIECES;
@@ -179,7 +182,10 @@ impl<F: Fabric> CopyEngine for Throttle<F> {
     unsafe fn submit(&mut self, ops: &[OpOf<'_, F>]) -> Result<Ticket, Self::Error> {
         if ops.len() > self.caps.slice_ops_max {
             let (seen, expected) = (ops.len(), self.caps.slice_ops_max);
-            let text = format!("a slice has {seen} ops, expected at most {expected}");
+            let text = format!(
+                "a slice has {seen} ops, expected at most {expected} (slice_ops_max of the \
+                 engine); split it into several slices"
+            );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let parts = self.split(ops);

@@ -232,7 +232,7 @@ fn what_makes_no_throttle_is_refused() {
         let layer = ThrottleLayer { bytes_per_second, ..LAYER };
         let error = fabric(layer).engine(Default::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        let text = format!("bytes_per_second is {bytes_per_second}, expected more than 0");
+        let text = format!("bytes_per_second is {bytes_per_second}, expected a number above 0");
         assert_eq!(error.to_string(), text);
     }
     let single = DowngradeLayer { slice_ops_max: 1, ..DowngradeLayer::default() };

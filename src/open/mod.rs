@@ -203,7 +203,7 @@ impl OpenOptions {
         let decode = |(index, bytes): (usize, &Vec<u8>)| {
             RankDevices::decode(bytes).map_err(|error| {
                 let peer = Rank::at(index);
-                let text = format!("the backends of rank {peer} cannot be read: {error}");
+                let text = format!("cannot decode the list of backends of rank {peer}: {error}; run the same Peerlane on all ranks");
                 Error::new(ErrorKind::Mismatch, text).with_peer(peer)
             })
         };
@@ -294,7 +294,7 @@ fn select(
     if let Some(&other) = mates.iter().find(|&&rank| all[rank].requested != own.requested) {
         let name = |requested: Option<Backend>| requested.map_or("automatic", Backend::name);
         let text = format!(
-            "backend is {} on rank {other}, {} on rank {me} of the same machine",
+            "ranks of one machine request different backends: {} on rank {other}, {} on rank {me}; request the same backend on both",
             name(all[other].requested),
             name(own.requested)
         );
@@ -307,7 +307,7 @@ fn select(
                 let fewest = mates.iter().min_by_key(|&&rank| all[rank].count(backend));
                 let rank = *fewest.expect("this rank is on its own machine");
                 match (all[rank].count(backend), devices) {
-                    (0, Ok(_)) => Err(format!("rank {rank} has none")),
+                    (0, Ok(_)) => Err(format!("rank {rank} found no GPU")),
                     (count, Ok(devices)) => Ok(devices[..count as usize].to_vec()),
                     (_, Err(reason)) => Err(reason.clone()),
                 }
@@ -328,7 +328,7 @@ fn select(
         _ => None,
     };
     if let Some(reason) = missing {
-        let text = format!("the backend {local} cannot be opened: {reason}");
+        let text = format!("cannot open the backend {local}: {reason}");
         return Err(Error::new(ErrorKind::Unavailable, text));
     }
     let gpus = match local {
@@ -352,10 +352,10 @@ fn select(
                 _ => String::new(),
             };
             let text = format!(
-                "the ranks use RDMA between {} nodes, but rank {rank} on {} has no usable RDMA device{reason}; install \
-                 rdma-core, and see `peerlane doctor`",
-                topology.nodes(),
-                all[rank].host
+                "rank {rank} on {} has no usable RDMA device{reason}; RDMA between {} nodes needs one on each machine: \
+                 install rdma-core, and run `peerlane doctor` for details",
+                all[rank].host,
+                topology.nodes()
             );
             return Err(Error::new(ErrorKind::Unavailable, text).with_peer(Rank::at(rank)));
         }
@@ -438,7 +438,10 @@ mod tests {
             assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
         }
         let error = "cud".parse::<Backend>().unwrap_err();
-        assert_eq!(error.to_string(), "backend is \"cud\", expected one of host, cuda, rocm, rdma");
+        assert_eq!(
+            error.to_string(),
+            "unknown backend \"cud\", expected one of host, cuda, rocm, rdma"
+        );
     }
 
     #[test]
@@ -475,7 +478,7 @@ mod tests {
         );
         assert_eq!(
             choose(survey(gpus(4), missing()), Some(8), false),
-            "host (cuda: 4 GPUs for 8 ranks; name the backend cuda to share GPUs; rocm: the library is missing)"
+            "host (cuda: 4 GPUs for 8 ranks; select the backend cuda explicitly to share GPUs; rocm: the library is missing)"
         );
     }
 
@@ -500,7 +503,7 @@ mod tests {
         fewer[2].cuda = 0;
         let chosen = selection(0, &fewer).unwrap();
         assert_eq!((chosen.local, chosen.device), (Backend::Host, None));
-        assert!(chosen.reasons[0].starts_with("cuda: rank 2 has none"), "{chosen}");
+        assert!(chosen.reasons[0].starts_with("cuda: rank 2 found no GPU"), "{chosen}");
         let mut without = all.clone();
         without[3].rdma = 0;
         let error = selection(0, &without).unwrap_err();

@@ -54,7 +54,7 @@ impl Backend {
             return Ok(());
         }
         let text = format!(
-            "this program was built without the backend {self}; enable the feature `{self}` of the crate peerlane"
+            "this program was built without the backend {self}; enable the feature `{self}` of the crate `peerlane` and build it again"
         );
         Err(Error::new(ErrorKind::Unavailable, text))
     }
@@ -72,7 +72,7 @@ impl FromStr for Backend {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|backend| backend.name() == text).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            let text = format!("backend is {text:?}, expected one of {names}");
+            let text = format!("unknown backend {text:?}, expected one of {names}");
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }
@@ -154,7 +154,7 @@ impl Survey {
                         format!("{gpus}, expected {GPUS_MIN} or more")
                     } else if let Some(ranks) = too_many {
                         format!(
-                            "{gpus} for {ranks} ranks; name the backend {backend} to share GPUs"
+                            "{gpus} for {ranks} ranks; select the backend {backend} explicitly to share GPUs"
                         )
                     } else {
                         return (backend, vec![gpus]);
@@ -200,7 +200,7 @@ fn rdma_devices() -> Result<Vec<Device>, String> {
         if #[cfg(feature = "rdma")] {
             let devices = peerlane_rdma::discover().map_err(|error| error.to_string())?;
             if devices.is_empty() {
-                return Err("this machine has no RDMA device".to_owned());
+                return Err("this machine has no RDMA device; run `peerlane doctor` for details".to_owned());
             }
             let device = |(ordinal, device): (u32, peerlane_rdma::Device)| {
                 Device::new(ordinal, device.name)
@@ -214,5 +214,5 @@ fn rdma_devices() -> Result<Vec<Device>, String> {
 
 #[cfg(not(all(feature = "cuda", feature = "rocm", feature = "rdma")))]
 fn not_built_in(backend: Backend) -> Result<Vec<Device>, String> {
-    Err(format!("the feature `{backend}` of the crate peerlane is off"))
+    Err(format!("this program was built without the feature `{backend}` of the crate `peerlane`"))
 }

@@ -494,8 +494,8 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         if written < self.started || written - self.done > RING_MESSAGES {
             let (started, peer) = (self.started, Rank::at(self.peer));
             let what = format!(
-                "reports {written} written messages after {started}, of which {} are processed",
-                self.done
+                "sent an invalid count of written messages: {written}, expected {started} to {}",
+                self.done + RING_MESSAGES
             );
             return Err(Error::of_peer(peer, what));
         }
@@ -539,8 +539,11 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         context: &mut Context<'_, D, N>,
     ) -> Result<Option<Pending<D, N>>, Error> {
         let message = Message::decode(&buffers.message(self.peer, self.started));
-        let message =
-            message.map_err(|kind| self.peer_error(format!("wrote a message of kind {kind}")))?;
+        let message = message.map_err(|kind| {
+            self.peer_error(format!(
+                "sent a message of the unknown kind {kind}; run the same Peerlane on all ranks"
+            ))
+        })?;
         let at_once = |action| Ok(Some((Ticket::NONE, action)));
         match message {
             Message::FreeSlot => at_once(Action::Nothing),
@@ -561,7 +564,10 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
                 let count = flags.flags().map_or(0, <[_]>::len);
                 match usize::try_from(word).ok().filter(|word| *word < count) {
                     Some(word) => at_once(Action::Store { flags, word, value }),
-                    None => Err(self.peer_error(format!("signals flag {word} of {count}"))),
+                    None => Err(self.peer_error(format!(
+                        "sent a signal for flag {word}, expected a flag below {count}, the number \
+                         of flags of the region"
+                    ))),
                 }
             }
             Message::GetRequest { generation, offset, bytes, get } => {
@@ -579,7 +585,8 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
                 let end = offset.checked_add(bytes).filter(|&end| end <= open.bytes);
                 if open.op_id.peer != self.peer || end.is_none() {
                     return Err(self.peer_error(format!(
-                        "replies to get {get} with {bytes} bytes at offset {offset}, which it did not request"
+                        "sent {bytes} bytes at offset {offset} for get {get}, but this rank did \
+                         not request these bytes from it"
                     )));
                 }
                 let (dst, to) = (Arc::clone(&open.dst), open.to + offset);
@@ -625,8 +632,8 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         }
         let slot_bytes = buffers.layout.slot_bytes;
         Err(self.peer_error(format!(
-            "fills slot {slot} with {bytes} bytes, expected a slot below {SLOTS} and at most {slot_bytes} \
-             bytes"
+            "sent {bytes} bytes in slot {slot}, expected a slot below {SLOTS} and at most \
+             {slot_bytes} bytes"
         )))
     }
 
@@ -641,7 +648,8 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
             _ => {
                 let all = region.bytes;
                 Err(self.peer_error(format!(
-                    "names {bytes} bytes from offset {offset} of a region of {all} bytes"
+                    "sent an access out of range: {bytes} bytes from offset {offset}, but the \
+                     region has {all} bytes"
                 )))
             }
         }

@@ -24,7 +24,7 @@ impl Error {
 
     /// Wraps the error of a fabric that occurred while doing `what`, and keeps its kind.
     pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
-        let (kind, text) = (error.kind(), format!("{what}: {error}"));
+        let (kind, text) = (error.kind(), format!("cannot {what}: {error}"));
         Self(Box::new(Body { kind, text, source: Some(Arc::new(error)) }))
     }
 

@@ -122,7 +122,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
         let (rank, layout) = (network.rank(), InboxLayout::new(ranks));
         let allocate = |bytes, role| {
             let region = network.memory().allocate(bytes, role);
-            let region = region.map_err(Error::backend("allocate slots of the host"))?;
+            let region = region.map_err(Error::backend("allocate slots in host memory"))?;
             Ok::<_, Error>(Arc::new(region))
         };
         let (inbox, outbox) =
@@ -130,14 +130,15 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
         let flags = allocate(layout.flag_bytes(), Role::Flags)?;
         if flags.flags().is_none() {
             let text = format!(
-                "the network {} allocates memory that the host cannot read, expected host memory",
+                "the network fabric {} allocates memory that the host cannot read; use a network \
+                 fabric that allocates host memory",
                 network.backend()
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         let key = |region| -> Result<Vec<u8>, Error> {
             let key = network.memory().export(region);
-            Ok(key.map_err(Error::backend("export slots of the host"))?.encode())
+            Ok(key.map_err(Error::backend("export slots in host memory"))?.encode())
         };
         let address = Address {
             rank,
@@ -193,30 +194,33 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         if peer.index() >= shared.ranks {
             let ranks = shared.ranks;
             return Err(Error::argument(format!(
-                "peer is {peer}, expected less than the number of ranks, {ranks}"
+                "peer {peer} is out of range: expected a rank below {ranks}, the number of ranks"
             )));
         }
         let address = Address::decode(peer, address)?;
         let (expected, found) = (shared.layout.slot_bytes, address.slot_bytes);
         if found != expected {
             let what = format!(
-                "has slots of {found} bytes, expected {expected} bytes as on rank {}; open every rank with \
-                 the same number of ranks",
+                "uses slots of {found} bytes, expected {expected} bytes as on rank {}; open the \
+                 fabric with the same number of ranks on every rank",
                 shared.rank
             );
             return Err(Error::of_peer(peer, what));
         }
         let mut network = shared.network();
         let connected = network.connect(peer, &address.network, deadline);
-        connected.map_err(Error::backend("connect the network"))?;
+        connected.map_err(Error::backend("connect to the peer over the network"))?;
         let import = |key: &[u8], expected: u64| {
-            let what = "import slots of a peer";
+            let what = "import the slots of the peer";
             let key = NetKey::<N>::decode(key).map_err(Error::backend(what))?;
             if key.region_bytes() != expected {
                 let found = key.region_bytes();
                 return Err(Error::of_peer(
                     peer,
-                    format_args!("exports an inbox of {found} bytes, expected {expected}"),
+                    format_args!(
+                        "has an inbox of {found} bytes, expected {expected} bytes; open the fabric \
+                         with the same number of ranks on every rank"
+                    ),
                 ));
             }
             let region = network.memory().import(peer, &key, deadline);
@@ -243,17 +247,21 @@ impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         let mut network = shared.network();
         let mut transport = shared.transport();
         if transport.needs_network() {
-            let engine =
-                network.engine(requirements).map_err(Error::backend("create an engine"))?;
+            let engine = network
+                .engine(requirements)
+                .map_err(Error::backend("create an engine of the network fabric"))?;
             transport.set_network(engine);
         }
         if shared.progress_thread.get().is_none() {
-            let parker =
-                network.engine(requirements).map_err(Error::backend("create an engine"))?;
+            let parker = network
+                .engine(requirements)
+                .map_err(Error::backend("create an engine of the network fabric"))?;
             // The lock of the transport is held, so no other thread sets it.
             let _ = shared.progress_thread.set(ProgressThread::start(&shared.inner, parker)?);
         }
-        let parker = network.engine(requirements).map_err(Error::backend("create an engine"))?;
+        let parker = network
+            .engine(requirements)
+            .map_err(Error::backend("create an engine of the network fabric"))?;
         let id = transport.add_queue(parker.waker());
         let caps = transport.caps();
         drop((transport, network));

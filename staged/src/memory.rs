@@ -121,7 +121,7 @@ impl<D: Fabric, N: Fabric> Backing<D, N> {
 impl<D: Fabric, N: Fabric> Memory<D, N> {
     fn add(&self, backing: Backing<D, N>, role: Role) -> Result<Local<D, N>, Error> {
         let exported = self.shared.network().memory().export(backing.exported());
-        let generation = exported.map_err(Error::backend("export a region"))?.generation();
+        let generation = exported.map_err(Error::backend("export the region"))?.generation();
         let bytes = backing.region().bytes();
         let registration = Arc::new(Registration { backing, bytes, role, generation });
         self.shared.regions.insert(&registration);
@@ -173,7 +173,8 @@ impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
         let device = held.downcast::<DevLocal<D>>().filter(|_| role == Role::Data);
         let Some(device) = device else { return Err(Error::backend("register")(refused)) };
         let placeholder = self.shared.network().memory().allocate(PLACEHOLDER_BYTES, Role::Data);
-        let placeholder = placeholder.map_err(Error::backend("allocate a placeholder"))?;
+        let placeholder = placeholder
+            .map_err(Error::backend("allocate placeholder memory on the network fabric"))?;
         self.add(Backing::Staged { device, placeholder }, role)
     }
 
@@ -196,7 +197,7 @@ impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
         if key.rank != peer {
             let found = key.rank;
             return Err(invalid(format!(
-                "remote key is of rank {found}, expected one of rank {peer}"
+                "remote key belongs to rank {found}, expected a key of rank {peer}"
             )));
         }
         let region = self.shared.network().memory().import(peer, &key.network, deadline);
@@ -204,7 +205,10 @@ impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
         let generation = key.generation().0;
         let local = (peer == self.shared.rank).then(|| {
             self.shared.regions.find(generation).ok_or_else(|| {
-                invalid(format!("remote key of generation {generation}: the memory has been freed"))
+                invalid(format!(
+                    "remote key of this rank is stale: the memory has been freed (generation \
+                     {generation})"
+                ))
             })
         });
         let (direct, placeholder) =
@@ -346,7 +350,7 @@ impl<K: RemoteKey> RemoteKey for Key<K> {
         let field = |field, found, expected| Err(KeyError::Field { field, found, expected });
         if sum != expected {
             // The owner checks only the network's key, so the other fields have their own checksum.
-            return field("checksum", sum, "that of the other fields");
+            return field("checksum", sum, "the checksum of the other fields");
         }
         let staged = match reader.u32("way")? {
             DIRECT => false,
@@ -357,12 +361,12 @@ impl<K: RemoteKey> RemoteKey for Key<K> {
         let role = match reader.u32("role")? {
             0 => Role::Data,
             1 if !staged => Role::Flags,
-            other => return field("role", other.into(), "0 for data or 1 for flags of the host"),
+            other => return field("role", other.into(), "0 (data), or 1 (flags) for host memory"),
         };
         let bytes = reader.u64("region bytes")?;
         let network = K::decode(reader.rest())?;
         if !staged && network.region_bytes() != bytes {
-            return field("region bytes", bytes, "those of the network's key");
+            return field("region bytes", bytes, "the value inside the network's key");
         }
         Ok(Self { rank, role, bytes, staged, network })
     }

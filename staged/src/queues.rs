@@ -80,7 +80,9 @@ impl<N: Fabric> NetworkQueue<N> {
             let ticket = match submitted {
                 Ok(ticket) => ticket,
                 Err(error) if is_full(&error) => return Ok(()),
-                Err(error) => return Err(Error::backend("post on the network")(error)),
+                Err(error) => {
+                    return Err(Error::backend("submit ops to the network fabric")(error));
+                }
             };
             drop(ops);
             let posted = self.waiting.drain(..count).map(|(it, op_ids)| (ticket, it, op_ids));
@@ -91,7 +93,8 @@ impl<N: Fabric> NetworkQueue<N> {
 
     /// Reports the ops of completed transfers, and returns whether there were any.
     pub(crate) fn poll(&mut self, mut done: impl FnMut(OpId)) -> Result<bool, Error> {
-        let completed = self.engine.completed().map_err(Error::backend("poll the network"))?;
+        let completed =
+            self.engine.completed().map_err(Error::backend("poll the network fabric"))?;
         let mut progressed = false;
         while self.posted.front().is_some_and(|(ticket, ..)| *ticket <= completed) {
             let Some((_, _, op_ids)) = self.posted.pop_front() else { break };
@@ -104,7 +107,7 @@ impl<N: Fabric> NetworkQueue<N> {
     /// Drops queued ops, and lets every submitted op end.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         self.waiting.clear();
-        self.engine.release().map_err(Error::backend("release the network"))
+        self.engine.release().map_err(Error::backend("release the engine of the network fabric"))
     }
 }
 
@@ -134,7 +137,7 @@ struct HostMapping<D: Fabric> {
 impl<D: Fabric> HostMapping<D> {
     fn open(device: &D, held: &DynRegion, deadline: Deadline) -> Result<Self, Error> {
         let memory = device.memory();
-        let what = "register slots of the host with the device";
+        let what = "register slots in host memory with the device";
         // SAFETY: the transport keeps `held` and drops this first; only the transport uses it.
         let region = unsafe { memory.adopt(held, Role::Data) }.map_err(Error::backend(what))?;
         let key = memory.export(&region).map_err(Error::backend(what))?;
@@ -158,7 +161,7 @@ impl<D: Fabric> CopyQueue<D> {
     fn open(device: &mut D) -> Result<Self, Error> {
         let engine = device
             .engine(Default::default())
-            .map_err(Error::backend("create an engine of the device"))?;
+            .map_err(Error::backend("create an engine of the device fabric"))?;
         Ok(Self { engine, in_flight: VecDeque::new(), done: Ticket::NONE })
     }
 
@@ -172,7 +175,10 @@ impl<D: Fabric> CopyQueue<D> {
         if self.is_idle() {
             return Ok(false);
         }
-        let done = self.engine.completed().map_err(Error::backend("copy on the device"))?;
+        let done = self
+            .engine
+            .completed()
+            .map_err(Error::backend("copy between slots and device memory"))?;
         let progressed = done > self.done;
         self.done = done;
         while self.in_flight.front().is_some_and(|(ticket, _)| *ticket <= done) {
@@ -196,7 +202,7 @@ fn submit<D: Fabric>(
             Ok(Some(ticket))
         }
         Err(error) if is_full(&error) => Ok(None),
-        Err(error) => Err(Error::backend("copy on the device")(error)),
+        Err(error) => Err(Error::backend("copy between slots and device memory")(error)),
     }
 }
 

@@ -233,7 +233,10 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
             let Some(Channel { sender, receiver }) = channel else { continue };
             let credit = self.buffers.flag(InboxLayout::credit_flag(peer)).load(Ordering::Acquire);
             progressed |= sender.credit(credit, |op_id| finished.push(op_id)).map_err(|()| {
-                let what = format!("reports {credit} processed messages, but was not sent as many");
+                let what = format!(
+                    "reports {credit} processed messages, expected at most the number that this \
+                     rank has sent"
+                );
                 Error::of_peer(Rank::at(peer), what)
             })?;
             let mut context = Context {
@@ -400,7 +403,9 @@ impl ProgressThread {
         let thread = std::thread::Builder::new()
             .name(format!("peerlane-staged-{}", inner.rank))
             .spawn(move || run(&driven, parker, &stopped))
-            .map_err(|error| Error::new(ErrorKind::Other, format!("start a thread: {error}")))?;
+            .map_err(|error| {
+                Error::new(ErrorKind::Other, format!("cannot start the progress thread: {error}"))
+            })?;
         Ok(Self { stop, waker, thread: Some(thread) })
     }
 }

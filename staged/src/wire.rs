@@ -172,18 +172,21 @@ impl Address {
     /// Parses the address that `peer` sent, and never panics on malformed bytes.
     pub(crate) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Error> {
         let malformed =
-            |what: String| Error::of_peer(peer, format_args!("has an address that {what}"));
-        let short = |error| malformed(format!("is too short: {error}"));
+            |what: String| Error::of_peer(peer, format_args!("has an invalid address: {what}"));
+        let short = |error| malformed(format!("the address is truncated: {error}"));
         let mut reader = Reader::new(bytes);
         let magic: [u8; 4] = reader.array("magic").map_err(short)?;
         if magic != MAGIC {
-            return Err(malformed(format!("starts with {magic:02x?}, expected {MAGIC:02x?}")));
+            return Err(malformed(format!(
+                "the address starts with the bytes {magic:02x?}, expected {MAGIC:02x?}"
+            )));
         }
         let version = reader.u16("version").map_err(short)?;
         let backend = BackendId(reader.u16("backend").map_err(short)?);
         if (version, backend) != (VERSION, BackendId::STAGED) {
             return Err(malformed(format!(
-                "has version {version} of backend {backend}, expected {VERSION} of {}",
+                "the address has version {version} of the backend {backend}, expected version \
+                 {VERSION} of {}; run the same Peerlane and backend on all ranks",
                 BackendId::STAGED
             )));
         }
@@ -200,10 +203,14 @@ impl Address {
         let summed = &bytes[..bytes.len() - reader.rest().len()];
         let sum = reader.u64("checksum").map_err(short)?;
         if sum != checksum(summed) || !reader.rest().is_empty() {
-            return Err(malformed("has a wrong checksum or too many bytes".to_owned()));
+            return Err(malformed(
+                "the address has a wrong checksum, or bytes after its last field".to_owned(),
+            ));
         }
         if rank != peer {
-            return Err(malformed(format!("is of rank {rank}")));
+            return Err(malformed(format!(
+                "the address belongs to rank {rank}, expected rank {peer}"
+            )));
         }
         Ok(Self { rank, slot_bytes, staged, network, inbox, flags })
     }
@@ -280,6 +287,9 @@ mod tests {
         }
         Address::decode(Rank(3), &[&whole[..], &[0]].concat()).unwrap_err();
         let text = Address::decode(Rank(2), &whole).unwrap_err().to_string();
-        assert_eq!(text, "rank 2 has an address that is of rank 3");
+        assert_eq!(
+            text,
+            "rank 2 has an invalid address: the address belongs to rank 3, expected rank 2"
+        );
     }
 }

@@ -139,7 +139,7 @@ impl<'r, 'w, H: Harness> TestEngine<'r, 'w, H> {
             if done >= ticket {
                 return Ok(());
             }
-            time_limit.check(|| format!("completed ticket {}", done.0))?;
+            time_limit.check(|| format!("last completed ticket {}", done.0))?;
             self.inner.park(PARK)?;
         }
     }
@@ -167,11 +167,12 @@ impl<'r, 'w, H: Harness> TestEngine<'r, 'w, H> {
         let Some(flag) = word(flags, at) else {
             ensure!(
                 self.caps().queued_wait,
-                "the host cannot load flags, and the engine has no queued_wait: no flag can be observed"
+                "the flag cannot be observed: the host cannot load it, and the engine has no \
+                 queued_wait"
             );
             return self.run(&[wait(flags, at, value)]);
         };
-        let time_limit = self.time_limit(format!("flag {at} to be {value}"));
+        let time_limit = self.time_limit(format!("flag {at} to reach the value {value}"));
         loop {
             let seen = flag.load(Ordering::Acquire);
             if seen >= value {

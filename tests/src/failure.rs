@@ -75,7 +75,7 @@ pub(crate) fn ensure_bytes(what: impl fmt::Display, seen: &[u8], expected: &[u8]
     }
     ensure!(
         seen.len() == expected.len(),
-        "{what}: {} bytes, expected {}",
+        "{what}: found {} bytes, expected {} bytes",
         seen.len(),
         expected.len()
     );

@@ -28,7 +28,9 @@ pub(crate) fn on_ranks<H: Harness>(
         };
         let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+            let text = text
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("panic without a text");
             Err(Failure::new(format!("panicked: {text}")))
         });
         outcome.map_err(|failure| {
@@ -144,7 +146,7 @@ impl<'w, H: Harness> Participant<'w, H> {
     ) -> Result<LocalOf<H>, ErrorOf<H>> {
         assert!(
             span.end as u64 <= memory.bytes(),
-            "{span:?} leaves own memory of {} bytes",
+            "access out of range: {span:?}, but the memory has {} bytes",
             memory.bytes()
         );
         // SAFETY: just checked to lie inside the memory.
@@ -292,7 +294,7 @@ impl Rendezvous {
                     Rank::all(self.ranks).find(|r| state.rounds[round][r.index()].is_none());
                 let missing = missing.map_or_else(String::new, |rank| rank.to_string());
                 return Err(Failure::echo(format!(
-                    "rank {missing} did not reach exchange {round}"
+                    "rank {missing} did not reach exchange {round} of the check in time"
                 )));
             }
             let wait = self.changed.wait_timeout(state, deadline.remaining());
@@ -333,7 +335,7 @@ impl TimeLimit<'_> {
         if self.deadline.has_passed() {
             let (what, timeout, seen) = (&self.what, self.deadline.timeout(), seen());
             return Err(Failure::new(format!(
-                "timed out after {timeout:?} waiting for {what}; last seen: {seen}"
+                "timed out after {timeout:?}: waited for {what}; last state: {seen}"
             )));
         }
         match self.rendezvous.state().failed {

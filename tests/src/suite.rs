@@ -110,7 +110,7 @@ pub fn run_bounded<H: Harness>(harness: &Arc<H>, check: &Check<H>) -> Outcome {
     let limit = harness.timeout() * TIMEOUTS_A_CHECK;
     outcome.recv_timeout(limit).unwrap_or_else(|_| {
         Err(Failure::new(format!(
-            "the check did not return within {limit:?}: a call of the backend blocks"
+            "the check did not return within {limit:?}: a call to the backend blocks"
         )))
     })
 }
@@ -185,7 +185,7 @@ mod tests {
         let failure = run_bounded(&Arc::new(harness), &check).unwrap_err();
         assert_eq!(
             failure.to_string(),
-            "the check did not return within 9ms: a call of the backend blocks"
+            "the check did not return within 9ms: a call to the backend blocks"
         );
     }
 }

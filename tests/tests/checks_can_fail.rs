@@ -18,7 +18,11 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Faults of engines: the fault, the check that must find it, and a part of the text of its failure.
 const ENGINES: &[(Fault, &str, &str)] = &[
-    (Fault::OpsBackwards, "ops_to_one_peer_take_effect_in_submission_order", "the second flag is"),
+    (
+        Fault::OpsBackwards,
+        "ops_to_one_peer_take_effect_in_submission_order",
+        "the second flag has the value",
+    ),
     (
         Fault::SignalsFirst,
         "bytes_put_before_a_signal_are_readable_when_the_flag_is_seen",
@@ -33,7 +37,7 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::WaitsIgnored,
         "a_wait_holds_everything_behind_it_until_the_flag_is_reached",
-        "the ticket behind the wait is complete",
+        "the ops after the wait are complete",
     ),
     (
         Fault::WaitsHoldEverything,
@@ -44,20 +48,20 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::ResetsForgotten,
         "the_reset_of_a_wait_takes_effect_before_anything_behind_it",
-        "the flag is 1 after the last reset",
+        "the flag has the value 1 after the last reset",
     ),
     (Fault::SignalsFirst, "no_flag_is_seen_before_the_flush_of_the_bytes_it_announces", " saw"),
     (
         Fault::CompleteAtOnce,
         "a_completed_ticket_frees_its_sources",
-        "whose source was then overwritten",
+        "whose source was overwritten after completion",
     ),
     (
         Fault::CompleteAtOnce,
         "a_completed_put_to_oneself_is_visible_here",
-        "a completed put to oneself",
+        "destination of a completed put to the own rank",
     ),
-    (Fault::CompletionGoesBack, "completion_is_monotone", "completion went back"),
+    (Fault::CompletionGoesBack, "completion_is_monotone", "the last completed ticket went back"),
     (
         Fault::EmptySlicesHaveNoTicket,
         "an_empty_slice_gets_a_ticket",
@@ -66,17 +70,17 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::EmptySlicesCompleteAtOnce,
         "an_empty_slice_gets_a_ticket",
-        "complete behind a blocked wait",
+        "is complete, but an op before it is a wait",
     ),
     (
         Fault::FullQueueTakesAPart,
         "a_full_queue_takes_nothing_of_a_slice",
-        "slots of the slice that was refused",
+        "destination of the slice that was refused",
     ),
     (
         Fault::LongSlicesNeverFit,
         "a_slice_within_the_limit_fits_an_empty_queue",
-        "ops, an empty queue",
+        "ops to an empty queue",
     ),
     (
         Fault::ReleaseDoesNothing,
@@ -102,45 +106,49 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (Fault::TheLimitIsRefused, "a_slice_of_exactly_the_limit_is_taken", "one less, please"),
     (Fault::OutsideIsTaken, "a_span_outside_its_region_is_refused", "ends after the region: taken"),
     (Fault::ErrorsAreForgotten, "the_first_error_poisons_the_engine", "expected DeviceLost"),
-    (Fault::DropWaits, "dropping_an_engine_with_a_blocked_wait_returns", "the drop took"),
+    (
+        Fault::DropWaits,
+        "dropping_an_engine_with_a_blocked_wait_returns",
+        "the drop of the engine took",
+    ),
     (Fault::SignalsSpill, "flags_of_one_region_do_not_disturb_each_other", "flag"),
     (Fault::SignalsSpill, "a_region_tells_what_its_flags_hold", "flag_value(1) is"),
     (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; last seen"),
     (
         Fault::ParkIsDeaf,
         "park_returns_when_a_flag_of_this_rank_is_signalled",
-        "while a flag was signalled",
+        "although a flag was signalled",
     ),
-    (Fault::AlwaysBusy, "an_idle_or_blocked_engine_is_not_busy", "the engine says that it is busy"),
-    (Fault::WakerIsDeaf, "park_returns_when_the_waker_is_used", "past its waker"),
-    (Fault::ParkIsLong, "park_returns_at_its_limit", "its limit was"),
+    (Fault::AlwaysBusy, "an_idle_or_blocked_engine_is_not_busy", "is_busy returned true"),
+    (Fault::WakerIsDeaf, "park_returns_when_the_waker_is_used", "although its waker was used"),
+    (Fault::ParkIsLong, "park_returns_at_its_limit", "at most its limit of"),
     (Fault::GetsLoseAByte, "a_get_copies_exactly_its_bytes", "a get of 65 bytes: byte 128"),
     (Fault::PutsAreRoundedUp, "a_get_copies_exactly_its_bytes", "a get of 1 bytes: byte 65"),
     (
         Fault::GetsFirst,
         "gets_and_puts_with_one_peer_take_effect_in_submission_order",
-        "blocks put and got back",
+        "blocks that were put and got back",
     ),
     (
         Fault::SignalsFirst,
         "a_signal_to_a_peer_comes_after_the_gets_from_it",
-        "bytes got before a signal, then overwritten",
+        "bytes of a get before a signal, whose source was overwritten after completion",
     ),
     (
         Fault::SignalsFirst,
         "a_signal_to_oneself_announces_the_gets_before_it",
-        "announced to oneself",
+        "announced by a signal to the own rank",
     ),
-    (Fault::CompleteAtOnce, "a_completed_get_is_visible_here", "a completed get"),
+    (Fault::CompleteAtOnce, "a_completed_get_is_visible_here", "destination of a completed get"),
     (
         Fault::GetsLoseAByte,
         "a_get_from_oneself_is_a_local_copy",
-        "a get from oneself, allocated memory",
+        "a get from the own rank, allocated memory",
     ),
     (
         Fault::WaitsIgnored,
         "a_get_behind_a_wait_sees_what_the_wait_acquired",
-        "the get behind the wait is complete",
+        "the get after the wait is complete",
     ),
     (Fault::OutsideIsTaken, "a_get_outside_its_regions_is_refused", "ends after the region: taken"),
 ];
@@ -163,7 +171,7 @@ fn main() -> ExitCode {
         flawed::<{ flaw::ANY_BYTES_ARE_A_KEY }>(
             "AnyBytesAreAKey",
             "malformed_keys_are_refused",
-            "was decoded, expected InvalidKey",
+            "was decoded without an error, expected InvalidKey",
         ),
         flawed::<{ flaw::NO_KEY_PANICS }>(
             "NoKeyPanics",
@@ -184,12 +192,12 @@ fn main() -> ExitCode {
         flawed::<{ flaw::REGISTERED_IS_COPIED }>(
             "RegisteredIsCopied",
             "what_one_fabric_allocated_another_can_register",
-            "timed out after 1s waiting for flag 3",
+            "timed out after 1s: waited for flag 3",
         ),
         flawed::<{ flaw::ANY_ADDRESS_CONNECTS }>(
             "AnyAddressConnects",
             "malformed_addresses_are_refused",
-            "was connected to",
+            "returned no error, expected Mismatch",
         ),
     ]);
     trials.push(Trial::test("every_check_has_a_mutant", every_check_has_a_mutant(&trials)));

@@ -84,7 +84,7 @@ fn a_trace_reads_line_by_line() {
     rank 0 engine 0 ticket 1: signal remote 2 word 3 = 7
     rank 0 engine 0 ticket 1: wait local 3 word 3 >= 7, then reset
     rank 0 engine 0 ticket 1: complete
-    rank 0 engine 0 ticket 0: refused: put destination spans 16 bytes from offset 60, the region has 64
+    rank 0 engine 0 ticket 0: refused: put destination out of range: 16 bytes from offset 60, but the region has 64 bytes
     rank 0 engine 0 ticket 1: released
     ");
 }
@@ -100,10 +100,10 @@ fn what_was_taken_away_is_refused() {
         assert_eq!(kind, ErrorKind::InvalidArgument);
         text
     };
-    insta::assert_snapshot!(refusal(&[regions.wait(0, 0, false)]), @"a wait was submitted without queued_wait");
-    insta::assert_snapshot!(refusal(&[regions.put(4, 8)]), @"a put of 8 bytes from offset 0 to offset 4, expected multiples of 8");
-    insta::assert_snapshot!(refusal(&[regions.put(0, 9)]), @"a put of 9 bytes from offset 0 to offset 0, expected multiples of 8");
-    insta::assert_snapshot!(refusal(&[regions.signal(0, 1); 3]), @"a slice has 3 ops, expected at most 2");
+    insta::assert_snapshot!(refusal(&[regions.wait(0, 0, false)]), @"a wait was submitted to an engine that cannot queue waits (queued_wait is false); poll the flag instead");
+    insta::assert_snapshot!(refusal(&[regions.put(4, 8)]), @"misaligned put of 8 bytes from offset 0 to offset 4: expected multiples of 8 bytes (put_align_bytes)");
+    insta::assert_snapshot!(refusal(&[regions.put(0, 9)]), @"misaligned put of 9 bytes from offset 0 to offset 0: expected multiples of 8 bytes (put_align_bytes)");
+    insta::assert_snapshot!(refusal(&[regions.signal(0, 1); 3]), @"a slice has 3 ops, expected at most 2 (slice_ops_max of the engine); split it into several slices");
     assert_eq!(submit(&mut engine, &[regions.put(8, 8), regions.signal(0, 1)]), Ok(Ticket(1)));
 }
 
@@ -116,7 +116,7 @@ fn the_chosen_op_fails_and_so_does_everything_after_it() {
         assert_eq!(taken, ops / 2, "an engine that fails after {ops} ops");
         let (kind, text) = submit(&mut engine, &[]).unwrap_err();
         assert_eq!(kind, ErrorKind::PeerLost);
-        assert_eq!(text, "this engine failed before: peer lost");
+        assert_eq!(text, "the engine is poisoned by an earlier error: peer lost");
         assert_eq!(engine.completed().unwrap_err().kind(), ErrorKind::PeerLost);
     }
 }

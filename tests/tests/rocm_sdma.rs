@@ -80,7 +80,7 @@ fn kind_of(devices: u32, bytes: usize, any_engine: bool) -> &'static str {
         if !gather.report().takes_streams() {
             let error = gather.start_on(&stream).expect_err("the host drives it");
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-            let text = "engines of kind sdma of the backend rocm take no streams; use `start`";
+            let text = "sdma engines of the backend rocm cannot run on a stream; use `start`";
             assert_eq!(error.to_string(), text);
             gather.run()?;
         }

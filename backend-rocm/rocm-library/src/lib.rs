@@ -37,7 +37,7 @@ pub struct RocmLibrary {
 #[non_exhaustive]
 pub enum LoadError {
     /// The library was not found.
-    #[error("{name} was not found: tried {tried}")]
+    #[error("cannot find {name}: tried {tried}")]
     NotFound {
         /// Name without a version.
         name: &'static str,
@@ -53,7 +53,9 @@ pub enum LoadError {
         reason: String,
     },
     /// The library lacks a function.
-    #[error("{file} has no {symbol}: it is too old, expected ROCm {since} or newer")]
+    #[error(
+        "{file} has no function {symbol}: the library is too old, expected ROCm {since} or newer"
+    )]
     Symbol {
         /// File of the library.
         file: PathBuf,
@@ -126,7 +128,11 @@ impl RocmLibrary {
             roots.iter().map(|root| format!("{}/lib", root.display())).collect();
         let rocm_path =
             if env::var_os(ROOT_VARIABLE).is_some() { "" } else { ", and ROCM_PATH is not set" };
-        format!("{} by the loader and in {}{rocm_path}", names.join(", "), roots.join(", "))
+        format!(
+            "{} with the loader's search path and in {}{rocm_path}",
+            names.join(", "),
+            roots.join(", ")
+        )
     }
 }
 
@@ -346,8 +352,7 @@ mod tests {
     #[test]
     fn a_missing_library_is_an_error_with_the_names_tried() {
         let error = NONE.open_in(&["/opt/none".into()]).unwrap_err().to_string();
-        let expected = "libpeerlane-none.so was not found: tried libpeerlane-none.so.7, \
-                        libpeerlane-none.so.6, libpeerlane-none.so by the loader and in /opt/none/lib";
+        let expected = "cannot find libpeerlane-none.so: tried libpeerlane-none.so.7, libpeerlane-none.so.6, libpeerlane-none.so with the loader's search path and in /opt/none/lib";
         assert!(error.starts_with(expected), "{error}");
     }
 
@@ -381,7 +386,7 @@ mod tests {
             let found = unsafe { opened.symbol::<unsafe extern "C" fn()>("hipNone", "7.2") };
             found.unwrap_err().to_string()
         };
-        let rest = " has no hipNone: it is too old, expected ROCm 7.2 or newer";
+        let rest = " has no function hipNone: the library is too old, expected ROCm 7.2 or newer";
         assert_eq!(missing(&opened), format!("libc.so.6{rest}"));
 
         // SAFETY: the type is the declaration in stdlib.h, and the function is not called.

@@ -113,8 +113,8 @@ pub(crate) fn find_agent(agents: &[Agent], device: &Device) -> Result<Agent, Err
     let listed: Vec<String> =
         gpus().map(|agent| format!("{} ({})", agent.pci, agent.uuid)).collect();
     Err(Error::Fault(Fault::Mismatch(format!(
-        "{label} has the PCI address {} and UUID {}, where the HSA runtime has {at_address} agents, \
-         expected one with both; its GPUs are {}",
+        "cannot find {label} in the HSA runtime: {at_address} agents have its PCI address {}, \
+         expected one that also has its UUID {}; the GPUs of the HSA runtime are {}",
         device.pci,
         device.uuid_text(),
         if listed.is_empty() { "none".to_owned() } else { listed.join(", ") }
@@ -284,12 +284,12 @@ mod tests {
             |address, uuid| find_agent(&agents(), &device(address, uuid)).unwrap_err().to_string();
         assert_eq!(
             text("0000:05:00.0", b"00000000000000ff"),
-            "device 0 (AMD Instinct MI300X) has the PCI address 0000:05:00.0 and UUID \
-             GPU-00000000000000ff, where the HSA runtime has 2 agents, expected one with both; its GPUs \
-             are 0000:c1:00.0 (GPU-00000000000000c1), 0000:05:00.0 (GPU-0000000000000005), 0000:05:00.0 \
-             (GPU-000000000000000a)"
+            "cannot find device 0 (AMD Instinct MI300X) in the HSA runtime: 2 agents have its PCI \
+             address 0000:05:00.0, expected one that also has its UUID GPU-00000000000000ff; the \
+             GPUs of the HSA runtime are 0000:c1:00.0 (GPU-00000000000000c1), 0000:05:00.0 \
+             (GPU-0000000000000005), 0000:05:00.0 (GPU-000000000000000a)"
         );
         // The device is hidden from the HSA runtime, or the address is that of the host's processors.
-        assert!(text("0000:00:00.0", &[0; 16]).contains("has 0 agents"));
+        assert!(text("0000:00:00.0", &[0; 16]).contains(": 0 agents have"));
     }
 }

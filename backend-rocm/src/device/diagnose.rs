@@ -48,21 +48,25 @@ impl KernelDriver {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return format!(
-                    "there is no {device}: is there an AMD GPU, and is the kernel module amdgpu loaded? \
-                     A container needs --device=/dev/kfd --device=/dev/dri"
+                    "{device} does not exist; check that the machine has an AMD GPU and that the \
+                     kernel module amdgpu is loaded (containers: --device=/dev/kfd \
+                     --device=/dev/dri)"
                 );
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return format!(
-                    "{device} cannot be opened: {error}; add the user to the group that owns it, \
+                    "cannot open {device}: {error}; add the user to the group that owns the file, \
                      usually render"
                 );
             }
-            Err(error) => return format!("{device} cannot be opened: {error}"),
+            Err(error) => return format!("cannot open {device}: {error}"),
         }
         match count_gpus(&self.nodes) {
             0 => {
-                format!("{device} exists, but the kernel driver lists no GPU; see dmesg for amdgpu")
+                format!(
+                    "{device} exists, but the kernel driver lists no GPU; check the messages of \
+                     amdgpu in dmesg"
+                )
             }
             count => {
                 let plural = if count == 1 { "" } else { "s" };
@@ -106,8 +110,8 @@ mod tests {
         let kernel = KernelDriver { device: "/dev/peerlane-none".into(), nodes: "/none".into() };
         assert_eq!(
             kernel.diagnose(kernel.open(), VISIBLE),
-            "there is no /dev/peerlane-none: is there an AMD GPU, and is the kernel module amdgpu \
-             loaded? A container needs --device=/dev/kfd --device=/dev/dri"
+            "/dev/peerlane-none does not exist; check that the machine has an AMD GPU and that the \
+             kernel module amdgpu is loaded (containers: --device=/dev/kfd --device=/dev/dri)"
         );
     }
 
@@ -118,10 +122,10 @@ mod tests {
         let refused = |number| kernel.diagnose(Err(io::Error::from_raw_os_error(number)), VISIBLE);
         assert_eq!(
             refused(13),
-            "/dev/kfd cannot be opened: Permission denied (os error 13); add the user to the group \
-             that owns it, usually render"
+            "cannot open /dev/kfd: Permission denied (os error 13); add the user to the group that \
+             owns the file, usually render"
         );
-        assert_eq!(refused(5), "/dev/kfd cannot be opened: Input/output error (os error 5)");
+        assert_eq!(refused(5), "cannot open /dev/kfd: Input/output error (os error 5)");
     }
 
     #[test]
@@ -146,7 +150,8 @@ mod tests {
         assert_eq!(
             none,
             format!(
-                "{} exists, but the kernel driver lists no GPU; see dmesg for amdgpu",
+                "{} exists, but the kernel driver lists no GPU; check the messages of amdgpu in \
+                 dmesg",
                 device.display()
             )
         );

@@ -212,7 +212,7 @@ impl Runtimes {
         let Version { major, minor, .. } = self.hip;
         let hsa = match release_of(file) {
             Some(release) if release == (major, minor) => return None,
-            Some((major, minor)) => format!("of ROCm {major}.{minor}"),
+            Some((major, minor)) => format!("is from ROCm {major}.{minor}"),
             // Distributions number the file differently. An older interface shows an older release.
             None => {
                 let expected =
@@ -221,12 +221,12 @@ impl Runtimes {
                     return None;
                 }
                 let (major, minor) = interface;
-                format!("older, with interface {major}.{minor}, expected 1.{expected}")
+                format!("has the interface {major}.{minor}, expected 1.{expected} or newer")
             }
         };
         let (hip_file, file) = (self.hip_file.display(), file.display());
         Some(format!(
-            "HIP is of ROCm {major}.{minor} ({hip_file}) and the HSA runtime {hsa} ({file})"
+            "HIP ({hip_file}) is from ROCm {major}.{minor}, but the HSA runtime ({file}) {hsa}"
         ))
     }
 }
@@ -288,7 +288,8 @@ fn query_device(hip: &Hip, ordinal: u32) -> Result<Device, Error> {
     let Some(number) = c_int::try_from(ordinal).ok().filter(|_| ordinal < count) else {
         let visible = diagnose::visibility(|name| std::env::var(name).ok());
         return Err(Error::Fault(Fault::Argument(format!(
-            "device is {ordinal}, expected less than the number of visible GPUs, {count}; {visible}"
+            "device {ordinal} does not exist: expected a number below {count}, the number of \
+             visible GPUs; {visible}"
         ))));
     };
     describe(hip, number, ordinal)
@@ -306,8 +307,8 @@ fn describe(hip: &Hip, device: c_int, ordinal: u32) -> Result<Device, Error> {
     })?;
     let pci = PciAddress::parse(&address).ok_or_else(|| {
         Error::Fault(Fault::Mismatch(format!(
-            "the PCI address of device {ordinal} ({name}) is \"{address}\", expected one such as \
-             0000:c1:00.0, from hipDeviceGetPCIBusId of {}",
+            "hipDeviceGetPCIBusId of {} returned \"{address}\" for device {ordinal} ({name}), \
+             expected a PCI address such as 0000:c1:00.0",
             calls.file().display()
         )))
     })?;
@@ -543,13 +544,14 @@ mod tests {
         }
         assert_eq!(
             runtimes(4, "/usr/lib/libhsa-runtime64.so.1.13.0").mismatch().unwrap(),
-            "HIP is of ROCm 6.4 (/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401) and the HSA runtime \
-             older, with interface 1.4, expected 1.7 (/usr/lib/libhsa-runtime64.so.1.13.0)"
+            "HIP (/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401) is from ROCm 6.4, but the HSA \
+             runtime (/usr/lib/libhsa-runtime64.so.1.13.0) has the interface 1.4, expected 1.7 or \
+             newer"
         );
         assert_eq!(
             runtimes(4, "/opt/rocm-6.1.2/lib/libhsa-runtime64.so.1.13.60102").mismatch().unwrap(),
-            "HIP is of ROCm 6.4 (/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401) and the HSA runtime of \
-             ROCm 6.1 (/opt/rocm-6.1.2/lib/libhsa-runtime64.so.1.13.60102)"
+            "HIP (/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401) is from ROCm 6.4, but the HSA \
+             runtime (/opt/rocm-6.1.2/lib/libhsa-runtime64.so.1.13.60102) is from ROCm 6.1"
         );
     }
 

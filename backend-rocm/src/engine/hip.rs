@@ -127,7 +127,7 @@ impl StreamCalls for Context {
     unsafe fn check_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         if let Some(name) = stream.default_stream() {
             return Err(Error::Fault(Fault::Argument(format!(
-                "the stream is {name}; expected one that was created with hipStreamNonBlocking"
+                "the stream is {name}, expected a stream that was created with hipStreamNonBlocking"
             ))));
         }
         let mut device = -1;
@@ -139,7 +139,7 @@ impl StreamCalls for Context {
             return Ok(());
         }
         Err(Error::Fault(Fault::Mismatch(format!(
-            "the stream {:?} belongs to device {device}, the engine to {}",
+            "the stream {:?} belongs to device {device}, expected {}, the device of the engine",
             stream.0,
             self.label()
         ))))
@@ -349,8 +349,8 @@ impl WordCalls for Context {
             return Ok(());
         }
         Err(Error::Fault(Fault::Unavailable(format!(
-            "{} cannot wait for words on streams (hipDeviceAttributeCanUseStreamWaitValue is 0), which \
-             signals and waits need; expected a GPU of gfx9 or newer on Linux",
+            "{} cannot wait for memory values on streams (hipDeviceAttributeCanUseStreamWaitValue \
+             is 0), which signals and waits need; use a GPU of gfx9 or newer on Linux",
             self.label()
         ))))
     }

@@ -275,8 +275,8 @@ impl EngineKind {
 #[cold]
 fn streams_unsupported() -> Error {
     Error::Fault(Fault::Argument(
-        "an engine over SDMA engines takes no streams of the caller; expected one that was requested for \
-         streams, or EngineKind::Streams"
+        "an engine on SDMA engines cannot order work with streams of the caller; request an engine \
+         for streams, or set EngineKind::Streams"
             .to_owned(),
     ))
 }

@@ -117,11 +117,11 @@ fn a_hidden_peer_is_named() {
     let text = other.hear_text();
     let (begin, end) = (
         "unavailable: the device of rank 0 (",
-        ") of device 0 (Simulated Instinct), which copies to it: add it to \
+        ") of device 0 (Simulated Instinct); add that device to \
          ROCR_VISIBLE_DEVICES, or use EngineKind::Streams",
     );
     assert!(text.starts_with(begin) && text.ends_with(end), "{text}");
-    assert!(text.contains(") is hidden from the HSA runtime (/"), "{text}");
+    assert!(text.contains(") is not visible to the HSA runtime (/"), "{text}");
     other.end();
 }
 

@@ -14,25 +14,26 @@ use crate::units::Size;
 /// Options of the algorithm.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AlgorithmOptions {
-    /// auto for the algorithm with the lowest predicted time; all for every algorithm, one row
-    /// each; or a list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring
+    /// Select the algorithms: auto (the lowest predicted time), all (one row for each), or a list
+    /// of direct, pull, ring, double-ring, hierarchical and hierarchical-ring, such as direct,ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     #[arg(value_parser = parse_list)]
     pub(crate) selection: AlgorithmList,
-    /// Number of chunks of a shard [default: the number with the lowest predicted time]
+    /// Set the number of chunks of each shard, such as 4 [default: the number with the lowest
+    /// predicted time]
     #[arg(long, value_name = "N", conflicts_with = "chunk_bytes", value_parser = parse_chunks)]
     pub(crate) chunks: Option<u32>,
-    /// Size of a chunk in bytes, instead of a number of chunks
+    /// Set the size of a chunk in bytes, such as 512K, instead of the number of chunks
     #[arg(long, value_name = "SIZE")]
     pub(crate) chunk_bytes: Option<Size>,
-    /// File of `peerlane calibrate` for the predictions; shows them [default: typical values of
-    /// such links]
+    /// Predict times with the link speeds in FILE, which `peerlane calibrate --out` wrote, and show
+    /// the predictions [default: typical speeds of such links]
     #[arg(long, value_name = "FILE")]
     pub(crate) calibration: Option<PathBuf>,
-    /// Show the predicted time next to the measured one
+    /// Show the predicted time next to the measured time
     #[arg(long)]
     pub(crate) predict: bool,
-    /// Print why the algorithm was chosen, and what runs on which lane
+    /// Print the reasons for the chosen algorithm, and the work of each lane
     #[arg(long)]
     pub(crate) explain: bool,
 }
@@ -53,7 +54,7 @@ impl AlgorithmOptions {
     /// A usage failure that names the option.
     pub(super) fn check(&self) -> Result<()> {
         if self.chunk_bytes == Some(Size(0)) {
-            return Err(Failure::usage("--chunk-bytes is 0, expected at least 1")
+            return Err(Failure::usage("--chunk-bytes is 0, expected at least 1 byte")
                 .with_advice("use 64K or more, or remove the option"));
         }
         Ok(())
@@ -69,7 +70,8 @@ impl AlgorithmOptions {
         let fitting = u32::try_from(chunks).ok().filter(|chunks| *chunks <= CHUNKS_MAX);
         fitting.map(Some).ok_or_else(|| {
             let text = format!(
-                "--chunk-bytes {} makes {chunks} chunks of a shard of {}, at most {CHUNKS_MAX} are possible",
+                "--chunk-bytes {} makes {chunks} chunks of a shard of {}, expected at most \
+                 {CHUNKS_MAX} chunks",
                 Size(chunk),
                 Size(longest_shard_bytes)
             );
@@ -167,11 +169,11 @@ mod tests {
         assert_eq!(chunks("--chunk-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
         assert_eq!(chunks("--chunk-bytes 64K", 0), Ok(Some(1)));
         insta::assert_snapshot!(chunks("--chunk-bytes 1", 1 << 20).unwrap_err(), @"
-        error: --chunk-bytes 1 B makes 1048576 chunks of a shard of 1 MiB, at most 65536 are possible
+        error: --chunk-bytes 1 B makes 1048576 chunks of a shard of 1 MiB, expected at most 65536 chunks
          help: raise --chunk-bytes or lower --max-bytes
         ");
         insta::assert_snapshot!(parse("--chunk-bytes 0").unwrap().algorithm.check().unwrap_err(), @"
-        error: --chunk-bytes is 0, expected at least 1
+        error: --chunk-bytes is 0, expected at least 1 byte
          help: use 64K or more, or remove the option
         ");
     }

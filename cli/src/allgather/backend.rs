@@ -13,15 +13,17 @@ use crate::options::parse_ranks;
 /// Options of the backend and its devices, of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
-    /// Backend that moves the bytes between all ranks, or inside a node with several hosts; auto is
-    /// cuda or rocm if each rank can have its own GPU, otherwise host; rdma uses NICs between all ranks
+    /// Select the backend that moves the bytes between ranks, with several hosts only inside each
+    /// node: auto (cuda or rocm if each rank has its own GPU, otherwise host), host (shared
+    /// memory), cuda, rocm, or rdma (NICs between all ranks)
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
-    /// Processes to spawn [default: one per GPU, or 4]; under a launcher, the expected number of
-    /// ranks
+    /// Spawn this number of processes, such as 8; under a launcher, check its number of ranks
+    /// [default: one per GPU, or 4 without GPUs]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(crate) ranks: Option<usize>,
-    /// GPUs that the ranks of this machine take in turn, by the numbers of the driver [default: all]
+    /// Use these GPUs, by the numbers of the driver, such as 0,1,3; the ranks of this machine take
+    /// them in turn [default: all]
     #[arg(long, value_name = "N,N,…")]
     pub(crate) devices: Option<Devices>,
 }
@@ -169,7 +171,8 @@ impl Selected {
 /// Returns the requested GPUs of a backend, or all of them.
 fn slots(backend: Backend, requested: Option<&Devices>) -> Result<Vec<GpuSlot>> {
     let missing = |text: String| {
-        Failure::failed(text).with_advice("`peerlane doctor` shows what this machine has")
+        Failure::failed(text)
+            .with_advice("run `peerlane doctor` to see the backends and devices of this machine")
     };
     let survey = Survey::of_machine();
     let devices = if backend == Backend::Rocm { survey.rocm } else { survey.cuda };
@@ -188,19 +191,24 @@ fn pick(
 ) -> Result<Vec<GpuSlot>> {
     let Some(Devices(requested)) = requested else {
         if slots.is_empty() {
-            return Err(Failure::failed(format!("the backend {} found no device", backend.name()))
-                .with_advice("`peerlane doctor` shows what this machine has"));
+            return Err(Failure::failed(format!(
+                "the backend {} found no GPU on this machine",
+                backend.name()
+            ))
+            .with_advice("run `peerlane doctor` to see the backends and devices of this machine"));
         }
         return Ok(slots);
     };
     let find = |ordinal: &u32| {
         slots.iter().find(|slot| slot.ordinal == *ordinal).cloned().ok_or_else(|| {
             let count = slots.len();
-            Failure::usage(format!("--devices names GPU {ordinal}, but this process sees {count}"))
-                .with_advice(match backend {
-                    Backend::Rocm => "numbers start at 0; HIP_VISIBLE_DEVICES may hide some GPUs",
-                    _ => "numbers start at 0; CUDA_VISIBLE_DEVICES may hide some GPUs",
-                })
+            Failure::usage(format!(
+                "--devices names GPU {ordinal}, but this process sees {count} GPUs"
+            ))
+            .with_advice(match backend {
+                Backend::Rocm => "give numbers from 0; HIP_VISIBLE_DEVICES may hide some GPUs",
+                _ => "give numbers from 0; CUDA_VISIBLE_DEVICES may hide some GPUs",
+            })
         })
     };
     requested.iter().map(find).collect()
@@ -211,7 +219,9 @@ impl FromStr for Devices {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let ordinal = |word: &str| {
-            word.trim().parse().map_err(|_| "expected numbers of GPUs, such as 0,1,3".to_owned())
+            word.trim().parse().map_err(|_| {
+                "expected numbers of GPUs separated by commas, such as 0,1,3".to_owned()
+            })
         };
         text.split(',').map(ordinal).collect::<std::result::Result<_, _>>().map(Self)
     }
@@ -263,16 +273,19 @@ impl EngineKind {
         if options.graph {
             return Err(Failure::usage("--graph and --engine sdma cannot be used together")
                 .with_advice(
-                    "the host drives SDMA engines: use --engine streams, or remove --graph",
+                    "a graph cannot contain copies of SDMA engines: use --engine streams, or \
+                     remove --graph",
                 ));
         }
         let runtimes = rocm::runtimes().map_err(Failure::of_backend)?;
         match runtimes.hsa {
             Ok(_) => Ok(()),
-            Err(why) => Err(Failure::failed(format!("--engine sdma needs the HSA runtime: {why}"))
-                .with_advice(
-                    "use --engine streams; `peerlane doctor` shows what this machine has",
-                )),
+            Err(why) => Err(Failure::failed(format!(
+                "--engine sdma needs the HSA runtime, which cannot be used: {why}"
+            ))
+            .with_advice(
+                "use --engine streams, or run `peerlane doctor` to see the runtimes of this machine",
+            )),
         }
     }
 
@@ -343,8 +356,8 @@ mod tests {
             |slots: Vec<GpuSlot>| slots.iter().map(|slot| slot.ordinal).collect::<Vec<_>>();
         assert_eq!(ordinals(pick("3, 1").unwrap()), [3, 1]);
         insta::assert_snapshot!(pick("0,4").unwrap_err(), @"
-        error: --devices names GPU 4, but this process sees 4
-         help: numbers start at 0; CUDA_VISIBLE_DEVICES may hide some GPUs
+        error: --devices names GPU 4, but this process sees 4 GPUs
+         help: give numbers from 0; CUDA_VISIBLE_DEVICES may hide some GPUs
         ");
         assert!("".parse::<Devices>().is_err() && "0,x".parse::<Devices>().is_err());
         assert_eq!("0,2".parse::<Devices>().unwrap().to_string(), "0,2");

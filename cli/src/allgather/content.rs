@@ -161,7 +161,8 @@ impl std::fmt::Display for Difference {
             Self::Gap { buffer, element } => {
                 write!(
                     f,
-                    "output buffer {buffer}, element {element}: written outside of all shards"
+                    "output buffer {buffer}, element {element}: the element is outside of all \
+                     shards but was overwritten"
                 )
             }
         }

@@ -147,7 +147,7 @@ impl Measurement<'_> {
                 let algorithm = operation.report().algorithm;
                 let text = format!("{algorithm}: wrong data in the output of rank {rank}: {text}");
                 return Err(Failure::failed(text).with_advice(
-                    "this is a bug in Peerlane or a fault of the hardware: please report it",
+                    "this is a bug in Peerlane or a hardware fault: please report it",
                 ));
             }
         }

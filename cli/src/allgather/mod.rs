@@ -97,10 +97,12 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if let Some(ranks) = options.target.ranks.filter(|ranks| *ranks != environment.ranks) {
         return Err(Failure::usage(format!(
-            "--ranks is {ranks}, but the launcher has started {}",
+            "--ranks is {ranks}, but the launcher has started {} ranks",
             environment.ranks
         ))
-        .with_advice("remove --ranks, or unset RANK and WORLD_SIZE to spawn ranks here"));
+        .with_advice(
+            "remove --ranks, or unset RANK and WORLD_SIZE to let peerlane spawn the ranks",
+        ));
     }
     // Without a number from the launcher, one rank per machine is assumed.
     let local_ranks = environment.local_ranks.unwrap_or(1) as usize;

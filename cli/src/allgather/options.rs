@@ -54,70 +54,72 @@ pub(crate) struct Options {
     pub(crate) shape: ShapeOptions,
     #[command(flatten)]
     pub(crate) sizes: SweepOptions,
-    /// Timed iterations of each size [default: as many as fit in 500 ms, 20 to 1000; on GPUs,
-    /// starts in a row: 50 below 256 MiB, otherwise 10]
+    /// Set the number of timed iterations of each size, such as 100; on GPUs, starts in a row
+    /// [default: 20 to 1000, as many as fit in 500 ms; on GPUs 50 below 256 MiB, otherwise 10]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: Option<u32>,
-    /// Untimed iterations before the timed ones
+    /// Set the number of untimed iterations before the timed iterations
     #[arg(long, default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Gather in place: the input of a rank is its shard in the output
+    /// Gather in place: the input of a rank is its shard of the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Output buffers that starts use alternately, 1 or 2; with 2 (double buffering) no ready flag
-    /// is needed [default: 2 for small results out of place, otherwise 1]
+    /// Set the number of output buffers that starts use in turn, 1 or 2; with 2 (double buffering)
+    /// no ready flags are needed [default: 2 for small results out of place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// How the self copy of a GPU is made: local (a copy inside the GPU, which is a kernel and
-    /// competes with compute work), link (back from a peer, with copy engines only), or auto (link
+    /// Set how a GPU copies its own shard to its output: local (inside the GPU, with a kernel that
+    /// competes with compute work), link (back from a peer, only with copy engines), or auto (link
     /// for small shards, otherwise local)
     #[arg(long, value_enum, default_value_t = SelfCopy::Auto, value_name = "HOW")]
     pub(crate) self_copy: SelfCopy,
-    /// Engines that copy between AMD GPUs (rocm): streams (HIP streams), sdma (selected SDMA
-    /// engines that the host drives), or auto (the kind with the lowest predicted time at each
-    /// size); with sdma, starts are timed one after another, each until its completion
+    /// Select the engines that copy between AMD GPUs (backend rocm only): streams (HIP streams),
+    /// sdma (SDMA engines that the host drives), or auto (the lowest predicted time at each size);
+    /// with sdma, each start is timed until its completion before the next begins
     #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
     pub(crate) engine: EngineKind,
-    /// Fail instead of using a fallback: staging through host memory between GPUs that do not reach
-    /// each other, or lanes that a thread must poll
+    /// Fail instead of using a fallback, which is staging through host memory between GPUs without
+    /// peer access, or lanes that a thread must poll
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Element type: u8, i32, i64, f16, bf16, f32 or f64
+    /// Set the element type: u8, i32, i64, f16, bf16, f32 or f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
-    /// Also measure bare copies of the same bytes between the same ranks, all at once and without
-    /// flags, as the limit
+    /// Also measure the limit: bare copies of the same bytes between the same ranks, all at the
+    /// same time and without flags
     ///
-    /// The time of the slowest rank counts in each iteration; if ranks share cores, the time from
-    /// the first begin to the last end. Between GPUs only the copies to peers are made, in the
-    /// fastest of several ways.
+    /// The table then shows the time of the copies and the all-gather's time relative to it. In
+    /// each iteration the slowest rank counts; if ranks share cores, the time from the first start
+    /// to the last end. Between GPUs, only copies to peers are made, with the fastest of several
+    /// methods.
     #[arg(long)]
     pub(crate) limit: bool,
-    /// Time starts that are captured in a graph and replayed (cuda, rocm with streams)
+    /// Time starts that are captured into a graph and replayed (backends cuda, and rocm with
+    /// streams)
     #[arg(long)]
     pub(crate) graph: bool,
     /// Also time the all-gathers of another library in the same processes, in turn with Peerlane
-    /// (cuda)
+    /// (backend cuda only)
     ///
-    /// NCCL is timed on three paths: its own choice, symmetric windows, and copy engines.
+    /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines.
     #[arg(long, value_enum, value_name = "LIBRARY")]
     pub(crate) vs: Option<BaselineLibrary>,
-    /// File libnccl.so.2 or its folder [default: searched for]
+    /// Load NCCL from this file libnccl.so.2 or its folder [default: search the usual folders]
     #[arg(long, value_name = "PATH")]
     pub(crate) nccl: Option<PathBuf>,
-    /// Also time all-gathers and compute work together and each alone (cuda): bf16 matrix products
-    /// of 8192 × 8192 through cuBLAS
+    /// Also time all-gathers and compute work, each alone and both together (backend cuda only);
+    /// gemm is bf16 matrix products of 8192 × 8192 with cuBLAS
     #[arg(long, value_enum, value_name = "COMPUTE")]
     pub(crate) overlap: Option<ComputeWork>,
-    /// File libcublas.so or its folder [default: searched for]
+    /// Load cuBLAS from this file libcublas.so or its folder [default: search the usual folders]
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
-    /// Plot bandwidth and time over the size
+    /// Draw a plot of bandwidth and time by size into FILE.svg
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Write the steps of all lanes and ranks in one start of the largest size, as trace events for
-    /// Perfetto; this start is not timed
+    /// Write the steps of all lanes and ranks in one untimed start of the largest size to
+    /// FILE.json, as trace events for Perfetto
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
     /// The measured collective, which the command sets.
@@ -183,8 +185,11 @@ impl Options {
     pub(crate) fn check(&self) -> Result<()> {
         let Size(min) = self.sizes.min_bytes;
         if min == 0 {
-            return Err(Failure::usage("--min-bytes is 0, expected at least 1, because each size is a multiple of the one before")
-                .with_advice("use 1 or more"));
+            return Err(Failure::usage(
+                "--min-bytes is 0, expected at least 1, because each size is the previous size \
+                 times --factor",
+            )
+            .with_advice("use 1 or more"));
         }
         if self.sizes.max_bytes < self.sizes.min_bytes {
             return Err(Failure::usage(format!(
@@ -196,7 +201,8 @@ impl Options {
         if self.graph && self.outputs == Some(2) {
             return Err(Failure::usage("--graph and --outputs 2 cannot be used together")
                 .with_advice(
-                    "a captured start always writes to the same output: remove one of them",
+                    "a captured start always writes to the same output: remove one of the two \
+                     options",
                 ));
         }
         if self.outputs == Some(2) && (self.shape.list || self.in_place) {
@@ -204,11 +210,17 @@ impl Options {
             return Err(Failure::usage(format!(
                 "{option} and --outputs 2 cannot be used together"
             ))
-            .with_advice("the destinations are fixed by the caller: remove one of them"));
+            .with_advice(
+                "these destinations are fixed, so outputs cannot alternate: remove one of the two \
+                 options",
+            ));
         }
         if self.vs.is_some() && self.shape.text().is_some() {
-            return Err(Failure::usage("--vs compares only equal shards in one tensor")
-                .with_advice("remove --shards, --list and --tensors"));
+            return Err(Failure::usage(
+                "--vs cannot be used with --shards, --list or --tensors: it compares only equal \
+                 shards of one tensor",
+            )
+            .with_advice("remove --vs, or remove --shards, --list and --tensors"));
         }
         self.check_collective()?;
         self.algorithm.check()?;
@@ -228,7 +240,7 @@ impl Options {
         }
         let name = collective.name();
         if self.in_place && collective == Collective::AllToAll {
-            let text = format!("--in-place is not possible: an {name} overwrites no input");
+            let text = format!("--in-place is not supported for an {name}, which keeps its input");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let shape = &self.shape;
@@ -239,7 +251,9 @@ impl Options {
             ("--vs", self.vs.is_some()),
         ];
         if let Some((option, _)) = of_all_gather.iter().find(|(_, is_given)| *is_given) {
-            let text = format!("{option} needs an all-gather, but the collective is {name}");
+            let text = format!(
+                "{option} is supported only for an all-gather, but the collective is {name}"
+            );
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let known: Vec<_> = algorithms(collective).collect();
@@ -432,10 +446,10 @@ pub(super) mod tests {
         insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
         insta::assert_snapshot!(first_line("--chunks 0"), @"error: invalid value '0' for '--chunks <N>': expected a number of chunks from 1 to 65536");
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected u8, i32, i64, f16, bf16, f32 or f64");
-        insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
-        insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
-        insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': expected seconds above 0, such as 30 or 0.5");
-        insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': unknown suffix KB; expected K, M or G (KiB, MiB, GiB), powers of 1024");
+        insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': unknown suffix KB, expected K, M or G (or KiB, MiB, GiB), powers of 1024");
         insta::assert_snapshot!(first_line("--factor 1"), @"error: invalid value '1' for '--factor <FACTOR>': 1 is not in 2..18446744073709551615");
         insta::assert_snapshot!(first_line("--iterations 0"), @"error: invalid value '0' for '--iterations <N>': 0 is not in 1..=1000000");
         insta::assert_snapshot!(first_line("--backend tpu"), @"error: invalid value 'tpu' for '--backend <BACKEND>'");
@@ -448,25 +462,25 @@ pub(super) mod tests {
         error: --max-bytes 1 KiB is less than --min-bytes 2 KiB
          help: raise --max-bytes or lower --min-bytes
         ");
-        insta::assert_snapshot!(refusal("--min-bytes 0"), @"
-        error: --min-bytes is 0, expected at least 1, because each size is a multiple of the one before
+        insta::assert_snapshot!(refusal("--min-bytes 0"), @r"
+        error: --min-bytes is 0, expected at least 1, because each size is the previous size times --factor
          help: use 1 or more
         ");
-        insta::assert_snapshot!(refusal("--list --outputs 2"), @"
+        insta::assert_snapshot!(refusal("--list --outputs 2"), @r"
         error: --list and --outputs 2 cannot be used together
-         help: the destinations are fixed by the caller: remove one of them
+         help: these destinations are fixed, so outputs cannot alternate: remove one of the two options
         ");
-        insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @"
-        error: --vs compares only equal shards in one tensor
-         help: remove --shards, --list and --tensors
+        insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @r"
+        error: --vs cannot be used with --shards, --list or --tensors: it compares only equal shards of one tensor
+         help: remove --vs, or remove --shards, --list and --tensors
         ");
-        insta::assert_snapshot!(refusal("--trace trace.svg"), @"
+        insta::assert_snapshot!(refusal("--trace trace.svg"), @r"
         error: --trace trace.svg does not end in .json
-         help: name the file *.json; no other format is written
+         help: give a file name that ends in .json; no other format is supported
         ");
-        insta::assert_snapshot!(refusal("--plot sizes.png"), @"
+        insta::assert_snapshot!(refusal("--plot sizes.png"), @r"
         error: --plot sizes.png does not end in .svg
-         help: name the file *.svg; no other format is written
+         help: give a file name that ends in .svg; no other format is supported
         ");
     }
 
@@ -476,13 +490,13 @@ pub(super) mod tests {
         let mine = settings("--dtype f32 --seed 7");
         assert_eq!(mine.compare(0, 1, &settings("--dtype f32 --seed 8")), Ok(()));
         let error = mine.compare(0, 2, &settings("--dtype i32")).unwrap_err();
-        insta::assert_snapshot!(error, @"
-        error: rank 2 has --dtype i32, but rank 0 has f32
+        insta::assert_snapshot!(error, @r"
+        error: ranks have different values of --dtype: i32 on rank 2, f32 on rank 0
          help: start all ranks with the same program and the same options
         ");
         let error = mine.compare(0, 3, &settings("--dtype f32 --in-place")).unwrap_err();
-        insta::assert_snapshot!(error, @"
-        error: rank 3 has --in-place true, but rank 0 has false
+        insta::assert_snapshot!(error, @r"
+        error: ranks have different values of --in-place: true on rank 3, false on rank 0
          help: start all ranks with the same program and the same options
         ");
     }

@@ -97,8 +97,9 @@ impl<'a> Setup<'a> {
         let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
         let all = comm.share("links", &links.as_ref().map(Links::fingerprint))?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
-            let text = format!("rank {rank} has a different --calibration than rank 0");
-            return Err(Failure::failed(text).with_advice("give all ranks the same file"));
+            let text =
+                format!("the file of --calibration on rank {rank} differs from the file on rank 0");
+            return Err(Failure::failed(text).with_advice("give the same file on all ranks"));
         }
         let topology = group.topology().clone();
         Ok(Self { options, topology, backend, links })

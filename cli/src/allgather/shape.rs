@@ -17,13 +17,15 @@ const LIST_BUFFERS: usize = 2;
 /// Options of the shape.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ShapeOptions {
-    /// Shards of different lengths, as a ratio by rank; 0 is a rank without a shard
+    /// Give the ranks shards of different lengths, as a ratio with one number for each rank, such
+    /// as 1:2:3:0; 0 gives a rank no shard
     #[arg(long, value_name = "N:N:…")]
     pub(crate) shards: Option<Ratio>,
-    /// Scatter the shards over a list of destinations: reverse order, two buffers, gaps
+    /// Write each shard to its own destination instead of one contiguous output: two buffers,
+    /// shards in reverse order, gaps between shards
     #[arg(long, conflicts_with = "tensors")]
     pub(crate) list: bool,
-    /// Gather N tensors at once, each with a piece of every rank
+    /// Gather N tensors in one operation, 1 to 1024, each with a piece from every rank
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) tensors: Option<u32>,
 }
@@ -40,10 +42,10 @@ impl ShapeOptions {
     pub(super) fn check(&self, ranks: usize) -> Result<()> {
         match &self.shards {
             Some(ratio) if ratio.0.len() != ranks => Err(Failure::usage(format!(
-                "--shards {ratio} has {} numbers for {ranks} ranks",
+                "--shards {ratio} has {} numbers, expected {ranks}, one for each rank",
                 ratio.0.len()
             ))
-            .with_advice("give one number per rank, or change --ranks")),
+            .with_advice("give one number for each rank, or change --ranks")),
             _ => Ok(()),
         }
     }
@@ -144,7 +146,10 @@ impl FromStr for Ratio {
         let numbers: Option<Vec<u32>> = text.split(':').map(|word| word.parse().ok()).collect();
         match numbers {
             Some(numbers) if numbers.iter().any(|number| *number > 0) => Ok(Self(numbers)),
-            _ => Err("expected one whole number per rank, not all 0, such as 1:2:3:4".to_owned()),
+            _ => {
+                Err("expected one whole number for each rank, not all 0, such as 1:2:3:4"
+                    .to_owned())
+            }
         }
     }
 }
@@ -238,8 +243,8 @@ mod tests {
         assert!(error("--list --tensors 2").contains("cannot be used with"));
         assert!(error("--tensors 0").contains("0 is not in 1..=1024"));
         insta::assert_snapshot!(shape("--shards 1:2:3").check(4).unwrap_err(), @"
-        error: --shards 1:2:3 has 3 numbers for 4 ranks
-         help: give one number per rank, or change --ranks
+        error: --shards 1:2:3 has 3 numbers, expected 4, one for each rank
+         help: give one number for each rank, or change --ranks
         ");
     }
 

@@ -86,15 +86,15 @@ impl RankTopology {
         }
         let network_fabric = network_fabric(options, backend, topology.nodes(), hosts)?;
         if options.limit && network_fabric == NetworkFabric::Rdma {
-            let text =
-                "--limit measures bare copies over one fabric, but these ranks also use rdma";
+            let text = "--limit cannot be used here: it measures bare copies over one fabric, but \
+                        these ranks use rdma between nodes";
             return Err(
                 Failure::usage(text).with_advice("remove the option, or use --backend rdma")
             );
         }
         let uses_nics = network_fabric == NetworkFabric::Rdma || backend == Backend::Rdma;
         if let Some(option) = options.nics.given().filter(|_| !uses_nics) {
-            let text = format!("{option} is for NICs, but these ranks use none");
+            let text = format!("{option} selects a NIC, but these ranks use no NIC");
             let advice = "use --backend rdma, or remove the option";
             return Err(Failure::usage(text).with_advice(advice));
         }
@@ -136,8 +136,8 @@ fn check_nodes(nodes: &Topology, hosts: &Topology, backend: Backend) -> Result<(
         };
         let (first, backend) = (members[0], backend.name());
         let text = format!(
-            "--nodes puts rank {first} and rank {other} on one node, but they are on two hosts, which \
-             {backend} does not connect"
+            "--nodes puts rank {first} and rank {other} on one node, but they run on two hosts, \
+             which the backend {backend} cannot connect"
         );
         return Err(Failure::usage(text).with_advice("remove --nodes, or use --backend rdma"));
     }
@@ -160,14 +160,17 @@ fn network_fabric(
     match (network, nodes, hosts) {
         (Network::Auto | Network::Same, 1, _) => Ok(NetworkFabric::None),
         (Network::Rdma, 1, _) => {
-            let text = "--network rdma connects nodes, but all ranks are on one node";
+            let text = "--network rdma needs more than one node, but all ranks are on one node";
             Err(Failure::usage(text).with_advice("add --nodes, or use --backend rdma"))
         }
         (Network::Auto | Network::Same, _, 1) => Ok(NetworkFabric::Same),
         (Network::Auto | Network::Rdma, ..) => Ok(NetworkFabric::Rdma),
         (Network::Same, ..) => {
             let backend = backend.name();
-            let text = format!("--network same: {backend} does not connect {hosts} hosts");
+            let text = format!(
+                "--network same cannot be used here: the backend {backend} does not connect the \
+                 {hosts} hosts of these ranks"
+            );
             Err(Failure::usage(text).with_advice("use --network rdma"))
         }
     }
@@ -176,23 +179,23 @@ fn network_fabric(
 /// Options of nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NodeOptions {
-    /// Nodes: 2 for a number of nodes, 2x4 for 2 nodes of 4 ranks, 2+1+3 for the ranks of each
-    /// node, 0,0,1,1 for the node of each rank; nodes on one host are virtual [default: one node
-    /// per host, which is a kernel and a network namespace]
+    /// Distribute the ranks over nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 2+1+3 (ranks
+    /// of each node) or 0,0,1,1 (node of each rank); one host can have several virtual nodes
+    /// [default: one node per host; hosts differ by kernel or network namespace]
     #[arg(long, value_name = "NODES")]
     pub(crate) nodes: Option<Nodes>,
-    /// Fabric between nodes: same (a second fabric of the backend) or rdma; auto is rdma between
-    /// hosts and same between virtual nodes
+    /// Select the fabric between nodes: same (a second fabric of the backend), rdma (NICs), or auto
+    /// (rdma between hosts, same between virtual nodes)
     #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
     pub(crate) network: Network,
-    /// Limit of what a rank sends and receives between nodes, such as 2GB/s
+    /// Limit the rate at which a rank sends and receives between nodes, such as 2GB/s
     #[arg(long, value_name = "RATE", requires = "nodes")]
     pub(crate) network_bandwidth: Option<Rate>,
-    /// Additional latency of everything between nodes, such as 20us
+    /// Add this latency to all copies and signals between nodes, such as 20us
     #[arg(long, value_name = "TIME", requires = "nodes")]
     pub(crate) network_delay: Option<Delay>,
-    /// Limit of what a rank sends and receives inside its node (host), so that shared cores do not
-    /// set the rate
+    /// Limit the rate at which a rank sends and receives inside its node, such as 2GB/s, so that
+    /// shared cores do not determine it (backend host only)
     #[arg(long, value_name = "RATE")]
     pub(crate) local_bandwidth: Option<Rate>,
 }
@@ -350,23 +353,23 @@ mod tests {
     fn impossible_topologies_are_refused() {
         let refusal = |line, hosts| topology_of(line, hosts, Backend::Host).unwrap_err();
         insta::assert_snapshot!(refusal("--nodes 2", "abab"), @"
-        error: --nodes puts rank 0 and rank 1 on one node, but they are on two hosts, which host does not connect
+        error: --nodes puts rank 0 and rank 1 on one node, but they run on two hosts, which the backend host cannot connect
          help: remove --nodes, or use --backend rdma
         ");
         insta::assert_snapshot!(refusal("--network same", "aabb"), @"
-        error: --network same: host does not connect 2 hosts
+        error: --network same cannot be used here: the backend host does not connect the 2 hosts of these ranks
          help: use --network rdma
         ");
         insta::assert_snapshot!(refusal("--network rdma", "aaaa"), @"
-        error: --network rdma connects nodes, but all ranks are on one node
+        error: --network rdma needs more than one node, but all ranks are on one node
          help: add --nodes, or use --backend rdma
         ");
         insta::assert_snapshot!(refusal("--port 1", "aaaa"), @"
-        error: --port is for NICs, but these ranks use none
+        error: --port selects a NIC, but these ranks use no NIC
          help: use --backend rdma, or remove the option
         ");
         insta::assert_snapshot!(refusal("--limit", "aabb"), @"
-        error: --limit measures bare copies over one fabric, but these ranks also use rdma
+        error: --limit cannot be used here: it measures bare copies over one fabric, but these ranks use rdma between nodes
          help: remove the option, or use --backend rdma
         ");
     }
@@ -374,12 +377,12 @@ mod tests {
     #[test]
     fn nodes_that_do_not_fit_name_the_option() {
         let refusal = |line: &str| parse(line).unwrap().node_options.topology(4).unwrap_err();
-        insta::assert_snapshot!(refusal("--nodes 2+1"), @"
-        error: --nodes: 2+1 is 3 ranks on 2 nodes, expected 4
+        insta::assert_snapshot!(refusal("--nodes 2+1"), @r"
+        error: --nodes: 2+1 has 3 ranks on 2 nodes, expected 4 ranks
          help: give the ranks of each node, such as 2+1+3, or change --ranks
         ");
         insta::assert_snapshot!(refusal("--nodes 5"), @"
-        error: --nodes: 5 nodes are too many for 4 ranks
+        error: --nodes: 5 nodes for 4 ranks, expected at most one node for each rank
          help: give the ranks of each node, such as 2+1+3, or change --ranks
         ");
         assert!(parse("--nodes 0").is_err());

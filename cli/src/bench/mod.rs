@@ -7,9 +7,10 @@ use peerlane::collective::Collective;
 use crate::allgather;
 use crate::error::Result;
 
-/// Measure a collective between ranks, and check every byte of its results.
+/// Measure a collective between ranks, and check every byte of its results
 ///
-/// All collectives have the options and the JSON of `peerlane allgather`. The total is the output of one rank.
+/// All collectives have the options and the JSON output of `peerlane allgather`. The total size is
+/// the size of the output of one rank.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -18,17 +19,17 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Every rank gets the shard of every rank; the same as `peerlane allgather`
+    /// Measure an all-gather: every rank gets the shard of every rank; same as `peerlane allgather`
     AllGather(Box<allgather::Options>),
-    /// Every rank gets the data of the root
+    /// Measure a broadcast: every rank gets the data of the root
     Broadcast(Box<Broadcast>),
-    /// Every rank gets a different block from every rank
+    /// Measure an all-to-all: every rank gets a different block from every rank
     AllToAll(Box<allgather::Options>),
 }
 
 #[derive(Args, Debug)]
 struct Broadcast {
-    /// The rank that provides the data
+    /// Set the rank that provides the data, such as 2
     #[arg(long, default_value_t = 0, value_name = "RANK")]
     root: u32,
     #[command(flatten)]

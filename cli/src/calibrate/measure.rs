@@ -93,7 +93,7 @@ fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Res
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         return Err(Failure::failed(format!(
-            "{} cannot be measured: {}",
+            "cannot measure {}: {}",
             configuration.text(),
             stderr.trim()
         )));

@@ -75,7 +75,7 @@ impl SampleSet {
         let text = fs::read_to_string(path)
             .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
         let check: Check = serde_json::from_str(&text).map_err(|error| {
-            Failure::usage(format!("{what} is not a check file: {error}"))
+            Failure::usage(format!("{what} is not a file of `peerlane calibrate --check`: {error}"))
                 .with_advice("create one with `peerlane calibrate --check FILE`")
         })?;
         let topology =
@@ -100,7 +100,7 @@ pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
     let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
-        Failure::usage(format!("{what} is not a calibration: {error}"))
+        Failure::usage(format!("{what} is not a file of `peerlane calibrate --out`: {error}"))
             .with_advice("create one with `peerlane calibrate --out FILE`")
     })?;
     calibration.links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
@@ -152,27 +152,29 @@ pub(crate) fn known(backend: &str) -> Links {
 /// free of other work during the measurement.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// File to write
+    /// Write the calibration to FILE, as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) out: PathBuf,
     #[command(flatten)]
     pub(super) target: TargetOptions,
-    /// Algorithms to measure
+    /// Measure these algorithms, such as direct,ring
     #[arg(long, default_value = "direct,ring", value_name = "NAME,…", value_delimiter = ',')]
     #[arg(value_parser = parse_algorithm)]
     pub(super) algorithms: Vec<AlgorithmChoice>,
     #[command(flatten)]
     pub(super) sizes: SweepOptions,
-    /// Number of rounds
+    /// Measure each size in this number of rounds; the fastest round counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) rounds: u32,
-    /// Also measure the sizes in between, and write predictions, choices and measurements to FILE
+    /// Check the calibration: also measure sizes between those of the fit, and write their
+    /// predicted and measured times, and the chosen algorithms, to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) check: Option<PathBuf>,
-    /// Fit again to a file that `--check` wrote, instead of measuring
+    /// Fit again to the measurements in FILE, which an earlier run wrote with --check, instead of
+    /// measuring
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "ranks", "devices"])]
     pub(super) from: Option<PathBuf>,
-    /// Longest wait for a peer, in seconds
+    /// Set the longest wait for a peer, in seconds, such as 30 or 0.5
     #[arg(long, default_value = "30", value_name = "SECONDS")]
     pub(super) timeout: String,
 }
@@ -185,10 +187,11 @@ impl Options {
     pub(super) fn algorithms(&self) -> Result<Vec<Algorithm>> {
         let named = self.algorithms.iter().map(|choice| match choice {
             AlgorithmChoice::Named(algorithm) => Ok(*algorithm),
-            AlgorithmChoice::Auto => {
-                Err(Failure::usage("--algorithms contains auto, which needs the calibration")
-                    .with_advice("give algorithms by name, such as direct,ring"))
-            }
+            AlgorithmChoice::Auto => Err(Failure::usage(
+                "--algorithms contains auto, which cannot be measured: auto chooses by a \
+                 calibration",
+            )
+            .with_advice("give algorithms by name, such as direct,ring")),
         });
         named.collect()
     }

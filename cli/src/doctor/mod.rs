@@ -21,10 +21,10 @@ mod machine;
 mod rdma;
 mod rocm;
 
-/// Show what each backend finds on this machine, what is missing and how to get it
+/// Show what each backend finds on this machine, what is missing and how to install it
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Print one JSON object
+    /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
 }

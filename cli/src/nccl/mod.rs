@@ -60,7 +60,7 @@ impl Nccl {
         let found = LIBRARY.open(given)?;
         let path = found.path;
         let functions = sys::Functions::look_up(found.library)
-            .map_err(|symbol| too_old(format!("NCCL at {path} has no {symbol}")))?;
+            .map_err(|symbol| too_old(format!("NCCL at {path} has no function {symbol}")))?;
         let mut version = 0;
         // SAFETY: the pointer points to a local variable.
         let code = unsafe { (functions.version)(&mut version) };
@@ -105,8 +105,8 @@ impl Nccl {
         // copied before the next call.
         let last = text_or_none(unsafe { (self.functions.last_error)(communicator) });
         let last = last.map_or(String::new(), |last| format!(" ({last})"));
-        Err(Failure::failed(format!("NCCL {}: {call}: {text}{last}", self.version()))
-            .with_advice("set NCCL_DEBUG=WARN for messages of NCCL"))
+        Err(Failure::failed(format!("NCCL {}: {call} failed: {text}{last}", self.version()))
+            .with_advice("set NCCL_DEBUG=WARN to see the messages of NCCL"))
     }
 }
 
@@ -122,7 +122,7 @@ impl Communicator {
         ranks: usize,
         policy: Policy,
     ) -> Result<Rc<Self>> {
-        let wrong = |what: &str| Failure::failed(format!("{what} is not valid for NCCL"));
+        let wrong = |what: &str| Failure::failed(format!("{what} exceeds the range of NCCL"));
         let id = id.try_into().map(sys::UniqueId).map_err(|_| wrong("the unique id"))?;
         let rank = c_int::try_from(rank).map_err(|_| wrong("the rank"))?;
         let ranks = c_int::try_from(ranks).map_err(|_| wrong("the number of ranks"))?;
@@ -217,12 +217,12 @@ impl Window {
 }
 
 fn too_old(text: String) -> Failure {
-    Failure::failed(format!("{text}; the comparison needs NCCL 2.28 or newer"))
-        .with_advice("pip install -U nvidia-nccl-cu13, and give the file with --nccl")
+    Failure::failed(format!("{text}, expected NCCL 2.28 or newer"))
+        .with_advice("run pip install -U nvidia-nccl-cu13, and give the file with --nccl")
 }
 
 fn text(text: *const c_char) -> String {
-    text_or_none(text).unwrap_or_else(|| "an error without a text".to_owned())
+    text_or_none(text).unwrap_or_else(|| "unknown error".to_owned())
 }
 
 fn text_or_none(text: *const c_char) -> Option<String> {

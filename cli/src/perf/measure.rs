@@ -93,8 +93,10 @@ fn run(pair: &mut Pair<'_>, buffers: &Buffers, work: PerfTest, count: u32) -> Re
         }
         if deadline.has_passed() {
             let what = work.name();
-            let text = format!("the {what}s of one size took longer than {timeout:?}");
-            return Err(Failure::failed(text).with_advice("raise --timeout or lower --iterations"));
+            let text =
+                format!("the {what}s of one message size did not complete within {timeout:?}");
+            return Err(Failure::failed(text)
+                .with_advice("check that both ranks run, raise --timeout, or lower --iterations"));
         }
         engine.park(if several { PARK_MAX } else { deadline.remaining() })?;
     }

@@ -56,9 +56,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if environment.ranks != RANKS {
         let seen = environment.ranks;
-        let text = format!("the launcher has started {seen} ranks, expected {RANKS}");
+        let text =
+            format!("the launcher has started {seen} ranks, expected {RANKS} ranks for perf");
         return Err(Failure::usage(text)
-            .with_advice("start two ranks, for instance one on each of two machines"));
+            .with_advice("start two ranks, for example one on each of two machines"));
     }
     options.check()?;
     if environment.rank.0 != 0 {
@@ -88,7 +89,8 @@ fn measure(
         PerfBackend::Host => {
             let hosts = comm.share("host", &comm.host().to_owned())?;
             if hosts[0] != hosts[1] {
-                let text = "the two ranks are on different hosts, which share no memory";
+                let text =
+                    "the two ranks run on different hosts, which the backend host cannot connect";
                 return Err(Failure::failed(text).with_advice("use --backend rdma"));
             }
             fabrics.host.spin = spin;

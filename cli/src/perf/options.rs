@@ -43,32 +43,34 @@ pub(crate) struct Options {
     /// Measure the one-way latency of a put followed by a signal
     #[arg(long, group = "work")]
     pub(crate) signal: bool,
-    /// Backend that moves the bytes
+    /// Select the backend that moves the bytes: host (shared memory) or rdma (NICs)
     #[arg(long, value_enum, default_value_t = PerfBackend::Host)]
     pub(crate) backend: PerfBackend,
     #[command(flatten)]
     pub(crate) nics: NicOptions,
-    /// Message sizes [default: 64K,1M for puts and gets, 8 for signals]
+    /// Set the message sizes in bytes, such as 8,64K,1M [default: 64K,1M for puts and gets, 8 for
+    /// signals]
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
     pub(crate) bytes: Vec<Size>,
-    /// Messages per engine, or round trips [default: 1000]
+    /// Set the number of timed messages per engine, or of round trips with --signal [default: 1000]
     #[arg(long, value_name = "N", default_value_t = 1000, hide_default_value = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub(crate) iterations: u32,
-    /// Untimed messages before the timed ones
+    /// Set the number of untimed messages before the timed messages
     #[arg(long, value_name = "N", default_value_t = 20)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Largest number of messages in flight on an engine
+    /// Set the largest number of messages in flight on each engine, 1 to 4096
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) window: u32,
-    /// Engines on which rank 0 submits puts and gets, each with the same number of messages
+    /// Set the number of engines on which rank 0 submits puts and gets, 1 to 64, each with the same
+    /// number of messages
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) engines: u16,
-    /// Time that a waiting rank spins before it sleeps, such as 1ms, without yielding, as perftest
-    /// does; not used by a rank that is only a target [default: that of the backend]
+    /// Set how long a waiting rank spins without yielding before it sleeps, such as 1ms; not used
+    /// by a rank that is only a target [default: the default of the backend]
     #[arg(long, value_name = "TIME")]
     pub(crate) spin: Option<Delay>,
     #[command(flatten)]
@@ -114,7 +116,7 @@ impl Options {
         match self.nics.given() {
             None => Ok(()),
             Some(option) => {
-                Err(Failure::usage(format!("{option} is for NICs, but the backend is host"))
+                Err(Failure::usage(format!("{option} selects a NIC, but the backend is host"))
                     .with_advice("use --backend rdma, or remove the option"))
             }
         }
@@ -183,7 +185,7 @@ mod tests {
         let mine = settings("--put --window 8");
         let error = mine.compare(0, 1, &settings("--put --window 9")).unwrap_err();
         insta::assert_snapshot!(error, @"
-        error: rank 1 has --window 9, but rank 0 has 8
+        error: ranks have different values of --window: 9 on rank 1, 8 on rank 0
          help: start all ranks with the same program and the same options
         ");
         assert!(mine.compare(0, 1, &settings("--get --window 8")).is_err());
@@ -193,7 +195,7 @@ mod tests {
     fn a_test_is_required_and_nic_options_need_rdma() {
         assert!(parse("").unwrap_err().contains("<--put|--get|--signal>"));
         insta::assert_snapshot!(parse("--put --port 1").unwrap().check().unwrap_err(), @"
-        error: --port is for NICs, but the backend is host
+        error: --port selects a NIC, but the backend is host
          help: use --backend rdma, or remove the option
         ");
     }

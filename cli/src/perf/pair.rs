@@ -80,7 +80,9 @@ impl<'a> Pair<'a> {
         let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
         let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
         if mine.space() != Space::Host {
-            return Err(Failure::failed("perf measures only host memory"));
+            return Err(Failure::failed(
+                "the backend allocated device memory, expected host memory, which perf measures",
+            ));
         }
         let data = TestData { seed: self.seed, size: self.sizes, round: 0 };
         self.sizes += 1;
@@ -163,9 +165,8 @@ impl<'a> Pair<'a> {
         {
             let work = work.name();
             let text = format!("{work}: wrong data at rank {rank}: {text}");
-            return Err(Failure::failed(text).with_advice(
-                "this is a bug in Peerlane or a fault of the hardware: please report it",
-            ));
+            return Err(Failure::failed(text)
+                .with_advice("this is a bug in Peerlane or a hardware fault: please report it"));
         }
         buffers.free();
         Ok(())
@@ -246,6 +247,8 @@ fn host_bytes(region: &DynRegion, at: u64, bytes: u64) -> &mut [u8] {
 /// Returns the peer's value from the values of both ranks.
 fn other<T>(mut both: Vec<T>, me: Rank) -> Result<T> {
     let at = 1_usize.checked_sub(me.index()).filter(|at| *at < both.len());
-    let at = at.ok_or_else(|| Failure::failed(format!("rank is {me}, expected 0 or 1")))?;
+    let at = at.ok_or_else(|| {
+        Failure::failed(format!("rank {me} cannot take part in perf, expected rank 0 or 1"))
+    })?;
     Ok(both.swap_remove(at))
 }

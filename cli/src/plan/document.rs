@@ -90,8 +90,8 @@ impl Document {
                 (vec![plan], format!("not verified: {size_limit}"))
             }
             (Some(size_limit), None) => {
-                let advice = "lower --ranks, --nodes or --chunks, because plans of few ranks show the \
-                              same pattern; or give --rank to print one plan";
+                let advice = "lower --ranks, --nodes or --chunks (plans of few ranks show the same \
+                              pattern), or print one plan with --rank";
                 return Err(Failure::usage(size_limit).with_advice(advice));
             }
         };
@@ -152,7 +152,9 @@ pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
         Ok(proof) => Ok(proof.to_string()),
         Err(fault) => {
             let counterexample = fault.counterexample(plans);
-            Err(Failure::failed(format!("the plans have a fault: {fault}\n\n{counterexample}\n")))
+            Err(Failure::failed(format!(
+                "the verifier rejected the plans: {fault}\n\n{counterexample}\n"
+            )))
         }
     }
 }
@@ -197,8 +199,10 @@ pub(super) fn check(path: &Path) -> Result<String> {
     let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
     let plans = parse(&text).map_err(in_file)?;
     if plans.is_empty() {
-        return Err(in_file("contains no plan".to_owned()).with_advice(
-            "each plan begins with a line such as `all-gather direct: rank 0 of 4, …`",
+        return Err(in_file(
+            "contains no plan, expected the plan of every rank".to_owned()).with_advice(
+            "begin each plan with a line such as `all-gather direct: rank 0 of 4, …`, as `peerlane \
+             plan` prints it",
         ));
     }
     let verdict = verdict(&plans)?;
@@ -208,7 +212,10 @@ pub(super) fn check(path: &Path) -> Result<String> {
 fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
     if text.trim_start().starts_with(['{', '[']) {
         let json: JsonPlans = serde_json::from_str(text).map_err(|error| {
-            format!("expected a list of plans, or an object with the field plans: {error}")
+            format!(
+                "invalid JSON: expected a list of plans, or an object with the field `plans`: \
+                 {error}"
+            )
         })?;
         let (JsonPlans::Document { plans } | JsonPlans::List(plans)) = json;
         return Ok(plans);
@@ -305,8 +312,11 @@ mod tests {
         let text = format!("# a remark\n{first}\n{second}  jump to 3\n");
         let line = text.lines().count();
         let error = parse(&text).unwrap_err();
-        assert!(error.starts_with(&format!("line {line} \"jump to 3\": ")), "{error}");
+        assert!(
+            error.starts_with(&format!("invalid plan, line {line} \"jump to 3\": ")),
+            "{error}"
+        );
         let error = parse("hello\n").unwrap_err();
-        assert!(error.starts_with("line 1 \"hello\": "), "{error}");
+        assert!(error.starts_with("invalid plan, line 1 \"hello\": "), "{error}");
     }
 }

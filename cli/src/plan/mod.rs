@@ -34,38 +34,42 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Largest number of cells that are printed or verified. Verifying more takes minutes.
 const CELLS_MAX: u64 = 1 << 20;
 
-/// Show the plan of each rank, one step per line, with the verdict of the verifier
+/// Show the plan of each rank, one step per line, with the result of the verifier
 ///
 /// The verifier checks all ranks together: every byte arrives exactly once and is not read before,
 /// no rank deadlocks, and a second start cannot pass on flags of the first. Nothing is executed.
 /// Lines that begin with # are not part of a plan. The output can be edited and verified again with
 /// --check.
 #[derive(Args, Clone, Debug)]
-#[command(mut_arg("chunks", |arg| arg.help("Chunks of each shard [default: 1]")))]
+#[command(mut_arg("chunks", |arg| arg.help("Set the number of chunks of each shard, such as 4 [default: 1]")))]
 pub(crate) struct Options {
-    /// Number of ranks, all on one node without --nodes [default: 4]
+    /// Set the number of ranks, which share one node without --nodes [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(super) ranks: Option<usize>,
-    /// Nodes: 2x4 for 2 nodes of 4 ranks, 3+1+2 for the ranks of each node, 0,0,1,1 for the node of
-    /// each rank, or 2 for a number of nodes
+    /// Set the nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or
+    /// 0,0,1,1 (node of each rank) [default: one node]
     #[arg(long, value_name = "NODES")]
     pub(super) nodes: Option<Nodes>,
-    /// Reach other nodes over a network with separate lanes [default: one fabric reaches all ranks]
+    /// Plan for two fabrics: a local fabric inside each node, and a network between nodes with its
+    /// own lanes [default: one fabric connects all ranks]
     #[arg(long)]
     pub(super) tiers: bool,
-    /// auto (direct), or direct, pull, ring, double-ring, hierarchical, hierarchical-ring
+    /// Select the algorithm: direct, pull, ring, double-ring, hierarchical or hierarchical-ring;
+    /// auto means direct
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// Shard of every rank in bytes, or one size for each rank; prints the offset of each cell
+    /// Set the shard of each rank in bytes, one size for all, such as 1M, or one for each rank,
+    /// such as 1M,2M; then the offset of each cell is printed too
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) shard_bytes: Vec<Size>,
-    /// Rank whose plan is printed, or all; the verdict covers all ranks unless there are too many
-    /// to verify
+    /// Print the plan of this rank, such as 0, or of all ranks; the plans of all ranks are
+    /// verified, unless they are too large
     #[arg(long, default_value = "all", value_name = "RANK")]
     pub(super) rank: String,
-    /// Read the plans of all ranks from FILE, as text or JSON, and print only the verdict
+    /// Verify the plans of all ranks in FILE, text or JSON as this command prints it, and print
+    /// only the result
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
         "collective", "root", "ranks", "nodes", "tiers", "algorithm", "chunks", "in_place", "outputs", "flags", "shard_bytes", "rank",
@@ -102,11 +106,15 @@ impl Options {
         let who = format!("{ranks} rank{} with {chunks} chunk{}", plural(ranks), plural(chunks));
         let cells = ranks.saturating_mul(chunks);
         if cells > CELLS_MAX {
-            let text = format!("{who} have {cells} cells, at most {CELLS_MAX} are printed");
+            let text = format!(
+                "the plans of {who} have {cells} cells, expected at most {CELLS_MAX} for printing"
+            );
             return Err(Failure::usage(text).with_advice("lower --ranks, --nodes or --chunks"));
         }
         let puts = cells.saturating_mul(ranks);
-        let text = format!("{who} put {puts} cells, at most {CELLS_MAX} are verified");
+        let text = format!(
+            "the plans of {who} copy {puts} cells, more than the {CELLS_MAX} that are verified"
+        );
         Ok((puts > CELLS_MAX).then_some(text))
     }
 
@@ -140,10 +148,10 @@ impl Options {
         match self.rank.parse::<usize>() {
             Ok(rank) if rank < ranks => Ok(Some(Rank::at(rank))),
             _ => Err(Failure::usage(format!(
-                "--rank {} does not exist among {ranks} ranks",
+                "--rank {} does not exist, expected a rank below {ranks}, the number of ranks",
                 self.rank
             ))
-            .with_advice(format!("expected 0 to {}, or all", ranks - 1))),
+            .with_advice(format!("give a rank from 0 to {}, or all", ranks - 1))),
         }
     }
 }

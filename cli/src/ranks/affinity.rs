@@ -14,7 +14,7 @@ use crate::error::{Failure, Result};
 /// Ways to bind spawned ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bind {
-    /// Bind each rank to one core in turn; a rank with a GPU to the cores near the GPU
+    /// Bind each rank to one core in turn, or to the cores near its GPU
     Core,
     /// Do not bind ranks
     None,
@@ -38,14 +38,14 @@ pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
             .with_advice("run with --bind none")
     };
     let allowed =
-        sched_getaffinity(None).map_err(|errno| refused("read the cores", errno.into()))?;
+        sched_getaffinity(None).map_err(|errno| refused("read the allowed cores", errno.into()))?;
     let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
     let Some(&core) = allowed.get(rank % allowed.len().max(1)) else { return Ok(()) };
     let mut own = CpuSet::new();
     own.set(core);
-    sched_setaffinity(None, &own).map_err(|errno| refused("set the core", errno.into()))?;
+    sched_setaffinity(None, &own).map_err(|errno| refused("bind the process", errno.into()))?;
     if shared {
-        schedule_as_batch().map_err(|error| refused("set the scheduling", error))
+        schedule_as_batch().map_err(|error| refused("set the scheduling policy", error))
     } else {
         Ok(())
     }

@@ -113,7 +113,7 @@ impl BareEngine {
     /// # Errors
     /// If it is not complete within the timeout, or the engine fails.
     pub(crate) fn finish(&mut self, ticket: Ticket) -> Result<()> {
-        self.poll_until("its bare copies", |engine| Ok(engine.completed()? >= ticket))
+        self.poll_until("its own bare copies", |engine| Ok(engine.completed()? >= ticket))
     }
 
     /// Waits until a flag of this rank is at least `value`. This engine must be the only one that
@@ -130,9 +130,12 @@ impl BareEngine {
         }
         let word = usize::try_from(flag.word).unwrap_or(usize::MAX);
         let Some(word) = flag.region.flags().and_then(|flags| flags.get(word)) else {
-            return Err(Failure::failed("this rank can neither read its flags nor queue waits"));
+            return Err(Failure::failed(
+                "the backend cannot measure bare copies: the host cannot read its flags, and its \
+                 engines cannot queue waits",
+            ));
         };
-        self.poll_until("a flag", |engine| {
+        self.poll_until("a flag of a peer", |engine| {
             if word.load(Ordering::Acquire) >= value {
                 return Ok(true);
             }
@@ -167,7 +170,7 @@ impl BareEngine {
         while !is_done(self)? {
             if deadline.has_passed() {
                 let (rank, timeout) = (self.comm.rank(), self.comm.timeout());
-                let text = format!("rank {rank} waited {timeout:?} for {what}");
+                let text = format!("timeout: rank {rank} waited {timeout:?} for {what}");
                 return Err(Failure::failed(text).with_advice("raise --timeout"));
             }
             self.park(deadline.remaining())?;

@@ -50,8 +50,10 @@ impl Comm {
         let mine = serde_json::to_vec(mine).map_err(|error| Failure::failed(error.to_string()))?;
         let parse = |(rank, bytes): (usize, Vec<u8>)| {
             serde_json::from_slice(&bytes).map_err(|error| {
-                Failure::failed(format!("invalid message of rank {rank} for {label:?}: {error}"))
-                    .with_advice("run the same build of peerlane on all ranks")
+                Failure::failed(format!(
+                    "cannot decode the message of rank {rank} in the exchange {label:?}: {error}"
+                ))
+                .with_advice("run the same build of peerlane on all ranks")
             })
         };
         let all = self.bootstrap.exchange(label, &mine, self.deadline())?;
@@ -146,7 +148,8 @@ impl Settings {
         match pairs.into_iter().find(|(mine, theirs)| mine != theirs) {
             None => Ok(()),
             Some(((name, mine), (_, theirs))) => Err(Failure::failed(format!(
-                "rank {rank} has {name} {theirs}, but rank {me} has {mine}"
+                "ranks have different values of {name}: {theirs} on rank {rank}, {mine} on rank \
+                 {me}"
             ))
             .with_advice("start all ranks with the same program and the same options")),
         }

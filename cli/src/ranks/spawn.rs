@@ -86,12 +86,15 @@ pub(crate) fn run(
 /// # Errors
 /// If the parent has already ended, or the system refuses.
 pub(crate) fn die_with_parent(parent: u32) -> Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::failed(format!("cannot request a death signal: {error}")))?;
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
+        Failure::failed(format!(
+            "cannot request a signal for the end of the parent process: {error}"
+        ))
+    })?;
     let seen = getppid().map(Pid::as_raw_nonzero).map(|pid| pid.get().unsigned_abs());
     if seen != Some(parent) {
         return Err(Failure::failed(format!(
-            "process {parent}, which spawned this rank, has ended"
+            "process {parent}, which spawned this rank, has already ended"
         )));
     }
     Ok(())
@@ -264,14 +267,12 @@ fn how(status: ExitStatus) -> String {
 fn advice(status: ExitStatus) -> &'static str {
     match status.signal() {
         Some(9) => {
-            "unless it was killed by hand, the machine ran out of memory (see `dmesg`): lower \
+            "if no user killed the process, the machine ran out of memory (see `dmesg`): lower \
              --max-bytes or --ranks"
         }
         Some(7) => "shared memory ran out: lower --max-bytes or --ranks",
-        Some(_) => {
-            "unless the signal was sent by hand, this is a bug in Peerlane: please report it"
-        }
-        None => "see its messages above, marked with its rank",
+        Some(_) => "if no user sent the signal, this is a bug in Peerlane: please report it",
+        None => "read the messages of that rank above, which begin with its number",
     }
 }
 
@@ -324,7 +325,7 @@ mod tests {
         let outcome = outcome(&[(1, EXIT_1), (2, KILLED), (0, EXIT_1), (3, EXIT_1)], false);
         insta::assert_snapshot!(outcome.result("measuring 1 MiB").unwrap_err(), @"
         error: rank 2 was killed by signal 9 (SIGKILL); last activity: measuring 1 MiB
-         help: unless it was killed by hand, the machine ran out of memory (see `dmesg`): lower --max-bytes or --ranks
+         help: if no user killed the process, the machine ran out of memory (see `dmesg`): lower --max-bytes or --ranks
         ");
     }
 
@@ -333,7 +334,7 @@ mod tests {
         let outcome = outcome(&[(3, 0), (2, EXIT_1)], true);
         insta::assert_snapshot!(outcome.result("checking 4 KiB").unwrap_err(), @"
         error: rank 2 failed with exit status 1; last activity: checking 4 KiB; ranks 0, 1 did not end in time and were killed
-         help: see its messages above, marked with its rank
+         help: read the messages of that rank above, which begin with its number
         ");
     }
 }

@@ -45,7 +45,8 @@ impl OutputFile {
     pub(crate) fn new(option: &'static str, path: &Path, extension: &str) -> Result<Self> {
         if path.extension().is_none_or(|seen| !seen.eq_ignore_ascii_case(extension)) {
             let text = format!("{option} {} does not end in .{extension}", path.display());
-            let advice = format!("name the file *.{extension}; no other format is written");
+            let advice =
+                format!("give a file name that ends in .{extension}; no other format is supported");
             return Err(Failure::usage(text).with_advice(advice));
         }
         Ok(Self { option, path: path.to_owned() })
@@ -58,7 +59,7 @@ impl OutputFile {
     pub(crate) fn write(&self, content: &str) -> Result<()> {
         std::fs::write(&self.path, content).map_err(|error| {
             Failure::io(format_args!("cannot write {}", self.path.display()), &error)
-                .with_advice(format!("{} takes a file in an existing folder", self.option))
+                .with_advice(format!("give {} a file in an existing folder", self.option))
         })
     }
 }
@@ -86,7 +87,7 @@ impl JsonLines {
         let name = path.display().to_string();
         let file = File::create(path).map_err(|error| {
             Failure::io(format_args!("cannot create {name}"), &error)
-                .with_advice("--json takes a file in an existing folder, or - for stdout")
+                .with_advice("give --json a file in an existing folder, or - for stdout")
         })?;
         Ok(Self { writer: Box::new(file), name, is_stdout: false })
     }
@@ -177,15 +178,15 @@ mod tests {
         };
         insta::assert_snapshot!(refusal("--plot", "sizes.png", "svg"), @"
         error: --plot sizes.png does not end in .svg
-         help: name the file *.svg; no other format is written
+         help: give a file name that ends in .svg; no other format is supported
         ");
         insta::assert_snapshot!(refusal("--svg", "lanes", "svg"), @"
         error: --svg lanes does not end in .svg
-         help: name the file *.svg; no other format is written
+         help: give a file name that ends in .svg; no other format is supported
         ");
         insta::assert_snapshot!(refusal("--trace", "trace.svg", "json"), @"
         error: --trace trace.svg does not end in .json
-         help: name the file *.json; no other format is written
+         help: give a file name that ends in .json; no other format is supported
         ");
         assert!(OutputFile::new("--plot", Path::new("sizes.SVG"), "svg").is_ok());
     }

@@ -23,39 +23,42 @@ use crate::units::Size;
 /// and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Nodes: a number of nodes, 2x4, 3+1+2 for the ranks of each node, or 0,0,1,1 for the node of
-    /// each rank
+    /// Set the nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or
+    /// 0,0,1,1 (node of each rank)
     #[arg(long, default_value = "2", value_name = "NODES")]
     nodes: Nodes,
-    /// Ranks of each node, if --nodes is a number [default: 8]
+    /// Set the number of ranks of each node, if --nodes is a number [default: 8]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     ranks_per_node: Option<usize>,
-    /// Shard of every rank in bytes, or one size for each rank
+    /// Set the shard of each rank in bytes: one size for all, such as 1M, or one for each rank,
+    /// such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     shard: Vec<Size>,
-    /// auto for the algorithm with the lowest predicted time, all, or one algorithm by its name
+    /// Select the algorithm: auto (the lowest predicted time), all, or direct, pull, ring,
+    /// double-ring, hierarchical or hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_wanted)]
     algorithm: AlgorithmArg,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// Use one fabric for all ranks [default: other nodes are reached over a network]
+    /// Connect all ranks with one fabric [default: a second fabric, the network, connects nodes]
     #[arg(long)]
     pub(super) one_fabric: bool,
     #[command(flatten)]
     pub(super) links: LinkOptions,
-    /// Start a rank late by some microseconds; can be repeated
+    /// Delay the start of a rank by microseconds, such as 3:250 for rank 3; can be repeated
     #[arg(long, value_name = "RANK:µs", value_parser = parse_delay)]
     delay: Vec<(usize, f64)>,
-    /// Number of ranks, from rank 0, that --svg and --trace show
+    /// Show this number of ranks, from rank 0, with --svg and --trace
     #[arg(long, default_value_t = 8, value_name = "N")]
     show: usize,
-    /// Number of printed steps of the critical path, also in JSON; 0 for none
+    /// Print this number of steps of the critical path, also with --json; 0 prints none
     #[arg(long, default_value_t = 12, value_name = "N")]
     pub(super) path: usize,
-    /// Draw the lanes of the fastest algorithm over time, and the use of the links
+    /// Draw the lanes of the fastest algorithm over time, and the use of the links, into FILE.svg
     #[arg(long, value_name = "FILE.svg")]
     pub(super) svg: Option<PathBuf>,
-    /// Write the steps of the fastest algorithm as trace events for Perfetto and Chrome
+    /// Write the steps of the fastest algorithm to FILE.json, as trace events for Perfetto and
+    /// Chrome
     #[arg(long, value_name = "FILE.json")]
     pub(super) trace: Option<PathBuf>,
 }
@@ -92,7 +95,7 @@ fn parse_delay(text: &str) -> std::result::Result<(usize, f64), String> {
         let possible = (0.0..=DELAY_MAX_US).contains(&delay);
         Some((rank.parse().ok()?, delay)).filter(|_| possible)
     });
-    delay.ok_or_else(|| "expected a rank and microseconds, such as 3:250".to_owned())
+    delay.ok_or_else(|| "expected a rank and a number of microseconds, such as 3:250".to_owned())
 }
 
 impl Options {
@@ -106,14 +109,18 @@ impl Options {
             (Nodes::Each(topology), None) => return Ok(topology.clone()),
             (Nodes::Each(topology), Some(each)) => {
                 let nodes = topology.notation();
-                let text = format!("--nodes {nodes} already contains the ranks of each node");
-                let advice = format!("remove --ranks-per-node {each}, or use a number for --nodes");
+                let text = format!(
+                    "--ranks-per-node cannot be used with --nodes {nodes}, which already gives the \
+                     ranks of each node"
+                );
+                let advice =
+                    format!("remove --ranks-per-node {each}, or give --nodes a number of nodes");
                 return Err(Failure::usage(text).with_advice(advice));
             }
         };
         if ranks > RANKS_MAX {
             let text = format!(
-                "--nodes and --ranks-per-node make {ranks} ranks, at most {RANKS_MAX} are possible"
+                "--nodes and --ranks-per-node make {ranks} ranks, expected at most {RANKS_MAX}"
             );
             return Err(Failure::usage(text));
         }
@@ -146,11 +153,11 @@ impl Options {
         for &(rank, microseconds) in &self.delay {
             if rank >= ranks {
                 let text = format!(
-                    "--delay {rank}:{microseconds}: rank {rank} does not exist among {ranks} ranks"
+                    "--delay {rank}:{microseconds} names rank {rank}, expected a rank below \
+                     {ranks}, the number of ranks"
                 );
-                return Err(
-                    Failure::usage(text).with_advice(format!("expected 0 to {}", ranks - 1))
-                );
+                return Err(Failure::usage(text)
+                    .with_advice(format!("give a rank from 0 to {}", ranks - 1)));
             }
             delays.resize(delays.len().max(rank + 1), 0);
             delays[rank] = (microseconds * 1e6).round() as u64;
@@ -168,25 +175,29 @@ impl Options {
 /// Options that change the modelled links.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LinkOptions {
-    /// Links as JSON, or a file that `peerlane calibrate` wrote
+    /// Read the links from FILE: a file that `peerlane calibrate --out` wrote, or its field `links`
+    /// as JSON
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
-    /// Rate at which one rank sends and receives inside its node, in GB/s (10^9 bytes per second)
+    /// Set the rate at which one rank sends and receives inside its node, in GB/s (10^9 bytes per
+    /// second)
     #[arg(long, value_name = "GB/s")]
     local_gbs: Option<f64>,
-    /// Rate at which one rank sends and receives between nodes, in GB/s (10^9 bytes per second)
+    /// Set the rate at which one rank sends and receives between nodes, in GB/s (10^9 bytes per
+    /// second)
     #[arg(long, value_name = "GB/s")]
     network_gbs: Option<f64>,
-    /// Latency of a flag inside a node, in microseconds
+    /// Set the latency of a flag inside a node, in microseconds
     #[arg(long, value_name = "µs")]
     local_us: Option<f64>,
-    /// Latency of a flag between nodes, in microseconds
+    /// Set the latency of a flag between nodes, in microseconds
     #[arg(long, value_name = "µs")]
     network_us: Option<f64>,
-    /// NICs of a node, shared by its ranks [default: one for each rank]
+    /// Set the number of NICs of each node, which its ranks share [default: one for each rank]
     #[arg(long, value_name = "N")]
     nics: Option<u32>,
-    /// Rate of a NIC in each direction, in GB/s [default: the rate of one rank]
+    /// Set the rate of a NIC in each direction, in GB/s (10^9 bytes per second) [default: the rate
+    /// of one rank]
     #[arg(long, value_name = "GB/s")]
     nic_gbs: Option<f64>,
 }
@@ -228,8 +239,9 @@ impl LinkOptions {
             return Ok(Some(calibration.links));
         }
         serde_json::from_str(&text).map(Some).map_err(|error| {
-            Failure::usage(format!("{what} contains no links: {error}"))
-                .with_advice("use a file of `peerlane calibrate`, or its field links")
+            Failure::usage(format!("{what} is not a file of links: {error}")).with_advice(
+                "give a file that `peerlane calibrate --out` wrote, or its field `links`",
+            )
         })
     }
 }

@@ -127,11 +127,11 @@ fn what_a_collective_lacks_is_refused() {
     };
     insta::assert_snapshot!(refused("bench broadcast --ranks 3 --root 3"), @"error: --root is 3, expected a rank below 3");
     insta::assert_snapshot!(refused("bench broadcast --tensors 2"), @r"
-    error: --tensors needs an all-gather, but the collective is broadcast
+    error: --tensors is supported only for an all-gather, but the collective is broadcast
      help: remove the option
     ");
     insta::assert_snapshot!(refused("bench all-to-all --in-place"), @r"
-    error: --in-place is not possible: an all-to-all overwrites no input
+    error: --in-place is not supported for an all-to-all, which keeps its input
      help: remove the option
     ");
     insta::assert_snapshot!(refused("bench all-to-all --algorithm ring"), @r"
@@ -139,8 +139,8 @@ fn what_a_collective_lacks_is_refused() {
      help: use auto, all, direct or pull
     ");
     insta::assert_snapshot!(refused("plan --root 1"), @r"
-    error: --root is 1, but an all-gather has no root
-     help: remove the option, or use broadcast
+    error: --root is 1, but the collective is an all-gather, which has no root
+     help: remove the option, or use --collective broadcast
     ");
-    insta::assert_snapshot!(refused("plan --collective broadcast --algorithm pull"), @"error: algorithm is pull, expected direct or ring for an operation of broadcast");
+    insta::assert_snapshot!(refused("plan --collective broadcast --algorithm pull"), @"error: algorithm pull does not support broadcast, expected direct or ring");
 }

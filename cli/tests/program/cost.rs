@@ -67,7 +67,10 @@ fn a_calibration_is_written_and_used() {
     assert_eq!(again["samples"].as_array().unwrap().len(), 8);
     assert_eq!(again["key"], calibration["key"]);
     let ended = end(command("calibrate --out links.json --from").arg(&out));
-    assert!(ended.error(2).contains("is not a check file: "), "{ended:?}");
+    assert!(
+        ended.error(2).contains("is not a file of `peerlane calibrate --check`: "),
+        "{ended:?}"
+    );
 
     let ended = end(command("explain --nodes 1x2 --shard-bytes 1K --calibration").arg(&out));
     assert_eq!(ended.code, Some(0), "{ended:?}");

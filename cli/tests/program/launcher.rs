@@ -47,7 +47,7 @@ fn ranks_with_different_options_are_named() {
     let other = format!("{SMALL} --dtype f32");
     for ended in launch(&[SMALL, &other]) {
         let error = ended.error(1);
-        assert!(error.contains("has --dtype"), "{error}");
+        assert!(error.contains("ranks have different values of --dtype"), "{error}");
         assert!(error.contains("start all ranks with the same program"), "{error}");
     }
 }
@@ -55,7 +55,10 @@ fn ranks_with_different_options_are_named() {
 #[test]
 fn a_number_of_ranks_that_the_launcher_has_not_started_is_a_usage_error() {
     let ended = end(&mut rank(&format!("{SMALL} --ranks 3"), 0, 2, port()));
-    assert!(ended.error(2).contains("--ranks is 3, but the launcher has started 2"), "{ended:?}");
+    assert!(
+        ended.error(2).contains("--ranks is 3, but the launcher has started 2 ranks"),
+        "{ended:?}"
+    );
 }
 
 #[test]

@@ -134,5 +134,5 @@ fn a_calibration_is_used_and_its_key_is_compared() {
     // Virtual nodes are the same ranks.
     assert!(with("--ranks 2 --nodes 2").rows()[0]["predicted_us"].as_f64().unwrap() > 0.0);
     let ended = with("--ranks 3");
-    assert!(ended.error(2).contains("is for topology \"1x2\", expected \"1x3\""), "{ended:?}");
+    assert!(ended.error(2).contains("topology is \"1x2\", expected \"1x3\""), "{ended:?}");
 }

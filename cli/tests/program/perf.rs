@@ -74,14 +74,14 @@ fn two_ranks_of_a_launcher_are_measured_and_rank_0_prints() {
     assert_eq!((ranks[1].code, ranks[1].stdout.as_str()), (Some(0), ""));
     let other = [format!("perf --signal {FEW}"), format!("perf --put {FEW}")];
     for ended in launch(&other.each_ref().map(String::as_str)) {
-        assert!(ended.error(1).contains("has --put, --get, --signal"), "{ended:?}");
+        assert!(ended.error(1).contains("different values of --put, --get, --signal"), "{ended:?}");
     }
 }
 
 #[test]
 fn impossible_measurements_are_refused() {
     let ended = end(&mut rank("perf --put", 0, 3, port()));
-    let expected = "the launcher has started 3 ranks, expected 2";
+    let expected = "the launcher has started 3 ranks, expected 2 ranks for perf";
     assert!(ended.error(2).contains(expected), "{ended:?}");
     let ended = end(&mut rank("perf --put --timeout 0.4", 0, 2, port()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");

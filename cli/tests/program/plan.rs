@@ -64,7 +64,10 @@ fn a_plan_without_one_step_has_a_fault() {
         let mut lines = lines.clone();
         lines.remove(index);
         let ended = check("broken.txt", &lines.join("\n"));
-        assert!(ended.error(1).contains("the plans have a fault: "), "without {step}: {ended:?}");
+        assert!(
+            ended.error(1).contains("the verifier rejected the plans: "),
+            "without {step}: {ended:?}"
+        );
         broken += 1;
     }
     assert!(broken > 10);
@@ -83,7 +86,10 @@ fn a_file_without_plans_is_refused_with_its_line() {
     let ended = check("words.txt", "all-gather direct: rank 0 of 1, 1 chunk, in place\nlane one\n");
     assert!(ended.error(1).contains("line 2"), "{ended:?}");
     let ended = check("nothing.txt", "# nothing\n");
-    assert!(ended.error(1).contains("contains no plan"), "{ended:?}");
+    assert!(
+        ended.error(1).contains("contains no plan, expected the plan of every rank"),
+        "{ended:?}"
+    );
     let ended = check("list.json", "{\"plans\": 3}");
     assert!(ended.error(1).contains("expected a list of plans"), "{ended:?}");
     let ended = run("plan --check /proc/none");

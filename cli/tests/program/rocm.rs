@@ -98,8 +98,8 @@ fn an_unavailable_engine_is_named() {
     let ended = run("allgather --backend rocm --engine sdma --graph", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --graph and --engine sdma cannot be used together\n help: the host drives SDMA engines: \
-         use --engine streams, or remove --graph\n"
+        "error: --graph and --engine sdma cannot be used together\n help: a graph cannot contain \
+         copies of SDMA engines: use --engine streams, or remove --graph\n"
     );
 }
 
@@ -127,7 +127,7 @@ fn options_of_other_gpus_are_refused() {
     let ended = run("allgather --backend rocm --devices 9", &[]);
     assert_eq!(
         ended.error(2),
-        "error: --devices names GPU 9, but this process sees 4\n help: numbers start at 0; \
+        "error: --devices names GPU 9, but this process sees 4 GPUs\n help: give numbers from 0; \
          HIP_VISIBLE_DEVICES may hide some GPUs\n"
     );
 }

@@ -97,20 +97,23 @@ fn a_chart_and_a_trace_are_written() {
 #[test]
 fn impossible_simulations_are_refused() {
     for (words, expected) in [
-        ("--nodes 0", "number of nodes is 0, expected at least 1"),
+        ("--nodes 0", "the number of nodes is 0, expected at least 1"),
         ("--nodes 2x4 --ranks-per-node 2", "remove --ranks-per-node 2"),
-        ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, at most 1048576"),
-        ("--shard 1,2,3", "--shard has 3 sizes for 16 ranks"),
+        ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, expected at most 1048576"),
+        ("--shard 1,2,3", "--shard has 3 sizes, expected 1 or 16"),
         ("--algorithm spiral", "unknown algorithm"),
         ("--chunks 70000", "chunks is 70000, expected 1 to 65536"),
         ("--in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
-        ("--delay 16:3", "--delay 16:3: rank 16 does not exist among 16 ranks"),
-        ("--delay 3", "expected a rank and microseconds"),
+        (
+            "--delay 16:3",
+            "--delay 16:3 names rank 16, expected a rank below 16, the number of ranks",
+        ),
+        ("--delay 3", "expected a rank and a number of microseconds"),
         ("--network-gbs 0", "network.bytes_per_second is 0"),
         ("--nics 0", "node.nics is 0"),
         ("--svg lanes.png", "--svg lanes.png does not end in .svg"),
         ("--trace lanes.svg", "--trace lanes.svg does not end in .json"),
-        ("--nodes 16384 --ranks-per-node 8", "the most that are simulated at once"),
+        ("--nodes 16384 --ranks-per-node 8", "the maximum of a simulation"),
     ] {
         let ended = run(&format!("simulate {words}"));
         assert!(ended.error(2).contains(expected), "{words}: {ended:?}");
@@ -121,5 +124,5 @@ fn impossible_simulations_are_refused() {
     let links = file("no-links.json");
     fs::write(&links, "{}").unwrap();
     let ended = run(&format!("simulate --links {}", links.display()));
-    assert!(ended.error(2).contains("contains no links"), "{ended:?}");
+    assert!(ended.error(2).contains("is not a file of links"), "{ended:?}");
 }

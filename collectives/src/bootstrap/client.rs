@@ -123,12 +123,12 @@ impl Client {
         let others: Vec<_> = missing.iter().copied().filter(|rank| *rank != self.rank).collect();
         let within = Seconds(deadline.timeout());
         let text = if others.len() == missing.len() {
-            format!("{what}: {} did not come within {within}", RankList(&others))
+            format!("{what}: {} did not take part within {within}", RankList(&others))
         } else if others.is_empty() {
             format!("{what}: the hub did not answer within {within}")
         } else {
             let others = RankList(&others);
-            format!("{what}: neither {others} nor the hub answered within {within}")
+            format!("{what}: no message from {others} or the hub within {within}")
         };
         with_peer(Error::new(ErrorKind::Timeout, text), others.first().copied())
     }
@@ -249,18 +249,18 @@ impl State {
             return Some(Err(left_error(what)));
         }
         let gone = exchange.missing().find(|rank| self.left.contains(rank))?;
-        let text = format!("{what}: rank {gone} has left the group and takes part in nothing more");
+        let text = format!("{what}: rank {gone} has left the group and cannot take part");
         Some(Err(Error::new(ErrorKind::PeerLost, text).with_peer(gone)))
     }
 }
 
 fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {
     for (what, bytes, bytes_max) in [
-        ("the bytes of one rank are", blob.len(), BLOB_BYTES_MAX),
-        ("the label is", label.len(), LABEL_BYTES_MAX),
+        ("exchange data is", blob.len(), BLOB_BYTES_MAX),
+        ("exchange label is", label.len(), LABEL_BYTES_MAX),
     ] {
         if bytes > bytes_max {
-            let text = format!("{what} {bytes} bytes long; at most {bytes_max} can be passed on");
+            let text = format!("{what} {bytes} bytes long, expected at most {bytes_max} bytes");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
     }
@@ -268,7 +268,7 @@ fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {
 }
 
 fn left_error(what: &str) -> Error {
-    Error::new(ErrorKind::Other, format!("{what}: this rank has left the group"))
+    Error::new(ErrorKind::Other, format!("{what}: this rank has already left the group"))
 }
 
 /// Collects the contributions to one exchange.
@@ -294,8 +294,9 @@ impl Exchange {
             sides.sort();
             let [(low, low_label), (high, high_label)] = sides;
             let text = format!(
-                "exchange number {sequence}: rank {low} is at {low_label:?} while rank {high} is at \
-                 {high_label:?}: all ranks must make the same collective calls in the same order"
+                "ranks call different collectives in exchange {sequence}: rank {low} calls \
+                 {low_label:?}, rank {high} calls {high_label:?}; make the same collective calls \
+                 in the same order on all ranks"
             );
             self.mismatch = Some(Error::new(ErrorKind::Mismatch, text).with_peer(from));
         }

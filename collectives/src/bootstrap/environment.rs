@@ -125,17 +125,21 @@ impl Variables<'_> {
             (Some(rank), Some(ranks)) => (rank, ranks),
             (Some(rank), None) => {
                 return Err(invalid(format!(
-                    "{rank_name}={rank} is set, but {ranks_name} is not: set both or neither"
+                    "{rank_name}={rank} is set, but {ranks_name} is not; set both variables or \
+                     neither"
                 )));
             }
             (None, Some(ranks)) => {
                 return Err(invalid(format!(
-                    "{ranks_name}={ranks} is set, but {rank_name} is not: set both or neither"
+                    "{ranks_name}={ranks} is set, but {rank_name} is not; set both variables or \
+                     neither"
                 )));
             }
         };
         if ranks == 0 {
-            return Err(invalid(format!("{ranks_name}=0: a group needs at least one rank")));
+            return Err(invalid(format!(
+                "{ranks_name} is 0, expected at least 1, the number of ranks"
+            )));
         }
         check_below(rank_name, rank, ranks_name, ranks)?;
         Ok(Some((rank, ranks)))
@@ -168,7 +172,8 @@ impl Variables<'_> {
             return match port.map(|(_, port)| port.parse::<u16>()) {
                 Some(Ok(1..)) => Ok(HubAddress::External(address)),
                 _ => Err(invalid(format!(
-                    "PEERLANE_HUB={address:?} is not a host and a port, such as 10.0.0.1:29501"
+                    "PEERLANE_HUB is {address:?}, expected a host and a port, such as \
+                     10.0.0.1:29501"
                 ))),
             };
         }
@@ -177,8 +182,8 @@ impl Variables<'_> {
             None if one_host => "127.0.0.1".into(),
             None => {
                 return Err(invalid(
-                    "MASTER_ADDR is not set: set it, on every rank, to the name or address of \
-                     the host of rank 0",
+                    "MASTER_ADDR is not set; set it on every rank to the name or address of the \
+                     host of rank 0",
                 ));
             }
         };
@@ -199,8 +204,8 @@ impl Variables<'_> {
         }
         port.checked_add(1).ok_or_else(|| {
             invalid(format!(
-                "MASTER_PORT={port} is torchrun's own and has no port after it: set PEERLANE_PORT \
-                 to a free port, the same for every rank"
+                "MASTER_PORT is {port}, which torchrun uses itself, and no port follows it; set \
+                 PEERLANE_PORT to a free port, the same on every rank"
             ))
         })
     }
@@ -209,7 +214,9 @@ impl Variables<'_> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.parse() {
             Ok(port @ 1..) => Ok(Some(port)),
-            _ => Err(invalid(format!("{name}={text:?} is not a port, from 1 to {}", u16::MAX))),
+            _ => {
+                Err(invalid(format!("{name} is {text:?}, expected a port from 1 to {}", u16::MAX)))
+            }
         }
     }
 
@@ -217,9 +224,10 @@ impl Variables<'_> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.parse() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => {
-                Err(invalid(format!("{name}={text:?} is not a number, from 0 to {}", u32::MAX)))
-            }
+            Err(_) => Err(invalid(format!(
+                "{name} is {text:?}, expected a number from 0 to {}",
+                u32::MAX
+            ))),
         }
     }
 
@@ -233,7 +241,8 @@ fn check_below(name: &str, number: u32, bound_name: &str, bound: u32) -> Result<
         return Ok(());
     }
     Err(invalid(format!(
-        "{name}={number} does not fit {bound_name}={bound}: it must be below, counted from 0"
+        "{name} is {number}, expected a number below {bound}, the value of {bound_name} (ranks \
+         count from 0)"
     )))
 }
 

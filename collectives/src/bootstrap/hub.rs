@@ -146,11 +146,11 @@ impl HubState {
 /// Checks the number of ranks of a group.
 pub(super) fn check_ranks(ranks: usize) -> Result<(), Error> {
     if ranks == 0 {
-        let text = "a group of 0 ranks: it needs at least one";
+        let text = "number of ranks is 0, expected at least 1";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     if u32::try_from(ranks).is_err() {
-        let text = format!("a group of {ranks} ranks: at most {} are possible", u32::MAX);
+        let text = format!("number of ranks is {ranks}, expected at most {}", u32::MAX);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     Ok(())
@@ -214,7 +214,7 @@ mod tests {
         state.apply(Rank(1), Event::Joined);
         state.apply(Rank(3), Event::Joined);
         let missing = EndCause::NotStarted { missing: vec![0, 2], timeout: Duration::from_secs(5) };
-        assert!(missing.to_string().starts_with("ranks 0 and 2 did not come within 5 s: "));
+        assert!(missing.to_string().starts_with("ranks 0 and 2 did not connect within 5 s; "));
         assert_eq!(state.apply(Rank(3), give_up()), [Reply::Ended(missing)]);
         assert_eq!(full(2).apply(Rank(0), give_up()), []);
     }

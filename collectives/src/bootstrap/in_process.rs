@@ -50,7 +50,7 @@ pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
         .name("peerlane-exchange".into())
         .spawn(move || run_hub(&clients, &inbox))
         .map_err(|error| {
-            let text = format!("no thread for the exchange of an in-process group: {error}");
+            let text = format!("cannot start the thread of the in-process bootstrap: {error}");
             Error::new(ErrorKind::Other, text).with_source(error)
         })?;
     Ok(handles)
@@ -128,7 +128,8 @@ fn run_hub(clients: &[Arc<Client>], inbox: &Receiver<(Rank, Event)>) {
 impl InProcessBootstrap {
     fn send(&self, event: Event) -> Result<(), Error> {
         self.events.send((self.client.rank(), event)).map_err(|_| {
-            let text = "the thread of the in-process group is gone: a listener panicked";
+            let text =
+                "the thread of the in-process bootstrap has ended, because a listener panicked";
             Error::new(ErrorKind::PeerLost, text)
         })
     }
@@ -181,7 +182,7 @@ impl Drop for InProcessBootstrap {
         let how = if thread::panicking() {
             "its thread panicked"
         } else {
-            "its handle was dropped without a goodbye"
+            "its bootstrap was dropped before the rank left the group"
         };
         let _ = self.send(Event::Lost { how: how.into() });
     }

@@ -96,14 +96,14 @@ impl fmt::Display for EndCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Abort { from, .. } => write!(f, "rank {from} has aborted the group"),
-            Self::TimedOut { from, text, .. } => write!(f, "rank {from} gave up: {text}"),
+            Self::TimedOut { from, text, .. } => write!(f, "rank {from} timed out: {text}"),
             Self::Lost { rank, how } => write!(f, "rank {rank} is lost: {how}"),
             Self::NotStarted { missing, timeout } => {
                 let missing: Vec<_> = missing.iter().copied().map(Rank).collect();
                 let (missing, timeout) = (RankList(&missing), Seconds(*timeout));
                 write!(
                     f,
-                    "{missing} did not come within {timeout}: check that every rank was started, \
+                    "{missing} did not connect within {timeout}; check that every rank was started \
                      with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
                 )
             }

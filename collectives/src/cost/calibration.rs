@@ -85,8 +85,10 @@ impl Key {
                 format!("{:x}", expected.fingerprint),
             ),
         };
-        let text =
-            format!("the calibration is for {name} {found}, expected {expected}; calibrate again");
+        let text = format!(
+            "the calibration does not match: {name} is {found}, expected {expected}; run `peerlane \
+             calibrate` again"
+        );
         Err(Error::new(ErrorKind::Mismatch, text))
     }
 }
@@ -103,12 +105,13 @@ impl Calibration {
         samples: Vec<Sample>,
     ) -> Result<Self, Error> {
         if samples.is_empty() {
-            return Err(invalid("samples is empty, expected one measurement at least".to_owned()));
+            return Err(invalid("samples is empty, expected at least 1 measurement".to_owned()));
         }
         for (index, sample) in samples.iter().enumerate() {
             let seconds = sample.seconds;
             if !(seconds.is_finite() && seconds > 0.0) {
-                let text = format!("samples[{index}].seconds is {seconds}, expected more than 0");
+                let text =
+                    format!("samples[{index}].seconds is {seconds}, expected a number above 0");
                 return Err(invalid(text));
             }
         }
@@ -131,7 +134,8 @@ impl fmt::Display for Calibration {
         let worst = self.errors.iter().copied().map(f64::abs).fold(0.0, f64::max);
         write!(
             f,
-            "{backend}, {topology}, {machine}: {} samples, {:.0} % within {:.0} %, the worst {:.0} % off",
+            "{backend}, {topology}, {machine}: {} samples, {:.0} % within {:.0} %, the worst {:.0} \
+             % off",
             self.samples.len(),
             self.good_share() * 100.0,
             GOOD * 100.0,
@@ -285,9 +289,9 @@ mod tests {
         let key = Key::new("host", "2 cores", &two);
         key.check(&key).unwrap();
         let text = |expected: Key| key.check(&expected).unwrap_err().to_string();
-        assert_snapshot!(text(Key::new("host", "2 cores", &four)), @r#"the calibration is for topology "1x2", expected "1x4"; calibrate again"#);
-        assert_snapshot!(text(Key::new("cuda", "2 cores", &two)), @r#"the calibration is for backend "host", expected "cuda"; calibrate again"#);
-        assert_snapshot!(text(Key::new("host", "8 cores", &two)), @r#"the calibration is for machine "2 cores", expected "8 cores"; calibrate again"#);
+        assert_snapshot!(text(Key::new("host", "2 cores", &four)), @r#"the calibration does not match: topology is "1x2", expected "1x4"; run `peerlane calibrate` again"#);
+        assert_snapshot!(text(Key::new("cuda", "2 cores", &two)), @r#"the calibration does not match: backend is "host", expected "cuda"; run `peerlane calibrate` again"#);
+        assert_snapshot!(text(Key::new("host", "8 cores", &two)), @r#"the calibration does not match: machine is "2 cores", expected "8 cores"; run `peerlane calibrate` again"#);
         let other = Key { version: "9.9.9".to_owned(), ..key.clone() };
         assert!(text(other).contains("version"));
         let error = key.check(&Key { fingerprint: 1, ..key.clone() }).unwrap_err();
@@ -354,8 +358,8 @@ mod tests {
             let key = Key::new("host", "2 cores", &topology);
             Calibration::new(key, Links::default(), &topology, samples).unwrap_err().to_string()
         };
-        assert_snapshot!(text(vec![]), @"samples is empty, expected one measurement at least");
-        assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected more than 0");
+        assert_snapshot!(text(vec![]), @"samples is empty, expected at least 1 measurement");
+        assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected a number above 0");
     }
 
     fn residual(algorithm: Algorithm, shard_bytes: u64, factor: f64) -> Residual {

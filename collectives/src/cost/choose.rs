@@ -162,7 +162,7 @@ fn no_candidate(expected: Option<Algorithm>, refused: &[(Algorithm, &str)]) -> E
         |(which, _): &&(Algorithm, &str)| expected.is_none_or(|expected| *which == expected);
     let reasons = refused.iter().filter(relevant).map(|(which, why)| format!("{which}: {why}"));
     let reasons = reasons.collect::<Vec<_>>().join("; ");
-    invalid(format!("no algorithm can serve this operation: {reasons}"))
+    invalid(format!("no algorithm supports this operation: {reasons}"))
 }
 
 fn subject(topology: &Topology, sums: &ClusterSums) -> String {

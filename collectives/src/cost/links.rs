@@ -314,7 +314,7 @@ impl Node {
             self;
         for (name, count) in [("node.nics", nics), ("node.processors", processors)] {
             if *count == Some(0) {
-                return Err(invalid(format!("{name} is 0, expected at least 1 or nothing")));
+                return Err(invalid(format!("{name} is 0, expected at least 1, or no value")));
             }
         }
         let rates = [
@@ -363,8 +363,11 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
         }
         if index > 0 && factors[index - 1].bytes >= bytes {
             let before = factors[index - 1].bytes;
-            let text = format!("node.cache_factors[{index}].bytes is {bytes}, behind {before}");
-            return Err(invalid(format!("{text}; expected ascending ones")));
+            let text = format!(
+                "node.cache_factors[{index}].bytes is {bytes}, expected more than {before}, the \
+                 value before it"
+            );
+            return Err(invalid(text));
         }
     }
     Ok(())
@@ -415,7 +418,7 @@ mod tests {
         assert_snapshot!(text(|links| links.local.bytes_per_second = 0.0), @"local.bytes_per_second is 0, expected 1 to 1e18 bytes per second");
         assert_snapshot!(text(|links| links.own.put_seconds = -1.0), @"own.put_seconds is -1, expected 0 to 1000 seconds");
         assert_snapshot!(text(|links| links.network.puts_in_flight = 0), @"network.puts_in_flight is 0, expected at least 1");
-        assert_snapshot!(text(|links| links.node.nics = Some(0)), @"node.nics is 0, expected at least 1 or nothing");
+        assert_snapshot!(text(|links| links.node.nics = Some(0)), @"node.nics is 0, expected at least 1, or no value");
         assert_snapshot!(text(|links| links.local.get_bytes_per_second = Some(0.5)), @"local.get_bytes_per_second is 0.5, expected 1 to 1e18 bytes per second");
         assert_snapshot!(text(|links| links.own.passed_on_seconds = -2.0), @"own.passed_on_seconds is -2, expected 0 to 1000 seconds");
         assert_snapshot!(text(|links| links.start_seconds = f64::NAN), @"start_seconds is NaN, expected 0 to 1000 seconds");
@@ -444,6 +447,6 @@ mod tests {
         links.node.cache_factors[1].gets_factor = Some(4.0);
         assert_eq!((gets(&links), rate(&links, 2000)), (Some(10e9 / 2.5), 10e9 / 1.5));
         links.node.cache_factors.reverse();
-        assert_snapshot!(links.check().unwrap_err(), @"node.cache_factors[1].bytes is 1000, behind 3000; expected ascending ones");
+        assert_snapshot!(links.check().unwrap_err(), @"node.cache_factors[1].bytes is 1000, expected more than 3000, the value before it");
     }
 }

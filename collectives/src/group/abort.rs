@@ -63,7 +63,7 @@ impl AbortRecord {
             let (cause, text) = match std::str::from_utf8(bytes) {
                 Ok(text) => (Cause::Timeout, text.to_owned()),
                 Err(_) => {
-                    let text = "aborted with a record that cannot be read";
+                    let text = "aborted, but the record of the cause cannot be decoded";
                     (Cause::EngineFailed, format!("rank {from} {text}: {error}"))
                 }
             };

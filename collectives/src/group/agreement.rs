@@ -80,8 +80,8 @@ fn parse(label: &str, rank: Rank, bytes: &[u8]) -> Result<Offer, Error> {
         }
         Err(error) => {
             let text = format!(
-                "{label}: what rank {rank} sent cannot be read ({error}); run the same Peerlane on \
-                 all ranks"
+                "{label}: cannot decode the message of rank {rank}: {error}; run the same Peerlane \
+                 on all ranks"
             );
             Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank).with_source(error))
         }
@@ -102,8 +102,8 @@ fn compare(label: &str, offers: &[Offer]) -> Result<(), Error> {
             }
             None if first.fields.len() == other.fields.len() => continue,
             _ => format!(
-                "{label}: rank {rank} describes the operation in other fields than rank 0; run the \
-                 same Peerlane on all ranks"
+                "{label}: rank {rank} and rank 0 sent different fields; run the same Peerlane on \
+                 all ranks"
             ),
         };
         return Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank));

@@ -105,7 +105,8 @@ fn host_bytes(region: &dyn Region, range: Range<u64>) -> Result<(*mut u8, usize)
     let Range { start, end } = range;
     assert!(start <= end && end <= region.bytes(), "bytes {start} to {end} are not in the region");
     if region.space() != Space::Host {
-        let text = "the buffer is device memory; read and write it on the device";
+        let text = "the buffer is device memory, which the host cannot access; read and write it \
+                    on the device";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let index = |at| usize::try_from(at).expect("a host region fits the address space");

@@ -60,11 +60,14 @@ pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
     let mut slowest: Option<Links> = None;
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {
         let links: Links = postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
-            let text = format!("the links of rank {peer} cannot be read: {error}");
+            let text = format!(
+                "cannot decode the links of rank {peer}: {error}; run the same Peerlane on all \
+                 ranks"
+            );
             Error::new(ErrorKind::Mismatch, text).with_peer(peer)
         })?;
         links.check().map_err(|error| {
-            let text = format!("the links of rank {peer}: {error}");
+            let text = format!("invalid links of rank {peer}: {error}");
             Error::new(ErrorKind::Mismatch, text).with_peer(peer)
         })?;
         let Some(slowest) = &mut slowest else {
@@ -80,7 +83,7 @@ pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
             slowest.network = links.network;
         }
     }
-    slowest.ok_or_else(|| Error::new(ErrorKind::Mismatch, "no rank has reported its links"))
+    slowest.ok_or_else(|| Error::new(ErrorKind::Mismatch, "no rank reported its links"))
 }
 
 #[cfg(test)]
@@ -111,6 +114,6 @@ mod tests {
         bad.network.bytes_per_second = -1.0;
         let error = agreed(&[good, bad]).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
-        assert!(error.to_string().starts_with("the links of rank 1: network.bytes_per_second"));
+        assert!(error.to_string().starts_with("invalid links of rank 1: network.bytes_per_second"));
     }
 }

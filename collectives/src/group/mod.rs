@@ -212,7 +212,7 @@ impl Drop for Group {
         self.barrier = None;
         if self.shared.check().is_ok() {
             // What is prepared may outlive the group and keeps the connection open.
-            let how = "its group was dropped without a close";
+            let how = "its group was dropped without a call of `close`";
             let record = AbortRecord::lost(self.rank(), how).encode();
             // If nobody can be told, there is nobody left.
             let _ = self.shared.bootstrap.abort(&record);

@@ -17,7 +17,7 @@ const PROBE_BYTES: u64 = 4096;
 /// Returns the reason why `network` cannot register device memory of `local`, found by trying, or `None` if it can.
 pub(super) fn refusal(network: &DynFabric, local: &DynFabric) -> Result<Option<String>, Error> {
     let region = local.memory().allocate(PROBE_BYTES, Role::Data);
-    let region = region.map_err(|error| Error::of_fabric("allocate a page", error))?;
+    let region = region.map_err(|error| Error::of_fabric("allocate a page of memory", error))?;
     if region.space() == Space::Host {
         return Ok(None);
     }
@@ -55,8 +55,10 @@ impl FabricReport {
     pub(super) fn all(offers: &[Offer]) -> Result<Vec<Self>, Error> {
         let said = |(peer, offer)| {
             postcard::from_bytes(blob(offer, peer, REPORT)?).map_err(|error| {
-                let text =
-                    format!("the report of rank {peer} about its fabric cannot be read: {error}");
+                let text = format!(
+                    "cannot decode the fabric report of rank {peer}: {error}; run the same \
+                     Peerlane on all ranks"
+                );
                 Error::new(ErrorKind::Mismatch, text).with_peer(peer)
             })
         };
@@ -80,8 +82,8 @@ pub(super) fn check_backends(topology: &Topology, said: &[FabricReport]) -> Resu
         if let Some(&rank) = other {
             let seen = &said[rank.index()].backend;
             let text = format!(
-                "open: ranks disagree: backend is {seen} on rank {rank}, {expected} on rank {first} of \
-                 the same node"
+                "open: ranks of one node disagree: backend is {seen} on rank {rank}, {expected} on \
+                 rank {first}; open the same backend on both"
             );
             return Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank));
         }
@@ -108,7 +110,8 @@ mod tests {
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
         assert_eq!(
             error.to_string(),
-            "open: ranks disagree: backend is rocm on rank 1, cuda on rank 0 of the same node"
+            "open: ranks of one node disagree: backend is rocm on rank 1, cuda on rank 0; open the \
+             same backend on both"
         );
     }
 
@@ -125,6 +128,9 @@ mod tests {
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
         }
         let error = FabricReport::all(&[Offer::default()]).unwrap_err();
-        assert_eq!(error.to_string(), "rank 0 sent 0 items, expected more than 3");
+        assert_eq!(
+            error.to_string(),
+            "rank 0 sent 0 items, expected more than 3; run the same Peerlane on all ranks"
+        );
     }
 }

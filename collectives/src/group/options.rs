@@ -179,7 +179,7 @@ impl GroupOptions {
             .name("peerlane-watchdog".to_owned())
             .spawn(move || guarded.guard())
             .map_err(|error| {
-                Error::new(ErrorKind::Other, format!("start the watchdog: {error}"))
+                Error::new(ErrorKind::Other, format!("cannot start the watchdog thread: {error}"))
                     .with_source(error)
             })?;
         let ((topology, network), strict) = (joined?, self.strict);
@@ -216,7 +216,8 @@ impl GroupOptions {
         for fabric in [Some(local), network].into_iter().flatten() {
             if fabric.rank() != bootstrap.rank() {
                 let text = format!(
-                    "the fabric was opened as rank {}, the bootstrap as rank {}",
+                    "the fabric was opened as rank {}, but the bootstrap as rank {}; open both as \
+                     the same rank",
                     fabric.rank(),
                     bootstrap.rank()
                 );
@@ -227,7 +228,7 @@ impl GroupOptions {
             && topology.ranks() != bootstrap.ranks()
         {
             let text = format!(
-                "topology is {topology}, expected {} ranks, as many as the bootstrap has",
+                "topology is {topology}, expected {} ranks, the number of ranks of the bootstrap",
                 bootstrap.ranks()
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -242,13 +243,13 @@ impl GroupOptions {
             None => None,
         };
         // With a network between them, nodes may differ.
-        let backend = network.map_or_else(|| name(local), |_| "that of the node".to_owned());
+        let backend = network.map_or_else(|| name(local), |_| "selected by each node".to_owned());
         let offer = Offer::default()
             .field("version", env!("CARGO_PKG_VERSION"))
             .field("network", network.map_or_else(|| "none".to_owned(), name))
             .field("backend", backend)
-            .field("topology", nodes.as_deref().unwrap_or("that of the hosts"))
-            .field("links", links.as_deref().unwrap_or("those of the fabrics"))
+            .field("topology", nodes.as_deref().unwrap_or("derived from the hosts"))
+            .field("links", links.as_deref().unwrap_or("reported by the fabrics"))
             .field("timeout", format_args!("{:?}", shared.timeout))
             .blob(bootstrap.host().as_bytes().to_vec())
             .blob(local.address());
@@ -307,8 +308,11 @@ fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
 /// Returns the data of `peer` at `index`.
 pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Error> {
     offer.blobs.get(index).map(Vec::as_slice).ok_or_else(|| {
-        let text =
-            format!("rank {peer} sent {} items, expected more than {index}", offer.blobs.len());
+        let text = format!(
+            "rank {peer} sent {} items, expected more than {index}; run the same Peerlane on all \
+             ranks",
+            offer.blobs.len()
+        );
         Error::new(ErrorKind::Mismatch, text).with_peer(peer)
     })
 }
@@ -317,7 +321,7 @@ pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Err
 /// If it is zero.
 pub(super) fn check_timeout(timeout: Duration) -> Result<(), Error> {
     if timeout.is_zero() {
-        let text = "timeout is 0 s, expected more";
+        let text = "timeout is 0 s, expected more than 0 s";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     Ok(())

@@ -33,7 +33,7 @@ impl Shared {
             let shared = Arc::clone(self);
             let thread = std::thread::Builder::new().name("peerlane-progress".to_owned());
             *progress = Some(thread.spawn(move || shared.make_progress()).map_err(|error| {
-                let text = format!("start the progress thread: {error}");
+                let text = format!("cannot start the progress thread: {error}");
                 Error::new(ErrorKind::Other, text).with_source(error)
             })?);
         }

@@ -156,7 +156,7 @@ impl Shared {
         let state = self.state();
         match &state.record {
             Some(record) => Err(record.to_error(self.bootstrap.rank())),
-            None => Err(Error::new(ErrorKind::Aborted, "the group has been closed")),
+            None => Err(Error::new(ErrorKind::Aborted, "the group was closed before")),
         }
     }
 

@@ -82,8 +82,8 @@ impl<'f> Side<'f> {
         let what = || format!("register {buffer} with the fabric {}", self.fabric.backend());
         if buffer == BufferId::CrossTierFlags && is_foreign && region.space() != Space::Host {
             let text = format!(
-                "{}: it is device memory, expected host memory, because fabrics of two backends \
-                 access these flags",
+                "cannot {}: the flags are in device memory, expected host memory, because fabrics \
+                 of two backends access them",
                 what()
             );
             return Err(Error::new(ErrorKind::Mismatch, text));
@@ -141,14 +141,16 @@ impl<'f> Side<'f> {
             key.map_err(|error| failed(Error::of_fabric(&what, error)))?
         } else {
             let Some(key) = keys.0.get(&buffer) else {
-                let text = format!("{what}: it was not offered");
+                let text = format!("cannot {what}: rank {peer} did not send its remote key");
                 return Err(failed(Error::new(ErrorKind::Mismatch, text)));
             };
             DynKey::decode(key).map_err(|error| failed(Error::of_backend(&what, error)))?
         };
         if key.region_bytes() < bytes {
             let found = key.region_bytes();
-            let text = format!("{what}: it has {found} bytes, expected at least {bytes}");
+            let text = format!(
+                "cannot {what}: the buffer has {found} bytes, expected at least {bytes} bytes"
+            );
             return Err(failed(Error::new(ErrorKind::Mismatch, text)));
         }
         let region = memory.import(peer, &key, deadline);

@@ -156,8 +156,8 @@ impl Watch {
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let (rank, epoch) = (self.rank, self.epoch());
         let Some((wait, seen)) = self.missing() else {
-            let before = if self.is_on_stream() { "what its stream held before, or " } else { "" };
-            let text = format!("{before}its own copies were not done on rank {rank}");
+            let before = if self.is_on_stream() { " or earlier work on its stream" } else { "" };
+            let text = format!("rank {rank} did not complete its copies{before}");
             return self.record(
                 Cause::Timeout,
                 None,
@@ -167,8 +167,8 @@ impl Watch {
         };
         let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
         let text = format!(
-            "within {timeout:?}: rank {rank} waited for \"{flag}\" from rank {writer}, saw epoch \
-             {seen}, expected {epoch}"
+            "within {timeout:?}: rank {rank} waited for the flag \"{flag}\" from rank {writer}, \
+             found epoch {seen}, expected {epoch}"
         );
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }
@@ -181,7 +181,7 @@ impl Watch {
             return None;
         }
         let text = format!(
-            "because rank {writer} has left the group; rank {} waited for \"{}\"",
+            "because rank {writer} has left the group; rank {} waited for the flag \"{}\"",
             self.rank, wait.flag
         );
         let phase = wait.flag.to_string();

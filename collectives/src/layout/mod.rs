@@ -119,11 +119,12 @@ impl Layout {
         }
         if self.tensors() != 1 {
             let tensors = self.tensors();
-            return Err(invalid(format!("tensors is {tensors}, expected 1 in an {collective}")));
+            return Err(invalid(format!("tensors is {tensors}, expected 1 for an {collective}")));
         }
         if self.shards.uniform().is_none() {
-            let text =
-                format!("blocks have different lengths, expected equal ones in an {collective}");
+            let text = format!(
+                "blocks have different lengths, expected equal lengths for an {collective}"
+            );
             return Err(invalid(text));
         }
         self.has_block_per_output = true;
@@ -138,7 +139,9 @@ impl Layout {
     pub fn with_placements(mut self, placements: Vec<Placement>) -> Result<Self, Error> {
         let (found, ranks) = (placements.len(), self.ranks());
         if found != ranks {
-            return Err(invalid(format!("placements of {found} ranks, expected {ranks}")));
+            return Err(invalid(format!(
+                "number of placements is {found}, expected {ranks}, one for each rank"
+            )));
         }
         let mut shared: Vec<Arc<Placement>> = Vec::with_capacity(ranks);
         for (rank, placement) in Rank::all(ranks).zip(placements) {
@@ -413,9 +416,9 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             error.to_string()
         };
-        assert_snapshot!(text(&[], 1), @"shard_bytes is empty, expected one length for every rank");
+        assert_snapshot!(text(&[], 1), @"shard_bytes is empty, expected one length for each rank");
         assert_snapshot!(text(&[8], 0), @"chunks is 0, expected at least 1");
-        assert_snapshot!(text(&[1, u64::MAX], 1), @"shard_bytes of rank 1 is 18446744073709551615, after 1 bytes of the ranks before it; expected a sum of at most 18446744073709551615");
+        assert_snapshot!(text(&[1, u64::MAX], 1), @"shards are too long: rank 1 adds 18446744073709551615 bytes to the 1 bytes of ranks with lower numbers, expected at most 18446744073709551615 bytes in total");
     }
 
     /// Returns a layout with random tensors and a random placement on each rank, in random order and with gaps.
@@ -590,17 +593,17 @@ mod tests {
             error.to_string()
         };
         let by_shard = |positions: &[BufferPosition]| OutputPlacement::ByShard(positions.to_vec());
-        assert_snapshot!(text(&layout, by_shard(&[position(0, 0)])), @"the output has 1 positions, expected one for each of 3 shards");
-        assert_snapshot!(text(&layout, OutputPlacement::ByTensor(Vec::new())), @"the output has 0 positions, expected one for each of 1 tensors");
-        assert_snapshot!(text(&layout, by_shard(&[position(1, 9), position(1, 10), position(1, 0)])), @"outputs of rank 1 overlap: shard 2 is bytes 0 to 16 of buffer 1 and shard 0 is bytes 9 to 17 of buffer 1");
-        assert_snapshot!(text(&layout, by_shard(&[position(0, u64::MAX), position(1, 0), position(2, 0)])), @"the output of rank 1: shard 0 has 8 bytes from byte 18446744073709551615 of buffer 0, expected an end of at most 18446744073709551615");
+        assert_snapshot!(text(&layout, by_shard(&[position(0, 0)])), @"output has 1 positions, expected 3, one for each shard");
+        assert_snapshot!(text(&layout, OutputPlacement::ByTensor(Vec::new())), @"output has 0 positions, expected 1, one for each tensor");
+        assert_snapshot!(text(&layout, by_shard(&[position(1, 9), position(1, 10), position(1, 0)])), @"outputs of rank 1 overlap: shard 2 is bytes 0 to 16 of buffer 1, and shard 0 is bytes 9 to 17 of buffer 1");
+        assert_snapshot!(text(&layout, by_shard(&[position(0, u64::MAX), position(1, 0), position(2, 0)])), @"output of rank 1: shard 0 has 8 bytes at offset 18446744073709551615 of buffer 0, expected an end offset of at most 18446744073709551615");
         let shards = [position(0, 16), position(0, 3), position(0, 0)];
         let placement = Placement { output: by_shard(&shards), ..Placement::CONTIGUOUS };
         placement.check(&layout, Rank(0)).unwrap();
         let two = vec![Lengths::equal(3, 8).unwrap(); 2];
         let two = Layout::of_tensors(two, 1).unwrap();
-        assert_snapshot!(text(&two, by_shard(&shards)), @"tensors is 2, expected 1 if each shard has a position");
+        assert_snapshot!(text(&two, by_shard(&shards)), @"tensors is 2, expected 1 for an output with one position for each shard");
         let error = two.with_placements(vec![Placement::CONTIGUOUS]).unwrap_err();
-        assert_snapshot!(error, @"placements of 1 ranks, expected 3");
+        assert_snapshot!(error, @"number of placements is 1, expected 3, one for each rank");
     }
 }

@@ -32,11 +32,12 @@ impl Lengths {
     pub fn equal(ranks: usize, bytes: u64) -> Result<Self, Error> {
         let count = u32::try_from(ranks).ok().filter(|&ranks| ranks > 0);
         let count = count.ok_or_else(|| {
-            invalid(format!("lengths of {ranks} ranks, expected 1 to {} ranks", u32::MAX))
+            invalid(format!("number of ranks is {ranks}, expected 1 to {}", u32::MAX))
         })?;
         if bytes.checked_mul(count.into()).is_none() {
             return Err(invalid(format!(
-                "shard_bytes is {bytes} on each of {ranks} ranks, expected a sum of at most {}",
+                "shard_bytes is {bytes} on each of {ranks} ranks, expected at most {} bytes in \
+                 total",
                 u64::MAX
             )));
         }
@@ -49,7 +50,7 @@ impl Lengths {
     /// As [`equal`](Self::equal).
     pub fn of(bytes: &[u64]) -> Result<Self, Error> {
         let Some(&first) = bytes.first() else {
-            let text = "shard_bytes is empty, expected one length for every rank";
+            let text = "shard_bytes is empty, expected one length for each rank";
             return Err(invalid(text.to_owned()));
         };
         let mut offsets = Vec::with_capacity(bytes.len() + 1);
@@ -58,8 +59,8 @@ impl Lengths {
             offsets.push(end);
             end = end.checked_add(bytes).ok_or_else(|| {
                 invalid(format!(
-                    "shard_bytes of rank {rank} is {bytes}, after {end} bytes of the ranks before \
-                     it; expected a sum of at most {}",
+                    "shards are too long: rank {rank} adds {bytes} bytes to the {end} bytes of \
+                     ranks with lower numbers, expected at most {} bytes in total",
                     u64::MAX
                 ))
             })?;
@@ -137,7 +138,7 @@ impl Lengths {
         for (index, other) in (1..).zip(others) {
             if other.ranks() != ranks {
                 return Err(invalid(format!(
-                    "tensor {index} has lengths for {} ranks, tensor 0 for {ranks}",
+                    "tensor {index} has lengths for {} ranks, expected {ranks} ranks, as tensor 0",
                     other.ranks()
                 )));
             }
@@ -146,8 +147,8 @@ impl Lengths {
         for (index, tensor) in tensors.iter().enumerate() {
             total = total.checked_add(tensor.total()).ok_or_else(|| {
                 invalid(format!(
-                    "tensor {index} has {} bytes, after {total} bytes of the tensors before it; \
-                     expected a sum of at most {}",
+                    "tensors are too long: tensor {index} adds {} bytes to the {total} bytes of \
+                     tensors with lower numbers, expected at most {} bytes in total",
                     tensor.total(),
                     u64::MAX
                 ))
@@ -237,15 +238,15 @@ impl Placement {
                 range;
             if *buffer >= BUFFERS_MAX {
                 let text = format!(
-                    "the {what} of rank {rank}: {kind} {number} is in buffer {buffer}, expected less \
-                     than {BUFFERS_MAX}"
+                    "{what} of rank {rank}: {kind} {number} is in buffer {buffer}, expected a \
+                     buffer number below {BUFFERS_MAX}"
                 );
                 return Err(invalid(text));
             }
             if offset.checked_add(*bytes).is_none() {
                 let text = format!(
-                    "the {what} of rank {rank}: {kind} {number} has {bytes} bytes from byte {offset} of \
-                     buffer {buffer}, expected an end of at most {}",
+                    "{what} of rank {rank}: {kind} {number} has {bytes} bytes at offset {offset} \
+                     of buffer {buffer}, expected an end offset of at most {}",
                     u64::MAX
                 );
                 return Err(invalid(text));
@@ -258,27 +259,28 @@ impl Placement {
         let (tensors, ranks) = (layout.tensors(), layout.ranks());
         let check = |what: &str, found, expected, kind: &str| {
             let text =
-                format!("{what} has {found} positions, expected one for each of {expected} {kind}");
+                format!("{what} has {found} positions, expected {expected}, one for each {kind}");
             if found == expected { Ok(()) } else { Err(invalid(text)) }
         };
         match &self.input {
             InputPlacement::Contiguous(_) => {}
             InputPlacement::ByTensor(positions) => {
-                check("the input", positions.len(), tensors, "tensors")?
+                check("input", positions.len(), tensors, "tensor")?
             }
         }
         match &self.output {
             OutputPlacement::Contiguous(_) => Ok(()),
             OutputPlacement::ByTensor(positions) => {
-                check("the output", positions.len(), tensors, "tensors")
+                check("output", positions.len(), tensors, "tensor")
             }
             OutputPlacement::ByShard(_) if tensors != 1 => {
-                let text = format!("tensors is {tensors}, expected 1 if each shard has a position");
+                let text = format!(
+                    "tensors is {tensors}, expected 1 for an output with one position for each \
+                     shard"
+                );
                 Err(invalid(text))
             }
-            OutputPlacement::ByShard(positions) => {
-                check("the output", positions.len(), ranks, "shards")
-            }
+            OutputPlacement::ByShard(positions) => check("output", positions.len(), ranks, "shard"),
         }
     }
 
@@ -316,9 +318,10 @@ impl Placement {
         outputs.retain(|range| range.bytes > 0);
         outputs.sort_by_key(|range| range.position);
         match outputs.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
-            Some(pair) => {
-                Err(invalid(format!("outputs of rank {rank} overlap: {} and {}", pair[0], pair[1])))
-            }
+            Some(pair) => Err(invalid(format!(
+                "outputs of rank {rank} overlap: {}, and {}",
+                pair[0], pair[1]
+            ))),
             None => Ok(()),
         }
     }
@@ -418,12 +421,12 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             error.to_string()
         };
-        assert_snapshot!(text(Lengths::equal(0, 1)), @"lengths of 0 ranks, expected 1 to 4294967295 ranks");
-        assert_snapshot!(text(Lengths::equal(2, u64::MAX)), @"shard_bytes is 18446744073709551615 on each of 2 ranks, expected a sum of at most 18446744073709551615");
+        assert_snapshot!(text(Lengths::equal(0, 1)), @"number of ranks is 0, expected 1 to 4294967295");
+        assert_snapshot!(text(Lengths::equal(2, u64::MAX)), @"shard_bytes is 18446744073709551615 on each of 2 ranks, expected at most 18446744073709551615 bytes in total");
         assert_snapshot!(text(Lengths::sum(&[])), @"tensors is 0, expected at least 1");
         let (two, three) = (Lengths::equal(2, 8).unwrap(), Lengths::equal(3, 8).unwrap());
-        assert_snapshot!(text(Lengths::sum(&[two.clone(), three])), @"tensor 1 has lengths for 3 ranks, tensor 0 for 2");
+        assert_snapshot!(text(Lengths::sum(&[two.clone(), three])), @"tensor 1 has lengths for 3 ranks, expected 2 ranks, as tensor 0");
         let large = Lengths::equal(2, u64::MAX / 2).unwrap();
-        assert_snapshot!(text(Lengths::sum(&[two, large])), @"tensor 1 has 18446744073709551614 bytes, after 16 bytes of the tensors before it; expected a sum of at most 18446744073709551615");
+        assert_snapshot!(text(Lengths::sum(&[two, large])), @"tensors are too long: tensor 1 adds 18446744073709551614 bytes to the 16 bytes of tensors with lower numbers, expected at most 18446744073709551615 bytes in total");
     }
 }

@@ -63,7 +63,7 @@ impl FromStr for Algorithm {
     fn from_str(name: &str) -> Result<Self, Error> {
         let found = Self::ALL.iter().copied().find(|algorithm| algorithm.name() == name);
         found.ok_or_else(|| {
-            let text = format!("algorithm {name:?} is unknown, expected {}", known());
+            let text = format!("unknown algorithm {name:?}, expected {}", known());
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }
@@ -117,7 +117,7 @@ impl FromStr for FlagOrder {
     fn from_str(name: &str) -> Result<Self, Error> {
         let found = Self::ALL.iter().copied().find(|order| order.name() == name);
         found.ok_or_else(|| {
-            let text = format!("flag order {name:?} is unknown, expected prompt or batched");
+            let text = format!("unknown flag order {name:?}, expected prompt or batched");
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }
@@ -175,9 +175,9 @@ mod tests {
     fn an_unknown_name_is_an_error() {
         let error = "spiral".parse::<Algorithm>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"algorithm "spiral" is unknown, expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring"#);
+        assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring"#);
         let error = "late".parse::<FlagOrder>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"flag order "late" is unknown, expected prompt or batched"#);
+        assert_snapshot!(error, @r#"unknown flag order "late", expected prompt or batched"#);
     }
 }

@@ -116,7 +116,7 @@ impl fmt::Display for For {
 
 /// Describes a line that is not valid in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} {text:?}: expected {expected}, found {found}")]
+#[error("invalid plan, line {line} {text:?}: expected {expected}, found {found}")]
 pub struct ParseError {
     /// The number of the line, from 1.
     pub line: usize,

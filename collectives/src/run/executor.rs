@@ -177,22 +177,26 @@ impl Executor {
             captures |= lane.is_capturing(stream).map_err(StartFailure::before_submit)?;
         }
         if !self.lanes.iter().filter(|lane| lane.takes_stream()).all(Lane::queues_waits) {
-            return refuse("a start on a stream needs engines that queue waits; use `start`");
+            return refuse(
+                "the engines cannot queue waits, which a start on a stream needs; use `start`",
+            );
         }
         if self.options.strict && self.is_driven() {
             return refuse(
-                "strict is set, and a thread would have to drive some of the lanes; use `start`",
+                "strict is set, but a start on a stream needs a thread that drives some lanes; use \
+                 `start`, or turn strict off",
             );
         }
         if captures && !self.options.capturable {
             return refuse(
-                "the stream is being captured, and this operation has no flags for that; prepare \
-                 it with `capturable()`",
+                "the stream captures a graph, but the operation is not capturable; prepare it with \
+                 `capturable()`",
             );
         }
         if captures && !self.lanes.iter().all(|lane| lane.takes_stream() || lane.can_be_armed()) {
             return refuse(
-                "the plan has lanes that a graph cannot contain and whose flags the host cannot read",
+                "the operation cannot be captured: a graph cannot contain some of its lanes, and \
+                 the host cannot read their flags",
             );
         }
         Ok(captures)
@@ -530,7 +534,9 @@ mod tests {
             panic!("the start was recorded");
         };
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        insta::assert_snapshot!(error, @"the stream is being captured, and this operation has no flags for that; prepare it with `capturable()`");
+        insta::assert_snapshot!(error, @
+            "the stream captures a graph, but the operation is not capturable; prepare it with \
+             `capturable()`");
         assert_eq!(take_lines(&log), [""; 0]);
     }
 
@@ -540,7 +546,8 @@ mod tests {
         let Err(StartFailure::Refused(error)) = start_on(&mut executor, &EAGER) else {
             panic!("the start was made");
         };
-        insta::assert_snapshot!(error, @"a start on a stream needs engines that queue waits; use `start`");
+        insta::assert_snapshot!(error, @
+            "the engines cannot queue waits, which a start on a stream needs; use `start`");
         assert_eq!((take_lines(&log), executor.started()), (vec![], 0));
     }
 

@@ -338,7 +338,9 @@ fn is_signalled(flag: &AtomicU64, start: Start) -> bool {
 /// Returns whether a flag has been signalled; resets the flag of a captured start.
 fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool, Error> {
     let flag = port.flag(flag, start).ok_or_else(|| {
-        let text = "an engine without queued waits needs flags that the host can read";
+        let text =
+            "the flags are in device memory, expected host memory for an engine that cannot queue \
+             waits";
         Error::new(ErrorKind::Mismatch, text)
     })?;
     let is_set = is_signalled(flag, start);

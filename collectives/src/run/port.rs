@@ -75,7 +75,7 @@ impl EnginePort {
         let (backend, kind) = (self.backend, self.engine.caps().kind);
         self.engine.streams().ok_or_else(|| {
             let text = format!(
-                "engines of kind {kind} of the backend {backend} take no streams; use `start`"
+                "{kind} engines of the backend {backend} cannot run on a stream; use `start`"
             );
             Error::new(ErrorKind::Mismatch, text)
         })
@@ -93,7 +93,7 @@ impl Port for EnginePort {
         // SAFETY: the contract of this function is that of `CopyEngine::submit`.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
-        submitted.map_err(|error| Error::of_fabric("submit", error))
+        submitted.map_err(|error| Error::of_fabric("submit ops", error))
     }
 
     fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64> {
@@ -101,11 +101,13 @@ impl Port for EnginePort {
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
-        self.engine.completed().map_err(|error| Error::of_fabric("completed", error))
+        self.engine
+            .completed()
+            .map_err(|error| Error::of_fabric("query the completed tickets", error))
     }
 
     fn park(&mut self, limit: Duration) -> Result<(), Error> {
-        self.engine.park(limit).map_err(|error| Error::of_fabric("park", error))
+        self.engine.park(limit).map_err(|error| Error::of_fabric("park the engine", error))
     }
 
     fn is_busy(&self) -> bool {
@@ -117,20 +119,24 @@ impl Port for EnginePort {
     }
 
     fn release(&mut self) -> Result<(), Error> {
-        self.engine.release().map_err(|error| Error::of_fabric("release", error))
+        self.engine.release().map_err(|error| Error::of_fabric("release the engine", error))
     }
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
         let capturing = self.streams()?.is_capturing(stream);
-        capturing.map_err(|error| Error::of_fabric("query the capture of the stream", error))
+        capturing.map_err(|error| Error::of_fabric("query whether the stream captures", error))
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
-        self.streams()?.fork(from).map_err(|error| Error::of_fabric("fork from the stream", error))
+        self.streams()?
+            .fork(from)
+            .map_err(|error| Error::of_fabric("fork the engine from the stream", error))
     }
 
     fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
-        self.streams()?.join(into).map_err(|error| Error::of_fabric("join the stream", error))
+        self.streams()?
+            .join(into)
+            .map_err(|error| Error::of_fabric("join the engine to the stream", error))
     }
 }
 

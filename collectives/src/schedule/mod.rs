@@ -141,7 +141,7 @@ pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Resul
     }
     let known = algorithms(collective).map(Algorithm::name).collect::<Vec<_>>().join(" or ");
     let name = collective.name();
-    let text = format!("algorithm is {algorithm}, expected {known} for an operation of {name}");
+    let text = format!("algorithm {algorithm} does not support {name}, expected {known}");
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
@@ -158,7 +158,7 @@ pub fn plan(
 ) -> Result<Plan, Error> {
     let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
     if rank.index() >= topology.ranks() {
-        return invalid(format!("rank is {rank}, expected a rank of {topology}"));
+        return invalid(format!("rank {rank} does not exist in the topology of {topology}"));
     }
     let Shape { collective, chunks, in_place, outputs, flags, tiers: _ } = shape;
     check_suits(algorithm, collective)?;
@@ -212,16 +212,16 @@ mod tests {
         let text = |rank, chunks| refused(rank, chunks, false, 1);
         assert_snapshot!(refused(Rank(0), 1, false, 3), @"outputs is 3, expected 1 to 2 out of place");
         assert_snapshot!(refused(Rank(0), 1, true, 2), @"outputs is 2, expected 1 to 1 in place");
-        assert_snapshot!(text(Rank(3), 1), @"rank is 3, expected a rank of 3 ranks on 2 nodes");
+        assert_snapshot!(text(Rank(3), 1), @"rank 3 does not exist in the topology of 3 ranks on 2 nodes");
         assert_snapshot!(text(Rank(0), 0), @"chunks is 0, expected 1 to 65536");
         assert_snapshot!(text(Rank(0), 65537), @"chunks is 65537, expected 1 to 65536");
         let of = |collective| Shape { collective, ..Shape::default() };
         let broadcast = |root| of(Collective::Broadcast { root: Rank(root) });
         let all_to_all = of(Collective::AllToAll);
         assert_snapshot!(error(Algorithm::Direct, Rank(0), broadcast(3)), @"root is 3, expected a rank below 3");
-        assert_snapshot!(error(Algorithm::Pull, Rank(0), broadcast(0)), @"algorithm is pull, expected direct or ring for an operation of broadcast");
-        assert_snapshot!(error(Algorithm::Ring, Rank(0), all_to_all), @"algorithm is ring, expected direct or pull for an operation of all-to-all");
+        assert_snapshot!(error(Algorithm::Pull, Rank(0), broadcast(0)), @"algorithm pull does not support broadcast, expected direct or ring");
+        assert_snapshot!(error(Algorithm::Ring, Rank(0), all_to_all), @"algorithm ring does not support all-to-all, expected direct or pull");
         let in_place = Shape { in_place: true, ..all_to_all };
-        assert_snapshot!(error(Algorithm::Direct, Rank(0), in_place), @"in_place is true, expected false: an all-to-all overwrites no input");
+        assert_snapshot!(error(Algorithm::Direct, Rank(0), in_place), @"in_place is true, expected false: an all-to-all cannot run in place");
     }
 }

@@ -100,17 +100,20 @@ fn check(
     let ranks = topology.ranks();
     if layout.ranks() != ranks {
         let found = layout.ranks();
-        let text =
-            format!("ranks of the layout is {found}, expected those of the topology, {ranks}");
+        let text = format!(
+            "the layout has {found} ranks, expected {ranks}, the number of ranks of the topology"
+        );
         return Err(Error::new(ErrorKind::Mismatch, text));
     }
     if options.delays.len() > ranks {
         let delays = options.delays.len();
-        return Err(program::invalid(format!("delays has {delays} entries for {ranks} ranks")));
+        return Err(program::invalid(format!(
+            "delays has {delays} entries, expected at most {ranks}, one for each rank"
+        )));
     }
     match options.traced.iter().find(|rank| rank.index() >= ranks) {
         Some(rank) => Err(program::invalid(format!(
-            "traced names rank {rank}, expected a rank of {topology}"
+            "traced names rank {rank}, which does not exist in the topology of {topology}"
         ))),
         None => Ok(()),
     }

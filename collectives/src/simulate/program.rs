@@ -85,7 +85,7 @@ impl<'a> Compiler<'a> {
         if tiers.is_empty() || all_lanes > PEER_MAX {
             let lanes = tiers.len();
             return Err(invalid(format!(
-                "{ranks} ranks have {lanes} lanes each, expected 1 to {PEER_MAX} lanes in all"
+                "{ranks} ranks with {lanes} lanes each, expected 1 to {PEER_MAX} lanes in total"
             )));
         }
         let flags = FlagLayout::new(ranks, layout.chunks(), tiers.len());
@@ -141,13 +141,19 @@ impl<'a> Compiler<'a> {
             let reader = u64::from(lane) / lanes;
             let wait = self.waits[(reader * self.flags_per_rank + target) as usize];
             if wait == NO_WAIT {
-                return Err((self.program.step_id(number as u32), "no step waits for its flag"));
+                return Err((
+                    self.program.step_id(number as u32),
+                    "no step waits for the signalled flag",
+                ));
             }
             let signal = Some(number as u32);
             if self.program.steps[wait as usize]
                 != PackedStep::new(ModelStep::Wait { signal: None })
             {
-                return Err((self.program.step_id(number as u32), "it is signalled twice"));
+                return Err((
+                    self.program.step_id(number as u32),
+                    "the flag is signalled twice in one start",
+                ));
             }
             self.program.steps[wait as usize] = PackedStep::new(ModelStep::Wait { signal });
             self.program.steps[number] =
@@ -174,7 +180,7 @@ impl<'a> Compiler<'a> {
             return Err(invalid(text));
         }
         if !tiers.eq(self.program.tiers.iter().copied()) {
-            let text = format!("tiers of the lanes of rank {rank} are not those of rank 0");
+            let text = format!("tiers of the lanes differ between rank {rank} and rank 0");
             return Err(Error::new(ErrorKind::Mismatch, text));
         }
         Ok(())
@@ -187,14 +193,14 @@ impl<'a> Compiler<'a> {
                 self.known_rank(cell.shard)?;
                 if cell.chunk >= self.layout.chunks() {
                     return Err(format!(
-                        "cell {cell} is not one of {} chunks",
+                        "cell {cell} does not exist, expected a chunk below {}",
                         self.layout.chunks()
                     ));
                 }
                 let bytes = self.layout.cell(cell).bytes;
                 if bytes > OPERAND_MAX {
                     return Err(format!(
-                        "cell {cell} has {bytes} bytes, at most {OPERAND_MAX} fit"
+                        "cell {cell} has {bytes} bytes, expected at most {OPERAND_MAX}"
                     ));
                 }
                 match step {
@@ -212,7 +218,7 @@ impl<'a> Compiler<'a> {
                 let wait = &mut self.waits
                     [(u64::from(rank.0) * self.flags_per_rank + flag_number) as usize];
                 if *wait != NO_WAIT {
-                    return Err(format!("{flag} is waited for twice"));
+                    return Err(format!("two waits in one start use the flag {flag}"));
                 }
                 *wait = number;
                 ModelStep::Wait { signal: None }
@@ -225,7 +231,7 @@ impl<'a> Compiler<'a> {
         if rank.index() < ranks {
             Ok(rank.0)
         } else {
-            Err(format!("rank {rank} is none of {ranks}"))
+            Err(format!("rank {rank} does not exist, expected a rank below {ranks}"))
         }
     }
 
@@ -239,7 +245,7 @@ impl<'a> Compiler<'a> {
         self.known_rank(rank)?;
         let chunk = if let Flag::Arrived { cell, .. } = flag { cell.chunk } else { 0 };
         if chunk >= self.layout.chunks() || lane.index() >= self.program.lanes() {
-            return Err(format!("{flag} names a chunk or a lane that does not exist"));
+            return Err(format!("the flag {flag} names a chunk or a lane that does not exist"));
         }
         let reader = if let Flag::Sent { .. } = flag { LaneId::HOME } else { lane };
         Ok((reader, self.flags.word(flag) / FLAG_WORDS))
@@ -252,8 +258,8 @@ pub(super) fn invalid(text: String) -> Error {
 
 fn too_large(ranks: usize, chunks: u32) -> Error {
     invalid(format!(
-        "ranks is {ranks} and chunks is {chunks}: more than {STEPS_MAX} steps, the most that are \
-         simulated at once"
+        "{ranks} ranks with {chunks} chunks need more than {STEPS_MAX} steps, the maximum of a \
+         simulation; use fewer ranks or chunks"
     ))
 }
 

@@ -151,7 +151,7 @@ impl Simulation {
 /// Returns the first lane that has not ended, which is a fault of the plans.
 pub(super) fn deadlock(machine: &Machine<'_>, program: &Program) -> Option<(StepId, &'static str)> {
     let lane = machine.lanes.iter().find(|lane| lane.state != LaneState::Done)?;
-    Some((program.step_id(lane.next), "deadlock: its flag does not come"))
+    Some((program.step_id(lane.next), "deadlock: the awaited flag is never signalled"))
 }
 
 /// Collects the result of a machine; `closed` returns the steps of a rank again.

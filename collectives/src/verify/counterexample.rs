@@ -60,15 +60,15 @@ impl Fault {
         match self {
             Self::CopiedTwice { first, second } => counterexample(
                 vec![first.to_string(), second.to_string()],
-                "both write the same bytes, and no flag tells when the second one writes".into(),
+                "both steps write the same bytes, and no flag orders the second write".into(),
             ),
             Self::CopiedInPlace { location } => counterexample(
                 vec![location.to_string()],
-                "it overwrites the shard that it reads".into(),
+                "the step overwrites the shard that it reads".into(),
             ),
             Self::NeverCopied { rank, cell } => counterexample(
                 Vec::new(),
-                format!("all lanes end, and the output of rank {rank} has no cell {cell}"),
+                format!("all lanes end, but the output of rank {rank} has no cell {cell}"),
             ),
             Self::Deadlock { waits, .. } => {
                 let blocked = |(at, wait): (usize, &Location)| {
@@ -77,7 +77,7 @@ impl Fault {
                     format!("{wait} blocks: its signal comes later in rank {rank}, lane {lane}")
                 };
                 let events = waits.iter().enumerate().map(blocked).collect();
-                counterexample(events, "so none of these lanes continues".into())
+                counterexample(events, "none of these lanes can continue".into())
             }
             Self::TwoWriters { first, second } => counterexample(
                 vec![first.to_string(), second.to_string()],
@@ -85,17 +85,19 @@ impl Fault {
             ),
             Self::TwoReaders { first, second } => counterexample(
                 vec![first.to_string(), second.to_string()],
-                "one of them resets the flag before the other has seen it".into(),
+                "one wait resets the flag before the other wait has read it".into(),
             ),
             Self::Repeated { first, second } => counterexample(
                 vec![first.to_string(), second.to_string()],
-                "both store the same value, so the second wait passes on the first signal".into(),
+                "both signals store the same value, so the second wait passes on the first signal"
+                    .into(),
             ),
             Self::Unbalanced { location, signals, waits, .. } => {
                 let end = if signals > waits {
-                    "no lane waits for it, so the flag is not as it was before the start"
+                    "no lane waits for the flag, so its value after the start differs from the \
+                     value before"
                 } else {
-                    "no lane signals it, so the wait passes in no start"
+                    "no lane signals the flag, so the wait never passes"
                 };
                 counterexample(vec![location.to_string()], end.into())
             }

@@ -49,7 +49,7 @@ impl fmt::Display for Location {
 #[non_exhaustive]
 pub enum Fault {
     /// There is no plan.
-    #[error("there is no plan, expected one for every rank")]
+    #[error("the set of plans is empty, expected one plan for each rank")]
     NoPlan,
     /// A field of a plan differs from the first plan, or from the number or the order of the plans.
     #[error("plan {index}: {field} is {found}, expected {expected}")]
@@ -72,7 +72,9 @@ pub enum Fault {
         chunks: u32,
     },
     /// The number of outputs is out of bounds, or greater than 1 in place.
-    #[error("rank {rank}: outputs is {outputs}, expected 1, or out of place up to {OUTPUTS_MAX}")]
+    #[error(
+        "rank {rank}: outputs is {outputs}, expected 1 in place, or 1 to {OUTPUTS_MAX} out of place"
+    )]
     Outputs {
         /// The rank of the plan.
         rank: Rank,
@@ -89,7 +91,8 @@ pub enum Fault {
     },
     /// A step reads an output of a collective in which every output holds other blocks.
     #[error(
-        "{location}: the outputs of an {collective} hold different blocks; expected a copy from an input"
+        "{location}: the step copies from an output, expected an input, because the outputs of an \
+         {collective} hold different blocks"
     )]
     UnequalOutputs {
         /// The step.
@@ -98,7 +101,7 @@ pub enum Fault {
         collective: Collective,
     },
     /// The plan has no lane, not even lane 0.
-    #[error("rank {rank}: there is no lane, expected at least lane 0")]
+    #[error("rank {rank}: the plan has no lanes, expected at least lane 0")]
     NoLane {
         /// The rank of the plan.
         rank: Rank,
@@ -114,13 +117,16 @@ pub enum Fault {
         expected: String,
     },
     /// A step names a flag that only entries and exits use.
-    #[error("{location}: go and sent belong to the entry and exit of lanes, expected another flag")]
+    #[error(
+        "{location}: the flags go and sent are reserved for the entry and exit of lanes, expected \
+         another flag"
+    )]
     Reserved {
         /// The step.
         location: Location,
     },
     /// No step copies a required cell into an output.
-    #[error("rank {rank}: no step copies cell {cell} into its output")]
+    #[error("rank {rank}: no step copies cell {cell} into the output of rank {rank}")]
     NeverCopied {
         /// The owner of the output.
         rank: Rank,
@@ -128,7 +134,7 @@ pub enum Fault {
         cell: Cell,
     },
     /// The caller gets an output before a cell is known to have arrived.
-    #[error("rank {rank}, end of lane 0 in start {start}: cell {cell} may not have arrived")]
+    #[error("rank {rank}: start {start} may end before cell {cell} has arrived in the output")]
     NotArrived {
         /// The owner of the output.
         rank: Rank,
@@ -138,7 +144,7 @@ pub enum Fault {
         start: u32,
     },
     /// Two steps copy the same cell into the same output.
-    #[error("{second}: {first} already copies this cell")]
+    #[error("{second}: the same cell is already copied to the same output by {first}")]
     CopiedTwice {
         /// One step.
         first: Location,
@@ -146,14 +152,17 @@ pub enum Fault {
         second: Location,
     },
     /// A step copies a cell that is in the output from the start.
-    #[error("{location}: in place, the rank's own shard is already in its output")]
+    #[error(
+        "{location}: the step copies the rank's own shard, which is already in its output, because \
+         the operation is in place"
+    )]
     CopiedInPlace {
         /// The step.
         location: Location,
     },
     /// A step copies a cell that the collective does not require there.
     #[error(
-        "{location}: the output of rank {rank} does not need this cell; expected no copy of it"
+        "{location}: the output of rank {rank} does not need the copied cell; expected no copy"
     )]
     NotRequired {
         /// The step.
@@ -162,7 +171,9 @@ pub enum Fault {
         rank: Rank,
     },
     /// A copy reads a cell before it is known to have arrived.
-    #[error("{location} in start {start}: the source may not have arrived")]
+    #[error(
+        "{location}: in start {start}, the step may read its source before the data has arrived"
+    )]
     ReadEarly {
         /// The step.
         location: Location,
@@ -178,7 +189,10 @@ pub enum Fault {
         start: u32,
     },
     /// Two lanes signal one flag.
-    #[error("{second}: {first} is in another lane; expected one writer")]
+    #[error(
+        "{second}: the same flag is signalled in another lane, by {first}; expected one lane that \
+         signals a flag"
+    )]
     TwoWriters {
         /// One signal.
         first: Location,
@@ -186,7 +200,10 @@ pub enum Fault {
         second: Location,
     },
     /// Two lanes wait for one flag.
-    #[error("{second}: {first} is in another lane; expected one reader")]
+    #[error(
+        "{second}: the same flag is awaited in another lane, by {first}; expected one lane that \
+         waits for a flag"
+    )]
     TwoReaders {
         /// One wait.
         first: Location,
@@ -194,7 +211,9 @@ pub enum Fault {
         second: Location,
     },
     /// A wait is in another lane than the flag names.
-    #[error("{location}: expected the wait in lane {lane}, which the flag names")]
+    #[error(
+        "{location}: the wait is in the wrong lane, expected lane {lane}, which the flag names"
+    )]
     OtherReader {
         /// The wait.
         location: Location,
@@ -203,7 +222,8 @@ pub enum Fault {
     },
     /// A flag has different numbers of signals and waits.
     #[error(
-        "{location}: rank {reader} gets {signals} signals and waits {waits} times for {flag} in a start, expected 1 and 1"
+        "{location}: in one start, rank {reader} receives {signals} signals of the flag `{flag}` \
+         and waits for it {waits} times, expected 1 signal and 1 wait"
     )]
     Unbalanced {
         /// A step that names the flag.
@@ -218,7 +238,10 @@ pub enum Fault {
         waits: usize,
     },
     /// A flag is signalled more than once in a start, so a later wait passes on the first value.
-    #[error("{second}: {first} signals the same flag in this start, so a wait may pass too early")]
+    #[error(
+        "{second}: the same flag is already signalled in this start, by {first}, so a wait may \
+         pass too early; expected one signal"
+    )]
     Repeated {
         /// The first signal.
         first: Location,
@@ -227,7 +250,8 @@ pub enum Fault {
     },
     /// A flag is signalled again before its reader is known to have consumed the last signal.
     #[error(
-        "{location} in start {start}: the reader may not have passed the wait of the start before"
+        "{location}: in start {start}, the flag may be signalled again before its reader has \
+         passed the wait of the previous start"
     )]
     NotConsumed {
         /// The signal.
@@ -236,7 +260,10 @@ pub enum Fault {
         start: u32,
     },
     /// A step copies into an output that its owner's caller may still use.
-    #[error("{location} in start {start}: rank {peer} may not have entered this start")]
+    #[error(
+        "{location}: in start {start}, the step may write to rank {peer} before rank {peer} has \
+         entered this start"
+    )]
     PeerInUse {
         /// The step.
         location: Location,
@@ -246,7 +273,7 @@ pub enum Fault {
         start: u32,
     },
     /// The caller gets its memory back while a lane of its rank may still read it.
-    #[error("rank {rank}, end of lane 0 in start {start}: lane {lane} may still read its sources")]
+    #[error("rank {rank}: start {start} may end while lane {lane} still reads its sources")]
     SourceInUse {
         /// The owner of the memory.
         rank: Rank,
@@ -257,7 +284,8 @@ pub enum Fault {
     },
     /// The caller gets its memory back while a peer may still get from it.
     #[error(
-        "rank {rank}, end of lane 0 in start {start}: rank {peer}, lane {lane} may still get from rank {rank}"
+        "rank {rank}: start {start} may end while rank {peer}, lane {lane}, still gets data from \
+         rank {rank}"
     )]
     PeerReads {
         /// The owner of the memory.
@@ -270,19 +298,21 @@ pub enum Fault {
         start: u32,
     },
     /// The algorithm makes no plans for these arguments.
-    #[error("there are no such plans: {reason}")]
+    #[error("cannot create the plans: {reason}")]
     NotPlanned {
         /// The error of the schedule.
         reason: String,
     },
     /// The sums over the plans of all ranks do not match.
-    #[error("in the plans of all ranks, {what}")]
+    #[error("the plans of all ranks do not match: {what}")]
     SumMismatch {
         /// The mismatch.
         what: &'static str,
     },
     /// A step names a rank that the fabric of its lane does not reach.
-    #[error("{location}: a {tier} lane does not reach rank {peer}")]
+    #[error(
+        "{location}: a {tier} lane cannot reach rank {peer}; expected a lane of the other tier"
+    )]
     OutOfReach {
         /// The step.
         location: Location,
@@ -296,8 +326,8 @@ pub enum Fault {
     /// Only flags of a rank's own lanes, and arrivals over the network, cross tiers. The local fabric cannot write the flags of
     /// the network fabric.
     #[error(
-        "{location}: a local lane cannot signal a network lane of rank {peer}; expected its lane 0 to \
-         relay"
+        "{location}: a local lane cannot signal a network lane of rank {peer}; expected a signal \
+         to lane 0 of rank {peer}, which relays it"
     )]
     AcrossTiers {
         /// The signal.
@@ -320,7 +350,7 @@ fn cycle(waits: &[Location]) -> String {
     let mut text = String::new();
     for (number, wait) in waits.iter().enumerate() {
         let which = if number == 0 { "" } else { ", which" };
-        text += &format!("{wait}{which} needs a signal after ");
+        text += &format!("{wait}{which} needs a signal that comes after ");
     }
     text + if waits.len() == 1 { "itself" } else { "the first wait" }
 }

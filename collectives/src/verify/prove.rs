@@ -269,8 +269,8 @@ impl Sums {
         let mismatch = |what| Err(Fault::SumMismatch { what });
         match (self.cell_sum, self.flag_sum) {
             (0, 0) => Ok(()),
-            (0, _) => mismatch("the signals are not those that lanes wait for"),
-            _ => mismatch("the copies are not one for each required cell of each output"),
+            (0, _) => mismatch("expected one signal for each wait"),
+            _ => mismatch("expected one copy for each required cell of each output"),
         }
     }
 }

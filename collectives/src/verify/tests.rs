@@ -40,13 +40,13 @@ fn a_closed_lane_is_right() {
 #[test]
 fn a_lane_that_ends_before_its_puts_is_a_fault() {
     let early = fault(|lanes| lanes[1].steps.swap(1, 2)).unwrap();
-    assert_snapshot!(early, @"rank 0, end of lane 0 in start 1: lane 1 may still read its sources");
+    assert_snapshot!(early, @"rank 0: start 1 may end while lane 1 still reads its sources");
 }
 
 #[test]
 fn a_lane_that_begins_before_the_caller_is_a_fault() {
     let early = fault(|lanes| lanes[1].steps.swap(0, 1)).unwrap();
-    assert_snapshot!(early, @"rank 0, lane 1, entry (put 0.0 input to 0) in start 1: the source may not have arrived");
+    assert_snapshot!(early, @"rank 0, lane 1, entry (put 0.0 input to 0): in start 1, the step may read its source before the data has arrived");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_caller_that_does_not_wait_for_a_lane_is_a_fault() {
             lane.steps.pop();
         }
     });
-    assert_snapshot!(unawaited.unwrap(), @"rank 0, end of lane 0 in start 1: lane 1 may still read its sources");
+    assert_snapshot!(unawaited.unwrap(), @"rank 0: start 1 may end while lane 1 still reads its sources");
 }
 
 /// Checks that following the representatives gives the same result as following all ranks.

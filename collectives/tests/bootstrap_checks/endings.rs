@@ -137,7 +137,7 @@ pub(crate) fn a_goodbye_is_no_loss(open: Open) {
             each(&group.ranks, |rank| { rank.exchange("keys", &[], long()).unwrap_err() })
         {
             assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
-            assert_snapshot!(error, @r#"exchange "keys": rank 1 has left the group and takes part in nothing more"#);
+            assert_snapshot!(error, @r#"exchange "keys": rank 1 has left the group and cannot take part"#);
         });
     });
     assert_eq!(sent.into_inner(), 1);
@@ -156,10 +156,10 @@ pub(crate) fn nothing_follows_a_goodbye(open: Open) {
     rank.leave(long()).unwrap();
     let error = rank.exchange("keys", &[], long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Other);
-    assert_snapshot!(error, @r#"exchange "keys": this rank has left the group"#);
+    assert_snapshot!(error, @r#"exchange "keys": this rank has already left the group"#);
     let error = rank.abort(b"late").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Other);
-    assert_snapshot!(error, @"abort: this rank has left the group");
+    assert_snapshot!(error, @"abort: this rank has already left the group");
 }
 
 pub(crate) fn a_goodbye_after_an_abort_succeeds(open: Open) {

@@ -54,7 +54,7 @@ pub(crate) fn labels_that_differ_are_a_mismatch_on_every_rank(open: Open) {
     });
     allow_duplicates!(for error in errors {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
-        assert_snapshot!(error, @r#"exchange number 1: rank 0 is at "keys" while rank 1 is at "sizes": all ranks must make the same collective calls in the same order"#);
+        assert_snapshot!(error, @r#"ranks call different collectives in exchange 1: rank 0 calls "keys", rank 1 calls "sizes"; make the same collective calls in the same order on all ranks"#);
     });
     for n in 3..=9 {
         let group = open(n);
@@ -64,8 +64,8 @@ pub(crate) fn labels_that_differ_are_a_mismatch_on_every_rank(open: Open) {
             rank.exchange(label, &[1], long()).unwrap_err()
         });
         let text = errors[0].to_string();
-        assert!(text.contains(&format!("rank {odd} is at \"odd\"")), "{text}");
-        assert!(text.contains("is at \"even\""), "{text}");
+        assert!(text.contains(&format!("rank {odd} calls \"odd\"")), "{text}");
+        assert!(text.contains("calls \"even\""), "{text}");
         assert!(errors.iter().all(|error| error.to_string() == text), "n={n}: {errors:?}");
     }
 }
@@ -75,10 +75,10 @@ pub(crate) fn what_is_too_long_is_refused(open: Open) {
     let rank = &group.ranks[0];
     let error = rank.exchange("keys", &vec![0; 64 << 20], long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_snapshot!(error, @"the bytes of one rank are 67108864 bytes long; at most 67104768 can be passed on");
+    assert_snapshot!(error, @"exchange data is 67108864 bytes long, expected at most 67104768 bytes");
     let error = rank.exchange(&"l".repeat(1025), &[], long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_snapshot!(error, @"the label is 1025 bytes long; at most 1024 can be passed on");
+    assert_snapshot!(error, @"exchange label is 1025 bytes long, expected at most 1024 bytes");
     let error = rank.abort(&vec![0; 64 << 20]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert_eq!(rank.exchange("still good", &[7], long()).unwrap(), [[7]]);
@@ -106,22 +106,22 @@ pub(crate) fn a_rank_that_never_comes_is_named(open: Open) {
     assert!(start.elapsed() < super::AT_ONCE, "others waited on: {:?}", start.elapsed());
     assert!(errors.iter().all(|error| error.kind() == ErrorKind::Timeout));
     assert!(errors.iter().all(|error| error.peer() == Some(Rank(1))));
-    assert_snapshot!(errors[0], @r#"exchange "keys": ranks 1 and 3 did not come within 0.5 s"#);
-    assert_snapshot!(errors[1], @r#"exchange "keys": rank 0 gave up: exchange "keys": ranks 1 and 3 did not come within 0.5 s"#);
+    assert_snapshot!(errors[0], @r#"exchange "keys": ranks 1 and 3 did not take part within 0.5 s"#);
+    assert_snapshot!(errors[1], @r#"exchange "keys": rank 0 timed out: exchange "keys": ranks 1 and 3 did not take part within 0.5 s"#);
 }
 
 pub(crate) fn what_follows_a_timeout_is_aborted(open: Open) {
     let (group, _) = lack_two(open);
     for rank in &group.ranks {
         let heard = hear(rank.as_ref());
-        let record = b"exchange \"keys\": ranks 1 and 3 did not come within 0.5 s".to_vec();
+        let record = b"exchange \"keys\": ranks 1 and 3 did not take part within 0.5 s".to_vec();
         let abort = peerlane_collectives::bootstrap::Notice::Abort { from: Rank(0), record };
         assert_eq!(next(&heard, 2)[0], abort);
     }
     allow_duplicates!(for rank in &group.ranks {
         let error = rank.exchange("sizes", &[], long()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Aborted);
-        assert_snapshot!(error, @r#"exchange "sizes": rank 0 gave up: exchange "keys": ranks 1 and 3 did not come within 0.5 s"#);
+        assert_snapshot!(error, @r#"exchange "sizes": rank 0 timed out: exchange "keys": ranks 1 and 3 did not take part within 0.5 s"#);
     });
 }
 

@@ -98,7 +98,7 @@ fn allocated_buffers_have_the_smallest_length() {
             let error = gather.output().unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "the output is 2 buffers; take them by `shard`, `tensor` or `output_buffer`"
+                "the output consists of 2 buffers; use `shard`, `tensor` or `output_buffer`"
             );
         } else {
             assert_eq!(gather.output()?, [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]);

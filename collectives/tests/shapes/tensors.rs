@@ -131,7 +131,7 @@ fn contiguous_tensors_follow_each_other() {
         let error = gather.shard(Rank(1)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "a shard is a piece of each of 2 tensors; take it by `piece`"
+            "a shard consists of 2 pieces, one of each tensor; use `piece` for each piece"
         );
         Ok(())
     });

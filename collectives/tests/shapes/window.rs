@@ -126,27 +126,31 @@ fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
         let slice = window.slice(35..36)?;
         assert_eq!(
             refused(first.start().map(drop)),
-            "bytes 35 to 36 of window 1 are in use: the host has borrowed them; drop that slice first"
+            "bytes 35 to 36 of window 1 are in use: the host borrows them as a slice; drop that \
+             slice first"
         );
-        assert!(refused(window.slice_mut(0..100).map(drop)).contains("the host has borrowed them"));
+        assert!(refused(window.slice_mut(0..100).map(drop)).contains("the host borrows them"));
         drop(slice);
         let started = first.start()?;
         assert_eq!(
             refused(second.start().map(drop)),
-            "bytes 0 to 40 of window 1 are in use: all-gather 1 is under way there; wait for it first"
+            "bytes 0 to 40 of window 1 are in use: all-gather 1 uses them in a start that is not \
+             complete; wait for that start first"
         );
-        assert!(refused(window.slice(0..1).map(drop)).contains("all-gather 1 is under way"));
+        assert!(
+            refused(window.slice(0..1).map(drop)).contains("all-gather 1 uses them in a start")
+        );
         window.slice(40..100)?;
         checked.wait();
         started.wait()?;
         second.run()?;
         assert_eq!(
             refused(second.output().map(drop)),
-            "the output is a range of a window; take it by `Window::slice`"
+            "the output is a range of a window; use `Window::slice` to access it"
         );
         assert_eq!(
             refused(window.slice(90..101).map(drop)),
-            "the range is 90 to 101, expected one within 0 to 100, the length of the window"
+            "the range is 90..101, expected a range within 0..100, the elements of the window"
         );
         Ok(())
     });

@@ -33,21 +33,21 @@ fn plans_with_faults_are_refused_by_place() {
             }
         })
     };
-    insta::assert_snapshot!(of_rank_1(|plan| _ = steps(plan).remove(0)), @"step 2 of lane 0 of rank 0 `wait ready from 1`: deadlock: its flag does not come");
-    insta::assert_snapshot!(of_rank_1(|plan| _ = steps(plan).pop()), @"step 7 of lane 0 of rank 0 `signal arrived 2.0 to 1`: no step waits for its flag");
+    insta::assert_snapshot!(of_rank_1(|plan| _ = steps(plan).remove(0)), @"step 2 of lane 0 of rank 0 `wait ready from 1`: deadlock: the awaited flag is never signalled");
+    insta::assert_snapshot!(of_rank_1(|plan| _ = steps(plan).pop()), @"step 7 of lane 0 of rank 0 `signal arrived 2.0 to 1`: no step waits for the signalled flag");
     insta::assert_snapshot!(of_rank_1(|plan| {
         let step = steps(plan)[0];
         steps(plan).insert(0, step);
-    }), @"step 1 of lane 0 of rank 1 `signal ready to 0`: it is signalled twice");
+    }), @"step 1 of lane 0 of rank 1 `signal ready to 0`: the flag is signalled twice in one start");
     insta::assert_snapshot!(of_rank_1(|plan| {
         let step = *steps(plan).last().unwrap();
         steps(plan).push(step);
-    }), @"step 9 of lane 0 of rank 1: arrived 2.0 is waited for twice");
+    }), @"step 9 of lane 0 of rank 1: two waits in one start use the flag arrived 2.0");
     insta::assert_snapshot!(of_rank_1(|plan| {
         if let Step::Signal { peer, .. } = &mut steps(plan)[0] {
             *peer = Rank(7);
         }
-    }), @"step 0 of lane 0 of rank 1: rank 7 is none of 3");
+    }), @"step 0 of lane 0 of rank 1: rank 7 does not exist, expected a rank below 3");
     insta::assert_snapshot!(of_rank_1(|plan| plan.lanes.push(plan.lanes[0].clone())), @"lanes of the plan of rank 1 is 2, expected 1");
     insta::assert_snapshot!(of_rank_1(|plan| plan.rank = Rank(2)), @"rank of the plan of rank 1 is 2, expected 1");
     insta::assert_snapshot!(of_rank_1(|plan| plan.chunks = 2), @"chunks of the plan of rank 1 is 2, expected 1");
@@ -57,13 +57,13 @@ fn plans_with_faults_are_refused_by_place() {
 fn arguments_that_do_not_fit_together_are_named() {
     let layout = Layout::new(&[100; 3], 1).unwrap();
     let options = Options::default();
-    insta::assert_snapshot!(refused(4, &layout, &options, |_| {}), @"ranks of the layout is 3, expected those of the topology, 4");
+    insta::assert_snapshot!(refused(4, &layout, &options, |_| {}), @"the layout has 3 ranks, expected 4, the number of ranks of the topology");
     let late = Options { delays: vec![0; 4], ..Options::default() };
-    insta::assert_snapshot!(refused(3, &layout, &late, |_| {}), @"delays has 4 entries for 3 ranks");
+    insta::assert_snapshot!(refused(3, &layout, &late, |_| {}), @"delays has 4 entries, expected at most 3, one for each rank");
     let traced = Options { traced: vec![Rank(3)], ..Options::default() };
-    insta::assert_snapshot!(refused(3, &layout, &traced, |_| {}), @"traced names rank 3, expected a rank of 3 ranks on 1 node");
+    insta::assert_snapshot!(refused(3, &layout, &traced, |_| {}), @"traced names rank 3, which does not exist in the topology of 3 ranks on 1 node");
     let huge = Layout::new(&[1 << 50; 3], 1).unwrap();
-    insta::assert_snapshot!(refused(3, &huge, &options, |_| {}), @"step 1 of lane 0 of rank 0: cell 0.0 has 1125899906842624 bytes, at most 549755813886 fit");
+    insta::assert_snapshot!(refused(3, &huge, &options, |_| {}), @"step 1 of lane 0 of rank 0: cell 0.0 has 1125899906842624 bytes, expected at most 549755813886");
 }
 
 #[test]
@@ -74,5 +74,5 @@ fn what_is_too_large_is_refused_before_memory_is_taken() {
     let plan = |rank| schedule::plan(Algorithm::Ring, &topology, rank, shape);
     let options = Options::default();
     let error = simulate::simulate(&topology, &layout, &Links::default(), &options, plan);
-    insta::assert_snapshot!(error.unwrap_err(), @"ranks is 16384 and chunks is 64: more than 536870912 steps, the most that are simulated at once");
+    insta::assert_snapshot!(error.unwrap_err(), @"16384 ranks with 64 chunks need more than 536870912 steps, the maximum of a simulation; use fewer ranks or chunks");
 }

@@ -21,13 +21,14 @@ fn refused(nodes: impl Fn(u32) -> &'static str + Sync) -> Vec<(ErrorKind, String
 #[test]
 fn a_topology_of_another_number_of_ranks_is_refused_on_all() {
     for (rank, (kind, text)) in refused(|_| "2+1").into_iter().enumerate() {
-        let own = "topology is 3 ranks on 2 nodes, expected 4 ranks, as many as the bootstrap has";
+        let own = "topology is 3 ranks on 2 nodes, expected 4 ranks, the number of ranks of the bootstrap";
         assert_eq!((kind, text.as_str()), (ErrorKind::InvalidArgument, own), "rank {rank}");
     }
     for (rank, (kind, text)) in
         refused(|rank| if rank == 2 { "3" } else { "2x2" }).into_iter().enumerate()
     {
-        let own = "topology is 3 ranks on 1 node, expected 4 ranks, as many as the bootstrap has";
+        let own =
+            "topology is 3 ranks on 1 node, expected 4 ranks, the number of ranks of the bootstrap";
         if rank == 2 {
             assert_eq!((kind, text.as_str()), (ErrorKind::InvalidArgument, own));
         } else {

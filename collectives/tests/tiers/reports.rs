@@ -99,7 +99,7 @@ fn an_operation_is_traced_only_on_request() {
 fn replays_cannot_be_traced() {
     in_tiers(&Topology::even(2, 1).unwrap(), WAITS[0], |group| {
         let error = group.all_gather::<u8>(8).capturable().trace(true).prepare().unwrap_err();
-        let text = "trace is set for a capturable operation, whose replays cannot be traced; expected one of them";
+        let text = "trace and capturable are both set, expected at most one: replays of a graph cannot be traced";
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidArgument, text));
         Ok(())
     });

@@ -54,7 +54,7 @@ fn broadcasts_with_ready_flags_are_proven() {
 fn double_buffering_does_not_replace_ready_if_the_root_gets_no_data() {
     let plans = broadcast(3, "out of place", 2, false);
     assert_eq!(fault(&plans).class(), FaultClass::Overwritten);
-    assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 2 (put 0.0 input to 1) in start 2: rank 1 may not have entered this start");
+    assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 2 (put 0.0 input to 1): in start 2, the step may write to rank 1 before rank 1 has entered this start");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_ready_of_one_peer_is_not_enough_for_another() {
     edit(&mut plans[0], "  wait ready from 2\n", "");
     edit(&mut plans[2], "  signal ready to 0\n", "");
     assert_eq!(fault(&plans).class(), FaultClass::Overwritten);
-    assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 5 (put 0.0 input to 2) in start 2: rank 2 may not have entered this start");
+    assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 5 (put 0.0 input to 2): in start 2, the step may write to rank 2 before rank 2 has entered this start");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn cells_outside_the_goal_are_refused() {
     let mut plans = broadcast(2, "out of place", 1, true);
     edit(&mut plans[1], "wait arrived 0.0", "wait arrived 0.0\n put 1.0 input to 1");
     assert_eq!(fault(&plans).class(), FaultClass::Unknown);
-    assert_snapshot!(fault(&plans), @"rank 1, lane 0, step 3 (put 1.0 input to 1): the output of rank 1 does not need this cell; expected no copy of it");
+    assert_snapshot!(fault(&plans), @"rank 1, lane 0, step 3 (put 1.0 input to 1): the output of rank 1 does not need the copied cell; expected no copy");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_missing_cell_of_the_goal_is_refused() {
     let mut plans = broadcast(2, "out of place", 1, true);
     edit(&mut plans[0], "put 0.0 input to 1", "");
     assert_eq!(fault(&plans).class(), FaultClass::Missing);
-    assert_snapshot!(fault(&plans), @"rank 1: no step copies cell 0.0 into its output");
+    assert_snapshot!(fault(&plans), @"rank 1: no step copies cell 0.0 into the output of rank 1");
 }
 
 /// Returns plans of an all-to-all between two ranks.
@@ -113,7 +113,7 @@ fn an_all_to_all_forwards_nothing() {
     edit(&mut plans[0], "put 0.0 input to 1", "put 0.0 output to 1");
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Unknown);
-    assert_snapshot!(fault, @"rank 0, lane 0, step 4 (put 0.0 output to 1): the outputs of an all-to-all hold different blocks; expected a copy from an input");
+    assert_snapshot!(fault, @"rank 0, lane 0, step 4 (put 0.0 output to 1): the step copies from an output, expected an input, because the outputs of an all-to-all hold different blocks");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn impossible_goals_are_refused() {
         verify(plans).unwrap_err().to_string()
     };
     let in_place = refused(&mut all_to_all(), "out of place", "in place");
-    assert_snapshot!(in_place, @"rank 0: in_place is true, expected false: an all-to-all overwrites no input");
+    assert_snapshot!(in_place, @"rank 0: in_place is true, expected false: an all-to-all cannot run in place");
     let mut plans = broadcast(2, "out of place", 1, true);
     assert_snapshot!(refused(&mut plans, "from 0 direct", "from 2 direct"), @"rank 0: root is 2, expected a rank below 2");
     let mut plans = all_to_all();

@@ -83,7 +83,7 @@ fn the_text_of_a_proof_states_what_is_proven() {
 fn plans_that_disagree_are_refused() {
     let text = |change: fn(&mut Vec<Plan>)| refused_after(FaultClass::Disagreement, change);
     assert_eq!(text(Vec::clear).kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(Vec::clear), @"there is no plan, expected one for every rank");
+    assert_snapshot!(text(Vec::clear), @"the set of plans is empty, expected one plan for each rank");
     assert_snapshot!(text(|plans| plans.truncate(2)), @"plan 0: ranks is 3, expected 2");
     assert_snapshot!(text(|plans| plans.swap(0, 2)), @"plan 0: rank is 2, expected 0");
     assert_snapshot!(text(|plans| plans[2].chunks = 2), @"plan 2: chunks is 2, expected 1");
@@ -94,7 +94,7 @@ fn plans_that_disagree_are_refused() {
 fn impossible_sizes_are_refused() {
     let text = |change: fn(&mut Vec<Plan>)| refused_after(FaultClass::Unknown, change);
     assert_eq!(text(|plans| plans[1].lanes.clear()).kind(), ErrorKind::InvalidArgument);
-    assert_snapshot!(text(|plans| plans[1].lanes.clear()), @"rank 1: there is no lane, expected at least lane 0");
+    assert_snapshot!(text(|plans| plans[1].lanes.clear()), @"rank 1: the plan has no lanes, expected at least lane 0");
     let of_chunks = |chunks| {
         let change = |plans: &mut Vec<Plan>| plans.iter_mut().for_each(|plan| plan.chunks = chunks);
         refused_after(FaultClass::Unknown, change)
@@ -113,26 +113,26 @@ fn names_that_do_not_exist_are_refused() {
     assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): chunk 7 does not exist, expected a chunk below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready for lane 1 to 2"), @"rank 1, lane 0, step 1 (signal ready for lane 1 to 2): lane 1 of rank 2 does not exist, expected a lane below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready from 9 to 2"), @"rank 1, lane 0, step 1 (signal ready from 9 to 2): rank 9 does not exist, expected a rank below 3");
-    assert_snapshot!(text("wait arrived 0.0", "wait sent lane 0"), @"rank 1, lane 0, step 10 (wait sent lane 0): go and sent belong to the entry and exit of lanes, expected another flag");
+    assert_snapshot!(text("wait arrived 0.0", "wait sent lane 0"), @"rank 1, lane 0, step 10 (wait sent lane 0): the flags go and sent are reserved for the entry and exit of lanes, expected another flag");
 }
 
 #[test]
 fn missing_bytes_are_refused() {
     let text = |from, to| refused(FaultClass::Missing, Form::Direct, &[(1, from, to)]);
-    assert_snapshot!(text("put 1.0 input to 2\n", "\n"), @"rank 2: no step copies cell 1.0 into its output");
+    assert_snapshot!(text("put 1.0 input to 2\n", "\n"), @"rank 2: no step copies cell 1.0 into the output of rank 2");
     // The signal overtakes the put that it announces.
-    assert_snapshot!(text("put 1.0 input to 2\n  signal arrived 1.0 to 2", "signal arrived 1.0 to 2\n put 1.0 input to 2"), @"rank 2, end of lane 0 in start 1: cell 1.0 may not have arrived");
+    assert_snapshot!(text("put 1.0 input to 2\n  signal arrived 1.0 to 2", "signal arrived 1.0 to 2\n put 1.0 input to 2"), @"rank 2: start 1 may end before cell 1.0 has arrived in the output");
 }
 
 #[test]
 fn bytes_that_arrive_twice_are_refused() {
     let twice = [(1, "put 1.0 input to 2", "put 1.0 input to 2\nput 1.0 input to 2")];
-    assert_snapshot!(refused(FaultClass::Twice, Form::Direct, &twice), @"rank 1, lane 0, step 6 (put 1.0 input to 2): rank 1, lane 0, step 5 (put 1.0 input to 2) already copies this cell");
+    assert_snapshot!(refused(FaultClass::Twice, Form::Direct, &twice), @"rank 1, lane 0, step 6 (put 1.0 input to 2): the same cell is already copied to the same output by rank 1, lane 0, step 5 (put 1.0 input to 2)");
     let mut plans = Form::Direct.plans(2, 1, true);
     edit(&mut plans[0], "wait ready", "put 0.0 output to 0\n wait ready");
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Twice);
-    assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): in place, the rank's own shard is already in its output");
+    assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): the step copies the rank's own shard, which is already in its output, because the operation is in place");
 }
 
 #[test]
@@ -140,11 +140,11 @@ fn early_reads_are_refused() {
     let text = |form, edit| refused(FaultClass::ReadEarly, form, &[edit]);
     let swapped =
         (1, "wait arrived 0.0\n  put 0.0 output to 2", "put 0.0 output to 2\n wait arrived 0.0");
-    assert_snapshot!(text(Form::Ring, swapped), @"rank 1, lane 0, step 6 (put 0.0 output to 2) in start 1: the source may not have arrived");
+    assert_snapshot!(text(Form::Ring, swapped), @"rank 1, lane 0, step 6 (put 0.0 output to 2): in start 1, the step may read its source before the data has arrived");
     // Without a flag, a lane does not know that its self copy is complete.
     let copied = (1, "put 1.0 input to 2", "put 1.0 output to 2");
-    assert_snapshot!(text(Form::Direct, copied), @"rank 1, lane 0, step 5 (put 1.0 output to 2) in start 1: the source may not have arrived");
-    assert_snapshot!(text(Form::SelfCopyLane, copied), @"rank 1, lane 0, step 4 (put 1.0 output to 2) in start 1: the source may not have arrived");
+    assert_snapshot!(text(Form::Direct, copied), @"rank 1, lane 0, step 5 (put 1.0 output to 2): in start 1, the step may read its source before the data has arrived");
+    assert_snapshot!(text(Form::SelfCopyLane, copied), @"rank 1, lane 0, step 4 (put 1.0 output to 2): in start 1, the step may read its source before the data has arrived");
 }
 
 #[test]
@@ -163,29 +163,29 @@ fn deadlocks_are_refused() {
         (0, "signal ready to 1\n", "\n"),
         (0, "wait arrived 1.0", "wait arrived 1.0\n signal ready to 1"),
     ];
-    assert_snapshot!(refused(FaultClass::Deadlock, Form::Direct, &last), @"deadlock in start 1: rank 0, lane 0, step 10 (wait arrived 1.0) needs a signal after rank 1, lane 0, step 7 (wait ready from 0), which needs a signal after the first wait");
+    assert_snapshot!(refused(FaultClass::Deadlock, Form::Direct, &last), @"deadlock in start 1: rank 0, lane 0, step 10 (wait arrived 1.0) needs a signal that comes after rank 1, lane 0, step 7 (wait ready from 0), which needs a signal that comes after the first wait");
 }
 
 #[test]
 fn shared_flags_are_refused() {
     let text = |edits: &[Edit]| refused(FaultClass::Shared, Form::Direct, edits);
     let writer = (0, "wait arrived 1.0", "wait arrived 1.0\n signal arrived 1.0 to 2");
-    assert_snapshot!(text(&[writer]), @"rank 1, lane 0, step 6 (signal arrived 1.0 to 2): rank 0, lane 0, step 12 (signal arrived 1.0 to 2) is in another lane; expected one writer");
+    assert_snapshot!(text(&[writer]), @"rank 1, lane 0, step 6 (signal arrived 1.0 to 2): the same flag is signalled in another lane, by rank 0, lane 0, step 12 (signal arrived 1.0 to 2); expected one lane that signals a flag");
     let reader = (0, "wait arrived 1.0", "wait arrived 1.0\n lane 1\n wait arrived 1.0");
-    assert_snapshot!(text(&[reader]), @"rank 0, lane 1, step 1 (wait arrived 1.0): rank 0, lane 0, step 11 (wait arrived 1.0) is in another lane; expected one reader");
+    assert_snapshot!(text(&[reader]), @"rank 0, lane 1, step 1 (wait arrived 1.0): the same flag is awaited in another lane, by rank 0, lane 0, step 11 (wait arrived 1.0); expected one lane that waits for a flag");
     let moved = [
         (0, "wait ready from 2\n", "\n"),
         (0, "wait arrived 1.0", "wait arrived 1.0\n lane 1\n wait ready from 2"),
     ];
-    assert_snapshot!(text(&moved), @"rank 0, lane 1, step 1 (wait ready from 2): expected the wait in lane 0, which the flag names");
+    assert_snapshot!(text(&moved), @"rank 0, lane 1, step 1 (wait ready from 2): the wait is in the wrong lane, expected lane 0, which the flag names");
 }
 
 #[test]
 fn unbalanced_flags_are_refused() {
     let text = |from, to| refused(FaultClass::Unbalanced, Form::Direct, &[(1, from, to)]);
-    assert_snapshot!(text("signal ready to 2\n", "\n"), @"rank 2, lane 0, step 7 (wait ready from 1): rank 2 gets 0 signals and waits 1 times for ready from 1 in a start, expected 1 and 1");
-    assert_snapshot!(text("wait arrived 2.0", ""), @"rank 2, lane 0, step 9 (signal arrived 2.0 to 1): rank 1 gets 1 signals and waits 0 times for arrived 2.0 in a start, expected 1 and 1");
-    assert_snapshot!(text("signal ready to 2", "signal ready to 2\n signal ready to 2"), @"rank 1, lane 0, step 1 (signal ready to 2): rank 2 gets 2 signals and waits 1 times for ready from 1 in a start, expected 1 and 1");
+    assert_snapshot!(text("signal ready to 2\n", "\n"), @r#"rank 2, lane 0, step 7 (wait ready from 1): in one start, rank 2 receives 0 signals of the flag `ready from 1` and waits for it 1 times, expected 1 signal and 1 wait"#);
+    assert_snapshot!(text("wait arrived 2.0", ""), @r#"rank 2, lane 0, step 9 (signal arrived 2.0 to 1): in one start, rank 1 receives 1 signals of the flag `arrived 2.0` and waits for it 0 times, expected 1 signal and 1 wait"#);
+    assert_snapshot!(text("signal ready to 2", "signal ready to 2\n signal ready to 2"), @r#"rank 1, lane 0, step 1 (signal ready to 2): in one start, rank 2 receives 2 signals of the flag `ready from 1` and waits for it 1 times, expected 1 signal and 1 wait"#);
 }
 
 #[test]
@@ -196,20 +196,20 @@ fn stale_flags_are_refused() {
         (1, "signal ready to 2", "signal ready to 2\n signal ready to 2"),
         (2, "wait ready from 1", "wait ready from 1\n wait ready from 1"),
     ];
-    assert_snapshot!(text(&repeated), @"rank 1, lane 0, step 2 (signal ready to 2): rank 1, lane 0, step 1 (signal ready to 2) signals the same flag in this start, so a wait may pass too early");
+    assert_snapshot!(text(&repeated), @"rank 1, lane 0, step 2 (signal ready to 2): the same flag is already signalled in this start, by rank 1, lane 0, step 1 (signal ready to 2), so a wait may pass too early; expected one signal");
     // In the second start, rank 1 may still be at the end of the first.
     let unanswered = [
         (0, "signal ready to 1", "signal arrived 1.0 to 1\n signal ready to 1"),
         (1, "wait arrived 2.0", "wait arrived 2.0\n wait arrived 1.0"),
     ];
-    assert_snapshot!(text(&unanswered), @"rank 0, lane 0, step 1 (signal arrived 1.0 to 1) in start 2: the reader may not have passed the wait of the start before");
+    assert_snapshot!(text(&unanswered), @"rank 0, lane 0, step 1 (signal arrived 1.0 to 1): in start 2, the flag may be signalled again before its reader has passed the wait of the previous start");
 }
 
 #[test]
 fn outputs_in_use_are_not_overwritten() {
     let late =
         [(1, "wait ready from 2\n  put 1.0 input to 2", "put 1.0 input to 2\n wait ready from 2")];
-    assert_snapshot!(refused(FaultClass::Overwritten, Form::Direct, &late), @"rank 1, lane 0, step 4 (put 1.0 input to 2) in start 1: rank 2 may not have entered this start");
+    assert_snapshot!(refused(FaultClass::Overwritten, Form::Direct, &late), @"rank 1, lane 0, step 4 (put 1.0 input to 2): in start 1, the step may write to rank 2 before rank 2 has entered this start");
 }
 
 /// Returns plans that get all blocks, written by hand.
@@ -256,9 +256,9 @@ fn a_source_is_not_given_back_while_a_peer_gets_from_it() {
     let text = |edits: &[Edit]| pull_refused(FaultClass::Overwritten, edits);
     let early =
         [(1, "get 0.0 input of 0\n  signal taken to 0", "signal taken to 0\n get 0.0 input of 0")];
-    assert_snapshot!(text(&early), @"rank 0, end of lane 0 in start 1: rank 1, lane 0 may still get from rank 0");
+    assert_snapshot!(text(&early), @"rank 0: start 1 may end while rank 1, lane 0, still gets data from rank 0");
     let never = [(1, "signal taken to 0", ""), (0, "wait taken by 1", "")];
-    assert_snapshot!(text(&never), @"rank 0, end of lane 0 in start 1: rank 1, lane 0 may still get from rank 0");
+    assert_snapshot!(text(&never), @"rank 0: start 1 may end while rank 1, lane 0, still gets data from rank 0");
     // A signal to a third rank does not publish a get from rank 0.
     let mut plans = pull(3, false);
     edit(&mut plans[1], "signal taken to 0", "signal arrived 1.0 to 2");
@@ -274,9 +274,9 @@ fn a_source_is_not_given_back_while_a_peer_gets_from_it() {
 fn a_get_waits_for_its_source() {
     let early =
         [(1, "wait ready from 0\n  get 0.0 input of 0", "get 0.0 input of 0\n wait ready from 0")];
-    assert_snapshot!(pull_refused(FaultClass::ReadEarly, &early), @"rank 1, lane 0, step 7 (get 0.0 input of 0) in start 1: the source may not have arrived");
+    assert_snapshot!(pull_refused(FaultClass::ReadEarly, &early), @"rank 1, lane 0, step 7 (get 0.0 input of 0): in start 1, the step may read its source before the data has arrived");
     let of_output = [(1, "get 0.0 input of 0", "get 0.0 output of 0")];
-    assert_snapshot!(pull_refused(FaultClass::ReadEarly, &of_output), @"rank 1, lane 0, step 8 (get 0.0 output of 0) in start 1: the source may not have arrived");
+    assert_snapshot!(pull_refused(FaultClass::ReadEarly, &of_output), @"rank 1, lane 0, step 8 (get 0.0 output of 0): in start 1, the step may read its source before the data has arrived");
     let other = [(1, "get 0.0 input of 0", "get 2.0 input of 0")];
     assert_snapshot!(pull_refused(FaultClass::Unknown, &other), @"rank 1, lane 0, step 8 (get 2.0 input of 0): cell 2.0 of the input does not exist, expected a cell of shard 0");
 }
@@ -311,7 +311,7 @@ fn lanes_and_tiers_agree() {
     let class = FaultClass::Unreachable;
     let network =
         |plans: &mut [Plan]| plans.iter_mut().for_each(|plan| plan.lanes[1].tier = Tier::Network);
-    assert_snapshot!(text(class, network), @"rank 1, lane 0, step 2 (signal ready for lane 1 to 0): a local lane cannot signal a network lane of rank 0; expected its lane 0 to relay");
+    assert_snapshot!(text(class, network), @"rank 1, lane 0, step 2 (signal ready for lane 1 to 0): a local lane cannot signal a network lane of rank 0; expected a signal to lane 0 of rank 0, which relays it");
 }
 
 /// A lane without steps has no entry and no exit.

@@ -23,13 +23,14 @@ pub struct Device {
 /// # Errors
 /// Returns [`Error::System`] if `/proc` cannot be read.
 pub fn discover() -> Result<Vec<Device>, Error> {
-    let cpus = fs::read_to_string("/proc/cpuinfo").map_err(Error::io("read /proc/cpuinfo"))?;
+    let cpus =
+        fs::read_to_string("/proc/cpuinfo").map_err(Error::io("cannot read /proc/cpuinfo"))?;
     let name = cpus
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
         .map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory = MemoryInfo::read().map_err(Error::io("read /proc/meminfo"))?;
+    let memory = MemoryInfo::read().map_err(Error::io("cannot read /proc/meminfo"))?;
     Ok(vec![Device {
         name,
         cores,

@@ -61,12 +61,17 @@ impl Options {
         let refuse = |text: String| Err(Error::Argument(text));
         let Caps { slice_ops_max, piece_bytes_max, put_align_bytes, .. } = self.caps;
         if slice_ops_max == 0 || piece_bytes_max == 0 || put_align_bytes == 0 {
-            return refuse(format!("limits must be at least 1, found {:?}", self.caps));
+            return refuse(format!(
+                "invalid caps: expected slice_ops_max, piece_bytes_max and put_align_bytes of at \
+                 least 1, found {:?}",
+                self.caps
+            ));
         }
         if self.queue_ops < slice_ops_max {
             let queue_ops = self.queue_ops;
             return refuse(format!(
-                "queue_ops is {queue_ops}, expected at least slice_ops_max = {slice_ops_max}"
+                "queue_ops is {queue_ops}, expected at least {slice_ops_max}, the value of \
+                 slice_ops_max"
             ));
         }
         Ok(())
@@ -123,7 +128,7 @@ impl Fabric {
     pub fn open_with(rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
         if rank.index() >= ranks {
             return Err(Error::Argument(format!(
-                "rank is {rank}, expected less than the number of ranks, {ranks}"
+                "rank {rank} is out of range: expected a rank below {ranks}, the number of ranks"
             )));
         }
         options.check()?;
@@ -158,25 +163,34 @@ impl Fabric {
         let magic = reader.array("magic").map_err(short)?;
         if magic != ADDRESS_MAGIC {
             return malformed(format!(
-                "it starts with {magic:02x?}, expected {ADDRESS_MAGIC:02x?}"
+                "the address starts with the bytes {magic:02x?}, expected {ADDRESS_MAGIC:02x?}"
             ));
         }
         let version = reader.u16("version").map_err(short)?;
         if version != ADDRESS_VERSION {
-            return malformed(format!("it has version {version}, expected {ADDRESS_VERSION}"));
+            return malformed(format!(
+                "the address has version {version}, expected {ADDRESS_VERSION}; run the same \
+                 Peerlane on all ranks"
+            ));
         }
         let backend = BackendId(reader.u16("backend").map_err(short)?);
         if backend != BackendId::HOST {
-            return malformed(format!("it is of backend {backend}, expected {}", BackendId::HOST));
+            return malformed(format!(
+                "the address was written by the backend {backend}, expected {}",
+                BackendId::HOST
+            ));
         }
         let rank = Rank(reader.u32("rank").map_err(short)?);
         if rank != peer {
-            return malformed(format!("it is of rank {rank}"));
+            return malformed(format!("the address belongs to rank {rank}, expected rank {peer}"));
         }
         let process = ProcessToken(reader.array("process token").map_err(short)?);
         let generation = reader.u64("doorbell").map(Generation).map_err(short)?;
         if !reader.rest().is_empty() {
-            return malformed(format!("it has {} trailing bytes", reader.rest().len()));
+            return malformed(format!(
+                "the address has {} bytes after its last field, expected none",
+                reader.rest().len()
+            ));
         }
         let (role, access, bytes) = (Role::Flags, Access::Shared { head: 0 }, Doorbell::BYTES);
         Ok(Key { process, generation, rank, role, access, bytes })
@@ -214,14 +228,14 @@ impl FabricTrait for Fabric {
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
         if peer.index() >= self.ranks {
             return Err(Error::Argument(format!(
-                "peer is {peer}, expected less than the number of ranks, {}",
+                "peer {peer} is out of range: expected a rank below {}, the number of ranks",
                 self.ranks
             )));
         }
         let key = self.parse_address(peer, address)?;
         let doorbell = match super::memory::open(peer, &key, deadline) {
             Err(Error::Freed { .. }) => {
-                let how = "the process at its address has closed this fabric".to_owned();
+                let how = "the peer has closed the fabric with this address".to_owned();
                 return Err(Error::PeerLost { peer, how });
             }
             opened => Doorbell::of(opened?),

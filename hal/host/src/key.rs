@@ -67,7 +67,7 @@ impl RemoteKey for Key {
         let aligned = role == Role::Data || head.is_multiple_of(size_of::<u64>() as u64);
         if head > isize::MAX as u64 || !aligned {
             let (field, expected) =
-                ("bytes before the region", "at most 2^63 - 1, aligned for flags");
+                ("bytes before the region", "at most 2^63 - 1, and a multiple of 8 for flags");
             return Err(KeyError::Field { field, found: head, expected });
         }
         if !reader.rest().is_empty() {

@@ -107,7 +107,8 @@ impl Region for Local {
     }
 
     fn dma_buf(&self) -> Result<DmaBuf, String> {
-        Err("it is host memory, which fabrics register by its address".to_owned())
+        Err("the region is host memory, which has no dma-buf; register it by its address"
+            .to_owned())
     }
 
     fn flush(&self) -> Option<Arc<dyn Flush>> {
@@ -192,15 +193,17 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
     let Access::Shared { head } = key.access else {
-        let why = "it was registered by its owner, so only ranks of the owner's process can import it; \
-                   use memory from `allocate` between processes";
-        return Err(Error::PrivateMemory { peer, why: why.to_owned() });
+        let why = format!(
+            "rank {peer} registered its own memory instead of calling `allocate`, so only ranks of \
+             its process can import it; let rank {peer} allocate this memory with `allocate`"
+        );
+        return Err(Error::PrivateMemory { peer, why });
     };
     let fds = handover::ask(key.process, &claim, deadline)
         .map_err(Error::of_handover(peer, key.generation.0))?;
     let count = fds.len();
     let Ok([fd]) = <[_; 1]>::try_from(fds) else {
-        let how = format!("it handed over {count} descriptors for one region, expected 1");
+        let how = format!("the peer sent {count} file descriptors for one region, expected 1");
         return Err(Error::PeerLost { peer, how });
     };
     let mapped = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
@@ -225,7 +228,10 @@ impl PeerMemory for Memory {
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
         if role == Role::Flags && !(base.as_ptr() as u64).is_multiple_of(WORD_BYTES) {
-            let text = format!("flags at {base:p} are not aligned to {WORD_BYTES} bytes");
+            let text = format!(
+                "misaligned flags: their address is {base:p}, expected a multiple of {WORD_BYTES} \
+                 bytes"
+            );
             return Err(Error::Argument(text));
         }
         let backing = match mapping::find(base, bytes) {
@@ -239,7 +245,8 @@ impl PeerMemory for Memory {
         if region.space() == Space::Device {
             let (bytes, base) = (region.bytes(), region.base());
             return Err(Error::Argument(format!(
-                "{bytes} bytes at {base:p} are device memory, expected host memory"
+                "cannot adopt {bytes} bytes at {base:p}: the region is device memory, expected \
+                 host memory"
             )));
         }
         // SAFETY: the caller's promise.
@@ -330,9 +337,13 @@ impl Handover for Registration {
         let fd = match &self.backing {
             Backing::Mapped(mapping, _) => mapping.fd(),
             Backing::Span(_, span) => span.fd(),
-            Backing::Borrowed(_) => return Err("the memory is private to its process".to_owned()),
+            Backing::Borrowed(_) => return Err(
+                "the memory was registered from another allocator, so it has no file descriptor \
+                 that a peer can map"
+                    .to_owned(),
+            ),
         };
         fd.try_clone_to_owned()
-            .map_err(|error| format!("cannot duplicate the descriptor of the memory: {error}"))
+            .map_err(|error| format!("cannot duplicate the file descriptor of the memory: {error}"))
     }
 }

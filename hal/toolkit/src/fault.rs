@@ -40,7 +40,10 @@ pub enum Fault {
     #[error(transparent)]
     Key(#[from] KeyError),
     /// A key names memory that its owner has freed.
-    #[error("remote key of rank {peer}, generation {generation}: the memory has been freed")]
+    #[error(
+        "remote key of rank {peer} is stale: rank {peer} has freed the memory (generation \
+         {generation})"
+    )]
     Freed {
         /// The owner.
         peer: Rank,
@@ -48,7 +51,7 @@ pub enum Fault {
         generation: u64,
     },
     /// A key was exported by another rank than the caller says, or by an earlier process of it.
-    #[error("remote key is of {found}, expected {expected}")]
+    #[error("remote key belongs to {found}, expected {expected}")]
     ForeignKey {
         /// The owner that the caller named.
         expected: String,
@@ -56,7 +59,7 @@ pub enum Fault {
         found: String,
     },
     /// The memory of a peer cannot be imported by this process or device.
-    #[error("memory of rank {peer} cannot be imported here: {why}")]
+    #[error("memory of rank {peer} cannot be imported: {why}")]
     PrivateMemory {
         /// The owner.
         peer: Rank,
@@ -64,7 +67,7 @@ pub enum Fault {
         why: String,
     },
     /// The owner has the memory and failed to export it.
-    #[error("rank {peer} cannot hand over its memory: {why}")]
+    #[error("rank {peer} failed to share its memory: {why}")]
     NotHandedOver {
         /// The owner.
         peer: Rank,
@@ -72,7 +75,7 @@ pub enum Fault {
         why: String,
     },
     /// An address is malformed.
-    #[error("address of rank {peer} is malformed: {what}")]
+    #[error("invalid address of rank {peer}: {what}")]
     Address {
         /// The rank of the address.
         peer: Rank,
@@ -89,7 +92,7 @@ pub enum Fault {
         peer: Rank,
     },
     /// The peer's process has ended.
-    #[error("rank {peer} is gone: {how}")]
+    #[error("connection to rank {peer} lost: {how}")]
     PeerLost {
         /// The peer.
         peer: Rank,
@@ -108,7 +111,10 @@ pub enum Fault {
     #[error("{0}")]
     Argument(String),
     /// The queue has no room for the slice now.
-    #[error("the queue holds {queued} of {room} commands, {requested} more do not fit now")]
+    #[error(
+        "the queue of the engine is full: it holds {queued} of at most {room} commands, no room \
+         for {requested} more; submit again after a ticket completes"
+    )]
     QueueFull {
         /// Number of commands in the queue.
         queued: usize,
@@ -118,7 +124,7 @@ pub enum Fault {
         requested: usize,
     },
     /// The engine was released.
-    #[error("the engine was released after an abort and takes no more ops")]
+    #[error("the engine accepts no more ops, because it was released after an abort")]
     Released,
 }
 
@@ -148,7 +154,7 @@ impl Fault {
             Refusal::Freed => Self::Freed { peer, generation },
             Refusal::Gone { how } => Self::PeerLost { peer, how },
             Refusal::Late { timeout } => {
-                let what = format!("rank {peer} did not hand over its memory");
+                let what = format!("rank {peer} did not send its memory");
                 Self::Timeout { what, timeout }
             }
             Refusal::Failed { why } => Self::NotHandedOver { peer, why },
@@ -189,12 +195,12 @@ mod tests {
     #[test]
     fn errors_name_the_peer_and_the_reason() {
         let peer = Rank(3);
-        let how = || "its socket broke".to_owned();
+        let how = || "the socket failed".to_owned();
         let refused = |refusal| Fault::of_handover(peer, 9)(refusal);
         let timeout = Duration::from_secs(2);
         let mapped = |error| Fault::of_mapping(peer)(error);
-        let what = || "map 4096 bytes".to_owned();
-        let freed = "remote key of rank 3, generation 9: the memory has been freed";
+        let what = || "cannot map 4096 bytes".to_owned();
+        let freed = "remote key of rank 3 is stale: rank 3 has freed the memory (generation 9)";
         let full = "cannot allocate 8 bytes of host memory: 1 bytes are available on this machine; use \
                     smaller buffers or fewer ranks";
         for (fault, kind, text) in [
@@ -202,22 +208,22 @@ mod tests {
             (
                 refused(Refusal::Gone { how: how() }),
                 ErrorKind::PeerLost,
-                "rank 3 is gone: its socket broke",
+                "connection to rank 3 lost: the socket failed",
             ),
             (
                 refused(Refusal::Late { timeout }),
                 ErrorKind::Timeout,
-                "rank 3 did not hand over its memory within 2s",
+                "rank 3 did not send its memory within 2s",
             ),
             (
                 refused(Refusal::Failed { why: "the device is lost".to_owned() }),
                 ErrorKind::Other,
-                "rank 3 cannot hand over its memory: the device is lost",
+                "rank 3 failed to share its memory: the device is lost",
             ),
             (
                 refused(Refusal::System { what: what(), errno: Errno::MFILE }),
                 ErrorKind::OutOfMemory,
-                "map 4096 bytes: Too many open files (os error 24)",
+                "cannot map 4096 bytes: Too many open files (os error 24)",
             ),
             (
                 mapped(MappingError::Full { requested: 8, available: 1 }),
@@ -227,17 +233,18 @@ mod tests {
             (
                 mapped(MappingError::System { what: what(), errno: Errno::PERM }),
                 ErrorKind::Unavailable,
-                "map 4096 bytes: Operation not permitted (os error 1)",
+                "cannot map 4096 bytes: Operation not permitted (os error 1)",
             ),
             (
                 mapped(MappingError::Unsound { how: how() }),
                 ErrorKind::PeerLost,
-                "rank 3 is gone: its socket broke",
+                "connection to rank 3 lost: the socket failed",
             ),
             (
                 Fault::QueueFull { queued: 9, room: 10, requested: 2 },
                 ErrorKind::QueueFull,
-                "the queue holds 9 of 10 commands, 2 more do not fit now",
+                "the queue of the engine is full: it holds 9 of at most 10 commands, no room for 2 \
+                 more; submit again after a ticket completes",
             ),
             (
                 Fault::NotConnected { peer },

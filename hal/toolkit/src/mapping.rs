@@ -79,7 +79,7 @@ impl Mapping {
         if mapped >= CHECKED_BYTES_MIN {
             let memory = MemoryInfo::read().map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                MappingError::System { what: "read /proc/meminfo".to_owned(), errno }
+                MappingError::System { what: "cannot read /proc/meminfo".to_owned(), errno }
             });
             let available = memory?.available_bytes;
             // With over-commit the allocation would succeed and the kernel would kill a process later.
@@ -89,12 +89,13 @@ impl Mapping {
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("peerlane", flags)
-            .map_err(MappingError::system("create a memfd for shared memory"))?;
-        rustix::fs::ftruncate(&fd, mapped)
-            .map_err(MappingError::system(format!("size shared memory to {mapped} bytes")))?;
+            .map_err(MappingError::system("cannot create a memfd for shared memory"))?;
+        rustix::fs::ftruncate(&fd, mapped).map_err(MappingError::system(format!(
+            "cannot resize shared memory to {mapped} bytes"
+        )))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)
-            .map_err(MappingError::system("seal shared memory"))?;
+            .map_err(MappingError::system("cannot seal shared memory"))?;
         Self::map(fd, 0, mapped)
     }
 
@@ -108,16 +109,17 @@ impl Mapping {
         let start = head / PAGE_BYTES * PAGE_BYTES;
         let end = head.saturating_add(bytes.max(1));
         let end = end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        let size =
-            rustix::fs::fstat(&fd).map_err(MappingError::system("stat shared memory"))?.st_size;
+        let size = rustix::fs::fstat(&fd)
+            .map_err(MappingError::system("cannot read the size of shared memory"))?
+            .st_size;
         let seals = rustix::fs::fcntl_get_seals(&fd)
-            .map_err(MappingError::system("read the seals of shared memory"))?;
+            .map_err(MappingError::system("cannot read the seals of shared memory"))?;
         let whole = u64::try_from(size).is_ok_and(|size| size >= end);
         if !whole || !seals.contains(SealFlags::SHRINK) {
             return Err(MappingError::Unsound {
                 how: format!(
-                    "it handed over memory of {size} bytes with seals {seals:?}, expected at least \
-                     {end} bytes that cannot shrink"
+                    "the peer sent shared memory of {size} bytes with the seals {seals:?}, \
+                     expected at least {end} bytes and the seal SHRINK"
                 ),
             });
         }
@@ -127,8 +129,8 @@ impl Mapping {
 
     fn map(fd: OwnedFd, start: u64, mapped: u64) -> Result<Self, MappingError> {
         let mapped_bytes = usize::try_from(mapped).map_err(|_| Errno::NOMEM);
-        let mapped_bytes =
-            mapped_bytes.map_err(MappingError::system(format!("map {mapped} bytes")))?;
+        let mapped_bytes = mapped_bytes
+            .map_err(MappingError::system(format!("cannot map {mapped} bytes of shared memory")))?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
@@ -141,7 +143,9 @@ impl Mapping {
                 start,
             )
         };
-        let base = base.map_err(MappingError::system(format!("map {mapped_bytes} bytes")))?;
+        let base = base.map_err(MappingError::system(format!(
+            "cannot map {mapped_bytes} bytes of shared memory"
+        )))?;
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
         let pages = Arc::new(Pages { base, mapped_bytes, fd });
         insert_mapping(&pages, start);
@@ -176,7 +180,9 @@ impl Pages {
         match self.advise(Advice::LinuxPopulateWrite) {
             // Linux before 5.14 does not support it; the pages are allocated at the first access.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(errno) => Err(MappingError::system("make shared memory resident")(errno)),
+            Err(errno) => {
+                Err(MappingError::system("cannot allocate the pages of shared memory")(errno))
+            }
         }
     }
 

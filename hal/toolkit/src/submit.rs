@@ -90,7 +90,8 @@ impl<E: Clone + From<Fault>> EngineState<E> {
         let slice_ops_max = self.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
             return Err(Fault::Argument(format!(
-                "a slice has {} ops, expected at most slice_ops_max = {slice_ops_max}",
+                "a slice has {} ops, expected at most {slice_ops_max} (slice_ops_max of the engine); \
+                 split it into several slices",
                 ops.len()
             ))
             .into());
@@ -116,7 +117,8 @@ impl<E: Clone + From<Fault>> EngineState<E> {
             }
             Op::Signal { flag, .. } => flag_within("signalled flag", flag.word, flag.region),
             Op::Wait { .. } if !self.caps.queued_wait => Err(Fault::Argument(
-                "a wait was submitted to an engine without queued_wait; poll the flag instead"
+                "a wait was submitted to an engine that cannot queue waits (queued_wait is false); \
+                 poll the flag instead"
                     .to_owned(),
             )),
             Op::Wait { flag, .. } => flag_within("awaited flag", flag.word, flag.region),
@@ -128,7 +130,8 @@ impl<E: Clone + From<Fault>> EngineState<E> {
         match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
             None => Ok(()),
             Some(odd) => Err(Fault::Argument(format!(
-                "a {what} has an offset or length of {odd}, expected a multiple of {align} bytes"
+                "misaligned {what}: an offset or the length is {odd} bytes, expected a multiple of \
+                 {align} bytes (put_align_bytes)"
             ))),
         }
     }
@@ -145,7 +148,8 @@ fn within(
     match offset.checked_add(bytes) {
         Some(end) if end <= region_bytes => Ok(()),
         _ => Err(Fault::Argument(format!(
-            "{what} spans {bytes} bytes from offset {offset}, the region has {region_bytes}"
+            "{what} out of range: {bytes} bytes from offset {offset}, but the region has \
+             {region_bytes} bytes"
         ))),
     }
 }
@@ -154,7 +158,8 @@ fn within(
 fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> Result<(), Fault> {
     if region.role() == Role::Data {
         return Err(Fault::Argument(format!(
-            "the {what} lies in a region registered as Data, expected Flags"
+            "the {what} is in a region of role Data, expected role Flags; register its memory with \
+             Role::Flags"
         )));
     }
     // The saturated offset overflows in the sum and is rejected.
@@ -245,8 +250,8 @@ impl PeerSet {
             return Ok(peer);
         }
         Err(Fault::Argument(format!(
-            "an op names memory of rank {peer}, which was not connected when this engine of rank {} \
-             was made",
+            "an op names memory of rank {peer}, which was not connected when this engine of rank \
+             {} was created; connect all peers first, then create the engine",
             self.rank
         )))
     }
@@ -300,11 +305,12 @@ mod tests {
         state.check_slice(&[signal(1), wait(&flags, 0)]).expect("the last word and the first");
         assert_eq!(
             text(&state, put(0, 12, 8)),
-            "put source spans 8 bytes from offset 12, the region has 16"
+            "put source out of range: 8 bytes from offset 12, but the region has 16 bytes"
         );
         assert_eq!(
             text(&state, put(0, 0, 6)),
-            "a put has an offset or length of 6, expected a multiple of 4 bytes"
+            "misaligned put: an offset or the length is 6 bytes, expected a multiple of 4 bytes \
+             (put_align_bytes)"
         );
         text(&state, put(u64::MAX - 3, 0, 4));
         for word in [2, u64::MAX / 8 + 1, u64::MAX] {
@@ -312,10 +318,11 @@ mod tests {
         }
         assert_eq!(
             text(&state, wait(&data, 0)),
-            "the awaited flag lies in a region registered as Data, expected Flags"
+            "the awaited flag is in a region of role Data, expected role Flags; register its memory \
+             with Role::Flags"
         );
         let polled = EngineState::<Fault>::new(Caps { queued_wait: false, ..CAPS });
-        assert!(text(&polled, wait(&flags, 0)).contains("without queued_wait"));
+        assert!(text(&polled, wait(&flags, 0)).contains("queued_wait is false"));
     }
 
     #[test]
@@ -325,7 +332,11 @@ mod tests {
         let op: Op<'_, _, Memory> =
             Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
         let error = state.check_slice(&[op; 3]).expect_err("three of two").to_string();
-        assert_eq!(error, "a slice has 3 ops, expected at most slice_ops_max = 2");
+        assert_eq!(
+            error,
+            "a slice has 3 ops, expected at most 2 (slice_ops_max of the engine); split it into several \
+             slices"
+        );
         assert!(state.release());
         assert!(!state.release());
         assert_eq!(state.check_slice(&[op]), Err(Fault::Released));

@@ -58,7 +58,8 @@ impl<H: Harness> Slots<H> {
                     let gap = last.is_some_and(|last| ticket.0 != last.0 + 1);
                     ensure!(
                         !gap,
-                        "a slice got ticket {}; the ticket before it is {last:?}",
+                        "a slice got ticket {}, expected the number after the previous ticket, \
+                         {last:?}",
                         ticket.0
                     );
                     last = Some(ticket);
@@ -93,14 +94,18 @@ pub fn a_full_queue_takes_nothing_of_a_slice<H: Harness>(harness: &H) -> Outcome
             let seen = me.read(&slots.landing.local, 0, bytes);
             let expected = pattern(seed(0, 0), bytes);
             let end = taken * usize::try_from(slots.block).expect("a small block");
-            let name = |what: &str| format!("{what}, slices of {ops} ops");
-            ensure_bytes(name("slots of slices that were taken"), &seen[..end], &expected[..end])?;
-            ensure_all(name("slots of the slice that was refused"), &seen[end..], POISON)?;
+            let name = |what: &str| format!("{what}, with slices of {ops} ops");
+            ensure_bytes(
+                name("destination of slices that were accepted"),
+                &seen[..end],
+                &expected[..end],
+            )?;
+            ensure_all(name("destination of the slice that was refused"), &seen[end..], POISON)?;
             engine.run(&refused)?;
             let end = end + refused.len() * usize::try_from(slots.block).expect("a small block");
             let seen = me.read(&slots.landing.local, 0, end as u64);
             ensure_bytes(
-                name("slots after the refused slice was submitted again"),
+                name("destination after the refused slice was submitted again"),
                 &seen,
                 &expected[..end],
             )?;
@@ -123,9 +128,9 @@ pub fn a_slice_within_the_limit_fits_an_empty_queue<H: Harness>(harness: &H) -> 
         let all: Vec<_> = (0..longest).map(|slot| slots.op(slot)).collect();
         for round in 1..=3 {
             for ops in (1..=longest.min(40)).chain([longest / 2 + 1, longest - 1, longest]) {
-                let ticket = engine
-                    .submit_now(&all[..ops])
-                    .map_err(|failure| failure.within(format!("{ops} ops, an empty queue")))?;
+                let ticket = engine.submit_now(&all[..ops]).map_err(|failure| {
+                    failure.within(format!("submit of {ops} ops to an empty queue"))
+                })?;
                 engine.finish(ticket)?;
             }
             let (_, refused) = slots.fill(&mut engine, longest.min(5), round)?;

@@ -93,7 +93,7 @@ impl<H: Harness> Buffers<H> {
         let time_limit = me.time_limit("the flag that announces the bytes");
         while flag.load(Ordering::Acquire) < round {
             engine.inner.completed()?;
-            time_limit.check(|| "the flag is not set".to_owned())?;
+            time_limit.check(|| "the flag is not yet set".to_owned())?;
         }
         let half = bytes / 2;
         let tail = me.read(&self.data.local, half, bytes - half);

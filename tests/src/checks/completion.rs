@@ -49,7 +49,8 @@ pub fn a_completed_ticket_frees_its_sources<H: Harness>(harness: &H) -> Outcome 
             for peer in 0..me.ranks {
                 engine.wait_for_flag(&flags.local, ARRIVED + peer as u64, round)?;
                 let expected = pattern(seed(peer, round), bytes);
-                let what = format!("bytes of rank {peer}, whose source was then overwritten");
+                let what =
+                    format!("bytes of rank {peer}, whose source was overwritten after completion");
                 me.ensure_bytes(&what, &landing.local, peer as u64 * bytes, &expected)?;
             }
             me.barrier()?;
@@ -81,7 +82,12 @@ pub fn a_completed_put_to_oneself_is_visible_here<H: Harness>(harness: &H) -> Ou
                 ticket = engine.submit_all(rest)?;
             }
             engine.finish(ticket)?;
-            me.ensure_bytes("a completed put to oneself", &landing.local, 0, &sent)?;
+            me.ensure_bytes(
+                "destination of a completed put to the own rank",
+                &landing.local,
+                0,
+                &sent,
+            )?;
             me.poison(&landing.local, 0..bytes);
         }
         me.barrier()
@@ -103,14 +109,19 @@ pub fn completion_is_monotone<H: Harness>(harness: &H) -> Outcome {
         let mut seen = engine.completed()?;
         ensure!(
             seen == Ticket::NONE,
-            "ticket {} is complete before the first submission, expected none",
+            "ticket {} is complete before the first submission, expected no complete ticket",
             seen.0
         );
         let mut look = |done: Ticket, last: Ticket| {
-            ensure!(done >= seen, "completion went back from ticket {} to {}", seen.0, done.0);
+            ensure!(
+                done >= seen,
+                "the last completed ticket went back from {} to {}",
+                seen.0,
+                done.0
+            );
             ensure!(
                 done <= last,
-                "ticket {} is complete, but the last submitted is {}",
+                "ticket {} is complete, but the last submitted ticket is {}",
                 done.0,
                 last.0
             );
@@ -142,7 +153,7 @@ pub fn completion_is_monotone<H: Harness>(harness: &H) -> Outcome {
         let last = engine.submit(&[])?;
         ensure!(
             last == Ticket(SLICES + 1),
-            "slice {} got ticket {}, expected the slice's number",
+            "slice {} got ticket {}, expected the number of the slice",
             SLICES + 1,
             last.0
         );
@@ -185,12 +196,16 @@ pub fn an_empty_slice_gets_a_ticket<H: Harness>(harness: &H) -> Outcome {
             };
             ensure!(
                 second >= held,
-                "an empty slice behind ticket {1} got ticket {0}, expected a later one",
+                "an empty slice after ticket {1} got ticket {0}, expected a later ticket",
                 second.0,
                 held.0
             );
             engine.watch(QUIET, |done| {
-                ensure!(done < held, "ticket {} is complete behind a blocked wait", done.0);
+                ensure!(
+                    done < held,
+                    "ticket {} is complete, but an op before it is a wait that is not satisfied",
+                    done.0
+                );
                 Ok(())
             })?;
             opener.run(&[signal(&flags.remote[0], 0, 1)])?;

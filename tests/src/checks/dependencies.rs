@@ -38,7 +38,10 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
             for at in 0..WORDS * ranks {
                 let expected = value(at, round);
                 let seen = flags.local.flag_value(at).unwrap_or(expected);
-                ensure!(seen == expected, "flag {at} is {seen:#x}, expected {expected:#x}");
+                ensure!(
+                    seen == expected,
+                    "flag {at} has the value {seen:#x}, expected {expected:#x}"
+                );
             }
             me.barrier()?;
         }
@@ -51,7 +54,8 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
                 let seen = flags.local.flag_value(at).unwrap_or(expected);
                 ensure!(
                     seen == expected,
-                    "after resets of other flags, flag {at} is {seen:#x}, expected {expected:#x}"
+                    "after resets of other flags, flag {at} has the value {seen:#x}, expected \
+                     {expected:#x}"
                 );
             }
         }
@@ -83,7 +87,9 @@ pub fn ones_own_key_gives_an_alias<H: Harness>(harness: &H) -> Outcome {
                 let key = me.fabric.memory().export(&region)?;
                 let alias = || {
                     let alias = me.fabric.memory().import(me.rank(), &key, me.deadline());
-                    alias.map_err(|e| Failure::from(e).within(format!("alias of {name} memory")))
+                    alias.map_err(|e| {
+                        Failure::from(e).within(format!("import of {name} memory as an alias"))
+                    })
                 };
                 let aliases = [alias()?, alias()?];
                 let mut engine = me.engine()?;
@@ -134,7 +140,7 @@ pub fn what_one_fabric_allocated_another_can_register<H: Harness>(harness: &H) -
                 signal(&word.remote[0], 0, 7),
             ])
         })
-        .map_err(|failure: Failure| failure.within("the other fabric"))?;
+        .map_err(|failure: Failure| failure.within("on the other fabric"))?;
         me.engine()?.wait_for_flag(&flags.local, WORD, 7)?;
         me.ensure_bytes("bytes put by the other fabric", &landing.local, head, &sent)?;
         me.ensure_poison("bytes in front of the registered ones", &landing.local, 0..head)?;
@@ -148,7 +154,8 @@ pub fn what_one_fabric_allocated_another_can_register<H: Harness>(harness: &H) -
             let seen = flags.local.flag_value(word).unwrap_or(expected);
             ensure!(
                 seen == expected,
-                "flag {word}, signalled by the other fabric, is {seen}, expected {expected}"
+                "flag {word}, signalled by the other fabric, has the value {seen}, expected \
+                 {expected}"
             );
         }
         Ok(())
@@ -176,17 +183,20 @@ pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
         engine.wait_for_flag(&flags.local, WORDS - 1, value(WORDS - 1))?;
         for word in 0..WORDS {
             let (seen, expected) = (flags.local.flag_value(word), Some(value(word)));
-            ensure!(seen == expected, "flag_value({word}) is {seen:x?}, expected {expected:x?}");
+            ensure!(
+                seen == expected,
+                "flag_value({word}) returned {seen:x?}, expected {expected:x?}"
+            );
         }
         for word in [WORDS, u64::MAX] {
             let seen = flags.local.flag_value(word);
             ensure!(
                 seen.is_none(),
-                "flag_value({word}) outside the region is {seen:x?}, expected None"
+                "flag_value({word}) outside the region returned {seen:x?}, expected None"
             );
         }
         let seen = data.flag_value(0);
-        ensure!(seen.is_none(), "flag_value(0) of a data region is {seen:x?}, expected None");
+        ensure!(seen.is_none(), "flag_value(0) of a data region returned {seen:x?}, expected None");
         me.barrier()
     })
 }

@@ -33,8 +33,8 @@ pub fn the_first_error_poisons_the_engine<H: Harness>(harness: &H) -> Outcome {
         let op = [put((&landing.remote[0], 0), (&source.local, 0), bytes)];
         engine.run(&op)?;
         let expected = me.harness.break_engine(&mut engine.inner);
-        let expected =
-            expected.ok_or_else(|| Failure::new("the harness did not break the engine"))?;
+        let expected = expected
+            .ok_or_else(|| Failure::new("Harness::break_engine did not break the engine"))?;
         for round in 1..=3 {
             let answers = [
                 ("submit", engine.try_submit(&op).map(drop)),
@@ -47,12 +47,13 @@ pub fn the_first_error_poisons_the_engine<H: Harness>(harness: &H) -> Outcome {
                 let kind = answer.map_err(|error| error.kind());
                 ensure!(
                     kind == Err(expected),
-                    "{call}, round {round} after the error, returned {kind:?}, expected {expected:?}"
+                    "{call} returned {kind:?} in round {round} after the error, expected \
+                     {expected:?}"
                 );
             }
         }
         let mut other = me.engine()?;
-        other.run(&op).map_err(|failure| failure.within("another engine after the error"))
+        other.run(&op).map_err(|failure| failure.within("on another engine after the error"))
     })
 }
 
@@ -83,18 +84,23 @@ pub fn malformed_keys_are_refused<H: Harness>(harness: &H) -> Outcome {
         for (field, span) in [("magic", 0..4), ("version", 4..6)] {
             for byte in span {
                 let flipped = flip(key, byte, 0xFF);
-                ensure_undecodable::<H>(&flipped, &format!("a key with a foreign {field}"))?;
+                ensure_undecodable::<H>(&flipped, &format!("a key with another {field}"))?;
             }
         }
         for byte in 6..8 {
-            ensure_refused(me, &flip(key, byte, 0xFF), "a key with a foreign backend")?;
+            ensure_refused(me, &flip(key, byte, 0xFF), "a key with another backend number")?;
         }
         let foreign = BackendId(me.fabric.backend().0 ^ 0x4000).0.to_le_bytes();
         let foreign_key = [&KEY_MAGIC[..], &key[4..6], &foreign, &key[8..]].concat();
         ensure_refused(me, &foreign_key, "a key of another backend")?;
         for (byte, mask) in flips(key.len()) {
             let Ok(flipped) = KeyOf::<H>::decode(&flip(key, byte, mask)) else { continue };
-            flipped_import(me, &flipped, &own, &format!("byte {byte} of the key ^ {mask:#04x}"))?;
+            flipped_import(
+                me,
+                &flipped,
+                &own,
+                &format!("key with byte {byte} changed by ^ {mask:#04x}"),
+            )?;
         }
         random_bytes(|bytes| drop(KeyOf::<H>::decode(bytes)));
         me.barrier()
@@ -103,10 +109,15 @@ pub fn malformed_keys_are_refused<H: Harness>(harness: &H) -> Outcome {
 
 fn ensure_undecodable<H: Harness>(bytes: &[u8], what: &str) -> Outcome {
     match KeyOf::<H>::decode(bytes) {
-        Ok(_) => Err(Failure::new(format!("{what} was decoded, expected InvalidKey"))),
+        Ok(_) => {
+            Err(Failure::new(format!("{what} was decoded without an error, expected InvalidKey")))
+        }
         Err(error) => {
             let kind = error.kind();
-            ensure!(kind == ErrorKind::InvalidKey, "{what}: {error} ({kind}), expected InvalidKey");
+            ensure!(
+                kind == ErrorKind::InvalidKey,
+                "{what}: the error has the kind {kind}, expected InvalidKey: {error}"
+            );
             Ok(())
         }
     }
@@ -119,7 +130,9 @@ fn ensure_refused<H: Harness>(me: &Participant<'_, H>, bytes: &[u8], what: &str)
     };
     let deadline = Deadline::after(MALFORMED_TIMEOUT.min(me.harness.timeout()));
     match me.fabric.memory().import(Rank::at(1 - me.me), &key, deadline) {
-        Ok(_) => Err(Failure::new(format!("{what} was imported, expected InvalidKey"))),
+        Ok(_) => {
+            Err(Failure::new(format!("{what} was imported without an error, expected InvalidKey")))
+        }
         Err(error) => ensure_kind(&error, &[ErrorKind::InvalidKey], what),
     }
 }
@@ -136,12 +149,13 @@ fn flipped_import<H: Harness>(
             let (seen, expected) = (flipped.generation(), own.generation());
             ensure!(
                 seen == expected,
-                "{what}: imported registration {seen:?}, expected {expected:?}"
+                "{what}: import gave the registration {seen:?}, expected {expected:?}"
             );
             let (seen, expected) = (flipped.region_bytes(), own.region_bytes());
             ensure!(
                 seen <= expected,
-                "{what}: imported {seen} bytes, expected at most the region's {expected}"
+                "{what}: import gave {seen} bytes, expected at most {expected}, the length of the \
+                 region"
             );
             Ok(())
         }
@@ -151,7 +165,10 @@ fn flipped_import<H: Harness>(
 
 fn ensure_kind<E: Error>(error: &E, expected: &[ErrorKind], what: &str) -> Outcome {
     let kind = error.kind();
-    ensure!(expected.contains(&kind), "{what}: {error} ({kind}), expected one of {expected:?}");
+    ensure!(
+        expected.contains(&kind),
+        "{what}: the error has the kind {kind}, expected one of {expected:?}: {error}"
+    );
     Ok(())
 }
 
@@ -206,7 +223,10 @@ pub fn a_key_survives_encoding<H: Harness>(harness: &H) -> Outcome {
                 seen == expected,
                 "the generation is {seen:?} after decoding, expected {expected:?}"
             );
-            ensure!(!generations.contains(&seen), "two registrations have the generation {seen:?}");
+            ensure!(
+                !generations.contains(&seen),
+                "two registrations have the same generation {seen:?}, expected different ones"
+            );
             generations.push(seen);
             drop(me.share(region)?);
             me.barrier()?;
@@ -268,7 +288,11 @@ fn ensure_all_refused<H: Harness>(
         let key = KeyOf::<H>::decode(key)?;
         let what = format!("a key of {what} of rank {peer}");
         match me.fabric.memory().import(peer, &key, me.deadline()) {
-            Ok(_) => return Err(Failure::new(format!("{what} was imported, expected InvalidKey"))),
+            Ok(_) => {
+                return Err(Failure::new(format!(
+                    "{what} was imported without an error, expected InvalidKey"
+                )));
+            }
             Err(error) => ensure_kind(&error, &[ErrorKind::InvalidKey], &what)?,
         }
     }
@@ -294,7 +318,9 @@ pub fn malformed_addresses_are_refused<H: Harness>(harness: &H) -> Outcome {
             )
         };
         let ensure_refused = |what: &str, answer: Result<(), ErrorOf<H>>| match answer {
-            Ok(()) => Err(Failure::new(format!("{what} was connected to, expected Mismatch"))),
+            Ok(()) => {
+                Err(Failure::new(format!("connect to {what} returned no error, expected Mismatch")))
+            }
             Err(error) => ensure_kind(&error, &[ErrorKind::Mismatch], what),
         };
         for end in 0..address.len() {
@@ -309,11 +335,16 @@ pub fn malformed_addresses_are_refused<H: Harness>(harness: &H) -> Outcome {
             [ErrorKind::Mismatch, ErrorKind::PeerLost, ErrorKind::Timeout, ErrorKind::Unavailable];
         for (byte, mask) in flips(address.len()) {
             if let Err(error) = connect(&flip(address, byte, mask)) {
-                ensure_kind(&error, &kinds, &format!("byte {byte} of the address ^ {mask:#04x}"))?;
+                ensure_kind(
+                    &error,
+                    &kinds,
+                    &format!("address with byte {byte} changed by ^ {mask:#04x}"),
+                )?;
             }
         }
-        connect(address)
-            .map_err(|e| Failure::from(e).within("the correct address, after malformed ones"))?;
+        connect(address).map_err(|e| {
+            Failure::from(e).within("connect to the correct address after malformed addresses")
+        })?;
         me.barrier()
     })
 }
@@ -343,7 +374,10 @@ pub fn dropping_an_engine_with_a_blocked_wait_returns<H: Harness>(harness: &H) -
             drop(engine);
             let took = start.elapsed();
             let limit = me.harness.timeout();
-            ensure!(took < limit, "the drop took {took:?}, expected less than {limit:?}");
+            ensure!(
+                took < limit,
+                "the drop of the engine took {took:?}, expected less than {limit:?}"
+            );
             me.barrier()?;
         }
         Ok(())

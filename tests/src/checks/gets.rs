@@ -94,7 +94,7 @@ pub fn gets_and_puts_with_one_peer_take_effect_in_submission_order<H: Harness>(
             })
             .collect();
         engine.run(&ops)?;
-        me.ensure_bytes("blocks put and got back", &landing.local, 0, &sent)?;
+        me.ensure_bytes("blocks that were put and got back", &landing.local, 0, &sent)?;
         me.barrier()
     })
 }
@@ -131,7 +131,7 @@ pub fn a_signal_to_a_peer_comes_after_the_gets_from_it<H: Harness>(harness: &H) 
                     get((&landing.local, 0), (&source.remote[0], slot * bytes), bytes),
                     signal(&flags.remote[0], slot, round),
                 ])?;
-                let what = "bytes got before a signal, then overwritten";
+                let what = "bytes of a get before a signal, whose source was then overwritten";
                 me.ensure_bytes(what, &landing.local, 0, &sent(me.me))?;
             }
             me.barrier()?;
@@ -168,18 +168,21 @@ pub fn a_signal_to_oneself_announces_the_gets_before_it<H: Harness>(harness: &H)
                 let (flags, landing, ranks) = (&flags.local, &landing.local, me.ranks);
                 let watcher = scope.spawn(move || {
                     while flags.flag_value(0).is_none_or(|seen| seen < round) {
-                        time_limit.check(|| "the flag is not set".to_owned())?;
+                        time_limit.check(|| "the flag is not yet set".to_owned())?;
                         std::thread::yield_now();
                     }
                     // In reverse order: the last get had the least time.
                     (0..ranks).rev().try_for_each(|peer| {
                         let here = read(harness, landing, peer as u64 * bytes, bytes);
-                        let what = format!("bytes of rank {peer}, announced to oneself");
+                        let what =
+                            format!("bytes of rank {peer}, announced by a signal to the own rank");
                         ensure_bytes(what, &here, &pattern(seed(peer, round), bytes))
                     })
                 });
                 engine.run(&ops)?;
-                watcher.join().map_err(|_| Failure::new("the watching thread panicked"))?
+                watcher
+                    .join()
+                    .map_err(|_| Failure::new("the thread that watches the flag panicked"))?
             })?;
             me.barrier()?;
         }
@@ -214,9 +217,14 @@ pub fn a_completed_get_is_visible_here<H: Harness>(harness: &H) -> Outcome {
             }
             engine.finish(ticket)?;
             let sent = pattern(seed(from, round), bytes);
-            me.ensure_bytes("a completed get", &landing.local, 0, &sent)?;
+            me.ensure_bytes("destination of a completed get", &landing.local, 0, &sent)?;
             other.run(&[put((&copy.remote[me.me], 0), (&landing.local, 0), bytes)])?;
-            me.ensure_bytes("a completed get, copied by another engine", &copy.local, 0, &sent)?;
+            me.ensure_bytes(
+                "destination of a completed get, copied by another engine",
+                &copy.local,
+                0,
+                &sent,
+            )?;
             me.poison(&landing.local, 0..bytes);
             me.poison(&copy.local, 0..bytes);
             me.barrier()?;
@@ -256,9 +264,9 @@ pub fn a_get_from_oneself_is_a_local_copy<H: Harness>(harness: &H) -> Outcome {
                 put(alias, (&fresh.local, 0), bytes),
                 get((&landing.local, bytes), alias, bytes),
             ])?;
-            let what = format!("a get from oneself, {name} memory");
+            let what = format!("a get from the own rank, {name} memory");
             me.ensure_bytes(&what, &landing.local, 0, &first)?;
-            let what = format!("{what}, behind a put");
+            let what = format!("{what}, after a put");
             me.ensure_bytes(&what, &landing.local, bytes, &second)?;
             me.barrier()?;
         }
@@ -292,11 +300,8 @@ pub fn a_get_behind_a_wait_sees_what_the_wait_acquired<H: Harness>(harness: &H) 
             ];
             let (ticket, rest) = engine.submit_held(&ops)?;
             engine.watch(QUIET / 5, |done| {
-                ensure!(
-                    done < ticket,
-                    "the get behind the wait is complete before the flag is set"
-                );
-                me.ensure_poison("bytes got behind the wait", &landing.local, 0..2 * bytes)
+                ensure!(done < ticket, "the get after the wait is complete before the flag is set");
+                me.ensure_poison("bytes of the get after the wait", &landing.local, 0..2 * bytes)
             })?;
             me.barrier()?;
             let (own, half) = (sent(me.me), usize::try_from(bytes).expect("a few bytes"));
@@ -307,7 +312,7 @@ pub fn a_get_behind_a_wait_sees_what_the_wait_acquired<H: Harness>(harness: &H) 
             engine.run(rest)?;
             let last = engine.submit(&[])?;
             engine.finish(last)?;
-            me.ensure_bytes("bytes got behind a wait", &landing.local, 0, &sent(from))?;
+            me.ensure_bytes("bytes of a get after a wait", &landing.local, 0, &sent(from))?;
             me.barrier()?;
         }
         Ok(())
@@ -350,20 +355,29 @@ pub fn a_get_outside_its_regions_is_refused<H: Harness>(harness: &H) -> Outcome 
                     match engine.try_submit(ops) {
                         Ok(ticket) => ensure!(
                             false,
-                            "{what}: taken as ticket {}, expected InvalidArgument",
+                            "{what}: submit returned ticket {}, expected InvalidArgument",
                             ticket.0
                         ),
                         Err(error) if error.kind() == ErrorKind::InvalidArgument => {}
                         Err(error) => Err(Failure::from(error)
-                            .within(format!("{what}: expected InvalidArgument")))?,
+                            .within(format!("{what}: expected an error of kind InvalidArgument")))?,
                     }
                 }
             }
         }
         engine.run(&[])?;
-        me.ensure_poison("bytes of refused slices", &landing.local, 0..landing.local.bytes())?;
+        me.ensure_poison(
+            "destination of refused slices",
+            &landing.local,
+            0..landing.local.bytes(),
+        )?;
         me.write(&source.local, 0, &pattern(seed(0, 0), bytes));
         engine.run(&[valid])?;
-        me.ensure_bytes("a get after refusals", &landing.local, 0, &pattern(seed(0, 0), bytes))
+        me.ensure_bytes(
+            "a get after refused slices",
+            &landing.local,
+            0,
+            &pattern(seed(0, 0), bytes),
+        )
     })
 }

@@ -101,13 +101,13 @@ pub fn a_slice_of_exactly_the_limit_is_taken<H: Harness>(harness: &H) -> Outcome
             let what = format!("{} ops, one more than the limit", ops.len());
             ensure_refused(&mut engine, &ops, &what)?;
             engine.run(&[])?;
-            me.ensure_poison("bytes of a refused slice", &landing.local, 0..bytes)?;
+            me.ensure_poison("destination of a refused slice", &landing.local, 0..bytes)?;
         }
         let ticket = engine.submit_now(&ops[..tried])?;
         engine.finish(ticket)?;
         let expected =
             &pattern(seed(0, 0), bytes)[..usize::try_from(bytes - block).expect("it fits")];
-        me.ensure_bytes("a slice of exactly the limit", &landing.local, 0, expected)
+        me.ensure_bytes("a slice with as many ops as the limit", &landing.local, 0, expected)
     })
 }
 
@@ -164,15 +164,21 @@ pub fn a_span_outside_its_region_is_refused<H: Harness>(harness: &H) -> Outcome 
         engine.watch(crate::ranks::QUIET / 5, |done| {
             ensure!(
                 done == Ticket::NONE,
-                "ticket {} is complete, expected none: every slice was refused",
+                "ticket {} is complete, expected no complete ticket, because every slice was \
+                 refused",
                 done.0
             );
             Ok(())
         })?;
-        me.ensure_poison("bytes of refused slices", &landing.local, 0..bytes)?;
+        me.ensure_poison("destination of refused slices", &landing.local, 0..bytes)?;
         me.write(&source.local, 0, &pattern(seed(0, 0), bytes));
         engine.run(&[valid])?;
-        me.ensure_bytes("a put after refusals", &landing.local, 0, &pattern(seed(0, 0), bytes))?;
+        me.ensure_bytes(
+            "a put after refused slices",
+            &landing.local,
+            0,
+            &pattern(seed(0, 0), bytes),
+        )?;
         engine.run(&[signal(&flags.remote[0], words - 1, 1)])?;
         engine.wait_for_flag(&flags.local, words - 1, 1)
     })
@@ -185,12 +191,13 @@ fn ensure_refused<'r, H: Harness>(
 ) -> Outcome {
     match engine.try_submit(ops) {
         Ok(ticket) => Err(Failure::new(format!(
-            "{what}: taken as ticket {}, expected InvalidArgument",
+            "{what}: submit returned ticket {}, expected InvalidArgument",
             ticket.0
         ))),
         Err(error) if error.kind() == ErrorKind::InvalidArgument => Ok(()),
         Err(error) => {
-            let failure = Failure::from(error).within(format!("{what}: expected InvalidArgument"));
+            let failure = Failure::from(error)
+                .within(format!("{what}: expected an error of kind InvalidArgument"));
             Err(failure)
         }
     }

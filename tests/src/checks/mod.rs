@@ -56,7 +56,10 @@ impl<H: Harness> Check<H> {
     /// Names the sentence of the contract that does not hold, in front of the check's failure.
     pub(crate) fn broken(&self, failure: Failure) -> Failure {
         let sentence = self.name.replace('_', " ");
-        failure.within(format!("contract, section {}, \"{sentence}\" does not hold", self.topic))
+        failure.within(format!(
+            "the backend breaks the contract, section {}, \"{sentence}\"",
+            self.topic
+        ))
     }
 }
 
@@ -151,7 +154,9 @@ impl Abilities {
                 Need::Polled => {
                     (self.caps.polled, "the engine is not polled: it makes progress by itself")
                 }
-                Need::BreakEngine => (self.break_engine, "the harness cannot break an engine"),
+                Need::BreakEngine => {
+                    (self.break_engine, "the harness has no method to break an engine")
+                }
             };
             if has { ControlFlow::Continue(()) } else { ControlFlow::Break(reason) }
         });

@@ -72,7 +72,8 @@ fn ensure_in_turn<H: Harness>(flags: &LocalOf<H>) -> Outcome<Option<u64>> {
     let first = first.load(Ordering::Acquire);
     ensure!(
         first >= second,
-        "the second flag is {second} when the first is {first}, expected at most the first"
+        "the second flag has the value {second} when the first has {first}, expected at most \
+         {first}"
     );
     Ok(Some(second))
 }
@@ -135,18 +136,20 @@ pub fn a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete<H
                 let (flags_here, source, landing) = (&flags.local, &source.local, &landing.local);
                 let watcher = scope.spawn(move || {
                     while flags_here.flag_value(DONE).is_none_or(|seen| seen < round) {
-                        time_limit.check(|| "the flag is not set".to_owned())?;
+                        time_limit.check(|| "the flag is not yet set".to_owned())?;
                         std::thread::yield_now();
                     }
                     harness.write(source, 0, &vec![POISON; sent.len()]);
                     let here = read(harness, landing, own_slot, bytes);
-                    ensure_bytes("a put to oneself before the signal", &here, &sent)
+                    ensure_bytes("a put to the own rank before the signal", &here, &sent)
                 });
                 let (_, rest) = engine.submit_held(&ops)?;
                 opener.run(&[signal(&flags.remote[me.me], GATE, round)])?;
                 let last = engine.submit_all(rest)?;
                 engine.finish(last)?;
-                watcher.join().map_err(|_| Failure::new("the watching thread panicked"))?
+                watcher
+                    .join()
+                    .map_err(|_| Failure::new("the thread that watches the flag panicked"))?
             })?;
             let signals: Vec<OpOf<'_, H>> = (0..me.ranks)
                 .map(|peer| signal(&flags.remote[peer], ARRIVED + me.me as u64, round))
@@ -209,9 +212,10 @@ fn read_halves<H: Harness>(
             let (high, low) = ((seen >> 32) as u32, seen as u32);
             ensure!(
                 seen == 0 || high == !low,
-                "the flag is {seen:#018x}: halves of two values, expected those of one"
+                "the flag has the value {seen:#018x}, which mixes the halves of two values; \
+                 expected an atomic 64-bit store"
             );
-            ensure!(low >= last, "the flag went back from value {last} to {low}");
+            ensure!(low >= last, "the flag went back from the value {last} to {low}");
             last = low;
         }
         engine.completed()?;

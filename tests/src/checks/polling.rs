@@ -37,12 +37,12 @@ pub fn a_polled_engine_moves_when_it_is_polled<H: Harness>(harness: &H) -> Outco
                 let (_, rest) = engine.submit_held(&ops)?;
                 opener.run(&[signal(&flags.remote[active], 0, round)])?;
                 engine.run(rest)?;
-                me.ensure_bytes("a put to oneself", &landing.local, bytes, &sent)?;
+                me.ensure_bytes("a put to the own rank", &landing.local, bytes, &sent)?;
             }
             me.barrier()?;
             if me.me != active {
                 engine.wait_for_flag(&flags.local, 1, round)?;
-                me.ensure_bytes("bytes of a peer that makes no call", &landing.local, 0, &sent)?;
+                me.ensure_bytes("bytes of a peer that makes no calls", &landing.local, 0, &sent)?;
             }
             me.barrier()?;
         }
@@ -70,7 +70,7 @@ pub fn park_returns_when_a_flag_of_this_rank_is_signalled<H: Harness>(harness: &
                 })
                 .collect();
             let joined = threads.into_iter().map(|thread| {
-                thread.join().map_err(|_| Failure::new("a parking thread panicked"))?
+                thread.join().map_err(|_| Failure::new("a thread that parks panicked"))?
             });
             // Joins all threads before the first failure is returned.
             joined.collect::<Vec<Outcome>>().into_iter().collect::<Outcome>()
@@ -127,11 +127,12 @@ fn park_until<'r, 'w, H: Harness>(
         if reached(engine)? {
             return Ok(());
         }
-        time_limit.check(|| "the condition does not hold".to_owned())?;
+        time_limit.check(|| "the condition is not yet true".to_owned())?;
         let took = park(engine, limit)?;
         ensure!(
             took < limit * 3 / 4,
-            "park slept {took:?} of {limit:?} while a flag was signalled, expected it to return"
+            "park slept {took:?} of at most {limit:?} although a flag was signalled, expected an \
+             earlier return"
         );
     }
 }
@@ -175,7 +176,7 @@ fn wait_until_not_busy<H: Harness>(engine: &mut TestEngine<'_, '_, H>, what: &st
         if !engine.inner.is_busy() {
             return Ok(());
         }
-        time_limit.check(|| "the engine says that it is busy".to_owned())?;
+        time_limit.check(|| "is_busy returned true".to_owned())?;
     }
 }
 
@@ -222,11 +223,12 @@ fn woken<H: Harness>(
         let time_limit = engine.time_limit("the waker to be used");
         while !used.load(Ordering::SeqCst) {
             engine.completed()?;
-            time_limit.check(|| "the waker was not used".to_owned())?;
+            time_limit.check(|| "the waker was not yet used".to_owned())?;
             let took = park(engine, limit)?;
             ensure!(
                 took < limit * 3 / 4,
-                "park slept {took:?} of {limit:?} past its waker, expected it to return"
+                "park slept {took:?} of at most {limit:?} although its waker was used, expected an \
+                 earlier return"
             );
         }
         Ok(())
@@ -252,7 +254,10 @@ pub fn park_returns_at_its_limit<H: Harness>(harness: &H) -> Outcome {
                 for _ in 0..3 {
                     engine.completed()?;
                     let took = park(engine, limit)?;
-                    ensure!(took < limit + slack, "park took {took:?}, its limit was {limit:?}");
+                    ensure!(
+                        took < limit + slack,
+                        "park took {took:?}, expected at most its limit of {limit:?}"
+                    );
                 }
             }
         }
@@ -262,6 +267,6 @@ pub fn park_returns_at_its_limit<H: Harness>(harness: &H) -> Outcome {
 
 fn flag_stays_zero<H: Harness>(flags: &LocalOf<H>) -> Outcome {
     let seen = word(flags, 0).map_or(0, |flag| flag.load(Ordering::Acquire));
-    ensure!(seen == 0, "a flag that was not signalled is {seen}, expected 0");
+    ensure!(seen == 0, "a flag that was not signalled has the value {seen}, expected 0");
     Ok(())
 }

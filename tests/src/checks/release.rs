@@ -36,7 +36,7 @@ pub fn release_lets_every_queued_wait_pass_within_a_bound<H: Harness>(harness: &
         let done = second.completed()?;
         ensure!(
             done < tickets[1],
-            "ticket {} of an engine that was not released is complete, expected less than {}",
+            "ticket {} is complete on an engine that was not released, expected a ticket below {}",
             done.0,
             tickets[1].0
         );
@@ -46,7 +46,7 @@ pub fn release_lets_every_queued_wait_pass_within_a_bound<H: Harness>(harness: &
         ensure_works(me, &mut free, &source, &again, seed(me.me, 1))?;
         let mut fresh = me.engine()?;
         ensure_works(me, &mut fresh, &source, &again, seed(me.me, 2))
-            .map_err(|f| f.within("an engine created afterwards"))?;
+            .map_err(|f| f.within("on an engine created after the release"))?;
         me.barrier()
     })
 }
@@ -59,7 +59,12 @@ fn drain<H: Harness>(engine: &mut TestEngine<'_, '_, H>, last: Ticket) -> Outcom
         if done == last {
             return Ok(());
         }
-        ensure!(done < last, "ticket {} is complete, but the last submitted is {}", done.0, last.0);
+        ensure!(
+            done < last,
+            "ticket {} is complete, but the last submitted ticket is {}",
+            done.0,
+            last.0
+        );
         time_limit.check(|| format!("ticket {} of {}", done.0, last.0))?;
     }
 }
@@ -107,18 +112,22 @@ pub fn a_released_engine_drains_and_takes_no_more<H: Harness>(harness: &H) -> Ou
                 let expected = Err(ErrorKind::Aborted);
                 ensure!(
                     answer == expected,
-                    "a released engine that was {name} returned {answer:?} for {} ops, expected {expected:?}",
+                    "submit to a released engine that was {name} returned {answer:?} for {} ops, \
+                     expected {expected:?}",
                     ops.len()
                 );
             }
             let done = engine.completed()?;
             ensure!(
                 done == last,
-                "ticket {} is complete, but the last submitted is {}",
+                "ticket {} is complete, but the last submitted ticket is {}",
                 done.0,
                 last.0
             );
-            engine.inner.release().map_err(|e| Failure::from(e).within("another release"))?;
+            engine
+                .inner
+                .release()
+                .map_err(|e| Failure::from(e).within("second call of release"))?;
         }
         me.barrier()
     })

@@ -41,12 +41,12 @@ pub fn a_wait_holds_everything_behind_it_until_the_flag_is_reached<H: Harness>(
         ];
         let (ticket, rest) = held.submit_held(&ops)?;
         let quiet = |done| {
-            ensure!(done < ticket, "the ticket behind the wait is complete before the flag is set");
-            me.ensure_poison("bytes put behind the wait", &landing.local, 0..2 * bytes)?;
+            ensure!(done < ticket, "the ops after the wait are complete before the flag is set");
+            me.ensure_poison("bytes of a put after the wait", &landing.local, 0..2 * bytes)?;
             let seen = |at| word(&flags.local, at).map_or(0, |flag| flag.load(Ordering::Acquire));
             ensure!(
                 seen(ARRIVED) == 0 && seen(PASSED) == 0,
-                "a signal behind the wait arrived before the flag was set"
+                "a signal after the wait arrived before the flag was set"
             );
             Ok(())
         };
@@ -58,7 +58,7 @@ pub fn a_wait_holds_everything_behind_it_until_the_flag_is_reached<H: Harness>(
         ])?;
         free.wait_for_flag(&flags.local, OVERTAKEN, 1)?;
         let received = pattern(seed(previous, 0), bytes);
-        me.ensure_bytes("bytes of the other engine", &landing.local, 2 * bytes, &received)?;
+        me.ensure_bytes("bytes that the other engine put", &landing.local, 2 * bytes, &received)?;
         held.watch(QUIET, quiet)
             .map_err(|failure| failure.within("with the flag below the expected value"))?;
         me.barrier()?;
@@ -66,13 +66,13 @@ pub fn a_wait_holds_everything_behind_it_until_the_flag_is_reached<H: Harness>(
         free.run(&[signal(&flags.remote[next], GATE, 7)])?;
         held.run(rest)?;
         me.ensure_bytes(
-            "bytes put to oneself",
+            "bytes put to the own rank",
             &landing.local,
             bytes,
             &pattern(seed(here, 0), bytes),
         )?;
         free.wait_for_flag(&flags.local, ARRIVED, 1)?;
-        me.ensure_bytes("bytes of the previous rank", &landing.local, 0, &received)?;
+        me.ensure_bytes("bytes that the previous rank put", &landing.local, 0, &received)?;
         me.barrier()
     })
 }
@@ -116,7 +116,7 @@ fn from_a_rank<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
     engine.run(&ops)?;
     engine.wait_for_flag(&flags.local, 0, ROUNDS)?;
     let expected = pattern(seed(0, 0), ROUNDS * bytes);
-    me.ensure_bytes("bytes sent there and back", &landing.local, 0, &expected)?;
+    me.ensure_bytes("bytes that were put to a peer and back", &landing.local, 0, &expected)?;
     me.barrier()
 }
 
@@ -137,7 +137,7 @@ fn from_an_engine<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
             signal(&flags.remote[0], 0, round),
         ])?;
         reader.run(rest)?;
-        me.ensure_bytes("bytes through a relay", &landing.local, 0, &sent)?;
+        me.ensure_bytes("bytes that a relay forwarded", &landing.local, 0, &sent)?;
     }
     Ok(())
 }
@@ -162,7 +162,7 @@ fn from_the_host<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
             });
             engine.run(rest)
         })?;
-        me.ensure_bytes("bytes that the host wrote", &landing.local, 0, &sent)?;
+        me.ensure_bytes("bytes that the host wrote to the source", &landing.local, 0, &sent)?;
     }
     Ok(())
 }
@@ -193,9 +193,9 @@ fn from_a_fabric<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
             signal(&flags.remote[0], 0, 1),
         ])
     })
-    .map_err(|failure: Failure| failure.within("the other fabric"))?;
+    .map_err(|failure: Failure| failure.within("on the other fabric"))?;
     engine.run(rest)?;
-    me.ensure_bytes("bytes of the other fabric", &landing.local, 0, &sent)
+    me.ensure_bytes("bytes that the other fabric put", &landing.local, 0, &sent)
 }
 
 /// Signals a flag of value 1 to and fro between two ranks, everything queued ahead: a late reset
@@ -217,7 +217,7 @@ pub fn the_reset_of_a_wait_takes_effect_before_anything_behind_it<H: Harness>(
         engine.run(&pair.repeat(SIGNALS))?;
         me.barrier()?;
         let left = word(&flags.local, 0).map_or(0, |flag| flag.load(Ordering::Acquire));
-        ensure!(left == 0, "the flag is {left} after the last reset, expected 0");
+        ensure!(left == 0, "the flag has the value {left} after the last reset, expected 0");
         me.barrier()
     })?;
     on_ranks(harness, 1, |me| {
@@ -232,7 +232,7 @@ pub fn the_reset_of_a_wait_takes_effect_before_anything_behind_it<H: Harness>(
             let left = word(&flags.local, 0).map_or(0, |flag| flag.load(Ordering::Acquire));
             ensure!(
                 left == 0,
-                "the flag is {left} when an op behind its reset is seen, expected 0"
+                "the flag has the value {left} when an op after its reset has arrived, expected 0"
             );
             engine.finish(ticket)?;
         }

@@ -122,12 +122,13 @@ fn host_pointer<R: Region>(region: &R, offset: u64, bytes: usize) -> NonNull<u8>
     assert_eq!(
         region.space(),
         Space::Host,
-        "the region is in device memory: override Harness::write and Harness::read"
+        "the region is in device memory, which the host cannot access; override Harness::write and \
+         Harness::read"
     );
     let end = offset.checked_add(bytes as u64).filter(|&end| end <= region.bytes());
     assert!(
         end.is_some(),
-        "{bytes} bytes at offset {offset} leave a region of {} bytes",
+        "access out of range: {bytes} bytes at offset {offset}, but the region has {} bytes",
         region.bytes()
     );
     let offset = usize::try_from(offset).expect("a region of host memory fits the address space");

@@ -28,8 +28,9 @@ impl Child {
     /// If the system refuses.
     pub fn start(role: &str, values: &[(&str, String)]) -> Outcome<Self> {
         let program = std::env::current_exe();
-        let program =
-            program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
+        let program = program.map_err(|error| {
+            Failure::new(format!("cannot find the file of the test program: {error}"))
+        })?;
         let mut command = Command::new(program);
         command.env(ROLE, role);
         for (name, value) in values {
@@ -45,8 +46,9 @@ impl Child {
     pub fn spawn(name: &str, mut command: Command) -> Outcome<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let started = command.spawn();
-        let mut process =
-            started.map_err(|error| Failure::new(format!("start {name}: {error}")))?;
+        let mut process = started.map_err(|error| {
+            Failure::new(format!("cannot start the process of {name}: {error}"))
+        })?;
         let input = process.stdin.take().expect("it was asked for");
         let output = process.stdout.take().expect("it was asked for");
         let (send, lines) = channel();
@@ -71,10 +73,15 @@ impl Child {
     pub fn read_line(&mut self, deadline: Deadline) -> Outcome<String> {
         self.lines.recv_timeout(deadline.remaining()).map_err(|_| {
             let ended = self.process.try_wait().ok().flatten();
-            let state = ended
-                .map_or_else(|| "still runs".to_owned(), |status| format!("ended with {status}"));
+            let state = ended.map_or_else(
+                || "is still running".to_owned(),
+                |status| format!("has ended with {status}"),
+            );
             let timeout = deadline.timeout();
-            Failure::new(format!("{} printed nothing within {timeout:?}; it {state}", self.name))
+            Failure::new(format!(
+                "{} printed no line within {timeout:?}, and the process {state}",
+                self.name
+            ))
         })
     }
 
@@ -83,12 +90,15 @@ impl Child {
     /// # Errors
     /// Those of [`read_line`](Self::read_line), or that the process printed something else.
     pub fn expect(&mut self, word: &str, deadline: Deadline) -> Outcome<String> {
-        let line = self
-            .read_line(deadline)
-            .map_err(|failure| failure.within(format!("expected {word:?}")))?;
+        let line = self.read_line(deadline).map_err(|failure| {
+            failure.within(format!("expected a line that begins with {word:?}"))
+        })?;
         let rest = line.strip_prefix(word).map(|rest| rest.trim_start().to_owned());
         rest.ok_or_else(|| {
-            Failure::new(format!("{} printed {line:?}, expected {word:?}", self.name))
+            Failure::new(format!(
+                "{} printed the line {line:?}, expected a line that begins with {word:?}",
+                self.name
+            ))
         })
     }
 
@@ -99,7 +109,7 @@ impl Child {
     pub fn read_until(&mut self, expected: &str, deadline: Deadline) -> Outcome {
         let mut passed = Vec::new();
         loop {
-            let place = || format!("expected {expected:?} after {passed:?}");
+            let place = || format!("expected the line {expected:?} after the lines {passed:?}");
             match self.read_line(deadline).map_err(|failure| failure.within(place()))? {
                 line if line == expected => return Ok(()),
                 line => passed.push(line),
@@ -113,7 +123,9 @@ impl Child {
     /// If it has ended.
     pub fn send_line(&mut self, line: impl fmt::Display) -> Outcome {
         let sent = writeln!(self.input, "{line}").and_then(|()| self.input.flush());
-        sent.map_err(|error| Failure::new(format!("send {line} to {}: {error}", self.name)))
+        sent.map_err(|error| {
+            Failure::new(format!("cannot send the line \"{line}\" to {}: {error}", self.name))
+        })
     }
 
     /// Kills the process as `kill -9` does, and reaps it.
@@ -122,7 +134,9 @@ impl Child {
     /// If the system refuses.
     pub fn kill(&mut self) -> Outcome {
         let killed = self.process.kill().and_then(|()| self.process.wait());
-        killed.map(drop).map_err(|error| Failure::new(format!("kill {}: {error}", self.name)))
+        killed
+            .map(drop)
+            .map_err(|error| Failure::new(format!("cannot kill {}: {error}", self.name)))
     }
 
     /// Stops the process as `kill -STOP` does: it lives but does not run.
@@ -131,10 +145,11 @@ impl Child {
     /// If the system refuses.
     pub fn stop(&mut self) -> Outcome {
         let pid = i32::try_from(self.id()).ok().and_then(Pid::from_raw);
-        let pid =
-            pid.ok_or_else(|| Failure::new(format!("{} has no process number", self.name)))?;
+        let pid = pid.ok_or_else(|| {
+            Failure::new(format!("the process number of {} is out of range", self.name))
+        })?;
         let stopped = kill_process(pid, Signal::STOP);
-        stopped.map_err(|error| Failure::new(format!("stop {}: {error}", self.name)))
+        stopped.map_err(|error| Failure::new(format!("cannot stop {}: {error}", self.name)))
     }
 
     /// Waits until the process has ended with success.
@@ -143,7 +158,7 @@ impl Child {
     /// If it does not end in time, or with another status than success.
     pub fn finish(&mut self, deadline: Deadline) -> Outcome {
         let status = self.wait_exit(deadline)?;
-        ensure!(status.success(), "{} ended with {status}", self.name);
+        ensure!(status.success(), "{} ended with {status}, expected success", self.name);
         Ok(())
     }
 
@@ -153,10 +168,15 @@ impl Child {
                 Ok(Some(status)) => return Ok(status),
                 Ok(None) if deadline.has_passed() => {
                     let timeout = deadline.timeout();
-                    return Err(Failure::new(format!("{} did not end in {timeout:?}", self.name)));
+                    return Err(Failure::new(format!(
+                        "{} did not end within {timeout:?}",
+                        self.name
+                    )));
                 }
                 Ok(None) => std::thread::sleep(Duration::from_millis(2)),
-                Err(error) => return Err(Failure::new(format!("wait for {}: {error}", self.name))),
+                Err(error) => {
+                    return Err(Failure::new(format!("cannot wait for {}: {error}", self.name)));
+                }
             }
         }
     }

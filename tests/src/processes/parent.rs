@@ -44,7 +44,9 @@ impl Parent {
     pub fn value<T: FromStr>(&self, name: &str) -> Outcome<T> {
         let text = std::env::var(variable(name)).unwrap_or_default();
         text.parse().map_err(|_| {
-            Failure::new(format!("the parent passed {text:?} as {name}, which cannot be parsed"))
+            Failure::new(format!(
+                "cannot parse the value of {name} from the parent process: {text:?}"
+            ))
         })
     }
 
@@ -74,7 +76,7 @@ impl Parent {
         let mut line = String::new();
         match std::io::stdin().read_line(&mut line) {
             Ok(bytes) if bytes > 0 => Ok(line.trim_end().to_owned()),
-            _ => Err(Failure::new("the parent has ended")),
+            _ => Err(Failure::new("the parent process has ended")),
         }
     }
 

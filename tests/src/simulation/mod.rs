@@ -74,7 +74,9 @@ fn run_rank(scenario: &Scenario, state: &mut RankState) -> Outcome {
     let run = || rank::run(scenario, state.rank, bootstraps, &mut state.memory);
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        let text = text
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("panic without a text");
         Err(Failure::new(format!("panicked: {text}")))
     })
 }

@@ -74,7 +74,9 @@ fn check_progress(log: &TraceLog, slow: Rank, ranks: usize, outputs: u32) -> Out
     while seen(log, slow, ranks) != expected {
         if deadline.has_passed() {
             let seen = seen(log, slow, ranks);
-            let text = format!("ops done {seen:?}, expected {expected:?} within {TIMEOUT:?}");
+            let text = format!(
+                "completed ops of each rank are {seen:?}, expected {expected:?} within {TIMEOUT:?}"
+            );
             return Err(Failure::new(format!("{text}\n{log}")));
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -85,7 +87,8 @@ fn check_progress(log: &TraceLog, slow: Rank, ranks: usize, outputs: u32) -> Out
         return Ok(());
     }
     Err(Failure::new(format!(
-        "a rank did not wait for the slow one: ops done {seen:?}, expected {expected:?}\n{log}"
+        "a rank did not wait for the slow rank: completed ops of each rank are {seen:?}, expected \
+         {expected:?}\n{log}"
     )))
 }
 

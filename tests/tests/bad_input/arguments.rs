@@ -37,31 +37,31 @@ fn environment(ranks: &str, rank: &str) -> Result<Option<Environment>, Error> {
 #[test]
 fn no_ranks() {
     let fabric = host::Fabric::open(Rank(0), 0).map_err(Error::from);
-    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 0, expected less than the number of ranks, 0");
-    assert_snapshot!(said(in_process::group(0)), @"invalid argument, no rank: a group of 0 ranks: it needs at least one");
-    assert_snapshot!(said(Hub::bind("127.0.0.1:0", 0)), @"invalid argument, no rank: a group of 0 ranks: it needs at least one");
-    assert_snapshot!(said(environment("0", "0")), @"invalid argument, no rank: WORLD_SIZE=0: a group needs at least one rank");
+    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank 0 is out of range: expected a rank below 0, the number of ranks");
+    assert_snapshot!(said(in_process::group(0)), @"invalid argument, no rank: number of ranks is 0, expected at least 1");
+    assert_snapshot!(said(Hub::bind("127.0.0.1:0", 0)), @"invalid argument, no rank: number of ranks is 0, expected at least 1");
+    assert_snapshot!(said(environment("0", "0")), @"invalid argument, no rank: WORLD_SIZE is 0, expected at least 1, the number of ranks");
 }
 
 #[test]
 fn a_rank_beyond_the_last() {
     let fabric = host::Fabric::open(Rank(3), 3).map_err(Error::from);
-    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank is 3, expected less than the number of ranks, 3");
-    assert_snapshot!(said(environment("3", "3")), @"invalid argument, no rank: RANK=3 does not fit WORLD_SIZE=3: it must be below, counted from 0");
+    assert_snapshot!(said(fabric), @"invalid argument, no rank: rank 3 is out of range: expected a rank below 3, the number of ranks");
+    assert_snapshot!(said(environment("3", "3")), @"invalid argument, no rank: RANK is 3, expected a number below 3, the value of WORLD_SIZE (ranks count from 0)");
 }
 
 #[test]
 fn no_time_to_open() {
     let results = on_ranks(2, |bootstrap| open(bootstrap, Duration::ZERO).map(drop));
-    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: timeout is 0 s, expected more");
+    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: timeout is 0 s, expected more than 0 s");
     let results = on_ranks(3, |bootstrap| {
         let timeout = if bootstrap.rank() == Rank(1) { Duration::ZERO } else { LONG };
         open(bootstrap, timeout).map(drop)
     });
     assert_snapshot!(all_said(results), @r"
-    rank 0: peer lost, rank 1: rank 1 is lost: its handle was dropped without a goodbye
-    rank 1: invalid argument, no rank: timeout is 0 s, expected more
-    rank 2: peer lost, rank 1: rank 1 is lost: its handle was dropped without a goodbye
+    rank 0: peer lost, rank 1: rank 1 is lost: its bootstrap was dropped before the rank left the group
+    rank 1: invalid argument, no rank: timeout is 0 s, expected more than 0 s
+    rank 2: peer lost, rank 1: rank 1 is lost: its bootstrap was dropped before the rank left the group
     ");
 }
 
@@ -72,8 +72,8 @@ fn no_time_to_finish() {
         group.all_gather(4).timeout(timeout).prepare()
     });
     assert_snapshot!(text, @r"
-    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): timeout is 0 s, expected more
-    rank 1: invalid argument, no rank: timeout is 0 s, expected more
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): timeout is 0 s, expected more than 0 s
+    rank 1: invalid argument, no rank: timeout is 0 s, expected more than 0 s
     ");
 }
 
@@ -91,16 +91,16 @@ fn no_outputs_or_too_many() {
 
 #[test]
 fn a_shard_that_no_address_space_holds() {
-    assert_snapshot!(prepared(|group| group.all_gather(usize::MAX / 2).prepare()), @"all: invalid argument, no rank: shard_len is 9223372036854775807, too many elements of f32");
+    assert_snapshot!(prepared(|group| group.all_gather(usize::MAX / 2).prepare()), @"all: invalid argument, no rank: shard_len is 9223372036854775807 elements of f32, which exceed the address space");
     let half = isize::MAX as usize / 4;
     let text = prepared(|group| group.all_gather(half).prepare());
-    assert_snapshot!(without_available(&text), @"all: out of memory, no rank: allocate the output: cannot allocate 18446744073709551608 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
+    assert_snapshot!(without_available(&text), @"all: out of memory, no rank: cannot allocate the output: cannot allocate 18446744073709551608 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
 }
 
 #[test]
 fn a_buffer_that_no_address_space_holds() {
     let results = in_group(1, LONG, |group| group.allocate::<f64>(usize::MAX / 4).map(drop));
-    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: len is 4611686018427387903, too many elements of f64");
+    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: len is 4611686018427387903 elements of f64, which exceed the address space");
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn more_memory_than_the_machine_has_on_one_rank() {
         group.all_gather(shard_len).prepare()
     });
     assert_snapshot!(without_available(&text), @r"
-    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (out of memory): allocate the output: cannot allocate 281474976710656 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
-    rank 1: out of memory, no rank: allocate the output: cannot allocate 281474976710656 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (out of memory): cannot allocate the output: cannot allocate 281474976710656 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
+    rank 1: out of memory, no rank: cannot allocate the output: cannot allocate 281474976710656 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
     ");
 }
 
@@ -140,14 +140,14 @@ fn buffers_of_a_wrong_size() {
         group.all_gather(4).input(input).prepare()
     });
     assert_snapshot!(text, @r"
-    rank 0: invalid argument, no rank: the input has 20 bytes, expected 16
-    rank 1: aborted, rank 0: all-gather 1: rank 0 failed (invalid argument): the input has 20 bytes, expected 16
+    rank 0: invalid argument, no rank: the input has 20 bytes, expected 16 bytes
+    rank 1: aborted, rank 0: all-gather 1: rank 0 failed (invalid argument): the input has 20 bytes, expected 16 bytes
     ");
     let text = prepared(|group| {
         let output = group.allocate(4)?;
         group.all_gather(4).output(output).prepare()
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: the output has 16 bytes, expected 32");
+    assert_snapshot!(text, @"all: invalid argument, no rank: the output has 16 bytes, expected 32 bytes");
 }
 
 #[test]
@@ -156,14 +156,14 @@ fn an_input_in_place() {
         let input = group.allocate(4)?;
         group.all_gather(4).in_place().input(input).prepare()
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: in place there is no input buffer; the shard lies in the output");
+    assert_snapshot!(text, @"all: invalid argument, no rank: an input buffer is given, expected none: in place, the input is the rank's shard of the output");
 }
 
 #[test]
 fn slices_that_are_misaligned_or_of_an_odd_length() {
     let words = [0_u64; 2];
     let bytes: &[u8] = bytemuck::cast_slice(&words);
-    assert_snapshot!(said(element::cast::<f64>(&bytes[4..12])), @"invalid argument, no rank: a slice of f64 begins 4 bytes after an aligned address, expected an alignment of 8 bytes");
-    assert_snapshot!(said(element::cast::<half::bf16>(&bytes[1..3])), @"invalid argument, no rank: a slice of bf16 begins 1 bytes after an aligned address, expected an alignment of 2 bytes");
-    assert_snapshot!(said(element::cast::<i32>(&bytes[..7])), @"invalid argument, no rank: the slice has 7 bytes, expected a multiple of 4, the size of i32");
+    assert_snapshot!(said(element::cast::<f64>(&bytes[4..12])), @"invalid argument, no rank: misaligned slice of f64: it begins 4 bytes after an aligned address, expected a multiple of 8 bytes");
+    assert_snapshot!(said(element::cast::<half::bf16>(&bytes[1..3])), @"invalid argument, no rank: misaligned slice of bf16: it begins 1 bytes after an aligned address, expected a multiple of 2 bytes");
+    assert_snapshot!(said(element::cast::<i32>(&bytes[..7])), @"invalid argument, no rank: the slice has 7 bytes, expected a multiple of the element size, 4 bytes (i32)");
 }

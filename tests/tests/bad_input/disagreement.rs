@@ -98,8 +98,8 @@ fn calls_in_another_order() {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(
             error.to_string(),
-            "exchange number 2: rank 0 is at \"all-gather 1\" while rank 1 is at \"close\": all \
-             ranks must make the same collective calls in the same order"
+            "ranks call different collectives in exchange 2: rank 0 calls \"all-gather 1\", rank 1 \
+             calls \"close\"; make the same collective calls in the same order on all ranks"
         );
     }
 }
@@ -111,7 +111,7 @@ fn a_fabric_of_another_rank() {
         Group::open(bootstrap, fabric)
     });
     assert_snapshot!(all_said(results), @r"
-    rank 0: aborted, rank 1: open: rank 1 failed (invalid argument): the fabric was opened as rank 0, the bootstrap as rank 1
-    rank 1: invalid argument, no rank: the fabric was opened as rank 0, the bootstrap as rank 1
+    rank 0: aborted, rank 1: open: rank 1 failed (invalid argument): the fabric was opened as rank 0, but the bootstrap as rank 1; open both as the same rank
+    rank 1: invalid argument, no rank: the fabric was opened as rank 0, but the bootstrap as rank 1; open both as the same rank
     ");
 }

@@ -36,21 +36,21 @@ fn failing(ops: u64, outputs: u32, kind: ErrorKind) -> String {
 
 #[test]
 fn an_engine_that_fails_at_once() {
-    assert_snapshot!(failing(0, 1, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: other");
+    assert_snapshot!(failing(0, 1, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: cannot submit ops: op 1 of a slice failed, because the layer FailAt injected the error: other");
 }
 
 #[test]
 fn an_engine_that_fails_in_the_middle() {
-    assert_snapshot!(failing(20, 1, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 2, did not finish because the engine of rank 1 failed: submit: op 10 of a slice was made to fail: other");
-    assert_snapshot!(failing(20, 2, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 3, did not finish because the engine of rank 1 failed: submit: op 7 of a slice was made to fail: other");
+    assert_snapshot!(failing(20, 1, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 2, did not finish because the engine of rank 1 failed: cannot submit ops: op 10 of a slice failed, because the layer FailAt injected the error: other");
+    assert_snapshot!(failing(20, 2, ErrorKind::Other), @"all: aborted, rank 1: all-gather 1, start 3, did not finish because the engine of rank 1 failed: cannot submit ops: op 7 of a slice failed, because the layer FailAt injected the error: other");
 }
 
 #[test]
 fn a_device_that_is_lost_is_a_lost_peer_for_the_others() {
     assert_snapshot!(failing(0, 1, ErrorKind::DeviceLost), @r"
-    rank 0: peer lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: device lost
-    rank 1: device lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: device lost
-    rank 2: peer lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: submit: op 1 of a slice was made to fail: device lost
+    rank 0: peer lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: cannot submit ops: op 1 of a slice failed, because the layer FailAt injected the error: device lost
+    rank 1: device lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: cannot submit ops: op 1 of a slice failed, because the layer FailAt injected the error: device lost
+    rank 2: peer lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: cannot submit ops: op 1 of a slice failed, because the layer FailAt injected the error: device lost
     ");
 }
 
@@ -63,7 +63,7 @@ fn after_the_close_nothing_starts() {
         assert_eq!(said(gather.output().map(drop)), said(gather.run()));
         gather.run()
     });
-    assert_snapshot!(all_said(results), @"all: aborted, no rank: the group has been closed");
+    assert_snapshot!(all_said(results), @"all: aborted, no rank: the group was closed before");
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn a_rank_that_drops_its_group_is_lost() {
         gather.run()
     });
     assert_snapshot!(all_said(results), @r"
-    rank 0: peer lost, rank 1: rank 1 is lost: its group was dropped without a close
+    rank 0: peer lost, rank 1: rank 1 is lost: its group was dropped without a call of `close`
     rank 1: ok
-    rank 2: peer lost, rank 1: rank 1 is lost: its group was dropped without a close
+    rank 2: peer lost, rank 1: rank 1 is lost: its group was dropped without a call of `close`
     ");
 }
 
@@ -100,7 +100,7 @@ fn a_rank_that_keeps_only_its_operation_is_lost() {
         ran_twice.come();
         ran
     });
-    assert_snapshot!(all_said(results), @"all: peer lost, rank 1: rank 1 is lost: its group was dropped without a close");
+    assert_snapshot!(all_said(results), @"all: peer lost, rank 1: rank 1 is lost: its group was dropped without a call of `close`");
 }
 
 #[test]
@@ -114,8 +114,8 @@ fn a_rank_that_fails_alone_does_not_hold_the_others() {
         group.close()
     });
     assert_snapshot!(all_said(results), @r"
-    rank 0: peer lost, rank 2: rank 2 is lost: its group was dropped without a close
-    rank 1: peer lost, rank 2: rank 2 is lost: its group was dropped without a close
+    rank 0: peer lost, rank 2: rank 2 is lost: its group was dropped without a call of `close`
+    rank 1: peer lost, rank 2: rank 2 is lost: its group was dropped without a call of `close`
     rank 2: other, no rank: it went wrong elsewhere
     ");
 }

@@ -44,11 +44,11 @@ fn truncated_foreign_and_of_another_backend() {
         assert!(refused.starts_with("invalid key: remote key is truncated: "), "{refused}");
     }
     assert_snapshot!(text(host::Key::decode(&key[..3])), @"invalid key: remote key is truncated: magic needs 4 bytes, 3 are left");
-    assert_snapshot!(text(host::Key::decode(b"GIF89a, and so on")), @r#"invalid key: remote key is foreign: it starts with [47, 49, 46, 38], expected [50, 4c, 52, 4b] ("PLRK")"#);
+    assert_snapshot!(text(host::Key::decode(b"GIF89a, and so on")), @r#"invalid key: not a remote key: it starts with the bytes [47, 49, 46, 38], expected [50, 4c, 52, 4b] ("PLRK")"#);
     let envelope = Envelope { backend: BackendId::CUDA, generation: Generation(1), payload: &[] };
-    assert_snapshot!(text(host::Key::decode(&envelope.seal())), @"invalid key: remote key is of backend cuda, expected host");
+    assert_snapshot!(text(host::Key::decode(&envelope.seal())), @"invalid key: remote key belongs to the backend cuda, expected host; open the same backend on both ranks");
     let longer = [&key[..], &[0]].concat();
-    assert_snapshot!(text(host::Key::decode(&longer)), @"invalid key: remote key has 1 bytes too many");
+    assert_snapshot!(text(host::Key::decode(&longer)), @"invalid key: remote key has 1 bytes after its last field, expected none");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn of_freed_memory_also_when_its_address_is_used_again() {
     assert_eq!(second.base(), base);
     let refused = text(memory.import(Rank(0), &key, deadline()));
     let refused = refused.replace(&key.generation().0.to_string(), "SOME");
-    assert_snapshot!(refused, @"invalid key: remote key of rank 0, generation SOME: the memory has been freed");
+    assert_snapshot!(refused, @"invalid key: remote key of rank 0 is stale: rank 0 has freed the memory (generation SOME)");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn of_another_rank_or_of_one_that_is_not_connected() {
     let other = host::Fabric::open(Rank(1), 2).expect("a fabric");
     let local = other.memory().allocate(64, Role::Data).expect("memory");
     let key = other.memory().export(&local).expect("a key");
-    assert_snapshot!(text(fabric.memory().import(Rank(0), &key, deadline())), @"invalid key: remote key is of rank 1, expected rank 0");
+    assert_snapshot!(text(fabric.memory().import(Rank(0), &key, deadline())), @"invalid key: remote key belongs to rank 1, expected a key of rank 0");
     assert_snapshot!(text(other.memory().import(Rank(0), &key, deadline())), @"peer lost: rank 0 is not connected: call `connect` before `import`");
 }
 
@@ -130,12 +130,12 @@ fn an_offer_that_is_cut_short_on_its_way() {
             Group::open(Cutting { inner: bootstrap, label: "all-gather 1", bytes: 9 }, fabric)?;
         group.all_gather::<u8>(4).prepare()
     });
-    assert_snapshot!(all_said(results), @"all: mismatch, rank 1: all-gather 1: what rank 1 sent cannot be read (Hit the end of buffer, expected more data); run the same Peerlane on all ranks");
+    assert_snapshot!(all_said(results), @"all: mismatch, rank 1: all-gather 1: cannot decode the message of rank 1: Hit the end of buffer, expected more data; run the same Peerlane on all ranks");
     let results = on_ranks(2, |bootstrap| {
         let fabric = fabric(&bootstrap);
         Group::open(Cutting { inner: bootstrap, label: "open", bytes: 1 }, fabric)
     });
-    assert_snapshot!(all_said(results), @"all: mismatch, rank 1: open: what rank 1 sent cannot be read (Hit the end of buffer, expected more data); run the same Peerlane on all ranks");
+    assert_snapshot!(all_said(results), @"all: mismatch, rank 1: open: cannot decode the message of rank 1: Hit the end of buffer, expected more data; run the same Peerlane on all ranks");
 }
 
 #[test]
@@ -156,8 +156,8 @@ fn private_memory_is_not_for_other_processes() {
     };
     other.finish(deadline()).expect("it ends well");
     assert_snapshot!(format!("rank 0: {}\nrank 1: {there}", said(here)), @r"
-    rank 0: invalid argument, rank 1: import the output of rank 1: memory of rank 1 cannot be imported here: it was registered by its owner, so only ranks of the owner's process can import it; use memory from `allocate` between processes
-    rank 1: invalid argument, rank 0: import the output of rank 0: memory of rank 0 cannot be imported here: it was registered by its owner, so only ranks of the owner's process can import it; use memory from `allocate` between processes
+    rank 0: invalid argument, rank 1: cannot import the output of rank 1: memory of rank 1 cannot be imported: rank 1 registered its own memory instead of calling `allocate`, so only ranks of its process can import it; let rank 1 allocate this memory with `allocate`
+    rank 1: invalid argument, rank 0: cannot import the output of rank 0: memory of rank 0 cannot be imported: rank 0 registered its own memory instead of calling `allocate`, so only ranks of its process can import it; let rank 0 allocate this memory with `allocate`
     ");
 }
 

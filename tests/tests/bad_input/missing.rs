@@ -36,23 +36,23 @@ fn to_open() {
         latch.come();
         opened
     });
-    assert_snapshot!(all_said(results), @r#"all: timeout, no rank: exchange "open": rank 2 did not come within 1 s"#);
+    assert_snapshot!(all_said(results), @r#"all: timeout, no rank: exchange "open": rank 2 did not take part within 1 s"#);
 }
 
 #[test]
 fn to_prepare() {
     let text = late(|mut group| group.all_gather::<u8>(4).prepare().map(drop));
-    assert_snapshot!(text, @r#"all: timeout, no rank: exchange "all-gather 1": rank 2 did not come within 1 s"#);
+    assert_snapshot!(text, @r#"all: timeout, no rank: exchange "all-gather 1": rank 2 did not take part within 1 s"#);
 }
 
 #[test]
 fn to_a_barrier() {
-    assert_snapshot!(late(|mut group| group.barrier()), @r#"all: timeout, no rank: exchange "all-gather 1": rank 2 did not come within 1 s"#);
+    assert_snapshot!(late(|mut group| group.barrier()), @r#"all: timeout, no rank: exchange "all-gather 1": rank 2 did not take part within 1 s"#);
 }
 
 #[test]
 fn to_close() {
-    assert_snapshot!(late(Host::close), @r#"all: timeout, no rank: exchange "close": rank 2 did not come within 1 s"#);
+    assert_snapshot!(late(Host::close), @r#"all: timeout, no rank: exchange "close": rank 2 did not take part within 1 s"#);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn to_a_start() {
         assert_eq!(said_again(&mut group, gather.run()), said_again(&mut group, ran.clone()));
         ran
     });
-    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for "ready from 1" from rank 1, saw epoch 0, expected 1"#);
+    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for the flag "ready from 1" from rank 1, found epoch 0, expected 1"#);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn to_a_start_without_ready() {
         latch.come();
         ran
     });
-    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for "arrived 1.0" from rank 1, saw epoch 0, expected 1"#);
+    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for the flag "arrived 1.0" from rank 1, found epoch 0, expected 1"#);
 }
 
 /// A start that nobody waits for is overdue all the same.
@@ -101,7 +101,7 @@ fn to_a_start_that_nobody_waits_for() {
         std::thread::sleep(SHORT * 2);
         gather.output().map(drop)
     });
-    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for "ready from 1" from rank 1, saw epoch 0, expected 1"#);
+    assert_snapshot!(all_said(results), @r#"all: timeout, rank 1: all-gather 1, start 1, did not finish within 1s: rank 0 waited for the flag "ready from 1" from rank 1, found epoch 0, expected 1"#);
 }
 
 #[test]
@@ -121,13 +121,14 @@ fn two_processes_of_one_rank() {
         let [taken, refused] = results;
         assert!(taken.is_ok() && zero.join().expect("no panic").is_ok());
         let text = crate::ranks::said(refused);
-        let (begin, end) = (text.find("127.0.0.1"), text.find(" does not"));
+        let (begin, end) = (text.find("127.0.0.1"), text.find(" rejected"));
         assert!(begin.is_some() && end.is_some(), "{text}");
         let hub = hub.address().to_string();
         let text = text.replace(&hub, "HUB");
-        let (head, tail) = text.split_once("came from 127.0.0.1:").expect("the other's address");
+        let (head, tail) =
+            text.split_once("connected from 127.0.0.1:").expect("the other's address");
         let tail = tail.trim_start_matches(|letter: char| letter.is_ascii_digit());
-        assert_snapshot!(format!("{head}came from OTHER{tail}"), @"mismatch, rank 1: the hub at HUB does not take this rank: rank 1 is taken already, by a process on this host that came from OTHER: RANK must be different in every process, and the port another for every job");
+        assert_snapshot!(format!("{head}connected from OTHER{tail}"), @"mismatch, rank 1: the hub at HUB rejected this rank: another process on this host, connected from OTHER, is already rank 1; set a different RANK in every process, and a different port for every job");
     });
 }
 

@@ -25,19 +25,19 @@ fn to(buffer: usize, offset: usize) -> Destination {
 
 #[test]
 fn another_number_of_lengths_than_ranks() {
-    assert_snapshot!(prepared(|group| group.all_gather_v::<f32>(&[1, 2]).prepare().map(drop)), @"all: invalid argument, no rank: shard_lens has 2 lengths, expected one for each of 3 ranks");
-    assert_snapshot!(prepared(|group| group.all_gather_tensors_v::<f32>(&[&[1, 2, 3], &[1]]).prepare().map(drop)), @"all: invalid argument, no rank: tensor_lens[1] has 1 lengths, expected one for each of 3 ranks");
+    assert_snapshot!(prepared(|group| group.all_gather_v::<f32>(&[1, 2]).prepare().map(drop)), @"all: invalid argument, no rank: shard_lens has 2 lengths, expected 3, one for each rank");
+    assert_snapshot!(prepared(|group| group.all_gather_tensors_v::<f32>(&[&[1, 2, 3], &[1]]).prepare().map(drop)), @"all: invalid argument, no rank: tensor_lens[1] has 1 lengths, expected 3, one for each rank");
     assert_snapshot!(prepared(|group| group.all_gather_tensors::<f32>(&[]).prepare().map(drop)), @"all: invalid argument, no rank: tensors is 0, expected at least 1");
 }
 
 #[test]
 fn lengths_that_no_address_space_holds() {
     let most = usize::MAX / 2;
-    assert_snapshot!(prepared(|group| group.all_gather_v::<f32>(&[1, most, 2]).prepare().map(drop)), @"all: invalid argument, no rank: shard_lens[1] is 9223372036854775807, too many elements of f32");
-    assert_snapshot!(prepared(|group| group.all_gather_v::<u8>(&[most, most, most]).prepare().map(drop)), @"all: invalid argument, no rank: shard_bytes of rank 2 is 9223372036854775807, after 18446744073709551614 bytes of the ranks before it; expected a sum of at most 18446744073709551615");
-    assert_snapshot!(prepared(|group| group.all_gather_tensors::<f32>(&[1, most]).prepare().map(drop)), @"all: invalid argument, no rank: tensor_lens[1] is 9223372036854775807, too many elements of f32");
-    assert_snapshot!(prepared(|group| group.all_gather_tensors::<u8>(&[most / 2, most / 2]).prepare().map(drop)), @"all: invalid argument, no rank: tensor 1 has 13835058055282163709 bytes, after 13835058055282163709 bytes of the tensors before it; expected a sum of at most 18446744073709551615");
-    assert_snapshot!(prepared(|group| group.window::<f64>(most).map(drop)), @"all: invalid argument, no rank: window_len is 9223372036854775807, too many elements of f64");
+    assert_snapshot!(prepared(|group| group.all_gather_v::<f32>(&[1, most, 2]).prepare().map(drop)), @"all: invalid argument, no rank: shard_lens[1] is 9223372036854775807 elements of f32, which exceed the address space");
+    assert_snapshot!(prepared(|group| group.all_gather_v::<u8>(&[most, most, most]).prepare().map(drop)), @"all: invalid argument, no rank: shards are too long: rank 2 adds 9223372036854775807 bytes to the 18446744073709551614 bytes of ranks with lower numbers, expected at most 18446744073709551615 bytes in total");
+    assert_snapshot!(prepared(|group| group.all_gather_tensors::<f32>(&[1, most]).prepare().map(drop)), @"all: invalid argument, no rank: tensor_lens[1] is 9223372036854775807 elements of f32, which exceed the address space");
+    assert_snapshot!(prepared(|group| group.all_gather_tensors::<u8>(&[most / 2, most / 2]).prepare().map(drop)), @"all: invalid argument, no rank: tensors are too long: tensor 1 adds 13835058055282163709 bytes to the 13835058055282163709 bytes of tensors with lower numbers, expected at most 18446744073709551615 bytes in total");
+    assert_snapshot!(prepared(|group| group.window::<f64>(most).map(drop)), @"all: invalid argument, no rank: window_len is 9223372036854775807 elements of f64, which exceed the address space");
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn outputs_of_a_list_that_overlap() {
         group.all_gather_list::<f32>(&[4, 5, 10], &destinations).prepare().map(drop)
     });
     assert_snapshot!(text, @r"
-    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): outputs of rank 1 overlap: shard 2 is bytes 0 to 40 of buffer 0 and shard 0 is bytes 36 to 52 of buffer 0
-    rank 1: invalid argument, no rank: outputs of rank 1 overlap: shard 2 is bytes 0 to 40 of buffer 0 and shard 0 is bytes 36 to 52 of buffer 0
-    rank 2: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): outputs of rank 1 overlap: shard 2 is bytes 0 to 40 of buffer 0 and shard 0 is bytes 36 to 52 of buffer 0
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): outputs of rank 1 overlap: shard 2 is bytes 0 to 40 of buffer 0, and shard 0 is bytes 36 to 52 of buffer 0
+    rank 1: invalid argument, no rank: outputs of rank 1 overlap: shard 2 is bytes 0 to 40 of buffer 0, and shard 0 is bytes 36 to 52 of buffer 0
+    rank 2: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): outputs of rank 1 overlap: shard 2 is bytes 0 to 40 of buffer 0, and shard 0 is bytes 36 to 52 of buffer 0
     ");
 }
 
@@ -87,10 +87,10 @@ fn destinations_that_do_not_fit() {
     let list = |destinations: &[Destination]| {
         prepared(|group| group.all_gather_list::<f32>(&[1, 1, 1], destinations).prepare().map(drop))
     };
-    assert_snapshot!(list(&[to(0, 0), to(0, 1)]), @"all: invalid argument, no rank: destinations has 2 places, expected one for each of 3 ranks");
-    assert_snapshot!(list(&[to(0, 0), to(0, 1), to(0, usize::MAX / 4)]), @"all: invalid argument, no rank: destinations[2].offset is 4611686018427387903, too many elements of f32");
-    assert_snapshot!(list(&[to(0, 0), to(1 << 30, 1), to(0, 2)]), @"all: invalid argument, no rank: destinations[1].buffer is 1073741824, expected less than 1048576");
-    assert_snapshot!(list(&[to(0, 0), to(1 << 40, 1), to(0, 2)]), @"all: invalid argument, no rank: destinations[1].buffer is 1099511627776, expected less than 1048576");
+    assert_snapshot!(list(&[to(0, 0), to(0, 1)]), @"all: invalid argument, no rank: destinations has 2 entries, expected 3, one for each rank");
+    assert_snapshot!(list(&[to(0, 0), to(0, 1), to(0, usize::MAX / 4)]), @"all: invalid argument, no rank: destinations[2].offset is 4611686018427387903 elements of f32, which exceed the address space");
+    assert_snapshot!(list(&[to(0, 0), to(1 << 30, 1), to(0, 2)]), @"all: invalid argument, no rank: destinations[1].buffer is 1073741824, expected a number below 1048576");
+    assert_snapshot!(list(&[to(0, 0), to(1 << 40, 1), to(0, 2)]), @"all: invalid argument, no rank: destinations[1].buffer is 1099511627776, expected a number below 1048576");
 }
 
 #[test]
@@ -103,9 +103,9 @@ fn buffers_of_a_list_that_are_too_small_or_too_few() {
         builder.output_buffers(outputs).prepare().map(drop)
     });
     assert_snapshot!(text, @r"
-    rank 0: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, expected at least 32
-    rank 1: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, expected at least 32
-    rank 2: invalid argument, no rank: output 1 has 28 bytes, expected at least 32
+    rank 0: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, expected at least 32 bytes
+    rank 1: aborted, rank 2: all-gather 1: rank 2 failed (invalid argument): output 1 has 28 bytes, expected at least 32 bytes
+    rank 2: invalid argument, no rank: output 1 has 28 bytes, expected at least 32 bytes
     ");
     let text = prepared(|group| {
         let outputs = vec![group.allocate(2)?];
@@ -113,7 +113,7 @@ fn buffers_of_a_list_that_are_too_small_or_too_few() {
         let builder = group.all_gather_list::<f32>(&[2, 2, 2], &destinations);
         builder.output_buffers(outputs).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: destinations name output buffer 1, expected less than 1, the number of output buffers");
+    assert_snapshot!(text, @"all: invalid argument, no rank: destinations name output buffer 1, expected a number below 1, the number of output buffers");
 }
 
 #[test]
@@ -123,18 +123,18 @@ fn buffers_of_tensors_that_do_not_fit() {
         let builder = group.all_gather_tensors::<f32>(&[1, 2, 3]);
         builder.input_buffers(inputs).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: there are 2 input buffers, expected 1, or one for each of 3 tensors");
+    assert_snapshot!(text, @"all: invalid argument, no rank: 2 input buffers are given, expected 1, or 3, one for each tensor");
     let text = prepared(|group| {
         let outputs = vec![group.allocate(3)?, group.allocate(5)?];
         let builder = group.all_gather_tensors::<f32>(&[1, 2]);
         builder.output_buffers(outputs).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: output 1 has 20 bytes, expected 24");
+    assert_snapshot!(text, @"all: invalid argument, no rank: output 1 has 20 bytes, expected 24 bytes");
     let text = prepared(|group| {
         let outputs = vec![group.allocate(3)?, group.allocate(3)?];
         group.all_gather::<f32>(1).output_buffers(outputs).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: there are 2 output buffers, expected 1");
+    assert_snapshot!(text, @"all: invalid argument, no rank: 2 output buffers are given, expected 1");
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn places_that_cannot_take_turns() {
         let builder = group.all_gather_list::<f32>(&[1, 1, 1], &destinations);
         builder.outputs(2).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: outputs is 2, expected 1 in an operation with given places");
+    assert_snapshot!(text, @"all: invalid argument, no rank: outputs is 2, expected 1 in an operation with given output buffers");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn windows_that_differ() {
         let begin = usize::from(group.rank() == Rank(2));
         group.all_gather_into(&window, begin..begin + 6).in_place().prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: mismatch, rank 2: all-gather 1: ranks disagree: begin of the range is 1 on rank 2, 0 on rank 0");
+    assert_snapshot!(text, @"all: mismatch, rank 2: all-gather 1: ranks disagree: start of the range is 1 on rank 2, 0 on rank 0");
 }
 
 #[test]
@@ -181,17 +181,17 @@ fn ranges_that_do_not_fit() {
             group.all_gather_into(&window, range.clone()).in_place().prepare().map(drop)
         })
     };
-    assert_snapshot!(into(1..7), @"all: invalid argument, no rank: the range is 1 to 7, expected one within 0 to 6, the length of the window");
+    assert_snapshot!(into(1..7), @"all: invalid argument, no rank: the range is 1..7, expected a range within 0..6, the elements of the window");
     assert_snapshot!(into(0..4), @"all: invalid argument, no rank: the range has 4 elements, expected a multiple of 3, the number of ranks");
     #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
     let reversed = into(3..0);
-    assert_snapshot!(reversed, @"all: invalid argument, no rank: the range is 3 to 0, expected one within 0 to 6, the length of the window");
+    assert_snapshot!(reversed, @"all: invalid argument, no rank: the range is 3..0, expected a range within 0..6, the elements of the window");
     let text = prepared(|group| {
         let window = group.window::<f32>(6)?;
         let lens = [1, usize::MAX, 2];
         group.all_gather_into_v(&window, 5, &lens).in_place().prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: shard_lens[1] is 18446744073709551615, too many elements of f32");
+    assert_snapshot!(text, @"all: invalid argument, no rank: shard_lens[1] is 18446744073709551615 elements of f32, which exceed the address space");
 }
 
 #[test]
@@ -203,33 +203,33 @@ fn inputs_of_a_window_that_do_not_fit() {
         builder.prepare().map(drop)
     });
     assert_snapshot!(text, @r"
-    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): the input is bytes 20 to 28 of window 1, and the output bytes 0 to 24 of it; gather in place, or from elsewhere
-    rank 1: invalid argument, no rank: the input is bytes 20 to 28 of window 1, and the output bytes 0 to 24 of it; gather in place, or from elsewhere
-    rank 2: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): the input is bytes 20 to 28 of window 1, and the output bytes 0 to 24 of it; gather in place, or from elsewhere
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; gather in place, or use another input
+    rank 1: invalid argument, no rank: input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; gather in place, or use another input
+    rank 2: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; gather in place, or use another input
     ");
     let text = prepared(|group| {
         let window = group.window::<f32>(12)?;
         let builder = group.all_gather_into(&window, 0..6).input_from(&window, 11);
         builder.prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: the range is 11 to 13, expected one within 0 to 12, the length of the window");
+    assert_snapshot!(text, @"all: invalid argument, no rank: the range is 11..13, expected a range within 0..12, the elements of the window");
     let text = prepared(|group| {
         let window = group.window::<f32>(12)?;
         let builder = group.all_gather_into(&window, 0..6).input_from(&window, 6);
         builder.in_place().prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: in place there is no input buffer; the shard lies in the output");
+    assert_snapshot!(text, @"all: invalid argument, no rank: an input buffer is given, expected none: in place, the input is the rank's shard of the output");
     let text = prepared(|group| {
         let (window, input) = (group.window::<f32>(12)?, group.allocate(2)?);
         let builder = group.all_gather_into(&window, 0..6).input_from(&window, 6);
         builder.input(input).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: the input is a buffer and a range of a window, expected one of them");
+    assert_snapshot!(text, @"all: invalid argument, no rank: the input is given as a buffer and as a range of a window, expected one of them");
     let text = prepared(|group| {
         let (window, output) = (group.window::<f32>(12)?, group.allocate(6)?);
         group.all_gather_into(&window, 0..6).output(output).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: the output is a range of a window, expected no output buffer");
+    assert_snapshot!(text, @"all: invalid argument, no rank: the output is given as a buffer and as a range of a window, expected one of them");
 }
 
 #[test]
@@ -245,5 +245,5 @@ fn a_window_of_another_group() {
         group.close()?;
         refused
     });
-    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: the window is of another group");
+    assert_snapshot!(all_said(results), @"all: invalid argument, no rank: the window belongs to another group; open it with this group");
 }

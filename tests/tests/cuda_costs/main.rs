@@ -109,8 +109,9 @@ impl Bill {
 
     fn start(self, driver: GpuDriver, rank: usize, hubs: &str) -> Outcome<Child> {
         let program = std::env::current_exe();
-        let program =
-            program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
+        let program = program.map_err(|error| {
+            Failure::new(format!("cannot find the file of the test program: {error}"))
+        })?;
         let mut command = Command::new(program);
         command.env("PEERLANE_TEST_ROLE", self.what);
         command.env("PEERLANE_TEST_RANK", rank.to_string());

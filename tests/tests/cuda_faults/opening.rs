@@ -18,7 +18,7 @@ pub(crate) fn faults() -> Vec<Fault> {
             refused(player, "unavailable: ", &["no NVIDIA GPU", "CUDA_VISIBLE_DEVICES is \"\""])
         }),
         Fault::new("no_such_device", |driver| {
-            refused(opener(driver, 99)?, "invalid argument: ", &["99", "less than"])
+            refused(opener(driver, 99)?, "invalid argument: ", &["99", "does not exist"])
         }),
         Fault::simulated("no_device", |driver| {
             let player = opener(driver, 0)?.variable("PEERLANE_SIM_DEVICES", "0");
@@ -26,7 +26,7 @@ pub(crate) fn faults() -> Vec<Fault> {
         }),
         Fault::simulated("old_driver", |driver| {
             let folder = peerlane_simulated_driver::without_symbols(&["cuStreamIsCapturing"]);
-            let holds = ["has no cuStreamIsCapturing", "too old", "CUDA 12.0"];
+            let holds = ["has no function cuStreamIsCapturing", "too old", "CUDA 12.0"];
             refused(opener(driver, 0)?.driver_from(folder), "unavailable: ", &holds)
         }),
         Fault::simulated("driver_does_not_start", |driver| {

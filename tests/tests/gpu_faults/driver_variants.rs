@@ -26,8 +26,8 @@ const SETTINGS: &[(&str, &str)] = &[
 /// What captures do with memory operations, and why they are refused then.
 const NO_CAPTURES: &[(&str, &str)] = &[
     ("refuse", REFUSED),
-    ("drop", "does not do what was recorded"),
-    ("now", "does not do what was recorded"),
+    ("drop", "captured graphs cannot be used"),
+    ("now", "captured graphs cannot be used"),
 ];
 
 pub(crate) fn faults() -> Vec<Fault> {
@@ -64,8 +64,8 @@ pub(crate) fn faults() -> Vec<Fault> {
         let change = |_, player: Player| player.variable("PEERLANE_SIM_DROP_COPIES", "peer");
         let (_hub, mut children) = ranks(driver, "gather", 2, change)?;
         for (rank, text) in words(&mut children)?.iter().enumerate() {
-            let begins = "fell in prepare: unavailable, rank none: create an engine: ";
-            let holds = [&format!("device {rank} ("), "does not arrive", "peer access"];
+            let begins = "fell in prepare: unavailable, rank none: cannot create an engine: ";
+            let holds = [&format!("device {rank} ("), "did not arrive", "peer access"];
             says(&format!("rank {rank}"), text, begins, &holds)?;
         }
         Ok(())

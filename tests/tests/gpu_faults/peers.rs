@@ -155,7 +155,7 @@ impl Loss {
         }
         let begins = format!("fell in start: timeout, rank {victim}: ");
         // Whoever was first has written the record.
-        let flag = format!("waited for \"ready from {victim}\" from rank {victim}");
+        let flag = format!("waited for the flag \"ready from {victim}\" from rank {victim}");
         says(who, text, &begins, &["start 1", "within 1s", &flag])
     }
 }

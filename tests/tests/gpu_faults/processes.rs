@@ -26,8 +26,9 @@ pub(crate) struct Player {
 impl Player {
     pub(crate) fn new(driver: GpuDriver, role: &'static str) -> Outcome<Self> {
         let program = std::env::current_exe();
-        let program =
-            program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
+        let program = program.map_err(|error| {
+            Failure::new(format!("cannot find the file of the test program: {error}"))
+        })?;
         let mut command = Command::new(program);
         command.env("PEERLANE_TEST_ROLE", role);
         command.env(Context::CHOICE, driver.choice());

@@ -58,8 +58,9 @@ impl Processes {
 
     fn start(self, rank: usize, hubs: &str) -> Outcome<Child> {
         let program = std::env::current_exe();
-        let program =
-            program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
+        let program = program.map_err(|error| {
+            Failure::new(format!("cannot find the file of the test program: {error}"))
+        })?;
         let mut command = Command::new(program);
         command.env("PEERLANE_TEST_ROLE", "rank");
         for (name, value) in [

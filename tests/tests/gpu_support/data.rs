@@ -38,7 +38,7 @@ pub(crate) fn same(what: impl fmt::Display, seen: &[u8], wanted: &[u8]) -> Outco
             seen[at],
             wanted[at]
         ),
-        None => format!("{what}: {} bytes, expected {}", seen.len(), wanted.len()),
+        None => format!("{what}: found {} bytes, expected {} bytes", seen.len(), wanted.len()),
     }))
 }
 

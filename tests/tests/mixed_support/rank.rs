@@ -197,7 +197,7 @@ impl<'p> Player<'p> {
 /// Ranks 0 and 1 share a node, and have memory of two kinds.
 fn disagrees(parent: &Parent, opened: Result<(), Error>) -> Outcome {
     let Err(error) = opened else { return Err(Failure::new("the group was opened")) };
-    let wanted = "open: ranks disagree: backend is host on rank 1, cuda on rank 0 of the same node";
+    let wanted = "open: ranks of one node disagree: backend is host on rank 1, cuda on rank 0; open the same backend on both";
     check(error.to_string() == wanted && error.peer() == Some(Rank(1)), || error.to_string())?;
     parent.print_line("done");
     Ok(())

@@ -51,7 +51,9 @@ pub(crate) fn hub_address() -> String {
 /// Starts this program as a rank on a node, with these values.
 pub(crate) fn start(node: &Node, values: &[(&str, String)]) -> Outcome<Child> {
     let program = std::env::current_exe();
-    let program = program.map_err(|error| Failure::new(format!("find the program: {error}")))?;
+    let program = program.map_err(|error| {
+        Failure::new(format!("cannot find the file of the test program: {error}"))
+    })?;
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &node.namespace]).arg(program);
     command.env("PEERLANE_TEST_ROLE", "rank").env("PEERLANE_TEST_DEVICE", &node.device);

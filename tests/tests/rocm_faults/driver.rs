@@ -16,7 +16,7 @@ pub(crate) const FAILING: &[Failing] = &[
 ];
 
 /// How errors name a code that the runtime does not know: with its release and its file.
-pub(crate) const UNKNOWN: &str = "result 9999, which HIP 7.2.43482 (/";
+pub(crate) const UNKNOWN: &str = "unknown result code 9999 of HIP 7.2.43482 (/";
 
 /// One that fails while a start is recorded.
 pub(crate) const RECORDED: Failing = ("hipMemcpyAsync", 1, "hipMemcpyAsync");

@@ -16,22 +16,27 @@ const RELEASE: &str = "HIP 7.2.";
 pub(crate) fn faults() -> Vec<Fault> {
     let mut faults = vec![
         Fault::new("no_driver", |driver| {
-            let holds = ["/libamdhip64.so.7", "the libraries of one ROCm release belong together"];
+            let holds =
+                ["/libamdhip64.so.7", "check that LD_LIBRARY_PATH does not mix two ROCm releases"];
             no_library(driver, "libamdhip64.so.7", "unavailable: ", &holds)
         }),
         Fault::new("no_such_device", |driver| {
-            refused(opener(driver, 99)?, "invalid argument: ", &["99", "less than"])
+            refused(opener(driver, 99)?, "invalid argument: ", &["99", "does not exist"])
         }),
         Fault::simulated("old_runtime", |driver| {
             let folder = Rocm::release("5.7").without(&["hipStreamGetDevice"]).folder();
-            let holds = ["/libamdhip64.so.5.7.", "has no hipStreamGetDevice", "ROCm 5.7 or newer"];
+            let holds =
+                ["/libamdhip64.so.5.7.", "has no function hipStreamGetDevice", "ROCm 5.7 or newer"];
             refused(opener(driver, 0)?.driver_from(folder), "unavailable: ", &holds)
         }),
         Fault::simulated("hsa_of_an_older_release_lacks_a_function", |driver| {
             let rocm = Rocm::release("7.2").hsa(Some("6.1")).without(&["hsa_amd_signal_create"]);
             let player = opener(driver, 0)?.driver_from(rocm.folder()).value("ENGINE", "sdma");
             // The simulated runtimes are one file, which has the first one's name.
-            engine_refused(player, &["/libamdhip64.so.7.2.", "has no hsa_amd_signal_create"])
+            engine_refused(
+                player,
+                &["/libamdhip64.so.7.2.", "has no function hsa_amd_signal_create"],
+            )
         }),
         Fault::simulated("ipc_refused_in_a_container", ipc_refused),
     ];
@@ -44,12 +49,12 @@ pub(crate) fn faults() -> Vec<Fault> {
     ] {
         faults.push(Fault::simulated(name, move |driver| {
             let player = opener(driver, 0)?.variable(variable, value);
-            refused(player, "unavailable: ", &[RELEASE, FILE, "does not start", "/dev/kfd"])
+            refused(player, "unavailable: ", &[RELEASE, FILE, "cannot start", "/dev/kfd"])
         }));
     }
     faults.push(Fault::simulated("runtime_does_not_start", |driver| {
         let player = opener(driver, 0)?.variable("PEERLANE_SIM_FAIL", "hipInit:0:9999");
-        let holds = [RELEASE, FILE, "hipInit", "result 9999, which this runtime has no name for"];
+        let holds = [RELEASE, FILE, "hipInit", "unknown result code 9999"];
         refused(player, "unavailable: ", &holds)
     }));
     faults

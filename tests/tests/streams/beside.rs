@@ -145,20 +145,22 @@ fn strict_refuses_what_a_thread_would_have_to_drive() {
         assert_eq!(fallbacks.len(), 1);
         assert_eq!(
             fallbacks[0].to_string(),
-            "starts on a stream keep a thread busy, because engines of host (lane 1) do not move by themselves"
+            "starts on a stream keep a thread busy, because engines of host (lane 1) do not move \
+             by themselves"
         );
         let stream = Stream::new();
         let error = gather.start_on(&stream).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "strict is set, and a thread would have to drive some of the lanes; use `start`"
+            "strict is set, but a start on a stream needs a thread that drives some lanes; use \
+             `start`, or turn strict off"
         );
         // Nothing has started, and the caller may drive it.
         gather.run().unwrap();
         let error = group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("strict is set, and there is a fallback"), "{text}");
+        assert!(text.contains("strict is set, but the operation needs a fallback"), "{text}");
         drop(gather);
         group.close().unwrap();
     });

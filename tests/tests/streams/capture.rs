@@ -56,7 +56,8 @@ fn an_operation_without_flags_for_it_is_not_recorded() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "the stream is being captured, and this operation has no flags for that; prepare it with `capturable()`"
+            "the stream captures a graph, but the operation is not capturable; prepare it with \
+             `capturable()`"
         );
         // Nothing is broken by that.
         gather.start_on(&stream).unwrap().wait().unwrap();
@@ -77,7 +78,8 @@ fn a_recorded_start_cannot_be_waited_for() {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             assert_eq!(
                 error.to_string(),
-                "this start was recorded into a graph, not run; wait for the graph's replay"
+                "this start was recorded into a graph and has not run; wait for the replay of the \
+                 graph"
             );
         }
         assert_eq!(stream.end_capture().len(), 1);

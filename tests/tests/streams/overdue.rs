@@ -29,7 +29,7 @@ fn a_peer_that_does_not_come_is_named_on_all_ranks() {
         error.to_string().replace("rank 2 waited", "rank 0 waited")
     });
     assert_eq!((&texts[0], &texts[1]), (&texts[1], &texts[2]));
-    assert_snapshot!(texts[0], @r#"all-gather 1, start 1, did not finish within 400ms: rank 0 waited for "ready from 1" from rank 1, saw epoch 0, expected 1"#);
+    assert_snapshot!(texts[0], @r#"all-gather 1, start 1, did not finish within 400ms: rank 0 waited for the flag "ready from 1" from rank 1, found epoch 0, expected 1"#);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_stream_that_holds_a_start_up_is_named() {
         assert!(stream.is_idle_within(GRACE), "the stream is blocked");
         let error = gather.start_on(&stream).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
-        assert_snapshot!(error, @"all-gather 1, start 1, did not finish within 400ms: what its stream held before, or its own copies were not done on rank 0");
+        assert_snapshot!(error, @"all-gather 1, start 1, did not finish within 400ms: rank 0 did not complete its copies or earlier work on its stream");
     });
 }
 

@@ -18,7 +18,8 @@ fn a_stream_of_another_backend() {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(
             error.to_string(),
-            "query the capture of the stream: the stream is of another type, expected peerlane_layers::streams::Stream"
+            "cannot query whether the stream captures: the stream has the wrong type, expected \
+             peerlane_layers::streams::Stream"
         );
         // Nothing has started.
         gather.start_on(&Stream::new()).unwrap().wait().unwrap();
@@ -40,7 +41,7 @@ fn any_stream_where_the_backend_has_none() {
     });
     let (kind, text) = &refused.unwrap()[0];
     assert_eq!(*kind, ErrorKind::Mismatch);
-    assert_snapshot!(text, @"engines of kind processor of the backend host take no streams; use `start`");
+    assert_snapshot!(text, @"processor engines of the backend host cannot run on a stream; use `start`");
 }
 
 #[test]
@@ -59,5 +60,5 @@ fn any_stream_where_waits_cannot_be_queued() {
     });
     let (kind, text) = &refused.unwrap()[0];
     assert_eq!(*kind, ErrorKind::InvalidArgument);
-    assert_snapshot!(text, @"a start on a stream needs engines that queue waits; use `start`");
+    assert_snapshot!(text, @"the engines cannot queue waits, which a start on a stream needs; use `start`");
 }

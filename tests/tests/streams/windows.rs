@@ -45,8 +45,8 @@ fn the_host_keeps_away_until_it_has_waited() {
         assert_eq!(
             error.to_string(),
             format!(
-                "bytes 0 to {} of window 1 are in use: all-gather 1 is under way there; wait for it \
-                 first",
+                "bytes 0 to {} of window 1 are in use: all-gather 1 uses them in a start that is \
+                 not complete; wait for that start first",
                 2 * SHARD_BYTES
             )
         );

@@ -187,8 +187,8 @@ fn allocate_words(
         return Ok(NonNull::new(base.cast()).expect("an allocation is not at address 0"));
     }
     Err(Error::unavailable(format!(
-        "the HSA runtime ({}) has no fine-grained memory of the host, which flags are copied from; \
-         see with rocminfo which pools its processors have",
+        "the HSA runtime ({}) offers no fine-grained host memory, which SDMA engines copy flags \
+         from; run rocminfo to see the memory pools of the processors",
         hsa.calls.file().display()
     )))
 }
@@ -271,7 +271,7 @@ impl SdmaRuntime for HsaSdma {
         let kind = if *direction == Direction::Put { "put to" } else { "get from" };
         let engine =
             engine.map_or_else(String::new, |engine| format!(" by SDMA {}", engine.index()));
-        let what = format!("a {kind} rank {peer} of {} bytes{engine}", span.bytes);
+        let what = format!("{kind} rank {peer} of {} bytes{engine}", span.bytes);
         Error::Copy { what, device: Arc::clone(&self.label), value }
     }
 

@@ -403,16 +403,28 @@ mod tests {
         let at = |region, offset| At { region, offset };
         let beyond = Op::Put { dst: at(&dst, 60), src: at(&src, 0), bytes: 5 };
         let invalid = [
-            (beyond, "put destination spans 5 bytes from offset 60, the region has 64"),
-            (signal(&flags, 1, 1), "signalled flag spans 8 bytes from offset 8, the region has 8"),
+            (
+                beyond,
+                "put destination out of range: 5 bytes from offset 60, but the region has 64 bytes",
+            ),
+            (
+                signal(&flags, 1, 1),
+                "signalled flag out of range: 8 bytes from offset 8, but the region has 8 bytes",
+            ),
             (
                 signal(&dst, 0, 1),
-                "the signalled flag lies in a region registered as Data, expected Flags",
+                "the signalled flag is in a region of role Data, expected role Flags; register its \
+                 memory with Role::Flags",
             ),
-            (wait, "a wait was submitted to an engine without queued_wait; poll the flag instead"),
+            (
+                wait,
+                "a wait was submitted to an engine that cannot queue waits (queued_wait is false); \
+                 poll the flag instead",
+            ),
             (
                 put(&unconnected, &src, 8),
-                "an op names memory of rank 3, which was not connected when this engine of rank 0 was made",
+                "an op names memory of rank 3, which was not connected when this engine of rank 0 \
+                 was created; connect all peers first, then create the engine",
             ),
         ];
         for (op, text) in invalid {
@@ -421,7 +433,11 @@ mod tests {
         }
         let long = vec![signal(&flags, 0, 1); SLICE_OPS_MAX + 1];
         let error = submit(&mut engine, &long).expect_err("too long").to_string();
-        assert_eq!(error, "a slice has 257 ops, expected at most slice_ops_max = 256");
+        assert_eq!(
+            error,
+            "a slice has 257 ops, expected at most 256 (slice_ops_max of the engine); split it \
+             into several slices"
+        );
         assert_eq!((runtime.state().log.len(), engine.queue.len()), (0, 0));
         // The engine still works.
         submit(&mut engine, &long[..SLICE_OPS_MAX]).expect("the slice has the largest length");
@@ -438,7 +454,11 @@ mod tests {
             last = submit(&mut engine, &slice).expect("there is room");
         }
         let error = submit(&mut engine, &slice[..1]).expect_err("the queue is full").to_string();
-        assert_eq!(error, "the queue holds 1024 of 1024 commands, 1 more do not fit now");
+        assert_eq!(
+            error,
+            "the queue of the engine is full: it holds 1024 of at most 1024 commands, no room for \
+             1 more; submit again after a ticket completes"
+        );
         finish(&mut engine, &runtime, last);
         submit(&mut engine, &slice).expect("the queue is empty again");
     }
@@ -468,7 +488,7 @@ mod tests {
         let last = submit(&mut engine, &[put(&dst, &src, 64), signal(&flags, 0, 1)]).expect("room");
         engine.release().expect("no copy failed");
         let error = submit(&mut engine, &[]).expect_err("released").to_string();
-        assert_eq!(error, "the engine was released after an abort and takes no more ops");
+        assert_eq!(error, "the engine accepts no more ops, because it was released after an abort");
         finish(&mut engine, &runtime, last);
         assert_eq!(flags.word(0), 0, "the flag after it was dropped");
     }
@@ -504,8 +524,8 @@ mod tests {
         assert_eq!(peerlane_hal::Error::kind(&error), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "an engine over SDMA engines takes no streams of the caller; expected one that was requested \
-             for streams, or EngineKind::Streams"
+            "an engine on SDMA engines cannot order work with streams of the caller; request an \
+             engine for streams, or set EngineKind::Streams"
         );
     }
 }

@@ -340,7 +340,8 @@ impl<R: SdmaRuntime> CopyQueue<R> {
             return Ok(());
         }
         let what =
-            "the runtime had no resources for a copy while no other was in flight".to_owned();
+            "the HSA runtime had no resources for a copy, although no other copy was in flight"
+                .to_owned();
         Err(Fault::Timeout { what, timeout: deadline.timeout() }.into())
     }
 

@@ -220,7 +220,9 @@ pub(super) fn agent_of_peer(
         LinkKind::HostStaged => {
             let host = agents.iter().find(|agent| agent.kind == AgentKind::Processor);
             return host.map(|host| (host.clone(), LinkClass::Pcie)).ok_or_else(|| {
-                Error::unavailable("the HSA runtime has no agent for the host's processors")
+                Error::unavailable(
+                    "the HSA runtime reports no agent for the processors of the host",
+                )
             });
         }
         LinkKind::Xgmi => LinkClass::Xgmi,
@@ -233,8 +235,8 @@ pub(super) fn agent_of_peer(
     }
     let hidden = || {
         Error::Fault(Fault::Unavailable(format!(
-            "the device of rank {} ({uuid}) is hidden from the HSA runtime ({}) of {}, which copies to \
-             it: add it to ROCR_VISIBLE_DEVICES, or use EngineKind::Streams",
+            "the device of rank {} (UUID {uuid}) is not visible to the HSA runtime ({}) of {}; add \
+             that device to ROCR_VISIBLE_DEVICES, or use EngineKind::Streams",
             peer.peer,
             hsa.calls.file().display(),
             context.label()

@@ -78,11 +78,15 @@ impl Baselines {
                 Ok(version) if version == nccl.version() => {}
                 Ok(version) => {
                     let (mine, me) = (nccl.version(), comm.rank());
-                    let text = format!("rank {rank} has NCCL {version}, rank {me} has {mine}");
+                    let text = format!(
+                        "NCCL versions differ: rank {rank} has {version}, rank {me} has {mine}"
+                    );
                     return Err(Failure::failed(text)
                         .with_advice("give the same file with --nccl on all ranks"));
                 }
-                Err(why) => return Err(Failure::failed(format!("rank {rank}: {why}"))),
+                Err(why) => {
+                    return Err(Failure::failed(format!("rank {rank} cannot load NCCL: {why}")));
+                }
             }
         }
         let timeout = comm.timeout();

@@ -214,8 +214,8 @@ pub(super) fn with_timeout<T>(
     let (done, waits) = channel::<()>();
     let guard = move || {
         if waits.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
-            let failure = Failure::failed(format!("{what} took longer than {timeout:?}"))
-                .with_advice("check whether all ranks run; raise --timeout if they are slow");
+            let failure = Failure::failed(format!("{what} did not complete within {timeout:?}"))
+                .with_advice("check that all ranks run, or raise --timeout if they are slow");
             // If stderr is closed, the failure cannot be reported anywhere.
             writeln!(std::io::stderr(), "{failure}").ok();
             std::io::stdout().flush().ok();

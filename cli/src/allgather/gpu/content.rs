@@ -35,7 +35,7 @@ pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     for shard in outputs.iter().flatten().filter(|shard| shard.bytes > 0) {
         gpu.set(&stream, *shard, UNWRITTEN)?;
     }
-    gpu.finish(&stream, "to overwrite the output")
+    gpu.finish(&stream, "overwriting the output")
 }
 
 /// Compares the shards of an output with several threads.
@@ -57,7 +57,11 @@ pub(super) fn compare(
                 scope.spawn(move || compare_shard(gpu, data.shard(number), shard))
             };
             let threads: Vec<_> = some.iter().map(compare).collect();
-            let lost = || Err(Failure::failed("a thread that compares bytes has panicked"));
+            let lost = || {
+                Err(Failure::failed(
+                    "a thread that compares the output panicked; this is a bug in Peerlane",
+                ))
+            };
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
         });
         for shard in compared {
@@ -101,10 +105,12 @@ pub(super) fn agree(
     match rank.and_then(|rank| Some((rank, texts[rank].as_ref()?))) {
         None => Ok(()),
         Some((rank, text)) => {
-            let text =
-                format!("wrong data in the output of rank {rank}, gathered by {what}: {text}");
+            let text = format!(
+                "wrong data in the output of rank {rank} after an all-gather by {what}: {text}"
+            );
             Err(Failure::failed(text).with_advice(
-                "this is a bug of the library that moved the bytes, or a fault of the hardware: please report it",
+                "this is a bug in the library that copied the bytes, or a hardware fault: please \
+                 report it",
             ))
         }
     }

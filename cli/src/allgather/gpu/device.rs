@@ -154,13 +154,18 @@ impl Gpu {
         self.enter()?;
         let deadline = Deadline::after(self.timeout);
         let started_at = Instant::now();
-        // SAFETY: the event is borrowed, so it is not destroyed.
-        while !self.check(what, unsafe { self.driver.is_complete(event.raw) })? {
+        loop {
+            // SAFETY: the event is borrowed, so it is not destroyed.
+            let is_complete = unsafe { self.driver.is_complete(event.raw) };
+            let failed = |error| self.check(&format!("complete {what}"), Err(error));
+            if is_complete.or_else(failed)? {
+                break;
+            }
             if deadline.has_passed() {
                 let Self { ordinal, timeout, .. } = self;
-                let text = format!("GPU {ordinal}: {what} took longer than {timeout:?}");
+                let text = format!("GPU {ordinal}: {what} did not complete within {timeout:?}");
                 return Err(Failure::failed(text)
-                    .with_advice("check whether all ranks run; raise --timeout if they are slow"));
+                    .with_advice("check that all ranks run, or raise --timeout if they are slow"));
             }
             if started_at.elapsed() < SPIN {
                 std::thread::yield_now();
@@ -284,7 +289,9 @@ impl Gpu {
         self.enter()?;
         let handle: [u8; 64] = handle.try_into().map_err(|_| {
             let length = handle.len();
-            Failure::failed(format!("memory handle has {length} bytes, expected 64"))
+            Failure::failed(format!(
+                "the IPC memory handle of a peer has {length} bytes, expected 64"
+            ))
         })?;
         let address = self.driver.open_ipc(handle);
         let address = self.check("open a peer's memory (IPC)", address)?;
@@ -380,10 +387,10 @@ fn reclaim(staging: &'static mut [u8]) -> Vec<u8> {
 }
 
 fn refused(ordinal: u32, what: &str, refusal: CallError) -> Failure {
-    let failure = Failure::failed(format!("GPU {ordinal}: {what}: {}", refusal.text));
+    let failure = Failure::failed(format!("GPU {ordinal}: cannot {what}: {}", refusal.text));
     if refusal.out_of_memory {
         failure.with_advice(
-            "lower --max-bytes, or find the user of the memory with nvidia-smi or rocm-smi",
+            "lower --max-bytes, or run nvidia-smi or rocm-smi to see which process uses the memory",
         )
     } else {
         failure

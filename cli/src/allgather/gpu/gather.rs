@@ -85,7 +85,7 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
         if self.operation.report().takes_streams() {
             return Ok(());
         }
-        self.kept.gpu().finish(&self.kept, "the work before starts from the host")
+        self.kept.gpu().finish(&self.kept, "earlier work on the stream")
     }
 
     fn output(&self) -> Result<Vec<Span>> {
@@ -131,7 +131,7 @@ impl StreamArg {
         if operation.report().takes_streams() {
             return self.start(operation);
         }
-        stream.gpu().finish(stream, "the work before a start")?;
+        stream.gpu().finish(stream, "earlier work on the stream")?;
         Ok(operation.run()?)
     }
 

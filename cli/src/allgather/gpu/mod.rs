@@ -111,9 +111,11 @@ fn check_device_memory(
         return Ok(());
     }
     Err(Failure::failed(format!(
-        "the largest size needs {} of the memory of each GPU; free: {}",
+        "the largest size needs {} of memory on each GPU, but only {} are free",
         Size(required),
         Size(free)
     ))
-    .with_advice("lower --max-bytes, or find the user of the memory with nvidia-smi or rocm-smi"))
+    .with_advice(
+        "lower --max-bytes, or run nvidia-smi or rocm-smi to see which process uses the memory",
+    ))
 }

@@ -126,7 +126,8 @@ impl Hub {
         match (empty, live.first()) {
             (None, Some(first)) => {
                 let text = format!(
-                    "goodbye: {} did not leave within {}; the rank that holds the hub goes last",
+                    "leave: {} did not leave the group within {}; the rank that runs the hub must \
+                     leave last",
                     RankList(&live),
                     Seconds(deadline.timeout())
                 );
@@ -282,8 +283,8 @@ impl State {
 fn cannot_listen(address: &str, error: io::Error) -> Error {
     let text = match error.kind() {
         io::ErrorKind::AddrInUse => format!(
-            "cannot listen at {address}: the port is in use; set PEERLANE_PORT, or MASTER_PORT, \
-             to a free port, the same for every rank"
+            "cannot listen at {address}: the port is in use; set PEERLANE_PORT or MASTER_PORT to a \
+             free port, the same on every rank"
         ),
         _ => format!("cannot listen at {address} for the ranks of the group: {error}"),
     };
@@ -306,8 +307,12 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) {
     let how = loop {
         match read_frame::<Request>(&mut reader, FRAME_BYTES_MAX) {
             Ok(Some(request)) => shared.apply(rank, Event::Request(request)),
-            Ok(None) => break format!("its connection from {origin} closed without a goodbye"),
-            Err(error) => break format!("on its connection from {origin}, {error}"),
+            Ok(None) => {
+                break format!(
+                    "its connection from {origin} closed before the rank left the group"
+                );
+            }
+            Err(error) => break format!("its connection from {origin} failed: {error}"),
         }
     };
     shared.apply(rank, Event::Lost { how });
@@ -345,8 +350,8 @@ fn origin(stream: &TcpStream) -> io::Result<SocketAddr> {
 
 fn foreign_text(ranks: usize) -> Vec<u8> {
     format!(
-        "\nThis is the hub of a Peerlane group of {ranks} ranks, protocol version {VERSION}. What \
-         came is not that protocol.\n"
+        "\nThis is the hub of a Peerlane group of {ranks} ranks, protocol version {VERSION}. It \
+         received bytes of another protocol.\n"
     )
     .into_bytes()
 }

@@ -45,7 +45,8 @@ use crate::error::Error;
 /// The pause before the second attempt to reach the hub; it doubles from attempt to attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
-const SILENT: &str = "it took the connection and said nothing, as something other than a hub may";
+const SILENT: &str =
+    "a process accepted the connection but sent nothing, so it may not be a Peerlane hub";
 
 /// Joins this process to a group as one rank.
 ///
@@ -104,7 +105,9 @@ impl TcpBootstrap {
         let stream = reach_hub(&address, &hello, deadline)?;
         let client = Arc::new(Client::new(rank, ranks));
         let outbox = open_connection(stream, &client, &address).map_err(|error| {
-            let text = format!("cannot serve the connection to the hub at {address}: {error}");
+            let text = format!(
+                "cannot start the threads for the connection to the hub at {address}: {error}"
+            );
             Error::new(ErrorKind::Other, text).with_source(error)
         })?;
         let joined = Self { client, outbox: Some(outbox), host, address, hub };
@@ -168,8 +171,7 @@ impl Bootstrap for TcpBootstrap {
         }
         if !self.client.wait_closed(deadline) {
             let within = Seconds(deadline.timeout());
-            let text =
-                format!("goodbye: the hub at {} did not answer within {within}", self.address);
+            let text = format!("leave: the hub at {} did not answer within {within}", self.address);
             return Err(Error::new(ErrorKind::Timeout, text).with_peer(Rank(0)));
         }
         self.hub.as_ref().map_or(Ok(()), |hub| hub.wait_all_left(deadline))
@@ -219,7 +221,7 @@ fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, addres
                 }
             }
             Ok(None) => break format!("the hub at {address} closed its connection"),
-            Err(error) => break format!("on the connection to the hub at {address}, {error}"),
+            Err(error) => break format!("the connection to the hub at {address} failed: {error}"),
         }
     };
     client.close(how);
@@ -307,17 +309,18 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinErr
     let resolver = thread::Builder::new().name("peerlane-resolve".into()).spawn(move || {
         let _ = answer.send(name.to_socket_addrs().map(Iterator::collect::<Vec<_>>));
     });
-    resolver
-        .map_err(|error| JoinError::Retry(format!("no thread to resolve the name: {error}")))?;
+    resolver.map_err(|error| {
+        JoinError::Retry(format!("cannot start a thread to resolve the name: {error}"))
+    })?;
     match answered.recv_timeout(deadline.remaining()) {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(error)) => Err(JoinError::Retry(error.to_string())),
-        Err(_) => Err(JoinError::Retry("the name was not resolved in time".into())),
+        Err(_) => Err(JoinError::Retry("the name of the host was not resolved in time".into())),
     }
 }
 
 fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
     for address in addresses {
         // `connect_timeout` refuses a timeout of zero.
         let timeout = deadline.remaining().max(Duration::from_millis(1));
@@ -337,17 +340,17 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
     let text = match error {
         PreambleError::Io(error) if is_timeout(&error) => return JoinError::Retry(SILENT.into()),
         PreambleError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return JoinError::Retry("it took the connection and closed it".into());
+            return JoinError::Retry("a process accepted the connection and closed it".into());
         }
         PreambleError::Io(error) => return JoinError::Retry(error.to_string()),
         PreambleError::Foreign(bytes) => format!(
-            "what listens at {address} is no Peerlane hub; it began with \"{}\". Set PEERLANE_PORT, \
-             or MASTER_PORT, to another port, the same for every rank",
+            "the process that listens at {address} is not a Peerlane hub: its first bytes are \
+             \"{}\"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank",
             bytes.escape_ascii()
         ),
         PreambleError::Version(version) => format!(
-            "the hub at {address} speaks version {version} of the protocol, this rank version \
-             {VERSION}: every rank must run the same version of Peerlane"
+            "the hub at {address} uses version {version} of the protocol, expected {VERSION}; run \
+             the same Peerlane on all ranks"
         ),
     };
     JoinError::Fatal(Error::new(ErrorKind::Mismatch, text))
@@ -358,8 +361,7 @@ fn refused(address: &str, refusal: &Refusal) -> JoinError {
         Refusal::Ended { .. } => ErrorKind::Aborted,
         _ => ErrorKind::Mismatch,
     };
-    let error =
-        Error::new(kind, format!("the hub at {address} does not take this rank: {refusal}"));
+    let error = Error::new(kind, format!("the hub at {address} rejected this rank: {refusal}"));
     JoinError::Fatal(match refusal {
         Refusal::Taken { rank, .. } => error.with_peer(Rank(*rank)),
         _ => error,
@@ -368,9 +370,9 @@ fn refused(address: &str, refusal: &Refusal) -> JoinError {
 
 fn not_reached(address: &str, hello: &Hello, deadline: Deadline, reason: &str) -> Error {
     let text = format!(
-        "rank {} did not reach the hub at {address} within {}: {reason}. Check that rank 0 runs, \
-         that MASTER_ADDR and MASTER_PORT name its host and a free port, and that no firewall is \
-         between",
+        "rank {} did not reach the hub at {address} within {}: {reason}; check that rank 0 runs, \
+         that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no \
+         firewall blocks the connection",
         hello.rank,
         Seconds(deadline.timeout())
     );

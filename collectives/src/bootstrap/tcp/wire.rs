@@ -58,23 +58,23 @@ impl fmt::Display for Refusal {
         match self {
             Self::Ranks { rank, ranks, hub_ranks } => write!(
                 f,
-                "rank {rank} was started for a group of {ranks} ranks, the hub for one of \
-                 {hub_ranks}: WORLD_SIZE must be the same everywhere"
+                "rank {rank} expects {ranks} ranks, the hub expects {hub_ranks}; set the same \
+                 WORLD_SIZE on all ranks"
             ),
             Self::OutOfRange { rank, ranks } => write!(
                 f,
-                "rank {rank} is out of range: the group has {ranks} ranks, numbered from 0"
+                "rank {rank} is out of range, expected a rank below {ranks}, the number of ranks"
             ),
             Self::Taken { rank, origin, same_host } => {
                 let host = if *same_host { "this host" } else { "another host" };
                 write!(
                     f,
-                    "rank {rank} is taken already, by a process on {host} that came from {origin}: \
-                     RANK must be different in every process, and the port another for every job"
+                    "another process on {host}, connected from {origin}, is already rank {rank}; \
+                     set a different RANK in every process, and a different port for every job"
                 )
             }
-            Self::Ended { cause } => write!(f, "the group is over already: {cause}"),
-            Self::Closing => f.write_str("the hub is closing"),
+            Self::Ended { cause } => write!(f, "the group has already ended: {cause}"),
+            Self::Closing => f.write_str("the hub is shutting down"),
         }
     }
 }
@@ -182,14 +182,20 @@ fn take(stream: &mut impl Read, bytes: usize) -> Result<Vec<u8>, FrameError> {
 impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io(error) => write!(f, "the connection broke: {error}"),
+            Self::Io(error) => write!(f, "{error}"),
             Self::TooLong { bytes, bytes_max } => {
-                write!(f, "a frame of {bytes} bytes was announced; at most {bytes_max} are allowed")
+                write!(
+                    f,
+                    "received the header of a frame of {bytes} bytes, expected at most {bytes_max} \
+                     bytes"
+                )
             }
             Self::Truncated { bytes, expected } => {
                 write!(f, "the connection closed inside a frame, after {bytes} of {expected} bytes")
             }
-            Self::Malformed => f.write_str("a frame holds no message of this protocol"),
+            Self::Malformed => {
+                f.write_str("received a frame that is not a message of this protocol")
+            }
         }
     }
 }
@@ -371,9 +377,11 @@ mod tests {
         let text = |bytes: &[u8]| decode(bytes).unwrap_err().to_string();
         assert_snapshot!(text(&[1, 0]), @"the connection closed inside a frame, after 2 of 4 bytes");
         assert_snapshot!(text(&[9, 0, 0, 0, 1, 2]), @"the connection closed inside a frame, after 2 of 9 bytes");
-        assert_snapshot!(text(&[255; 8]), @"a frame of 4294967295 bytes was announced; at most 67108864 are allowed");
-        assert_snapshot!(text(&[1, 0, 0, 0, 99]), @"a frame holds no message of this protocol");
+        assert_snapshot!(text(&[255; 8]), @"received the header of a frame of 4294967295 bytes, expected at most 67108864 bytes");
+        assert_snapshot!(text(&[1, 0, 0, 0, 99]), @
+            "received a frame that is not a message of this protocol");
         // A goodbye with a byte too many.
-        assert_snapshot!(text(&[2, 0, 0, 0, 4, 0]), @"a frame holds no message of this protocol");
+        assert_snapshot!(text(&[2, 0, 0, 0, 4, 0]), @
+            "received a frame that is not a message of this protocol");
     }
 }

@@ -117,7 +117,8 @@ impl<T: Element> Operation<T> {
                 Ok((buffer, start..start + self.layout.input_bytes(self.rank)))
             }
             (tensors, _) => invalid(format!(
-                "the input is a piece of each of {tensors} tensors; take them by `input_piece_mut`"
+                "the input consists of {tensors} pieces, one of each tensor; use `input_piece_mut` \
+                 for each piece"
             )),
         }
     }
@@ -151,7 +152,7 @@ impl<T: Element> Operation<T> {
         };
         if window {
             return invalid(format!(
-                "the {what} is a range of a window; take it by `Window::slice`"
+                "the {what} is a range of a window; use `Window::slice` to access it"
             ));
         }
         Ok(())

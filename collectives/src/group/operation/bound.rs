@@ -65,7 +65,7 @@ impl Bound {
             let refused =
                 |fallback: &&Fallback| terms.capturable || !matches!(fallback, Fallback::Driven(_));
             if let Some(fallback) = report.fallbacks.iter().find(refused) {
-                let text = format!("strict is set, and there is a fallback: {fallback}");
+                let text = format!("strict is set, but the operation needs a fallback: {fallback}");
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
         }

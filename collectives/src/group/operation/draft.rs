@@ -68,7 +68,10 @@ impl Terms {
         let plan = schedule::plan(*algorithm, topology, context.rank, *shape)?;
         let proof =
             verify::prove(*algorithm, topology, *shape, Budget::default()).map_err(|fault| {
-                let text = format!("the plan of {algorithm} is faulty: {fault}");
+                let text = format!(
+                    "bug in Peerlane: the plan of {algorithm} failed its verification: {fault}; \
+                     please report it"
+                );
                 Error::new(ErrorKind::Other, text).with_source(fault)
             })?;
         let mates = self.mates(context, &plan)?;
@@ -77,7 +80,7 @@ impl Terms {
         let (outputs, bytes) = (shape.outputs, layout.total_bytes());
         let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), self.capturable);
         let buffering = buffering.ok_or_else(|| {
-            let text = format!("{outputs} outputs of {bytes} bytes overflow");
+            let text = format!("{outputs} outputs of {bytes} bytes exceed the address space");
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
         Ok(Planned { plan, flag_tiers, flags, buffering, proof: proof.to_string() })
@@ -139,7 +142,8 @@ impl<'g> Sides<'g> {
             (Tier::Local, _) => Ok(&mut self.local),
             (Tier::Network, Some(network)) => Ok(network),
             (Tier::Network, None) => {
-                let text = "the plan has lanes on the network, and the group has no such fabric";
+                let text = "the plan has network lanes, but the group has no network fabric; open \
+                            it with `open_tiers`";
                 Err(Error::new(ErrorKind::Other, text))
             }
         }
@@ -277,7 +281,10 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
     let index = 1 + usize::from(tier == Tier::Network);
     let keys = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
-            let text = format!("the keys of rank {peer} cannot be read: {error}");
+            let text = format!(
+                "cannot decode the remote keys of rank {peer}: {error}; run the same Peerlane on \
+                 all ranks"
+            );
             Error::new(ErrorKind::InvalidKey, text).with_peer(peer)
         })
     };
@@ -288,7 +295,10 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
 fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     let places = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
-            let text = format!("the places of rank {peer} cannot be read: {error}");
+            let text = format!(
+                "cannot decode the buffer positions of rank {peer}: {error}; run the same Peerlane \
+                 on all ranks"
+            );
             Error::new(ErrorKind::Mismatch, text).with_peer(peer)
         })
     };

@@ -48,7 +48,8 @@ impl<'a, T: Element> Gathered<'a, T> {
         let tensors = self.gather.layout.tensors();
         if tensors > 1 {
             return invalid(format!(
-                "a shard is a piece of each of {tensors} tensors; take it by `piece`"
+                "a shard consists of {tensors} pieces, one of each tensor; use `piece` for each \
+                 piece"
             ));
         }
         self.piece(0, rank)
@@ -72,7 +73,11 @@ impl<'a, T: Element> Gathered<'a, T> {
         self.gather.check_tensor(tensor)?;
         let layout = &self.gather.layout;
         if matches!(layout.placement(self.gather.rank).output, OutputPlacement::ByShard(_)) {
-            return invalid("each shard has a place of its own; take them by `shard`".to_owned());
+            return invalid(
+                "each shard has its own destination, so no tensor is contiguous; use `shard` for \
+                 each shard"
+                    .to_owned(),
+            );
         }
         let (buffer, Range { start, .. }) = self.gather.piece_bytes(self.last(), tensor, Rank(0));
         self.gather.gathered_bytes((buffer, start..start + layout.tensor_bytes(tensor)))
@@ -137,7 +142,7 @@ impl<T: Element> Operation<T> {
         let buffers = self.output_buffers;
         if buffers > 1 {
             return invalid(format!(
-                "the output is {buffers} buffers; take them by `shard`, `tensor` or `output_buffer`"
+                "the output consists of {buffers} buffers; use `shard`, `tensor` or `output_buffer`"
             ));
         }
         self.output_buffer_bytes(0)
@@ -146,7 +151,9 @@ impl<T: Element> Operation<T> {
     pub(super) fn output_buffer_bytes(&self, number: usize) -> Result<Bytes, Error> {
         let buffers = self.output_buffers;
         if number >= buffers as usize {
-            return invalid(format!("output buffer is {number}, expected less than {buffers}"));
+            return invalid(format!(
+                "output buffer {number} does not exist, expected a number below {buffers}"
+            ));
         }
         let buffer = BufferId::Output(Rank::at(number).0);
         if let OutputPlacement::Contiguous(_) = self.layout.placement(self.rank).output {
@@ -168,7 +175,7 @@ impl<T: Element> Operation<T> {
         if tensor < tensors {
             return Ok(());
         }
-        invalid(format!("tensor is {tensor}, expected less than {tensors}"))
+        invalid(format!("tensor {tensor} does not exist, expected a number below {tensors}"))
     }
 
     pub(super) fn check_rank(&self, rank: Rank) -> Result<(), Error> {
@@ -176,7 +183,7 @@ impl<T: Element> Operation<T> {
         if rank.index() < ranks {
             return Ok(());
         }
-        invalid(format!("rank is {rank}, expected less than {ranks}"))
+        invalid(format!("rank {rank} does not exist, expected a rank below {ranks}"))
     }
 
     fn gathered_bytes(&self, (buffer, bytes): Bytes) -> Result<&[T], Error> {

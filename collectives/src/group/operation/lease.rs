@@ -72,7 +72,9 @@ impl<'a, T: Element> Lease<'a, T> {
 
     fn eager(&self) -> Result<u64, Error> {
         self.epoch().ok_or_else(|| {
-            let text = "this start was recorded into a graph, not run; wait for the graph's replay";
+            let text =
+                "this start was recorded into a graph and has not run; wait for the replay of the \
+                 graph";
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }

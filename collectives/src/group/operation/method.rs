@@ -60,7 +60,7 @@ fn refused(one_node: bool, in_graph: bool, measured: bool) -> Vec<(Algorithm, &'
         Algorithm::DoubleRing | Algorithm::Hierarchical | Algorithm::HierarchicalRing
             if in_graph =>
         {
-            Some("it has a lane that no graph records")
+            Some("one of its lanes cannot be recorded into a graph")
         }
         Algorithm::Hierarchical | Algorithm::HierarchicalRing => None,
         // Assumed figures are not good enough to leave what is the best wherever it was measured.
@@ -126,7 +126,7 @@ mod tests {
             Method::default().choose(&topology, &layout, shape, (&known(), measured)).unwrap()
         };
         for choice in [choose(false), choose(true)] {
-            assert!(choice.explain().contains("no graph records"), "{choice}");
+            assert!(choice.explain().contains("cannot be recorded into a graph"), "{choice}");
             assert!(matches!(choice.algorithm, Algorithm::Direct | Algorithm::Ring), "{choice}");
         }
     }

@@ -112,7 +112,8 @@ fn draft(
         false => (FlagOrder::Prompt, TWO_OUTPUTS_BYTES_MAX),
     };
     if capturable && traced {
-        let text = "trace is set for a capturable operation, whose replays cannot be traced; expected one of them";
+        let text = "trace and capturable are both set, expected at most one: replays of a graph \
+                    cannot be traced";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let takes_turns = request.takes_turns() && !capturable;
@@ -125,8 +126,11 @@ fn draft(
     });
     if outputs > 1 && !takes_turns {
         // A graph writes to the same place at each replay; the caller's places are where they are.
-        let what =
-            if capturable { "a capturable operation" } else { "an operation with given places" };
+        let what = if capturable {
+            "a capturable operation"
+        } else {
+            "an operation with given output buffers"
+        };
         let text = format!("outputs is {outputs}, expected 1 in {what}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
@@ -186,7 +190,7 @@ fn give(
     let Some(region) = given else { return side.allocate(buffer, bytes) };
     if region.bytes() < bytes || (exact && region.bytes() != bytes) {
         let least = if exact { "" } else { "at least " };
-        let text = format!("{buffer} has {} bytes, expected {least}{bytes}", region.bytes());
+        let text = format!("{buffer} has {} bytes, expected {least}{bytes} bytes", region.bytes());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     side.insert(buffer, region);

@@ -78,8 +78,8 @@ impl Request {
         request.places.check(layout, me)?;
         match &request.extents[..] {
             [one, two] if one.conflicts(two) => Err(invalid(format!(
-                "the input is bytes {} to {} of window {}, and the output bytes {} to {} of it; \
-                 gather in place, or from elsewhere",
+                "input and output overlap: the input is bytes {} to {} of window {}, the output is \
+                 bytes {} to {} of the same window; gather in place, or use another input",
                 one.bytes.start, one.bytes.end, one.window, two.bytes.start, two.bytes.end
             ))),
             _ => Ok(request),
@@ -129,8 +129,8 @@ impl Request {
                 let given = count(asked.outputs);
                 if given > 0 && used > given {
                     let text = format!(
-                        "destinations name output buffer {}, expected less than {given}, the number \
-                         of output buffers",
+                        "destinations name output buffer {}, expected a number below {given}, the \
+                         number of output buffers",
                         used - 1
                     );
                     return Err(invalid(text));
@@ -144,7 +144,7 @@ impl Request {
                 debug_assert_eq!(len, part.range.len() * dtype.bytes());
                 self.places.output = OutputPlacement::Contiguous(spot);
                 self.fields.push(("window".to_owned(), part.window.number.to_string()));
-                self.fields.push(("begin of the range".to_owned(), part.range.start.to_string()));
+                self.fields.push(("start of the range".to_owned(), part.range.start.to_string()));
             }
         }
         Ok(())
@@ -161,7 +161,9 @@ impl Request {
     ) -> Result<BufferPosition, Error> {
         let WindowRange { window, range } = target;
         if !Arc::ptr_eq(&window.shared, group) {
-            return Err(invalid("the window is of another group".to_owned()));
+            return Err(invalid(
+                "the window belongs to another group; open it with this group".to_owned(),
+            ));
         }
         let bytes = window.bytes_of(dtype, range)?;
         let spot = BufferPosition { buffer: 0, offset: bytes.start };
@@ -206,11 +208,12 @@ impl Request {
 impl Asked<'_> {
     fn check(&self) -> Result<(), Error> {
         let text = if self.in_place && (self.inputs > 0 || self.source.is_some()) {
-            "in place there is no input buffer; the shard lies in the output"
+            "an input buffer is given, expected none: in place, the input is the rank's shard of \
+             the output"
         } else if self.inputs > 0 && self.source.is_some() {
-            "the input is a buffer and a range of a window, expected one of them"
+            "the input is given as a buffer and as a range of a window, expected one of them"
         } else if self.outputs > 0 && matches!(self.target, Target::Window(_)) {
-            "the output is a range of a window, expected no output buffer"
+            "the output is given as a buffer and as a range of a window, expected one of them"
         } else {
             return Ok(());
         };
@@ -226,8 +229,8 @@ fn of_tensors(what: &str, seen: usize, tensors: usize) -> Result<Vec<BufferPosit
             .collect());
     }
     let each =
-        if tensors > 1 { format!(", or one for each of {tensors} tensors") } else { String::new() };
-    Err(invalid(format!("there are {seen} {what} buffers, expected 1{each}")))
+        if tensors > 1 { format!(", or {tensors}, one for each tensor") } else { String::new() };
+    Err(invalid(format!("{seen} {what} buffers are given, expected 1{each}")))
 }
 
 fn count(buffers: usize) -> u32 {

@@ -47,7 +47,8 @@ impl Shards {
             }
             Self::Shared(len) if len % ranks != 0 => {
                 return Err(invalid(format!(
-                    "the range has {len} elements, expected a multiple of {ranks}, the number of ranks"
+                    "the range has {len} elements, expected a multiple of {ranks}, the number of \
+                     ranks"
                 )));
             }
             Self::Shared(len) => {
@@ -119,7 +120,7 @@ fn named(name: &str, lengths: &Lengths, add: &mut impl FnMut(String, u64)) {
 fn uneven(dtype: DType, name: &str, lens: &[usize], ranks: usize) -> Result<Lengths, Error> {
     if lens.len() != ranks {
         let text =
-            format!("{name} has {} lengths, expected one for each of {ranks} ranks", lens.len());
+            format!("{name} has {} lengths, expected {ranks}, one for each rank", lens.len());
         return Err(invalid(text));
     }
     let of_rank = |(rank, &len)| bytes(dtype, &format!("{name}[{rank}]"), len);
@@ -130,9 +131,9 @@ fn uneven(dtype: DType, name: &str, lens: &[usize], ranks: usize) -> Result<Leng
 /// Returns the size of `len` elements in bytes.
 pub(in crate::group) fn bytes(dtype: DType, name: &str, len: usize) -> Result<u64, Error> {
     let bytes = len.checked_mul(dtype.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
-    bytes
-        .map(|bytes| bytes as u64)
-        .ok_or_else(|| invalid(format!("{name} is {len}, too many elements of {dtype}")))
+    bytes.map(|bytes| bytes as u64).ok_or_else(|| {
+        invalid(format!("{name} is {len} elements of {dtype}, which exceed the address space"))
+    })
 }
 
 /// Returns the positions of the destinations of a list.
@@ -146,8 +147,7 @@ pub(super) fn spots(
 ) -> Result<Vec<BufferPosition>, Error> {
     if destinations.len() != ranks {
         let seen = destinations.len();
-        let text =
-            format!("destinations has {seen} places, expected one for each of {ranks} ranks");
+        let text = format!("destinations has {seen} entries, expected {ranks}, one for each rank");
         return Err(invalid(text));
     }
     let spot = |(shard, to): (usize, &Destination)| {
@@ -155,7 +155,7 @@ pub(super) fn spots(
         let buffer = buffer.ok_or_else(|| {
             let seen = to.buffer;
             invalid(format!(
-                "destinations[{shard}].buffer is {seen}, expected less than {BUFFERS_MAX}"
+                "destinations[{shard}].buffer is {seen}, expected a number below {BUFFERS_MAX}"
             ))
         })?;
         let offset = bytes(dtype, &format!("destinations[{shard}].offset"), to.offset)?;

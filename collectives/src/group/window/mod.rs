@@ -57,7 +57,7 @@ impl Inner {
             (Tier::Local, _) => side.adopt(buffer, &self.local),
             (Tier::Network, Some(network)) => side.adopt(buffer, network),
             (Tier::Network, None) => {
-                let text = "the window is not registered with the network";
+                let text = "the window is not registered with the network fabric";
                 return Err(Error::new(ErrorKind::Other, text));
             }
         }
@@ -75,8 +75,8 @@ impl Inner {
         let len = usize::try_from(self.local.region().bytes()).unwrap_or(usize::MAX) / size;
         if start > end || end > len {
             let text = format!(
-                "the range is {start} to {end}, expected one within 0 to {len}, the length of the \
-                 window"
+                "the range is {start}..{end}, expected a range within 0..{len}, the elements of \
+                 the window"
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }

@@ -101,7 +101,10 @@ fn import(
                 continue;
             }
             let keys: Keys = postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
-                let text = format!("the keys of rank {peer} cannot be read: {error}");
+                let text = format!(
+                    "cannot decode the remote keys of rank {peer}: {error}; run the same Peerlane \
+                     on all ranks"
+                );
                 Error::new(ErrorKind::InvalidKey, text).with_peer(peer)
             })?;
             side.import(peer, WINDOW, &keys, bytes, deadline)?;

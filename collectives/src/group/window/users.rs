@@ -158,12 +158,13 @@ impl State {
             let does = match activity {
                 Some(Activity::Idle) => continue,
                 Some(Activity::OnStream | Activity::Captured) if on_stream => continue,
-                None => "has borrowed them; drop that slice first",
+                None => "borrows them as a slice; drop that slice first",
                 Some(Activity::Open | Activity::OnStream) => {
-                    "is under way there; wait for it first"
+                    "uses them in a start that is not complete; wait for that start first"
                 }
                 Some(Activity::Captured) => {
-                    "is recorded into a graph, and nobody knows of its replays; stay on the stream"
+                    "uses them in a graph, whose replays are not tracked; use them on the stream \
+                     of the graph"
                 }
             };
             let (name, Extent { window, bytes, .. }) = (&user.name, extent);
@@ -205,7 +206,7 @@ mod tests {
         let borrow = |bytes, writes| users.borrow(extent(1, bytes, writes));
         let _first = borrow(0..8, false).unwrap();
         let second = borrow(4..12, false).unwrap();
-        assert_snapshot!(said(borrow(11..20, true)), @"bytes 4 to 12 of window 1 are in use: the host has borrowed them; drop that slice first");
+        assert_snapshot!(said(borrow(11..20, true)), @"bytes 4 to 12 of window 1 are in use: the host borrows them as a slice; drop that slice first");
         let _beside = borrow(12..20, true).unwrap();
         drop(second);
         let _again = borrow(8..12, true).unwrap();
@@ -226,22 +227,22 @@ mod tests {
         let borrow = |bytes| users.borrow(extent(1, bytes, false));
         let held = borrow(0..1).unwrap();
         assert_eq!(said(second.begin(false)), "ok");
-        assert_snapshot!(said(first.begin(false)), @"bytes 0 to 1 of window 1 are in use: the host has borrowed them; drop that slice first");
-        assert_snapshot!(said(first.begin(true)), @"bytes 0 to 1 of window 1 are in use: the host has borrowed them; drop that slice first");
+        assert_snapshot!(said(first.begin(false)), @"bytes 0 to 1 of window 1 are in use: the host borrows them as a slice; drop that slice first");
+        assert_snapshot!(said(first.begin(true)), @"bytes 0 to 1 of window 1 are in use: the host borrows them as a slice; drop that slice first");
         drop(held);
         let begun = first.begin(false).unwrap();
         assert!(second.begin(false).is_err() && borrow(0..1).is_err());
         drop(begun);
         *one.0.lock().unwrap() = Activity::Open;
         assert_eq!(said(first.begin(false)), "ok");
-        assert_snapshot!(said(second.begin(false)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 is under way there; wait for it first");
-        assert_snapshot!(said(borrow(7..9)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 is under way there; wait for it first");
+        assert_snapshot!(said(second.begin(false)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first");
+        assert_snapshot!(said(borrow(7..9)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first");
         assert_eq!(said(borrow(8..9)), "ok");
         *one.0.lock().unwrap() = Activity::OnStream;
         assert_eq!(said(second.begin(true)), "ok");
         assert!(second.begin(false).is_err() && borrow(7..9).is_err());
         *one.0.lock().unwrap() = Activity::Captured;
-        assert_snapshot!(said(borrow(0..2)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 is recorded into a graph, and nobody knows of its replays; stay on the stream");
+        assert_snapshot!(said(borrow(0..2)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a graph, whose replays are not tracked; use them on the stream of the graph");
         drop(first);
         assert_eq!(said(borrow(7..9)), "ok");
     }

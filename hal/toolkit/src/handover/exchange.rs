@@ -96,8 +96,8 @@ pub fn ask(
         FREED => Err(Refusal::Freed),
         status => Err(Refusal::Gone {
             how: format!(
-                "it answered {status} with {} descriptors, expected {HERE} with at most \
-                 {DESCRIPTORS_MAX}, or {FREED}",
+                "the peer answered with status {status} and {} file descriptors, expected status \
+                 {HERE} and at most {DESCRIPTORS_MAX}, or status {FREED}",
                 header.count
             ),
         }),
@@ -121,13 +121,16 @@ impl Request<'_> {
                 Some(HERE) if fds.len() == before => return Err(self.no_descriptor()),
                 Some(status) => {
                     let how = format!(
-                        "it handed over {} of {count} descriptors with status {status}",
+                        "the peer sent {} of {count} file descriptors with the unexpected status \
+                         {status}",
                         fds.len()
                     );
                     return Err(Refusal::Gone { how });
                 }
                 None => {
-                    let how = format!("it closed after {before} of {count} descriptors");
+                    let how = format!(
+                        "the peer closed the connection after {before} of {count} file descriptors"
+                    );
                     return Err(Refusal::Gone { how });
                 }
             }
@@ -138,7 +141,10 @@ impl Request<'_> {
     /// A message arrived without its descriptors: the kernel drops them when this process may not open more.
     fn no_descriptor(&self) -> Refusal {
         Refusal::System {
-            what: "receive the descriptors of a peer's memory (see ulimit -n)".to_owned(),
+            what:
+                "cannot receive the file descriptors of a peer's memory (check the limit of open \
+                 files, ulimit -n)"
+                    .to_owned(),
             errno: Errno::MFILE,
         }
     }
@@ -177,8 +183,8 @@ impl Request<'_> {
             match rustix::io::read(self.socket, &mut bytes[filled..]) {
                 Ok(0) => {
                     return Err(Refusal::Gone {
-                        how: "it closed the connection instead of handing over memory; all ranks \
-                              of a host must run as one user"
+                        how: "the peer closed the connection before it sent the memory; run all \
+                              ranks of a host as the same user"
                             .to_owned(),
                     });
                 }
@@ -204,7 +210,7 @@ fn set_timeouts(socket: impl AsFd, deadline: Deadline) -> Result<(), Refusal> {
     let left = deadline.remaining().max(Duration::from_millis(1));
     for timeout in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
         sockopt::set_socket_timeout(socket.as_fd(), timeout, Some(left))
-            .map_err(Refusal::system("set a socket timeout"))?;
+            .map_err(Refusal::system("cannot set the timeout of a socket"))?;
     }
     Ok(())
 }
@@ -212,17 +218,18 @@ fn set_timeouts(socket: impl AsFd, deadline: Deadline) -> Result<(), Refusal> {
 fn connect(process: ProcessToken, deadline: Deadline) -> Result<OwnedFd, Refusal> {
     let name = process.socket_name();
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())
-        .map_err(Refusal::system("name an abstract socket"))?;
+        .map_err(Refusal::system("cannot create the name of an abstract socket"))?;
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(Refusal::system("open a unix socket"))?;
+        .map_err(Refusal::system("cannot open a Unix socket"))?;
     set_timeouts(&socket, deadline)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => Ok(socket),
         Err(Errno::CONNREFUSED) => Err(Refusal::Gone {
             how: format!(
-                "no process listens at the abstract socket {name}; the process has ended, or runs in \
-                 another network namespace (containers must share one)"
+                "no process listens at the abstract socket {name}: the peer has ended, or runs in \
+                 another network namespace; containers of one host must share it (docker: \
+                 --network=host)"
             ),
         }),
         Err(errno) => Err(socket_error(errno, deadline)),
@@ -233,9 +240,9 @@ fn socket_error(errno: Errno, deadline: Deadline) -> Refusal {
     match errno {
         Errno::AGAIN | Errno::INPROGRESS => Refusal::Late { timeout: deadline.timeout() },
         Errno::CONNRESET | Errno::PIPE => {
-            Refusal::Gone { how: format!("its socket broke: {errno}") }
+            Refusal::Gone { how: format!("the socket to the peer failed: {errno}") }
         }
-        errno => Refusal::system("ask a peer for its memory")(errno),
+        errno => Refusal::system("cannot request memory from a peer")(errno),
     }
 }
 
@@ -293,15 +300,15 @@ impl Thread {
     fn start() -> Result<Self, Refusal> {
         let name = ProcessToken::own().socket_name();
         let address = SocketAddr::from_abstract_name(&name)
-            .map_err(Refusal::io(format!("name the abstract socket {name}")))?;
-        let listener =
-            bind(&address).map_err(Refusal::io(format!("listen at the abstract socket {name}")))?;
+            .map_err(Refusal::io(format!("cannot create the abstract socket {name}")))?;
+        let listener = bind(&address)
+            .map_err(Refusal::io(format!("cannot listen at the abstract socket {name}")))?;
         let listener = Arc::new(listener);
         let accepting = Arc::clone(&listener);
         let handle = std::thread::Builder::new()
             .name("peerlane-memory".to_owned())
             .spawn(move || serve(&accepting))
-            .map_err(Refusal::io("start the thread that hands out memory"))?;
+            .map_err(Refusal::io("cannot start the thread that shares memory with peers"))?;
         Ok(Self { listener, handle: Some(handle) })
     }
 }

@@ -101,25 +101,37 @@ impl<V: Vendor> Address<V> {
         let mut reader = Reader::new(bytes);
         let magic: [u8; 4] = reader.array("magic").map_err(short)?;
         if magic != MAGIC {
-            return malformed(format!("it starts with {magic:02x?}, expected {MAGIC:02x?}"));
+            return malformed(format!(
+                "the address starts with the bytes {magic:02x?}, expected {MAGIC:02x?}"
+            ));
         }
         let version = reader.u16("version").map_err(short)?;
         if version != VERSION {
-            return malformed(format!("it has version {version}, expected {VERSION}"));
+            return malformed(format!(
+                "the address has version {version}, expected {VERSION}; run the same Peerlane on \
+                 all ranks"
+            ));
         }
         let backend = BackendId(reader.u16("backend").map_err(short)?);
         if backend != V::BACKEND {
-            return malformed(format!("it is of backend {backend}, expected {}", V::BACKEND));
+            return malformed(format!(
+                "the address was written by the backend {backend}, expected {}",
+                V::BACKEND
+            ));
         }
         let rank = Rank(reader.u32("rank").map_err(short)?);
         if rank != peer {
-            return malformed(format!("it is of rank {rank}"));
+            return malformed(format!("the address belongs to rank {rank}, expected rank {peer}"));
         }
         let boot = reader.array("boot id").map_err(short)?;
         let uuid = reader.array("device").map_err(short)?;
         let divided = match reader.u16("division").map_err(short)? {
             number @ 0..=1 => number == 1,
-            number => return malformed(format!("division is {number}, expected 0 or 1")),
+            number => {
+                return malformed(format!(
+                    "field `division` is {number}, expected 0 (whole GPU) or 1 (MIG instance)"
+                ));
+            }
         };
         let striped_rate = reader.u64("rate of striped copies").map_err(short)?;
         let mut name = |field| read_name(&mut reader, field).map_err(short);
@@ -129,7 +141,10 @@ impl<V: Vendor> Address<V> {
         let length = reader.u32("length of the key").map_err(short)? as usize;
         let key = reader.bytes("key", length).map_err(short)?;
         if !reader.rest().is_empty() {
-            return malformed(format!("it has {} trailing bytes", reader.rest().len()));
+            return malformed(format!(
+                "the address has {} bytes after its last field, expected none",
+                reader.rest().len()
+            ));
         }
         match Key::decode(key) {
             Ok(probe) if probe.rank != rank || probe.device != uuid => {
@@ -190,7 +205,10 @@ mod tests {
         }
         Address::decode(Rank(2), &[&whole[..], &[0]].concat()).expect_err("too long");
         let error = Address::decode(Rank(1), &whole).expect_err("of another rank");
-        assert_eq!(error.to_string(), "address of rank 1 is malformed: it is of rank 2");
+        assert_eq!(
+            error.to_string(),
+            "invalid address of rank 1: the address belongs to rank 2, expected rank 1"
+        );
     }
 
     #[test]

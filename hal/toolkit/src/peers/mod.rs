@@ -77,7 +77,9 @@ impl<D: PeerDevice> Fabric<D> {
     /// As [`open`](Self::open).
     pub fn open_with(rank: Rank, ranks: usize, options: D::Options) -> Result<Self, D::Error> {
         if rank.index() >= ranks {
-            let text = format!("rank is {rank}, expected less than the number of ranks, {ranks}");
+            let text = format!(
+                "rank {rank} is out of range: expected a rank below {ranks}, the number of ranks"
+            );
             return Err(Fault::Argument(text).into());
         }
         let context = D::open(&options)?;
@@ -136,7 +138,7 @@ impl<D: PeerDevice> Fabric<D> {
 
 /// Adds the peer and its device to an error of the driver.
 fn unreachable_peer<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Error) -> D::Error {
-    D::unreachable(error, format!("cannot reach rank {peer} on {}", device.label()))
+    D::unreachable(error, format!("cannot access the memory of rank {peer} on {}", device.label()))
 }
 
 impl<D: PeerDevice> FabricTrait for Fabric<D> {
@@ -162,16 +164,18 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
 
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), D::Error> {
         if peer.index() >= self.ranks {
-            let text =
-                format!("peer is {peer}, expected less than the number of ranks, {}", self.ranks);
+            let text = format!(
+                "peer {peer} is out of range: expected a rank below {}, the number of ranks",
+                self.ranks
+            );
             return Err(Fault::Argument(text).into());
         }
         let Address { host, device, striped_rate, probe, .. } = Address::decode(peer, address)?;
         let own = Host::own();
         if host.boot != own.boot {
             let text = format!(
-                "rank {peer} runs on host {}, rank {} on {}: memory of a GPU is shared inside one \
-                 host only",
+                "cannot connect to rank {peer}: it runs on host {}, but rank {} on host {}; GPU \
+                 memory can be shared only inside one host, use the backend rdma between hosts",
                 host.name,
                 self.rank(),
                 own.name
@@ -181,7 +185,8 @@ impl<D: PeerDevice> FabricTrait for Fabric<D> {
         let expected = self.ranks as u64 * WORD_BYTES;
         if probe.region_bytes() != expected || probe.role != Role::Flags {
             let text = format!(
-                "rank {peer} opened the fabric for {} ranks, rank {} for {}",
+                "number of ranks differs: rank {peer} opened the fabric for {} ranks, rank {} for \
+                 {}; pass the same number on all ranks",
                 probe.region_bytes() / WORD_BYTES,
                 self.rank(),
                 self.ranks
@@ -257,7 +262,7 @@ impl<D: PeerDevice> Fabric<D> {
                 Err(error) if D::is_no_access(&error) => Ok(self.via_host(
                     peer,
                     device,
-                    "the driver refuses to map the memory of one device on the other",
+                    "the driver refuses to map the memory of one device for the other",
                 )?),
                 Err(error) => Err(refused::<D>(peer, device, error)),
             },
@@ -278,15 +283,15 @@ impl<D: PeerDevice> Fabric<D> {
     fn via_host(&self, peer: Rank, device: &DeviceId, why: &str) -> Result<PeerAccess<D>, Fault> {
         let own = self.context.device_id();
         let unreachable = format!(
-            "rank {} on {} does not reach rank {peer} on {}: {why}",
+            "rank {} on {} cannot access the memory of rank {peer} on {}: {why}",
             self.rank(),
             own.label(),
             device.label()
         );
         if self.options.is_strict() {
             return Err(Fault::Unavailable(format!(
-                "{unreachable}; `strict` refuses the fallback to host memory: use devices that reach \
-                 each other, or turn `strict` off"
+                "{unreachable}; the option `strict` forbids copies through host memory: use \
+                 devices with peer access, or turn `strict` off"
             )));
         }
         let (kind, bytes_per_second) = (LinkKind::HostStaged, None);
@@ -298,7 +303,7 @@ impl<D: PeerDevice> Fabric<D> {
 fn closed(peer: Rank, fault: Fault) -> Fault {
     match fault {
         Fault::Freed { .. } => {
-            let how = "the process at its address has closed this fabric".to_owned();
+            let how = "the peer has closed the fabric with this address".to_owned();
             Fault::PeerLost { peer, how }
         }
         fault => fault,

@@ -182,8 +182,8 @@ impl AdoptedHost {
                 (Pointee::Device(_) | Pointee::Managed, _) => return Ok(None),
                 _ => {
                     let text = format!(
-                        "cannot register {bytes} bytes at {address:#x}: the driver knows only a part \
-                         of them as host memory"
+                        "cannot register {bytes} bytes at {address:#x}: only a part of them is \
+                         page-locked host memory; expected all bytes or none"
                     );
                     return Err(Fault::Argument(text).into());
                 }

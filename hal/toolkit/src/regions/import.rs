@@ -106,8 +106,10 @@ impl<D: RegionDevice> Memory<D> {
     ) -> Result<Opened<D>, D::Error> {
         if fds.len() != segments.len() {
             let (found, expected) = (fds.len(), segments.len());
-            let how =
-                format!("it handed over {found} descriptors, expected {expected} as its key says");
+            let how = format!(
+                "the peer sent {found} file descriptors, expected {expected}, the number in the \
+                 remote key"
+            );
             return Err(Fault::PeerLost { peer, how }.into());
         }
         let physical: Result<Vec<Physical<D>>, D::Error> = segments
@@ -126,7 +128,9 @@ impl<D: RegionDevice> Memory<D> {
     ) -> Result<Opened<D>, D::Error> {
         let count = fds.len();
         let Ok([fd]) = <[_; 1]>::try_from(fds) else {
-            let how = format!("it handed over {count} descriptors for host memory, expected 1");
+            let how = format!(
+                "the peer sent {count} file descriptors for one region of host memory, expected 1"
+            );
             return Err(Fault::PeerLost { peer, how }.into());
         };
         Ok(Opened::Host(PinnedHost::import(&self.context, fd, span, peer)?))
@@ -143,8 +147,8 @@ impl<D: RegionDevice> Memory<D> {
         match self.context.extent(address)? {
             Some(extent) if head + bytes > extent.bytes - (address - extent.address) => {
                 Err(Fault::ForeignKey {
-                    expected: format!("an allocation of at least {} bytes", head + bytes),
-                    found: format!("one of rank {peer} with {} bytes", extent.bytes),
+                    expected: format!("a key of an allocation of at least {} bytes", head + bytes),
+                    found: format!("an allocation of rank {peer} with {} bytes", extent.bytes),
                 }
                 .into())
             }

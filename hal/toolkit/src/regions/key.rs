@@ -45,9 +45,7 @@ impl PrivateReason {
         match self {
             Self::NoHandle => V::NO_HANDLE,
             Self::Pool => V::POOL,
-            Self::Host => {
-                "it is host memory of its own process; use memory that a fabric allocates"
-            }
+            Self::Host => "the owner registered host memory of its own; use memory from `allocate`",
         }
     }
 
@@ -169,7 +167,7 @@ fn field(field: &'static str, found: u64, expected: &'static str) -> KeyError {
 fn read_access(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Access, KeyError> {
     match reader.u32("access")? {
         0 if bytes == 0 => Ok(Access::Nothing),
-        0 => Err(field("region bytes", bytes, "0, as there is no memory")),
+        0 => Err(field("region bytes", bytes, "0, because the key has no memory")),
         1 => Ok(Access::Private(PrivateReason::of(reader.u32("reason of private memory")?)?)),
         2 => read_segments(reader, bytes),
         3 => {
@@ -179,7 +177,11 @@ fn read_access(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Access
         4 => {
             let head = read_head(reader)?;
             if role == Role::Flags && !head.is_multiple_of(size_of::<u64>() as u64) {
-                return Err(field("bytes before the region", head, "aligned, as there are flags"));
+                return Err(field(
+                    "bytes before the region",
+                    head,
+                    "a multiple of 8, because the region holds flags",
+                ));
             }
             Ok(Access::Host { head })
         }
@@ -207,7 +209,11 @@ fn read_segments(reader: &mut Reader<'_>, bytes: u64) -> Result<Access, KeyError
         let length = reader.u64("length of a segment")?;
         sum = sum.saturating_add(length);
         if length == 0 || sum > BYTES_MAX {
-            return Err(field("length of a segment", length, "at least 1, and 2^56 for all"));
+            return Err(field(
+                "length of a segment",
+                length,
+                "at least 1, and at most 2^56 for all segments",
+            ));
         }
         segments.push(length);
     }
@@ -216,11 +222,15 @@ fn read_segments(reader: &mut Reader<'_>, bytes: u64) -> Result<Access, KeyError
         return Err(field(
             "length of all segments",
             sum,
-            "at least the region and what is before it",
+            "at least the sum of `region bytes` and `bytes before the region`",
         ));
     }
     if head >= segments[0] {
-        return Err(field("bytes before the region", head, "less than the first segment"));
+        return Err(field(
+            "bytes before the region",
+            head,
+            "less than the length of the first segment",
+        ));
     }
     Ok(Access::Segments { head, segments })
 }
@@ -315,7 +325,7 @@ mod tests {
                 "bytes before the region",
             ),
             (8, Access::Host { head: 1 << 57 }, "bytes before the region"),
-            (8, Access::Host { head: 4 }, "aligned, as there are flags"),
+            (8, Access::Host { head: 4 }, "a multiple of 8, because the region holds flags"),
         ] {
             let error = Key::decode(&key(bytes, access).encode()).unwrap_err().to_string();
             assert!(error.contains(text), "{error}, expected {text}");

@@ -151,12 +151,14 @@ impl<D: RegionDevice> Memory<D> {
         let connected = peers.get_mut(peer.index()).and_then(Option::as_mut);
         let connected = connected.ok_or(Fault::NotConnected { peer })?;
         if key.rank != peer {
-            let (expected, found) = (format!("rank {peer}"), format!("rank {}", key.rank));
+            let (expected, found) = (format!("a key of rank {peer}"), format!("rank {}", key.rank));
             return Err(Fault::ForeignKey { expected, found });
         }
         if (Owner { process: key.process, device: key.device }) != connected.owner {
             return Err(Fault::ForeignKey {
-                expected: format!("the connected process and device of rank {peer}"),
+                expected: format!(
+                    "a key of the process and device that rank {peer} was connected with"
+                ),
                 found: "another process or device".to_owned(),
             });
         }
@@ -168,9 +170,9 @@ impl<D: RegionDevice> Memory<D> {
             }
             (_, Some(unreachable)) => {
                 return Err(Fault::Unavailable(format!(
-                    "cannot import memory of rank {peer}: {unreachable}, and it is memory of a device; \
-                     let Peerlane allocate it, after all peers are connected, or use devices that \
-                     reach each other"
+                    "cannot import device memory of rank {peer}: {unreachable}; allocate the \
+                     memory with Peerlane after all peers are connected, or use devices with peer \
+                     access"
                 )));
             }
             _ => {}
@@ -223,7 +225,10 @@ impl<D: RegionDevice> PeerMemory for Memory<D> {
     ) -> Result<Local<D>, D::Error> {
         let address = base.as_ptr() as DevicePtr;
         if role == Role::Flags && !address.is_multiple_of(WORD_BYTES) {
-            let text = format!("flags at {address:#x} are not aligned to {WORD_BYTES} bytes");
+            let text = format!(
+                "misaligned flags: their address is {address:#x}, expected a multiple of \
+                 {WORD_BYTES} bytes"
+            );
             return Err(Fault::Argument(text).into());
         }
         let _current = self.context.enter_relaxed()?;

@@ -78,7 +78,8 @@ impl<D: RegionDevice> Local<D> {
         let all = self.registration.bytes;
         if offset.checked_add(length as u64).is_none_or(|end| end > all) {
             return Err(Fault::Argument(format!(
-                "{length} bytes from offset {offset} leave the region of {all} bytes"
+                "access out of range: {length} bytes from offset {offset}, but the region has \
+                 {all} bytes"
             )));
         }
         Ok(self.device_ptr() + offset)
@@ -105,7 +106,10 @@ impl<D: RegionDevice> Region for Local<D> {
 
     fn dma_buf(&self) -> Result<DmaBuf, String> {
         if self.is_on_host() {
-            return Err("it is host memory, which needs no dma-buf".to_owned());
+            return Err(
+                "the region is host memory, which has no dma-buf; register it by its address"
+                    .to_owned(),
+            );
         }
         self.nic_access.dma_buf(self.device_ptr(), self.registration.bytes)
     }

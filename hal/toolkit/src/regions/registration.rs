@@ -307,13 +307,15 @@ impl<D: RegionDevice> Handover for Registration<D> {
         };
         if let Some(fd) = host {
             return fd.try_clone_to_owned().map_err(|error| {
-                format!("cannot duplicate the descriptor of the memory: {error}")
+                format!("cannot duplicate the file descriptor of the memory: {error}")
             });
         }
         let Some(Exported::Segments { segments, .. }) = self.exported.get() else {
-            return Err("the memory has no descriptors".to_owned());
+            return Err("the memory has no file descriptors that a peer can map".to_owned());
         };
-        let segment = segments.get(index as usize).ok_or("there is no such segment")?;
+        let segment = segments
+            .get(index as usize)
+            .ok_or("a peer asked for a segment that the memory does not have")?;
         let _current = self.context.enter_relaxed().map_err(|error| error.to_string())?;
         segment.export().map_err(|error| error.to_string())
     }
@@ -362,11 +364,13 @@ pub(super) fn inspect<D: RegionDevice>(
 ) -> Result<Borrowed, D::Error> {
     let span = Span { address, bytes };
     let Some(end) = address.checked_add(bytes) else {
-        return Ok(span.refuse("the span leaves the address space")?);
+        return Ok(span.refuse("the end exceeds the 64-bit address space")?);
     };
     check_device_memory(&**context, span)?;
     let Some(first) = context.extent(address)? else {
-        return Ok(span.refuse("the driver knows no allocation there; was it freed?")?);
+        return Ok(span.refuse(
+            "the driver knows no allocation at this address; check that the memory was not freed",
+        )?);
     };
     let kind = kind(context, first)?;
     let mut extents = vec![first];
@@ -381,12 +385,14 @@ pub(super) fn inspect<D: RegionDevice>(
         let Some(next) = next.filter(|next| next.bytes > 0) else {
             let first = first.address;
             return Ok(span.refuse(&format!(
-                "the span ends at {end:#x}, and the allocation that begins at {first:#x} ends at \
-                 {reached:#x}"
+                "they end at {end:#x}, but the allocation at {first:#x} ends at {reached:#x}"
             ))?);
         };
         if self::kind(context, next)? != AllocationKind::Virtual {
-            let why = format!("from {reached:#x} on it is memory of another kind");
+            let why = format!(
+                "the memory from {reached:#x} on was allocated by another kind of allocator, \
+                 expected one kind for all bytes"
+            );
             return Ok(span.refuse(&why)?);
         }
         reached = next.end();
@@ -402,20 +408,20 @@ fn check_device_memory<D: RegionDevice>(context: &D, span: Span) -> Result<(), D
         Pointee::Device(Some(number)) if number == context.device() => Ok(()),
         Pointee::Device(Some(number)) => {
             let expected = context.label();
-            refuse(&format!("it is memory of device {number}, expected {expected}"))
+            refuse(&format!("the memory belongs to device {number}, expected {expected}"))
         }
-        Pointee::Device(None) => refuse("the driver does not say of which device it is"),
-        Pointee::Host => refuse("it is host memory, expected device memory"),
+        Pointee::Device(None) => refuse("the driver does not report the device of the memory"),
+        Pointee::Host => refuse("the memory is host memory, expected device memory"),
         Pointee::Managed => refuse(&format!(
-            "it is managed memory, which moves; expected memory of {}",
+            "the memory is managed memory, which the driver migrates; expected memory of {}",
             D::Vendor::ALLOCATOR
         )),
         Pointee::Other(kind) => {
-            refuse(&format!("it is memory of type {kind}, expected device memory"))
+            refuse(&format!("the memory has the type {kind}, expected device memory"))
         }
         Pointee::Unknown => refuse(
-            "the driver does not know this address, expected device memory; it is host memory, or \
-             was freed",
+            "the driver does not know this address, which is host memory or was freed; expected \
+             device memory",
         ),
     }
 }

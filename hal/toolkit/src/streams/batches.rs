@@ -266,7 +266,7 @@ impl SignalWords {
         if index == CONSTANTS_MAX {
             return Err(Fault::Argument(format!(
                 "the captured slices of one engine signal more than {CONSTANTS_MAX} different \
-                 values; use flags of two states"
+                 values, the maximum; use only a few flag values, such as 0 and 1"
             )));
         }
         if found.is_none() {

@@ -43,7 +43,7 @@ impl<D: StreamDevice> Captures<D> {
     pub(super) fn new(context: &D, stream: &OwnStream<D>) -> Result<Self, D::Error> {
         let (started, busy) = (Event::create(context)?, DevicePage::take(context)?);
         busy.clear(context, stream)?;
-        stream.finish(context, POLL_TIMEOUT, "the clearing of a page")?;
+        stream.finish(context, POLL_TIMEOUT, "clearing a page")?;
         Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), busy, used: false })
     }
 
@@ -94,8 +94,8 @@ impl<D: StreamDevice> Captures<D> {
                 let most = PAGE_WORDS - BUSY_FIRST;
                 if self.recorded.len() == most {
                     return Err(Fault::Argument(format!(
-                        "{most} different slices were recorded into graphs with one engine, which \
-                         is the maximum; prepare again on a new engine"
+                        "this engine has recorded {most} different slices into graphs, the \
+                         maximum; use a new engine for more graphs"
                     )));
                 }
                 self.recorded.push(Recorded { awaited: awaited.collect() });
@@ -132,7 +132,7 @@ impl<D: StreamDevice> Captures<D> {
         let (to, from) = (page.address(BUSY_FIRST), self.busy.address(0));
         // SAFETY: words of two pages, which are never freed.
         unsafe { context.copy(stream.raw(), to, from, bytes, CopyKind::Host) }?;
-        stream.finish(context, POLL_TIMEOUT, "the query of running graphs")
+        stream.finish(context, POLL_TIMEOUT, "reading which graphs run")
     }
 
     /// Returns the flags that running graphs wait for, as of the last call of `poll_running`.

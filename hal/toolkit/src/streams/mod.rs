@@ -409,8 +409,9 @@ impl<D: StreamDevice> Engine<D> {
         }
         if into.is_capturing(&*self.context)? {
             return Err(Fault::Mismatch(format!(
-                "{into:?} captures, and work that was submitted before is still running: it cannot \
-                 become part of the graph; fork from the stream that captures"
+                "cannot join {into:?}, which captures a graph: ops that were submitted before the \
+                 capture still run; fork the engine from the capturing stream first, or wait until \
+                 those ops complete"
             ))
             .into());
         }

@@ -134,7 +134,8 @@ fn wait_once<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
     waited.map_err(|error| match error.kind() {
         ErrorKind::DeviceLost => error,
         _ => Fault::Unavailable(format!(
-            "streams of {} do not wait for words of its memory, which signals and waits need: {error}",
+            "signals and waits cannot be used on {}: a test wait on a stream for a word of device \
+             memory failed: {error}",
             context.label()
         ))
         .into(),
@@ -157,11 +158,11 @@ fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
         page: PinnedPage::take(context)?,
     };
     probe.device.clear(context, &probe.held)?;
-    probe.held.finish(context, BATCH_TIMEOUT, "the clearing of a page")?;
+    probe.held.finish(context, BATCH_TIMEOUT, "clearing a page")?;
     let held = probe.run_held(context);
     let released = probe.write(context, &probe.free, BATCH_GATE);
     let drained = released.and_then(|()| {
-        probe.held.finish(context, BATCH_TIMEOUT, "the probe of batched memory operations")
+        probe.held.finish(context, BATCH_TIMEOUT, "the test of batched memory operations")
     });
     if let Err(error) = drained {
         // A blocked stream cannot be destroyed, and it uses the words.
@@ -175,8 +176,9 @@ fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
     match (held?, seen?) {
         (0, 1) => Ok(()),
         (before, after) => Err(Fault::Unavailable(format!(
-            "memory operations of one call on {} do not run in order: a write behind a wait was \
-             {before} while the wait held, expected 0, and {after} behind it, expected 1",
+            "batched memory operations on {} do not run in order: a word that is written to 1 \
+             after a wait was {before} during the wait, expected 0, and {after} after the wait, \
+             expected 1; update the driver",
             context.label()
         ))
         .into()),
@@ -195,7 +197,7 @@ impl<D: StreamDevice> BatchProbe<D> {
         while self.read_words(context)?[BATCH_STARTED] == 0 {
             if start.elapsed() >= BATCH_TIMEOUT {
                 let what =
-                    format!("a stream of {} did not reach a memory operation", context.label());
+                    format!("a stream of {} did not start a memory operation", context.label());
                 return Err(Fault::Timeout { what, timeout: BATCH_TIMEOUT }.into());
             }
         }
@@ -215,7 +217,7 @@ impl<D: StreamDevice> BatchProbe<D> {
         let (to, from) = (self.page.address(0), self.device.address(0));
         // SAFETY: words of two pages, which are never freed.
         unsafe { context.copy(self.free.raw(), to, from, bytes, CopyKind::Host) }?;
-        self.free.finish(context, BATCH_TIMEOUT, "a read of words")?;
+        self.free.finish(context, BATCH_TIMEOUT, "reading words")?;
         Ok(std::array::from_fn(|word| self.page.load(word)))
     }
 }
@@ -242,7 +244,8 @@ pub(super) fn check_local_copies<D: StreamDevice>(context: &D) -> Result<(), D::
             return Ok(());
         }
         Err(Fault::Unavailable(format!(
-            "copies inside {} copy nothing; is the driver sound?",
+            "a test copy inside {} wrote wrong bytes to its destination; update the driver, or \
+             check its log for errors",
             context.label()
         ))
         .into())
@@ -266,7 +269,7 @@ fn self_copy_works<D: StreamDevice>(context: &D) -> Result<bool, D::Error> {
     copy(device.address(LOCAL_TARGET), device.address(0), bytes, CopyKind::Local)?;
     let all = bytes + WORD_BYTES;
     copy(page.address(LOCAL_TARGET), device.address(LOCAL_TARGET), all, CopyKind::Host)?;
-    stream.finish(context, PROBE_TIMEOUT, "the probe of copies inside the device")?;
+    stream.finish(context, PROBE_TIMEOUT, "the test of copies inside the device")?;
     let works = (0..LOCAL_WORDS).all(|word| page.load(LOCAL_TARGET + word) == sent(word))
         && page.load(LOCAL_TARGET + LOCAL_WORDS) == 0;
     device.leave(context);
@@ -299,7 +302,7 @@ pub(super) fn check_peer_copies<D: StreamDevice>(
         copy(device.address(0), page.address(0), CopyKind::Host)?;
         copy(target, device.address(0), CopyKind::Peer)?;
         copy(page.address(1), target, CopyKind::Host)?;
-        stream.finish(context, PROBE_TIMEOUT, "the probe of copies to a peer")?;
+        stream.finish(context, PROBE_TIMEOUT, "the test of copies to a peer")?;
         Ok(page.load(1) == sent)
     };
     let works = arrives(SENT[0]).unwrap_or(false);
@@ -310,7 +313,8 @@ pub(super) fn check_peer_copies<D: StreamDevice>(
         return Ok(());
     }
     Err(Fault::Unavailable(format!(
-        "copies from {} to a peer copy nothing; is peer access between the devices broken?",
+        "a test copy from {} to the memory of a peer did not change that memory; check the peer \
+         access between the devices",
         context.label()
     ))
     .into())
@@ -334,8 +338,8 @@ pub(super) fn probe_copy_batch<D: StreamDevice>(
     }
     // SAFETY: words of the page, which is never freed.
     let issued = unsafe { copies.issue(context, stream.raw()) };
-    let done = issued
-        .and_then(|_| stream.finish(context, COPY_BATCH_TIMEOUT, "the probe of copy batches"));
+    let done =
+        issued.and_then(|_| stream.finish(context, COPY_BATCH_TIMEOUT, "the test of copy batches"));
     let came = done.is_ok() && (0..2).all(|index| page.load(2 + index) == SENT[index]);
     (0..4).for_each(|word| page.store(word, 0));
     came
@@ -384,8 +388,8 @@ fn probe_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D:
     match first.or(second) {
         None => Ok(()),
         Some(wrong) => Err(Fault::Unavailable(format!(
-            "a graph that was captured on {} does not do what was recorded: {wrong}; use starts \
-             that are not captured, or another driver",
+            "captured graphs cannot be used on {}: a test replay gave a wrong result: {wrong}; do \
+             not capture starts, or use another driver",
             context.label()
         ))
         .into()),
@@ -460,17 +464,19 @@ fn replay<D: StreamDevice>(
         stream.raw(),
         CopyKind::Host,
     )?;
-    stream.finish(context, PROBE_TIMEOUT, "the probe of captures")?;
+    stream.finish(context, PROBE_TIMEOUT, "the test of captured graphs")?;
     let wrong = (0..GRAPH_WORDS).find(|word| page.load(seen + word) != sent(*word));
     let (flag, mark) = (page.load(seen + GRAPH_WORDS), page.load(seen + GRAPH_WORDS + 1));
     Ok(match (wrong, flag, mark) {
         (Some(word), ..) => Some(format!(
-            "word {word} of a copy is {:#x}, expected {:#x}",
+            "word {word} of the copied bytes is {:#x}, expected {:#x}",
             page.load(seen + word),
             sent(word)
         )),
         (None, 0, 1) => None,
-        (None, 0, mark) => Some(format!("a word is {mark}, expected 1, which it writes")),
+        (None, 0, mark) => {
+            Some(format!("a word is {mark}, expected 1, the value that the graph writes"))
+        }
         (None, flag, _) => Some(format!("a flag is {flag} after its reset, expected 0")),
     })
 }
@@ -534,8 +540,8 @@ pub fn probe_signal<D: StreamDevice>(context: &D, target: DevicePtr) -> Result<S
             .and_then(|()| read_word(context, &stream, &page, target))?;
         if copied != PROBE_VALUE {
             return Err(Fault::Unavailable(format!(
-                "a signal from {} to a peer does not arrive: wrote {PROBE_VALUE:#x}, read \
-                 {copied:#x}; is peer access between the devices broken?",
+                "a test signal from {} to a peer did not arrive: wrote {PROBE_VALUE:#x}, read back \
+                 {copied:#x}; check the peer access between the devices",
                 context.label()
             ))
             .into());
@@ -543,7 +549,7 @@ pub fn probe_signal<D: StreamDevice>(context: &D, target: DevicePtr) -> Result<S
     }
     check_peer_copies(context, &stream, &page, target)?;
     send_word(context, &stream, &page, target, 0, by)?;
-    stream.finish(context, PROBE_TIMEOUT, "the probe of signals")?;
+    stream.finish(context, PROBE_TIMEOUT, "the test of signals")?;
     page.leave(context);
     Ok(by)
 }
@@ -582,7 +588,7 @@ fn send_word<D: StreamDevice>(
             // SAFETY: a word of the page, and the caller's word.
             unsafe { context.copy(stream.raw(), target, from, WORD_BYTES, CopyKind::Host) }?;
             // The caller may write the word of the page again.
-            stream.finish(context, PROBE_TIMEOUT, "the probe of signals")
+            stream.finish(context, PROBE_TIMEOUT, "the test of signals")
         }
     }
 }
@@ -595,7 +601,7 @@ fn read_word<D: StreamDevice>(
 ) -> Result<u64, D::Error> {
     // SAFETY: the caller's word, and a word of the page.
     unsafe { context.copy(stream.raw(), page.address(0), target, WORD_BYTES, CopyKind::Host) }?;
-    stream.finish(context, PROBE_TIMEOUT, "the probe of signals")?;
+    stream.finish(context, PROBE_TIMEOUT, "the test of signals")?;
     Ok(page.load(0))
 }
 

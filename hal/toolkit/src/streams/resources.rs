@@ -135,7 +135,7 @@ impl<D: StreamCalls> OwnStream<D> {
         self.may_be_blocked.set(true);
         while !self.is_idle(context)? {
             if start.elapsed() >= timeout {
-                let what = format!("{what} on {} was not complete", context.label());
+                let what = format!("{what} on {} did not complete", context.label());
                 return Err(Fault::Timeout { what, timeout }.into());
             }
             std::thread::sleep(QUERY_INTERVAL);

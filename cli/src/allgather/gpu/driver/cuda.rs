@@ -174,7 +174,7 @@ fn refusal(error: DriverError) -> CallError {
     let DriverError(code) = error;
     let text = match error.error_string() {
         Ok(text) => text.to_string_lossy().into_owned(),
-        Err(_) => "the driver has no text for this error".to_owned(),
+        Err(_) => "unknown error of the driver".to_owned(),
     };
     let number = code as u32;
     let out_of_memory = code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
