@@ -321,8 +321,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::DeviceLost);
         assert_eq!(
             error.to_string(),
-            "hipMemMap failed on device 2 (AMD Instinct MI300X): hipErrorIllegalAddress (700), an illegal \
-             memory access was encountered"
+            "hipMemMap failed on device 2 (AMD Instinct MI300X): hipErrorIllegalAddress (700), an \
+             illegal memory access was encountered"
         );
         assert!(std::error::Error::source(&error).is_some());
     }

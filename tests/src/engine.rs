@@ -139,7 +139,7 @@ impl<'r, 'w, H: Harness> TestEngine<'r, 'w, H> {
             if done >= ticket {
                 return Ok(());
             }
-            time_limit.check(|| format!("last completed ticket {}", done.0))?;
+            time_limit.check(|| format!("completed ticket {}", done.0))?;
             self.inner.park(PARK)?;
         }
     }

@@ -42,7 +42,7 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::WaitsHoldEverything,
         "a_wait_holds_everything_behind_it_until_the_flag_is_reached",
-        "to complete; last seen",
+        "to complete; last state",
     ),
     (Fault::WaitsIgnored, "a_wait_acquires_what_any_writer_published", "is 0xa5, expected"),
     (
@@ -101,10 +101,14 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::OneOpMoreIsTaken,
         "a_slice_of_exactly_the_limit_is_taken",
-        "one more than the limit: taken",
+        "one more than the limit: submit returned ticket",
     ),
     (Fault::TheLimitIsRefused, "a_slice_of_exactly_the_limit_is_taken", "one less, please"),
-    (Fault::OutsideIsTaken, "a_span_outside_its_region_is_refused", "ends after the region: taken"),
+    (
+        Fault::OutsideIsTaken,
+        "a_span_outside_its_region_is_refused",
+        "ends after the region: submit returned ticket",
+    ),
     (Fault::ErrorsAreForgotten, "the_first_error_poisons_the_engine", "expected DeviceLost"),
     (
         Fault::DropWaits,
@@ -112,8 +116,8 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "the drop of the engine took",
     ),
     (Fault::SignalsSpill, "flags_of_one_region_do_not_disturb_each_other", "flag"),
-    (Fault::SignalsSpill, "a_region_tells_what_its_flags_hold", "flag_value(1) is"),
-    (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; last seen"),
+    (Fault::SignalsSpill, "a_region_tells_what_its_flags_hold", "flag_value(1) returned"),
+    (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; last state"),
     (
         Fault::ParkIsDeaf,
         "park_returns_when_a_flag_of_this_rank_is_signalled",
@@ -132,7 +136,7 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     (
         Fault::SignalsFirst,
         "a_signal_to_a_peer_comes_after_the_gets_from_it",
-        "bytes of a get before a signal, whose source was overwritten after completion",
+        "bytes of a get before a signal, whose source was then overwritten",
     ),
     (
         Fault::SignalsFirst,
@@ -150,7 +154,11 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "a_get_behind_a_wait_sees_what_the_wait_acquired",
         "the get after the wait is complete",
     ),
-    (Fault::OutsideIsTaken, "a_get_outside_its_regions_is_refused", "ends after the region: taken"),
+    (
+        Fault::OutsideIsTaken,
+        "a_get_outside_its_regions_is_refused",
+        "ends after the region: submit returned ticket",
+    ),
 ];
 
 fn main() -> ExitCode {

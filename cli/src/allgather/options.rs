@@ -89,10 +89,10 @@ pub(crate) struct Options {
     /// Also measure the limit: bare copies of the same bytes between the same ranks, all at the
     /// same time and without flags
     ///
-    /// The table then shows the time of the copies and the all-gather's time relative to it. In
-    /// each iteration the slowest rank counts; if ranks share cores, the time from the first start
-    /// to the last end. Between GPUs, only copies to peers are made, with the fastest of several
-    /// methods.
+    /// The table then shows the time of the bare copies, and that time divided by the time of the
+    /// all-gather: 100 % means that the all-gather is as fast as the copies. In each iteration the
+    /// slowest rank counts; if ranks share cores, the time from the first start to the last end.
+    /// Between GPUs, only copies to peers are made, with the fastest of several methods.
     #[arg(long)]
     pub(crate) limit: bool,
     /// Time starts that are captured into a graph and replayed (backends cuda, and rocm with

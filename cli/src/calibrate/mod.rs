@@ -166,12 +166,12 @@ pub(crate) struct Options {
     /// Measure each size in this number of rounds; the fastest round counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) rounds: u32,
-    /// Check the calibration: also measure sizes between those of the fit, and write their
-    /// predicted and measured times, and the chosen algorithms, to FILE as JSON
+    /// Check the predictions of the calibration: also measure sizes between those of the fit, and
+    /// write predicted times, measured times and chosen algorithms to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) check: Option<PathBuf>,
-    /// Fit again to the measurements in FILE, which an earlier run wrote with --check, instead of
-    /// measuring
+    /// Read the measurements from FILE, which an earlier run wrote with --check, instead of
+    /// measuring, and fit the calibration again
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "ranks", "devices"])]
     pub(super) from: Option<PathBuf>,
     /// Set the longest wait for a peer, in seconds, such as 30 or 0.5

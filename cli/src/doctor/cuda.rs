@@ -27,7 +27,11 @@ pub(super) fn inspect() -> Vec<Finding> {
 fn driver() -> Finding {
     match cuda::driver_version() {
         Ok((major, minor)) => Finding::ok("driver", format!("CUDA {major}.{minor}")),
-        Err(error) => Finding::warning("driver", error.to_string(), "see nvidia-smi"),
+        Err(error) => Finding::warning(
+            "driver",
+            error.to_string(),
+            "run nvidia-smi to see whether the driver works",
+        ),
     }
 }
 
@@ -124,7 +128,7 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
         [(_, Some(_)), (_, Some(_)), _] => Finding::missing(
             topic,
             found,
-            "no memory can be shared with another process: see the log of the driver",
+            "memory cannot be shared with another process: check the messages of the driver in dmesg",
         ),
         _ => Finding::warning(
             topic,

@@ -27,7 +27,13 @@ pub(super) fn inspect() -> Vec<Finding> {
 fn runtime_findings(found: Result<Runtimes, Error>) -> Vec<Finding> {
     let runtimes = match found {
         Ok(runtimes) => runtimes,
-        Err(error) => return vec![Finding::warning("runtime", error.to_string(), "see rocminfo")],
+        Err(error) => {
+            return vec![Finding::warning(
+                "runtime",
+                error.to_string(),
+                "run rocminfo to see whether the runtime works",
+            )];
+        }
     };
     let hip = format!("HIP {} ({})", runtimes.hip, runtimes.hip_file.display());
     let mut findings = vec![Finding::ok("runtime", hip)];

@@ -149,7 +149,11 @@ impl fmt::Display for Mismatch {
             f,
             "shard {shard}, offset {offset}: found {found:#04x}, expected {expected:#04x}{} (--seed {}, \
              check {})",
-            if *found == UNWRITTEN { ", the value of memory that was never written" } else { "" },
+            if *found == UNWRITTEN {
+                "; the found value marks bytes that were never written"
+            } else {
+                ""
+            },
             data.seed,
             data.round
         )
@@ -226,6 +230,6 @@ mod tests {
         output[40] = 0x11;
         insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: found 0x11, expected 0x3c (--seed 7, check 1)");
         overwrite(&mut output[32..]);
-        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: found 0xa5, expected 0xb9, the value of memory that was never written (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: found 0xa5, expected 0xb9; the found value marks bytes that were never written (--seed 7, check 1)");
     }
 }

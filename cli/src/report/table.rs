@@ -364,7 +364,7 @@ mod tests {
             chunks: 4,
             lanes: vec![lane(0, "local", true), lane(1, "network", false)],
             tiers: vec![moved("local", 3 << 20, 1 << 20), moved("network", 2 << 20, 0)],
-            fallbacks: vec!["to rank 2 through host memory".into()],
+            fallbacks: vec!["copies to rank 2 go through host memory".into()],
             ..row(4 << 20, Duration::from_millis(1), None)
         }
     }
@@ -374,7 +374,7 @@ mod tests {
         let rows = [row(1 << 20, Duration::from_millis(1), None), hierarchical()];
         insta::assert_snapshot!(lanes(&rows, false), @"
 
-        hierarchical, chunks 4, rank 0: lane 0 local on host by processor, waits queued; lane 1 network on host by processor, waits polled; local: 3 MiB put, 1 MiB self copy; network: 2 MiB put; fallback: to rank 2 through host memory
+        hierarchical, chunks 4, rank 0: lane 0 local on host by processor, waits queued; lane 1 network on host by processor, waits polled; local: 3 MiB put, 1 MiB self copy; network: 2 MiB put; fallback: copies to rank 2 go through host memory
         ");
     }
 

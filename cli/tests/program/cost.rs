@@ -13,7 +13,7 @@ fn a_choice_is_explained() {
     insta::assert_snapshot!(ended.stdout, @"
     8 ranks on 2 nodes, shards of 64 MiB, 512 MiB in all: hierarchical, chunks 8
       hierarchical      chunks 8     1.49 ms  chosen
-      hierarchical-ring chunks 8     1.49 ms  as fast, not as simple
+      hierarchical-ring chunks 8     1.49 ms  as fast, but less simple
       direct            chunks 1     5.61 ms  3.76 times as long
       pull              chunks 1     5.61 ms  3.76 times as long
       double-ring       chunks 8     5.62 ms  3.77 times as long

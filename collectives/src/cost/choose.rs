@@ -205,7 +205,7 @@ impl fmt::Display for Choice {
 fn relation(chosen: u64, other: u64, tolerance_divisor: u64) -> String {
     let times = other as f64 / chosen.max(1) as f64;
     if other.saturating_sub(other / tolerance_divisor) <= chosen {
-        return "as fast, not as simple".to_owned();
+        return "as fast, but less simple".to_owned();
     }
     format!("{times:.2} times as long")
 }

@@ -122,16 +122,16 @@ impl fmt::Display for Fallback {
         match self {
             Self::Staged { reason } => {
                 let way = self.name();
-                write!(f, "between nodes, memory of this rank goes {way}, because {reason}")
+                write!(f, "copies between nodes go {way}, because {reason}")
             }
             Self::Link(LinkReport { peer, kind, .. }) => {
-                write!(f, "to rank {peer} {}", kind.name())
+                write!(f, "copies to rank {peer} go {}", kind.name())
             }
             Self::Driven(LaneReport { lane, backend, .. }) => {
                 write!(
                     f,
-                    "starts on a stream keep a thread busy, because engines of {backend} (lane \
-                     {lane}) do not move by themselves"
+                    "starts on a stream need a thread, because engines of the backend {backend} \
+                     (lane {lane}) make no progress by themselves"
                 )
             }
         }

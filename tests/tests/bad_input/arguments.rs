@@ -118,7 +118,7 @@ fn more_memory_than_the_machine_has_on_one_rank() {
 #[test]
 fn more_memory_than_the_machine_has() {
     let results = in_group(2, LONG, |group| group.allocate::<u8>(1 << 50).map(drop));
-    assert_snapshot!(without_available(&all_said(results)), @"all: out of memory, no rank: allocate a buffer: cannot allocate 1125899906842624 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
+    assert_snapshot!(without_available(&all_said(results)), @"all: out of memory, no rank: cannot allocate a buffer: cannot allocate 1125899906842624 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
 }
 
 /// How much memory the machine has left differs from run to run.

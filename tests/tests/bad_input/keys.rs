@@ -43,7 +43,7 @@ fn truncated_foreign_and_of_another_backend() {
         let refused = text(host::Key::decode(&key[..length]));
         assert!(refused.starts_with("invalid key: remote key is truncated: "), "{refused}");
     }
-    assert_snapshot!(text(host::Key::decode(&key[..3])), @"invalid key: remote key is truncated: magic needs 4 bytes, 3 are left");
+    assert_snapshot!(text(host::Key::decode(&key[..3])), @"invalid key: remote key is truncated: field `magic` has 3 bytes, expected 4");
     assert_snapshot!(text(host::Key::decode(b"GIF89a, and so on")), @r#"invalid key: not a remote key: it starts with the bytes [47, 49, 46, 38], expected [50, 4c, 52, 4b] ("PLRK")"#);
     let envelope = Envelope { backend: BackendId::CUDA, generation: Generation(1), payload: &[] };
     assert_snapshot!(text(host::Key::decode(&envelope.seal())), @"invalid key: remote key belongs to the backend cuda, expected host; open the same backend on both ranks");

@@ -40,7 +40,7 @@ fn in_a_capture(driver: GpuDriver) -> Outcome {
     let (_hub, mut children) = ranks(driver, "capture", 2, |rank, player| {
         player.value("INJECT", if rank == 1 { inject.as_str() } else { "" })
     })?;
-    let named = format!("{named} on device 1 (");
+    let named = format!("{named} failed on device 1 (");
     let holds = ["engine of rank 1 failed", &named, "9999"];
     let recorded = words(&mut children)?;
     // It may have heard of the end before it recorded anything.

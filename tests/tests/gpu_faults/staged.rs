@@ -47,11 +47,12 @@ fn gathers(driver: GpuDriver, count: usize, change: impl Fn(usize, Player) -> Pl
     for _ in Form::ALL {
         for (rank, text) in words(&mut children)?.iter().enumerate() {
             let others = (0..count).filter(|peer| *peer != rank);
-            let holds: Vec<_> =
-                others.map(|peer| format!("to rank {peer} through host memory")).collect();
+            let holds: Vec<_> = others
+                .map(|peer| format!("copies to rank {peer} go through host memory"))
+                .collect();
             let holds: Vec<_> = holds.iter().map(String::as_str).collect();
             says(&format!("rank {rank}"), text, "gathered: ", &holds)?;
-            let own = format!("to rank {rank} ");
+            let own = format!("copies to rank {rank} ");
             if text.contains(&own) {
                 return says(&format!("rank {rank}"), text, "nothing of its own memory", &[]);
             }

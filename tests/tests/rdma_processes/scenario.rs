@@ -35,6 +35,8 @@ const IDLE_SHARD_BYTES: usize = 100_000;
 const BUSY_STARTS: usize = 20;
 /// How long a graph is not replayed.
 const ARMED: Duration = Duration::from_millis(300);
+/// Number of such times.
+const ARMED_TIMES: usize = 3;
 /// By how much a rank is late, and how often: what else this machine does can disturb one wait.
 const LATE: Duration = Duration::from_millis(600);
 const LATE_STARTS: usize = 3;
@@ -216,14 +218,20 @@ fn streams(parent: &Parent, mut group: Group) -> Outcome {
             let right = rounds.right();
             return Err(Failure::new(format!("{algorithm}: {right} rounds of {}", 2 * STARTS)));
         }
-        let before = processor_time();
-        std::thread::sleep(ARMED);
-        let used = 100.0 * (processor_time() - before).as_secs_f64() / ARMED.as_secs_f64();
+        // The least of several times: on a loaded machine, one of them may count other work.
+        let used = (0..ARMED_TIMES).map(|_| {
+            let (begun, before) = (Instant::now(), processor_time());
+            std::thread::sleep(ARMED);
+            100.0 * (processor_time() - before).as_secs_f64() / begun.elapsed().as_secs_f64()
+        });
+        let used = used.fold(f64::INFINITY, f64::min);
         parent.print_line(format_args!(
-            "figure rank {me}: {used:.1} % of a processor while {algorithm} is armed"
+            "figure rank {me}: at least {used:.1} % of a processor while {algorithm} is armed"
         ));
         if used > IDLE_MAX {
-            return Err(Failure::new(format!("{algorithm}: it used {used} % for nothing")));
+            return Err(Failure::new(format!(
+                "{algorithm}: it used {used} % or more in each of {ARMED_TIMES} times without work"
+            )));
         }
         // All replays are over on all ranks before anyone lets go.
         group.barrier().map_err(unexpected)?;

@@ -145,8 +145,8 @@ fn strict_refuses_what_a_thread_would_have_to_drive() {
         assert_eq!(fallbacks.len(), 1);
         assert_eq!(
             fallbacks[0].to_string(),
-            "starts on a stream keep a thread busy, because engines of host (lane 1) do not move \
-             by themselves"
+            "starts on a stream need a thread, because engines of the backend host (lane 1) make no \
+             progress by themselves"
         );
         let stream = Stream::new();
         let error = gather.start_on(&stream).unwrap_err();
