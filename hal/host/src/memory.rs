@@ -270,7 +270,7 @@ impl PeerMemory for Memory {
         };
         if key.rank != peer {
             return Err(Error::ForeignKey {
-                expected: format!("rank {peer}"),
+                expected: format!("a key of rank {peer}"),
                 found: format!("rank {}", key.rank),
             });
         }
