@@ -70,7 +70,7 @@ impl<T: Element> Operation<T> {
     ///
     /// With several output buffers this is the first.
     pub fn output_memory(&self) -> MemoryRange {
-        self.memory_of_output(Start::Eager(self.prepared.started()))
+        self.memory_of_output(Start::Eager(self.state.prepared.started()))
     }
 
     /// Returns the memory of what `rank` contributes to a tensor in the last start.
@@ -78,7 +78,7 @@ impl<T: Element> Operation<T> {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
     pub fn piece_memory(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
-        self.place_of_piece(Start::Eager(self.prepared.started()), tensor, rank)
+        self.place_of_piece(Start::Eager(self.state.prepared.started()), tensor, rank)
     }
 
     pub(super) fn place_of_piece(
@@ -93,28 +93,30 @@ impl<T: Element> Operation<T> {
     }
 
     pub(super) fn memory_of_output(&self, start: Start) -> MemoryRange {
-        let bytes = match &self.layout.placement(self.rank).output {
+        let bytes = match &self.state.layout.placement(self.state.rank).output {
             OutputPlacement::Contiguous(spot) => {
-                let begin = self.view.output_offset(start) + spot.offset;
-                begin..begin + self.layout.total_bytes()
+                let begin = self.state.view.output_offset(start) + spot.offset;
+                begin..begin + self.state.layout.total_bytes()
             }
-            _ => 0..self.view.region(BufferId::OUTPUT).bytes(),
+            _ => 0..self.state.view.region(BufferId::OUTPUT).bytes(),
         };
         self.memory((BufferId::OUTPUT, bytes))
     }
 
     fn memory(&self, (buffer, bytes): Bytes) -> MemoryRange {
-        MemoryRange::within(self.view.region(buffer), bytes.start, bytes.end - bytes.start)
+        MemoryRange::within(self.state.view.region(buffer), bytes.start, bytes.end - bytes.start)
     }
 
     fn input_bytes(&self) -> Result<Bytes, Error> {
-        let joined =
-            matches!(self.layout.placement(self.rank).input, InputPlacement::Contiguous(_));
+        let joined = matches!(
+            self.state.layout.placement(self.state.rank).input,
+            InputPlacement::Contiguous(_)
+        );
         let (buffer, Range { start, end }) = self.input_piece_bytes(0);
-        match (self.layout.tensors(), self.from) {
+        match (self.state.layout.tensors(), self.state.from) {
             (1, _) => Ok((buffer, start..end)),
             (_, Source::Input) if joined => {
-                Ok((buffer, start..start + self.layout.input_bytes(self.rank)))
+                Ok((buffer, start..start + self.state.layout.input_bytes(self.state.rank)))
             }
             (tensors, _) => invalid(format!(
                 "the input consists of {tensors} pieces, one of each tensor; use `input_piece_mut` \
@@ -125,13 +127,13 @@ impl<T: Element> Operation<T> {
 
     fn input_piece_bytes(&self, tensor: usize) -> Bytes {
         let BufferPosition { buffer, offset } =
-            self.layout.own_position(self.rank, tensor, self.from);
-        let bytes = match (self.layout.tensors(), self.from) {
-            (1, Source::Input) => self.layout.input_bytes(self.rank),
-            _ => self.layout.piece_bytes(tensor, self.rank),
+            self.state.layout.own_position(self.state.rank, tensor, self.state.from);
+        let bytes = match (self.state.layout.tensors(), self.state.from) {
+            (1, Source::Input) => self.state.layout.input_bytes(self.state.rank),
+            _ => self.state.layout.piece_bytes(tensor, self.state.rank),
         };
         let bytes = offset..offset + bytes;
-        match self.from {
+        match self.state.from {
             Source::Input => (BufferId::Input(buffer), bytes),
             Source::Output => (BufferId::Output(buffer), bytes),
         }
@@ -141,14 +143,14 @@ impl<T: Element> Operation<T> {
         self.check_no_window(buffer)?;
         // SAFETY: no start is open, so no engine of this rank uses it, and no peer writes, as in
         // `gathered`; `&mut self` keeps the next start away.
-        element::cast_mut(unsafe { buffer::bytes_mut(self.view.region(buffer), bytes) }?)
+        element::cast_mut(unsafe { buffer::bytes_mut(self.state.view.region(buffer), bytes) }?)
     }
 
     /// Returns an error if the buffer is in a window, because only the window knows its users.
     pub(super) fn check_no_window(&self, buffer: BufferId) -> Result<(), Error> {
         let (window, what) = match buffer {
-            BufferId::Input(_) => (self.windows[0].is_some(), "input"),
-            _ => (self.windows[1].is_some(), "output"),
+            BufferId::Input(_) => (self.state.windows[0].is_some(), "input"),
+            _ => (self.state.windows[1].is_some(), "output"),
         };
         if window {
             return invalid(format!(

@@ -218,8 +218,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument); [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the
     /// reason why the group has ended.
     pub fn prepare(self) -> Result<Operation<T>, Error> {
-        let (finished, uses) = prepare::prepare(self.group, self.spec)?;
-        Ok(Operation::new(finished, uses))
+        let state = prepare::prepare(self.group, self.spec)?;
+        Ok(Operation { state, elements: PhantomData })
     }
 }
 

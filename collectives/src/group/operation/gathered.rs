@@ -45,7 +45,7 @@ impl<'a, T: Element> Gathered<'a, T> {
     /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or there are several tensors: then use
     /// [`piece`](Self::piece).
     pub fn shard(&self, rank: Rank) -> Result<&'a [T], Error> {
-        let tensors = self.gather.layout.tensors();
+        let tensors = self.gather.state.layout.tensors();
         if tensors > 1 {
             return invalid(format!(
                 "a shard consists of {tensors} pieces, one of each tensor; use `piece` for each \
@@ -71,8 +71,8 @@ impl<'a, T: Element> Gathered<'a, T> {
     /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each shard has a destination of its own.
     pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
         self.gather.check_tensor(tensor)?;
-        let layout = &self.gather.layout;
-        if matches!(layout.placement(self.gather.rank).output, OutputPlacement::ByShard(_)) {
+        let layout = &self.gather.state.layout;
+        if matches!(layout.placement(self.gather.state.rank).output, OutputPlacement::ByShard(_)) {
             return invalid(
                 "each shard has its own destination, so no tensor is contiguous; use `shard` for \
                  each shard"
@@ -84,7 +84,7 @@ impl<'a, T: Element> Gathered<'a, T> {
     }
 
     fn last(&self) -> Start {
-        Start::Eager(self.gather.prepared.started())
+        Start::Eager(self.gather.state.prepared.started())
     }
 }
 
@@ -139,7 +139,7 @@ impl<T: Element> Operation<T> {
     }
 
     pub(super) fn output_bytes(&self) -> Result<Bytes, Error> {
-        let buffers = self.output_buffers;
+        let buffers = self.state.output_buffers;
         if buffers > 1 {
             return invalid(format!(
                 "the output consists of {buffers} buffers; use `shard`, `tensor` or `output_buffer`"
@@ -149,29 +149,30 @@ impl<T: Element> Operation<T> {
     }
 
     pub(super) fn output_buffer_bytes(&self, number: usize) -> Result<Bytes, Error> {
-        let buffers = self.output_buffers;
+        let buffers = self.state.output_buffers;
         if number >= buffers as usize {
             return invalid(format!(
                 "output buffer {number} does not exist, expected a number below {buffers}"
             ));
         }
         let buffer = BufferId::Output(Rank::at(number).0);
-        if let OutputPlacement::Contiguous(_) = self.layout.placement(self.rank).output {
-            let begin = self.view.output_offset(Start::Eager(self.prepared.started()));
-            return Ok((buffer, begin..begin + self.layout.total_bytes()));
+        if let OutputPlacement::Contiguous(_) = self.state.layout.placement(self.state.rank).output
+        {
+            let begin = self.state.view.output_offset(Start::Eager(self.state.prepared.started()));
+            return Ok((buffer, begin..begin + self.state.layout.total_bytes()));
         }
-        Ok((buffer, 0..self.view.region(buffer).bytes()))
+        Ok((buffer, 0..self.state.view.region(buffer).bytes()))
     }
 
     pub(super) fn piece_bytes(&self, start: Start, tensor: usize, shard: Rank) -> Bytes {
         let BufferPosition { buffer, offset } =
-            self.layout.output_position(self.rank, tensor, shard);
-        let begin = self.view.output_offset(start) + offset;
-        (BufferId::Output(buffer), begin..begin + self.layout.piece_bytes(tensor, shard))
+            self.state.layout.output_position(self.state.rank, tensor, shard);
+        let begin = self.state.view.output_offset(start) + offset;
+        (BufferId::Output(buffer), begin..begin + self.state.layout.piece_bytes(tensor, shard))
     }
 
     pub(super) fn check_tensor(&self, tensor: usize) -> Result<(), Error> {
-        let tensors = self.layout.tensors();
+        let tensors = self.state.layout.tensors();
         if tensor < tensors {
             return Ok(());
         }
@@ -179,7 +180,7 @@ impl<T: Element> Operation<T> {
     }
 
     pub(super) fn check_rank(&self, rank: Rank) -> Result<(), Error> {
-        let ranks = self.layout.ranks();
+        let ranks = self.state.layout.ranks();
         if rank.index() < ranks {
             return Ok(());
         }
@@ -191,7 +192,7 @@ impl<T: Element> Operation<T> {
         // SAFETY: whoever has a `Gathered` has settled and keeps the next start away. No start is
         // open, and until the next one peers write at most to the other output: to this one only
         // between this rank's `ready` and their `arrived`, or after it has entered the next start.
-        element::cast(unsafe { buffer::bytes(self.view.region(buffer), bytes) }?)
+        element::cast(unsafe { buffer::bytes(self.state.view.region(buffer), bytes) }?)
     }
 }
 

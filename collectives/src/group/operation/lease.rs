@@ -58,7 +58,7 @@ impl<'a, T: Element> Lease<'a, T> {
     /// As [`Operation::run`]; [`InvalidArgument`](ErrorKind::InvalidArgument) if it was recorded into a graph.
     pub fn wait(&mut self) -> Result<(), Error> {
         let epoch = self.eager()?;
-        self.gather.prepared.wait(epoch, None)
+        self.gather.state.prepared.wait(epoch, None)
     }
 
     /// Returns whether the output is complete, without waiting.
@@ -67,7 +67,7 @@ impl<'a, T: Element> Lease<'a, T> {
     /// As [`wait`](Self::wait), but for the deadline.
     pub fn poll(&mut self) -> Result<bool, Error> {
         let epoch = self.eager()?;
-        self.gather.prepared.poll(epoch)
+        self.gather.state.prepared.poll(epoch)
     }
 
     fn eager(&self) -> Result<u64, Error> {

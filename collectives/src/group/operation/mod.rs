@@ -6,21 +6,22 @@
 //! | `builder.rs` | the options of an operation |
 //! | `shards.rs`, `request.rs` | lengths and places, checked and in bytes |
 //! | `method.rs` | the choice of algorithm and chunks |
-//! | `prepare.rs`, `draft.rs`, `bound.rs` | planning, agreement between ranks, imports, and the executor |
+//! | `plan.rs` | the plan of an operation and what was chosen for it |
+//! | `prepare.rs`, `report.rs` | memory, agreement between ranks, imports, the executor and the report |
 //! | `access.rs`, `gathered.rs` | input and output between starts |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `lease.rs` | starts on a stream |
 
 mod access;
-mod bound;
 mod builder;
 mod constructors;
-mod draft;
 mod gathered;
 mod lease;
 mod method;
+mod plan;
 mod prepare;
 mod prepared;
+mod report;
 mod request;
 mod shards;
 
@@ -38,7 +39,6 @@ pub use lease::Lease;
 pub use shards::Destination;
 pub(in crate::group) use shards::bytes;
 
-use self::bound::Finished;
 use self::prepared::Prepared;
 use super::report::Report;
 use super::window::{Entry, Inner};
@@ -74,6 +74,12 @@ use crate::trace::{Trace, TracedLane};
 /// .unwrap();
 /// ```
 pub struct Operation<T> {
+    state: State,
+    elements: PhantomData<T>,
+}
+
+/// The parts of an operation that do not depend on its element type.
+struct State {
     prepared: Prepared,
     view: Arc<OperationBuffers>,
     report: Report,
@@ -87,29 +93,9 @@ pub struct Operation<T> {
     windows: [Option<Arc<Inner>>; 2],
     /// The entry that marks its windows as used.
     uses: Option<Entry>,
-    elements: PhantomData<T>,
 }
 
 impl<T: Element> Operation<T> {
-    fn new(finished: Finished, uses: Option<Entry>) -> Self {
-        let Finished { prepared, view, report, timeout, layout, rank, from, .. } = finished;
-        let (output_buffers, windows) = (finished.output_buffers, finished.windows);
-        let elements = PhantomData;
-        Self {
-            prepared,
-            view,
-            report,
-            timeout,
-            layout,
-            rank,
-            from,
-            output_buffers,
-            windows,
-            uses,
-            elements,
-        }
-    }
-
     /// Starts the operation and waits until the output is complete. Collective.
     ///
     /// # Errors
@@ -128,10 +114,10 @@ impl<T: Element> Operation<T> {
     /// As [`run`](Self::run).
     pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
         self.settle()?;
-        let deadline = Deadline::after(self.timeout);
+        let deadline = Deadline::after(self.state.timeout);
         // Held until the start is open.
-        let begun = self.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
-        let epoch = self.prepared.start(deadline)?;
+        let begun = self.state.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
+        let epoch = self.state.prepared.start(deadline)?;
         drop(begun);
         Ok(Started { gather: self, epoch, deadline })
     }
@@ -160,8 +146,8 @@ impl<T: Element> Operation<T> {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the stream can take no start; nothing has started then.
     /// Otherwise as [`run`](Self::run).
     pub fn start_on<S: Any>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
-        let begun = self.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
-        let start = self.prepared.start_on(stream, self.timeout)?;
+        let begun = self.state.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
+        let start = self.state.prepared.start_on(stream, self.state.timeout)?;
         drop(begun);
         Ok(Lease::new(self, start))
     }
@@ -170,23 +156,23 @@ impl<T: Element> Operation<T> {
     ///
     /// Of starts that are not complete, it contains the steps seen so far.
     pub fn trace(&self) -> Option<Trace> {
-        let (starts, is_cut) = self.prepared.traced()?;
-        let lanes = self.report.lanes.iter().map(|lane| TracedLane {
+        let (starts, is_cut) = self.state.prepared.traced()?;
+        let lanes = self.state.report.lanes.iter().map(|lane| TracedLane {
             lane: lane.lane,
             tier: lane.tier,
             backend: lane.backend.to_string(),
         });
-        Some(Trace { rank: self.rank.0, lanes: lanes.collect(), starts, is_cut })
+        Some(Trace { rank: self.state.rank.0, lanes: lanes.collect(), starts, is_cut })
     }
 
     /// Returns how the operation runs: algorithm, lanes, links and fallbacks.
     pub fn report(&self) -> &Report {
-        &self.report
+        &self.state.report
     }
 
     /// Waits for a start whose handle was dropped.
     fn settle(&mut self) -> Result<(), Error> {
-        self.prepared.settle(self.timeout)
+        self.state.prepared.settle(self.state.timeout)
     }
 }
 
@@ -204,7 +190,7 @@ impl<T: Element> Started<'_, T> {
     /// # Errors
     /// As [`Operation::run`].
     pub fn wait(self) -> Result<(), Error> {
-        self.gather.prepared.wait(self.epoch, Some(self.deadline))
+        self.gather.state.prepared.wait(self.epoch, Some(self.deadline))
     }
 
     /// Returns whether the output is complete, without waiting.
@@ -212,7 +198,7 @@ impl<T: Element> Started<'_, T> {
     /// # Errors
     /// As [`Operation::run`], but for the deadline.
     pub fn poll(&mut self) -> Result<bool, Error> {
-        self.gather.prepared.poll(self.epoch)
+        self.gather.state.prepared.poll(self.epoch)
     }
 
     /// Returns the number of this start, from 1.
@@ -223,7 +209,7 @@ impl<T: Element> Started<'_, T> {
 
 impl<T> fmt::Debug for Operation<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation").field("report", &self.report).finish_non_exhaustive()
+        f.debug_struct("Operation").field("report", &self.state.report).finish_non_exhaustive()
     }
 }
 

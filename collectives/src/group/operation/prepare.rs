@@ -1,182 +1,295 @@
 //! Prepares an operation with all ranks: plans it, exchanges offers and keys, imports memory, and confirms that all ranks have.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use peerlane_hal::{Deadline, DynRegion, EngineRequirements, ErrorKind, Region};
+use peerlane_hal::{BackendId, Caps, Deadline, DynRegion, ErrorKind, Rank, Region};
 
-use super::bound::Finished;
+use super::State;
 use super::builder::OperationSpec;
-use super::draft::{Draft, GroupContext, Terms};
-use super::request::{Asked, Request, Target};
-use crate::collective::Collective;
+use super::plan::{GroupInfo, OperationPlan};
+use super::prepared::Prepared;
+use super::report::{BoundLane, report};
+use super::request::Target;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
-use crate::group::options::check_timeout;
-use crate::group::side::Side;
-use crate::group::window::{Active, Entry};
-use crate::plan::{FlagOrder, Tier};
-use crate::run::buffers::BufferId;
-use crate::schedule::Shape;
+use crate::group::options::blob;
+use crate::group::report::{Fallback, Report};
+use crate::group::shared::Shared;
+use crate::group::side::{Keys, Side};
+use crate::group::watch::Watch;
+use crate::group::window::{Active, Users};
+use crate::layout::Placement;
+use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Step, Tier};
+use crate::run::buffers::{BufferId, TierBuffers};
+use crate::run::executor::{Executor, ExecutorOptions};
+use crate::run::lane::Lane;
+use crate::run::port;
+use crate::run::program::{Binding, is_tiered};
 
-/// The largest output in bytes for which two outputs are the default. Above it, the second output costs more cache than the
-/// saved flags are worth: docs/adr/0007.
-const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
-/// The same limit for engines with batched flags, such as GPUs. Saving one phase of flags saves 7 to 20 µs up to this size, and
-/// 1 % beyond it (docs/perf/cuda-allgather.md).
-const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
-
-/// Prepares an operation with all ranks. Returns what its handle is made from, and its entry among the users of windows.
-pub(super) fn prepare(
-    group: &mut Group,
-    spec: OperationSpec,
-) -> Result<(Finished, Option<Entry>), Error> {
+/// Prepares an operation with all ranks.
+pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, Error> {
     group.shared.check()?;
     group.prepared += 1;
     let name = format!("{} {}", spec.collective.name(), group.prepared);
     // A zero timeout is refused with all ranks, so that none waits for this one.
-    let patience = if spec.timeout.is_zero() { group.timeout() } else { spec.timeout };
-    let deadline = Deadline::after(patience);
-    let context = GroupContext {
-        rank: group.rank(),
-        topology: group.topology.clone(),
-        refusal: group.refusal.clone(),
-        shared: Arc::clone(&group.shared),
-    };
+    let timeout = if spec.timeout.is_zero() { group.timeout() } else { spec.timeout };
+    let deadline = Deadline::after(timeout);
     let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
 
-    let drafted = draft(group, context, spec).and_then(|draft| Ok((draft.offer()?, draft)));
-    let (offer, mut draft) = match drafted {
-        Ok((offer, draft)) => (Ok(offer), Ok(draft)),
-        Err(error) => (Err(error.clone()), Err(error)),
-    };
+    let mut preparation = Preparation::new(group, spec);
+    let offer = preparation.as_ref().map_err(Error::clone).and_then(Preparation::offer);
     let offers = agree(&shared, &name, offer, deadline)?;
-    let bound = match &mut draft {
-        Ok(draft) => draft.import(&offers, deadline),
+    // After an error, the preparation lives until all ranks know of it, because they may still be importing its memory.
+    let report = match &mut preparation {
+        Ok(preparation) => preparation.import(&offers, deadline),
         Err(error) => Err(error.clone()),
     };
-    let vote = bound.as_ref().map(|_| Offer::default()).map_err(Error::clone);
+    let vote = report.as_ref().map(|_| Offer::default()).map_err(Error::clone);
     // Nobody signals before every rank has imported every flag.
     agree(&shared, &format!("{name}, import"), vote, deadline)?;
-    let (finished, extents) = draft?.finish(bound?, name.clone());
-    let uses = (!extents.is_empty()).then(|| {
-        let watch: Arc<dyn Active> = Arc::clone(&finished.watch) as _;
-        users.enter(name, extents, watch)
-    });
-    Ok((finished, uses))
+    Ok(preparation?.finish(report?, name, &users))
 }
 
-/// Plans the operation on this rank and sets up its memory and engines.
-fn draft(
-    group: &mut Group,
-    context: GroupContext,
-    spec: OperationSpec,
-) -> Result<Draft<'_>, Error> {
-    let OperationSpec {
-        operation,
-        collective,
-        dtype,
-        in_place,
-        capturable,
-        any_engine,
-        strict,
-        traced,
-        timeout,
-        ..
-    } = spec;
-    check_timeout(timeout)?;
-    if let Err(text) = collective.check(group.ranks(), in_place) {
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
+/// The setup of an operation on both fabrics.
+pub(super) struct Sides<'g> {
+    pub(super) local: Side<'g>,
+    /// `None` if the plan has no lanes on the network.
+    pub(super) network: Option<Side<'g>>,
+}
+
+impl<'g> Sides<'g> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Tier, &Side<'g>)> {
+        let network = self.network.as_ref().map(|network| (Tier::Network, network));
+        [(Tier::Local, &self.local)].into_iter().chain(network)
     }
-    let layout_of =
-        |ranks, chunks| spec.shards.layout(dtype, ranks, chunks)?.for_collective(collective);
-    let mut layout = layout_of(group.ranks(), spec.method.chunks.unwrap_or(1))?;
-    let asked = Asked {
-        target: &spec.target,
-        source: spec.source.as_ref(),
-        in_place,
-        inputs: spec.inputs.len(),
-        outputs: spec.output_buffers.len(),
-    };
-    let mut request = Request::new(dtype, &asked, &layout, context.rank, &context.shared)?;
-    request.fields.extend(spec.shards.fields(&layout));
-    let mut local = Side::new(&mut group.fabric);
-    // Of lane 0. Only an engine knows what engines can do, and the plan depends on that.
-    let streams = capturable || !any_engine;
-    let copy_bytes_max = layout.shards().iter().max().unwrap_or(0);
-    let requirements = EngineRequirements { streams, copy_bytes_max };
-    let caps = local.engine(requirements)?;
-    // Plans are alike on all ranks; that flags come one by one every engine can.
-    let (flags, two_outputs_bytes_max) = match caps.flags_batched && !group.mixed {
-        true => (FlagOrder::Batched, TWO_OUTPUTS_BATCHED_BYTES_MAX),
-        false => (FlagOrder::Prompt, TWO_OUTPUTS_BYTES_MAX),
-    };
-    if capturable && traced {
-        let text = "trace and capturable are both set, expected at most one: replays of a graph \
-                    cannot be traced";
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
+
+    /// Returns the backend of the engines of a tier.
+    pub(super) fn backend(&self, tier: Tier) -> BackendId {
+        let network = self.network.as_ref().filter(|_| tier == Tier::Network);
+        network.unwrap_or(&self.local).backend()
     }
-    let takes_turns = request.takes_turns() && !capturable;
-    let outputs = spec.outputs.unwrap_or_else(|| {
-        let is_small = layout.total_bytes() <= two_outputs_bytes_max;
-        let own = spec.output_buffers.is_empty();
-        // A second output saves `ready` flags only if every rank provides data.
-        let saves = !matches!(collective, Collective::Broadcast { .. });
-        if saves && is_small && !in_place && takes_turns && own { 2 } else { 1 }
-    });
-    if outputs > 1 && !takes_turns {
-        // A graph writes to the same place at each replay; the caller's places are where they are.
-        let what = if capturable {
-            "a capturable operation"
-        } else {
-            "an operation with given output buffers"
-        };
-        let text = format!("outputs is {outputs}, expected 1 in {what}");
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
-    }
-    let tiers = group.network.is_some();
-    let shape = Shape { collective, chunks: layout.chunks(), in_place, outputs, flags, tiers };
-    let links = (&group.links, group.links_measured);
-    let (topology, method) = (&context.topology, &spec.method);
-    let choice = method.choose(topology, &layout, (shape, capturable), links)?;
-    if choice.chunks != layout.chunks() {
-        layout = layout_of(topology.ranks(), choice.chunks)?;
-    }
-    let (algorithm, shape) = (choice.algorithm, Shape { chunks: choice.chunks, ..shape });
-    let rank = context.rank;
-    let terms = Terms {
-        operation,
-        algorithm,
-        choice,
-        shape,
-        layout,
-        request,
-        dtype,
-        capturable,
-        requirements,
-        strict,
-        traced,
-        timeout,
-    };
-    let planned = terms.plan(&context)?;
-    let buffering = planned.buffering;
-    let need = |buffer| match buffer {
-        BufferId::OUTPUT if outputs > 1 => buffering.output_bytes(),
-        buffer => terms.request.need(&terms.layout, rank, buffer),
-    };
-    // What a list does not use is the caller's affair.
-    let exact = !matches!(spec.target, Target::List(_));
-    let (mut outputs, mut inputs) = (spec.output_buffers.into_iter(), spec.inputs.into_iter());
-    for buffer in terms.request.buffers() {
-        let (given, exact) =
-            if buffer.is_output() { (outputs.next(), exact) } else { (inputs.next(), true) };
-        match terms.request.window(buffer) {
-            Some(window) => window.lend(Tier::Local, buffer, &mut local)?,
-            None => give(&mut local, buffer, given, need(buffer), exact)?,
+
+    fn of(&mut self, tier: Tier) -> Result<&mut Side<'g>, Error> {
+        match (tier, &mut self.network) {
+            (Tier::Local, _) => Ok(&mut self.local),
+            (Tier::Network, Some(network)) => Ok(network),
+            (Tier::Network, None) => {
+                let text = "the plan has network lanes, but the group has no network fabric; open \
+                            it with `open_tiers`";
+                Err(Error::new(ErrorKind::Other, text))
+            }
         }
     }
-    let network = group.network.as_mut().map(Side::new);
-    Draft::new(context, terms, planned, local, caps, network)
+}
+
+/// An operation that is being prepared: its plan, and its memory and engines on both fabrics.
+struct Preparation<'g> {
+    operation: OperationPlan,
+    shared: Arc<Shared>,
+    /// The reason why the network cannot register this rank's memory, if it cannot.
+    refusal: Option<Arc<str>>,
+    sides: Sides<'g>,
+    /// The capabilities of the engines, for each lane that has one.
+    caps: Vec<Caps>,
+    /// The lanes with their programs, after the import.
+    lanes: Vec<BoundLane>,
+}
+
+impl<'g> Preparation<'g> {
+    /// Plans the operation on this rank, and sets up its memory and engines.
+    fn new(group: &'g mut Group, spec: OperationSpec) -> Result<Self, Error> {
+        let rank = group.rank();
+        let Group { fabric, network, topology, links, links_measured, mixed, .. } = group;
+        let (shared, refusal) = (Arc::clone(&group.shared), group.refusal.clone());
+        let info = GroupInfo {
+            rank,
+            topology,
+            shared: &shared,
+            links: (links, *links_measured),
+            mixed: *mixed,
+            tiers: network.is_some(),
+        };
+        let mut local = Side::new(fabric);
+        let (mut operation, caps) = OperationPlan::new(spec, &info, &mut local)?;
+        lend_buffers(&mut operation, &mut local)?;
+        let network = network.as_mut().map(Side::new).filter(|_| is_tiered(&operation.plan));
+        let sides = Sides { local, network };
+        let lanes = Vec::new();
+        let mut preparation = Self { operation, shared, refusal, sides, caps: vec![caps], lanes };
+        preparation.set_up()?;
+        Ok(preparation)
+    }
+
+    /// Creates the engines of the other lanes, allocates flags, and registers the buffers with the network.
+    fn set_up(&mut self) -> Result<(), Error> {
+        let Self { operation, sides, caps, .. } = self;
+        let (plan, flag_bytes) = (&operation.plan, operation.buffering.flag_bytes());
+        for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
+            caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(operation.requirements)?);
+        }
+        sides.local.allocate(BufferId::Flags, flag_bytes)?;
+        if let Some(network) = &mut sides.network {
+            for buffer in operation.request.buffers() {
+                match operation.request.window(buffer) {
+                    Some(window) => window.lend(Tier::Network, buffer, network)?,
+                    None => network.register(buffer, &sides.local)?,
+                }
+            }
+            network.allocate(BufferId::Flags, flag_bytes)?;
+            network.allocate(BufferId::CrossTierFlags, flag_bytes)?;
+            sides.local.register(BufferId::CrossTierFlags, network)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the offer for the other ranks: the values that must be equal, then the keys of the local fabric and of the network.
+    pub(super) fn offer(&self) -> Result<Offer, Error> {
+        let OperationPlan { spec, plan, request, .. } = &self.operation;
+        let gets = has_gets(plan);
+        // The keys of a window have been exchanged, and nobody but gets reads the input of a peer.
+        let told =
+            |buffer: &BufferId| request.window(*buffer).is_none() && (gets || buffer.is_output());
+        let mut buffers: Vec<_> = request.buffers().filter(told).collect();
+        buffers.push(BufferId::Flags);
+        let blob = |keys: Keys| postcard::to_stdvec(&keys).expect("plain data always encodes");
+        let places = postcard::to_stdvec(&request.places).expect("plain data always encodes");
+        let mut offer =
+            Offer::default().field("operation", spec.operation).field("dtype", spec.dtype);
+        for (name, value) in &request.fields {
+            offer = offer.field(name, value);
+        }
+        let offer = offer
+            .field("collective", plan.collective)
+            .field("algorithm", plan.algorithm)
+            .field("chunks", plan.chunks)
+            .field("in_place", plan.in_place)
+            .field("outputs", plan.outputs)
+            .field("flags", plan.flags)
+            .field("capturable", spec.capturable)
+            .field("streams", self.operation.requirements.streams)
+            .field("timeout", format_args!("{:?}", spec.timeout))
+            .field("topology", &self.operation.topology)
+            .blob(places)
+            .blob(blob(self.sides.local.keys(&buffers)?));
+        let Some(network) = &self.sides.network else { return Ok(offer) };
+        buffers.push(BufferId::CrossTierFlags);
+        Ok(offer.blob(blob(network.keys(&buffers)?)))
+    }
+
+    /// Binds the plan, imports the regions that its steps name, and reports how the operation will run.
+    ///
+    /// # Errors
+    /// Also with `strict`, if there is a fallback.
+    fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Report, Error> {
+        let Self { operation, sides, .. } = self;
+        operation.layout = operation.layout.clone().with_placements(places_of(offers)?)?;
+        let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &*operation;
+        let binding =
+            Binding { plan, layout, flags: *flags, flag_tiers, with_origins: spec.traced };
+        let used = plan.lane_ids().filter(|&id| has_engine(plan, id));
+        let bound = |(id, &caps): (LaneId, &Caps)| {
+            let (tier, program) = (plan.lanes[id.index()].tier, binding.bind(id));
+            BoundLane { id, tier, program, caps }
+        };
+        self.lanes = used.zip(&self.caps).map(bound).collect();
+        for tier in sides.iter().map(|(tier, _)| tier).collect::<Vec<_>>() {
+            let side = sides.of(tier)?;
+            let keys = keys_of(offers, tier)?;
+            let lanes = self.lanes.iter().filter(|lane| lane.tier == tier);
+            let steps = lanes.flat_map(|lane| &lane.program.steps);
+            // Data before flags, so that an error of the caller's memory is found first.
+            for (buffer, peer) in steps.filter_map(named).collect::<BTreeSet<_>>() {
+                let bytes = operation.peer_bytes(peer, buffer);
+                side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
+            }
+        }
+        let report = report(operation, self.refusal.as_ref(), sides, &self.lanes);
+        if operation.spec.strict {
+            // That a thread drives lanes matters to starts on a stream only, and is refused there.
+            let refused = |fallback: &&Fallback| {
+                operation.spec.capturable || !matches!(fallback, Fallback::Driven(_))
+            };
+            if let Some(fallback) = report.fallbacks.iter().find(refused) {
+                let text = format!("strict is set, but the operation needs a fallback: {fallback}");
+                return Err(Error::new(ErrorKind::Unavailable, text));
+            }
+        }
+        Ok(report)
+    }
+
+    /// Creates the executor, and the entry among the users of windows.
+    fn finish(self, report: Report, name: String, users: &Arc<Users>) -> State {
+        let Self { operation, shared, sides, lanes, .. } = self;
+        let (rank, buffering, spec) = (operation.rank, operation.buffering, &operation.spec);
+        let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
+        let (local_ports, local) = sides.local.finish(buffering);
+        let (network_ports, network) = match sides.network {
+            Some(network) => {
+                let (ports, view) = network.finish(buffering);
+                (ports, Some(view))
+            }
+            None => (Vec::new(), None),
+        };
+        let (mut local_ports, mut network_ports) =
+            (local_ports.into_iter(), network_ports.into_iter());
+        let lanes = lanes.into_iter().map(|lane| {
+            let ports = match lane.tier {
+                Tier::Local => &mut local_ports,
+                Tier::Network => &mut network_ports,
+            };
+            let port = ports.next().expect("every lane has had its engine made");
+            // An engine may put its work straight onto the stream, where two lanes would be one
+            // queue, and the last wait of lane 0 would hold up the other.
+            Lane::new(lane.id, lane.program, port, lane.id == LaneId::HOME)
+        });
+        let lanes = lanes.collect();
+        let views = TierBuffers { local: Arc::clone(&local), network };
+        let writers = operation.writers();
+        let watch = Arc::new(Watch::new(name.clone(), rank, spec.timeout, waits, writers, views));
+        let OperationSpec { capturable, strict, traced, timeout, .. } = *spec;
+        // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
+        // checked on both sides; ports keep the windows; `verify` has passed the plans.
+        let executor =
+            unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
+        let OperationPlan { request, layout, plan, .. } = operation;
+        let uses = (!request.extents.is_empty()).then(|| {
+            let watch: Arc<dyn Active> = Arc::clone(&watch) as _;
+            users.enter(name, request.extents.clone(), watch)
+        });
+        State {
+            prepared: Prepared::new(executor, shared, watch),
+            view: local,
+            report,
+            timeout,
+            layout,
+            rank,
+            from: if plan.in_place { Source::Output } else { Source::Input },
+            output_buffers: request.outputs(),
+            windows: [BufferId::INPUT, BufferId::OUTPUT]
+                .map(|buffer| request.window(buffer).cloned()),
+            uses,
+        }
+    }
+}
+
+/// Lends the caller's buffers and windows to the local fabric, and allocates the buffers that the caller did not supply.
+fn lend_buffers(operation: &mut OperationPlan, local: &mut Side<'_>) -> Result<(), Error> {
+    let outputs = std::mem::take(&mut operation.spec.output_buffers);
+    let inputs = std::mem::take(&mut operation.spec.inputs);
+    // A list need not use all of a buffer.
+    let exact = !matches!(operation.spec.target, Target::List(_));
+    let (mut outputs, mut inputs) = (outputs.into_iter(), inputs.into_iter());
+    for buffer in operation.request.buffers() {
+        let (given, exact) =
+            if buffer.is_output() { (outputs.next(), exact) } else { (inputs.next(), true) };
+        match operation.request.window(buffer) {
+            Some(window) => window.lend(Tier::Local, buffer, local)?,
+            None => give(local, buffer, given, operation.own_bytes(buffer), exact)?,
+        }
+    }
+    Ok(())
 }
 
 /// Uses the caller's region, or allocates one. A region may be longer than `bytes` unless `exact` is set.
@@ -195,4 +308,56 @@ fn give(
     }
     side.insert(buffer, region);
     Ok(())
+}
+
+/// Returns the buffer and the rank that a step accesses, which can be this rank.
+fn named(step: &port::BoundStep) -> Option<(BufferId, Rank)> {
+    match *step {
+        port::BoundStep::Put { peer, dst, .. } => Some((dst.buffer, peer)),
+        port::BoundStep::Get { peer, src, .. } => Some((src.buffer, peer)),
+        port::BoundStep::Signal { peer, flag } => Some((flag.buffer(), peer)),
+        port::BoundStep::Wait { .. } => None,
+    }
+}
+
+fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
+    let index = 1 + usize::from(tier == Tier::Network);
+    let keys = |(peer, offer)| {
+        postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
+            let text = format!(
+                "cannot decode the remote keys of rank {peer}: {error}; run the same Peerlane on \
+                 all ranks"
+            );
+            Error::new(ErrorKind::InvalidKey, text).with_peer(peer)
+        })
+    };
+    Rank::all(offers.len()).zip(offers).map(keys).collect()
+}
+
+/// Returns the placements that the ranks have offered.
+fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
+    let places = |(peer, offer)| {
+        postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
+            let text = format!(
+                "cannot decode the buffer positions of rank {peer}: {error}; run the same Peerlane \
+                 on all ranks"
+            );
+            Error::new(ErrorKind::Mismatch, text).with_peer(peer)
+        })
+    };
+    Rank::all(offers.len()).zip(offers).map(places).collect()
+}
+
+fn has_gets(plan: &Plan) -> bool {
+    let mut steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
+    steps.any(|step| matches!(step, Step::Get { .. }))
+}
+
+/// Returns whether a lane needs an engine: because it has steps, or to poll a network engine that receives for lanes of the
+/// other tier.
+fn has_engine(plan: &Plan, id: LaneId) -> bool {
+    let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
+    let is_silent = |lane: &PlanLane| lane.tier != Tier::Network || lane.steps.is_empty();
+    let hears = first_of_network == Some(id.index()) && plan.lanes.iter().all(is_silent);
+    id == LaneId::HOME || hears || !plan.lanes[id.index()].steps.is_empty()
 }

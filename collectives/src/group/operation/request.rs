@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use super::builder::OperationSpec;
 use super::shards::{self, Destination};
 use crate::element::DType;
 use crate::error::Error;
@@ -31,17 +32,6 @@ pub(in crate::group) enum Target {
     Window(WindowRange),
 }
 
-/// The caller's description of input and output on this rank.
-pub(super) struct Asked<'a> {
-    pub(super) target: &'a Target,
-    /// The window that is the input, and the element at which the input begins.
-    pub(super) source: Option<&'a (Arc<Inner>, usize)>,
-    pub(super) in_place: bool,
-    /// The number of input and output buffers that the caller supplies.
-    pub(super) inputs: usize,
-    pub(super) outputs: usize,
-}
-
 /// The buffers of an operation on this rank, with the placement of its data in them.
 pub(super) struct Request {
     pub(super) places: Placement,
@@ -58,23 +48,22 @@ impl Request {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
     pub(super) fn new(
-        dtype: DType,
-        asked: &Asked<'_>,
+        spec: &OperationSpec,
         layout: &Layout,
         me: Rank,
         group: &Arc<Shared>,
     ) -> Result<Self, Error> {
-        asked.check()?;
+        check(spec)?;
         let mut request = Self {
             places: Placement::CONTIGUOUS,
             extents: Vec::new(),
             fields: Vec::new(),
-            inputs: u32::from(!asked.in_place),
+            inputs: u32::from(!spec.in_place),
             outputs: 1,
             windows: BTreeMap::new(),
         };
-        request.set_input(dtype, asked, layout, me, group)?;
-        request.set_output(dtype, asked, layout, group)?;
+        request.set_input(spec, layout, me, group)?;
+        request.set_output(spec, layout, group)?;
         request.places.check(layout, me)?;
         match &request.extents[..] {
             [one, two] if one.conflicts(two) => Err(invalid(format!(
@@ -88,45 +77,43 @@ impl Request {
 
     fn set_input(
         &mut self,
-        dtype: DType,
-        asked: &Asked<'_>,
+        spec: &OperationSpec,
         layout: &Layout,
         me: Rank,
         group: &Arc<Shared>,
     ) -> Result<(), Error> {
-        if asked.inputs > 1 {
-            let spots = of_tensors("input", asked.inputs, layout.tensors())?;
+        if spec.inputs.len() > 1 {
+            let spots = of_tensors("input", spec.inputs.len(), layout.tensors())?;
             self.places.input = InputPlacement::ByTensor(spots);
-            self.inputs = count(asked.inputs);
+            self.inputs = count(spec.inputs.len());
         }
-        let Some((window, begin)) = asked.source else { return Ok(()) };
+        let Some((window, begin)) = &spec.source else { return Ok(()) };
         let bytes = layout.input_bytes(me);
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX) / spec.dtype.bytes();
         let part =
             WindowRange { window: Arc::clone(window), range: *begin..begin.saturating_add(len) };
-        let spot = self.enter(dtype, BufferId::INPUT, &part, false, group)?;
+        let spot = self.enter(spec.dtype, BufferId::INPUT, &part, false, group)?;
         self.places.input = InputPlacement::Contiguous(spot);
         Ok(())
     }
 
     fn set_output(
         &mut self,
-        dtype: DType,
-        asked: &Asked<'_>,
+        spec: &OperationSpec,
         layout: &Layout,
         group: &Arc<Shared>,
     ) -> Result<(), Error> {
-        match asked.target {
-            Target::Buffers if asked.outputs > 1 => {
-                let spots = of_tensors("output", asked.outputs, layout.tensors())?;
+        match &spec.target {
+            Target::Buffers if spec.output_buffers.len() > 1 => {
+                let spots = of_tensors("output", spec.output_buffers.len(), layout.tensors())?;
                 self.places.output = OutputPlacement::ByTensor(spots);
-                self.outputs = count(asked.outputs);
+                self.outputs = count(spec.output_buffers.len());
             }
             Target::Buffers => {}
             Target::List(destinations) => {
-                let spots = shards::spots(dtype, destinations, layout.ranks())?;
+                let spots = shards::spots(spec.dtype, destinations, layout.ranks())?;
                 let used = spots.iter().map(|spot| spot.buffer + 1).max().unwrap_or(1);
-                let given = count(asked.outputs);
+                let given = count(spec.output_buffers.len());
                 if given > 0 && used > given {
                     let text = format!(
                         "destinations name output buffer {}, expected a number below {given}, the \
@@ -139,9 +126,9 @@ impl Request {
                 self.outputs = used.max(given);
             }
             Target::Window(part) => {
-                let spot = self.enter(dtype, BufferId::OUTPUT, part, true, group)?;
+                let spot = self.enter(spec.dtype, BufferId::OUTPUT, part, true, group)?;
                 let len = usize::try_from(layout.total_bytes()).unwrap_or(usize::MAX);
-                debug_assert_eq!(len, part.range.len() * dtype.bytes());
+                debug_assert_eq!(len, part.range.len() * spec.dtype.bytes());
                 self.places.output = OutputPlacement::Contiguous(spot);
                 self.fields.push(("window".to_owned(), part.window.number.to_string()));
                 self.fields.push(("start of the range".to_owned(), part.range.start.to_string()));
@@ -205,20 +192,19 @@ impl Request {
     }
 }
 
-impl Asked<'_> {
-    fn check(&self) -> Result<(), Error> {
-        let text = if self.in_place && (self.inputs > 0 || self.source.is_some()) {
-            "an input buffer is given, expected none: in place, the input is the rank's shard of \
+/// Checks that input and output are specified once.
+fn check(spec: &OperationSpec) -> Result<(), Error> {
+    let text = if spec.in_place && (!spec.inputs.is_empty() || spec.source.is_some()) {
+        "an input buffer is given, expected none: in place, the input is the rank's shard of \
              the output"
-        } else if self.inputs > 0 && self.source.is_some() {
-            "the input is given as a buffer and as a range of a window, expected one of them"
-        } else if self.outputs > 0 && matches!(self.target, Target::Window(_)) {
-            "the output is given as a buffer and as a range of a window, expected one of them"
-        } else {
-            return Ok(());
-        };
-        Err(invalid(text.to_owned()))
-    }
+    } else if !spec.inputs.is_empty() && spec.source.is_some() {
+        "the input is given as a buffer and as a range of a window, expected one of them"
+    } else if !spec.output_buffers.is_empty() && matches!(spec.target, Target::Window(_)) {
+        "the output is given as a buffer and as a range of a window, expected one of them"
+    } else {
+        return Ok(());
+    };
+    Err(invalid(text.to_owned()))
 }
 
 /// Returns one buffer for each tensor.

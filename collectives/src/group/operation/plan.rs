@@ -1,0 +1,220 @@
+//! Chooses the algorithm of an operation, creates the plan of this rank, and proves the plans of all ranks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
+
+use super::builder::OperationSpec;
+use super::request::Request;
+use crate::collective::Collective;
+use crate::cost::{Choice, Links};
+use crate::error::Error;
+use crate::group::options::check_timeout;
+use crate::group::shared::Shared;
+use crate::group::side::Side;
+use crate::layout::{FlagLayout, Layout};
+use crate::plan::{Algorithm, FlagOrder, Plan};
+use crate::run::buffers::{BufferId, DoubleBuffering};
+use crate::run::program::{FlagTiers, FlagWriters, is_tiered};
+use crate::schedule::{self, Shape};
+use crate::topology::Topology;
+use crate::verify::{self, Budget};
+
+/// The largest output in bytes for which two outputs are the default. Above it, the second output costs more cache than the
+/// saved flags are worth: docs/adr/0007.
+const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
+/// The same limit for engines with batched flags, such as GPUs. Saving one phase of flags saves 7 to 20 µs up to this size, and
+/// 1 % beyond it (docs/perf/cuda-allgather.md).
+const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
+
+/// The properties of the group on which the choices depend.
+pub(super) struct GroupInfo<'a> {
+    pub(super) rank: Rank,
+    pub(super) topology: &'a Topology,
+    pub(super) shared: &'a Arc<Shared>,
+    /// The links, and whether they were measured.
+    pub(super) links: (&'a Links, bool),
+    /// Whether nodes have different backends.
+    pub(super) mixed: bool,
+    /// Whether the group has a network.
+    pub(super) tiers: bool,
+}
+
+/// An operation with its plan: what the caller specified, what was chosen, and what follows from it.
+pub(super) struct OperationPlan {
+    pub(super) spec: OperationSpec,
+    pub(super) rank: Rank,
+    pub(super) topology: Topology,
+    pub(super) request: Request,
+    pub(super) requirements: EngineRequirements,
+    pub(super) choice: Choice,
+    shape: Shape,
+    /// The layout; it includes the placements of all ranks after the exchange.
+    pub(super) layout: Layout,
+    pub(super) plan: Plan,
+    pub(super) flag_tiers: FlagTiers,
+    pub(super) flags: FlagLayout,
+    pub(super) buffering: DoubleBuffering,
+    pub(super) proof: String,
+}
+
+impl OperationPlan {
+    /// Creates the plan, and the engine of lane 0 on `local`, whose capabilities it depends on.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a specification that does not fit the group, and the error of the
+    /// engine.
+    pub(super) fn new(
+        spec: OperationSpec,
+        group: &GroupInfo<'_>,
+        local: &mut Side<'_>,
+    ) -> Result<(Self, Caps), Error> {
+        let (rank, topology) = (group.rank, group.topology);
+        let (collective, in_place) = (spec.collective, spec.in_place);
+        check(&spec, topology.ranks())?;
+        let layout_of = |chunks| {
+            spec.shards.layout(spec.dtype, topology.ranks(), chunks)?.for_collective(collective)
+        };
+        let mut layout = layout_of(spec.method.chunks.unwrap_or(1))?;
+        let mut request = Request::new(&spec, &layout, rank, group.shared)?;
+        request.fields.extend(spec.shards.fields(&layout));
+        let streams = spec.capturable || !spec.any_engine;
+        let copy_bytes_max = layout.shards().iter().max().unwrap_or(0);
+        let requirements = EngineRequirements { streams, copy_bytes_max };
+        let caps = local.engine(requirements)?;
+        // Plans are alike on all ranks, and every engine can set flags one by one.
+        let batched = caps.flags_batched && !group.mixed;
+        let flags = if batched { FlagOrder::Batched } else { FlagOrder::Prompt };
+        let outputs = outputs(&spec, &request, &layout, flags)?;
+        let (chunks, tiers) = (layout.chunks(), group.tiers);
+        let shape = Shape { collective, chunks, in_place, outputs, flags, tiers };
+        let choice =
+            spec.method.choose(topology, &layout, (shape, spec.capturable), group.links)?;
+        if choice.chunks != layout.chunks() {
+            layout = layout_of(choice.chunks)?;
+        }
+        let (algorithm, shape) = (choice.algorithm, Shape { chunks: choice.chunks, ..shape });
+        let plan = schedule::plan(algorithm, topology, rank, shape)?;
+        let proof =
+            verify::prove(algorithm, topology, shape, Budget::default()).map_err(|fault| {
+                let text = format!("the plan of {algorithm} is faulty: {fault}");
+                Error::new(ErrorKind::Other, text).with_source(fault)
+            })?;
+        let flag_tiers = FlagTiers::new(&plan, &mates(&plan, algorithm, group, shape)?);
+        let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
+        let bytes = layout.total_bytes();
+        let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), spec.capturable);
+        let buffering = buffering.ok_or_else(|| {
+            let text = format!("{outputs} outputs of {bytes} bytes exceed the address space");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })?;
+        let plan = Self {
+            spec,
+            rank,
+            topology: topology.clone(),
+            request,
+            requirements,
+            choice,
+            shape,
+            layout,
+            plan,
+            flag_tiers,
+            flags,
+            buffering,
+            proof: proof.to_string(),
+        };
+        Ok((plan, caps))
+    }
+
+    /// Returns the writers of each flag, for the detection of late peers.
+    pub(super) fn writers(&self) -> FlagWriters {
+        let (algorithm, shape) = (self.choice.algorithm, self.shape);
+        let topology = self.topology.clone();
+        FlagWriters::new(self.rank, self.topology.clone(), move |rank| {
+            schedule::plan(algorithm, &topology, rank, shape).ok()
+        })
+    }
+
+    /// Returns the minimum length of a buffer of this rank in bytes.
+    pub(super) fn own_bytes(&self, buffer: BufferId) -> u64 {
+        match buffer {
+            BufferId::OUTPUT if self.plan.outputs > 1 => self.buffering.output_bytes(),
+            buffer => self.request.need(&self.layout, self.rank, buffer),
+        }
+    }
+
+    /// Returns the minimum length of a buffer of `peer` in bytes.
+    pub(super) fn peer_bytes(&self, peer: Rank, buffer: BufferId) -> u64 {
+        let (layout, places) = (&self.layout, self.layout.placement(peer));
+        let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
+        match buffer {
+            BufferId::Input(number) => need(places.input_needs(layout, peer), number),
+            BufferId::Output(number) => {
+                self.buffering.buffer_bytes(need(places.output_needs(layout), number))
+            }
+            BufferId::Flags | BufferId::CrossTierFlags => self.buffering.flag_bytes(),
+        }
+    }
+}
+
+/// Checks what depends on the specification alone.
+fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
+    check_timeout(spec.timeout)?;
+    if let Err(text) = spec.collective.check(ranks, spec.in_place) {
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    if spec.capturable && spec.traced {
+        let text = "trace and capturable are both set, expected at most one: replays of a graph \
+                    cannot be traced";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
+}
+
+/// Returns the number of outputs that consecutive starts use in turn.
+fn outputs(
+    spec: &OperationSpec,
+    request: &Request,
+    layout: &Layout,
+    flags: FlagOrder,
+) -> Result<u32, Error> {
+    let bytes_max = match flags {
+        FlagOrder::Batched => TWO_OUTPUTS_BATCHED_BYTES_MAX,
+        FlagOrder::Prompt => TWO_OUTPUTS_BYTES_MAX,
+    };
+    let takes_turns = request.takes_turns() && !spec.capturable;
+    let outputs = spec.outputs.unwrap_or_else(|| {
+        let is_small = layout.total_bytes() <= bytes_max;
+        let own = spec.output_buffers.is_empty();
+        // A second output saves `ready` flags only if every rank provides data.
+        let saves = !matches!(spec.collective, Collective::Broadcast { .. });
+        if saves && is_small && !spec.in_place && takes_turns && own { 2 } else { 1 }
+    });
+    if outputs > 1 && !takes_turns {
+        // A graph writes to the same memory at each replay, and the caller's buffers do not alternate.
+        let what = match spec.capturable {
+            true => "a capturable operation",
+            false => "an operation with given output buffers",
+        };
+        let text = format!("outputs is {outputs}, expected 1 in {what}");
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(outputs)
+}
+
+/// Returns the plans of the other ranks of this node, if flags can lie between tiers.
+fn mates(
+    plan: &Plan,
+    algorithm: Algorithm,
+    group: &GroupInfo<'_>,
+    shape: Shape,
+) -> Result<Vec<Plan>, Error> {
+    if !is_tiered(plan) {
+        return Ok(Vec::new());
+    }
+    let topology = group.topology;
+    let mates = topology.members(topology.node(group.rank)).iter();
+    let mates = mates.filter(|&&mate| mate != group.rank);
+    mates.map(|&mate| schedule::plan(algorithm, topology, mate, shape)).collect()
+}

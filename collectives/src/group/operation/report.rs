@@ -1,0 +1,97 @@
+//! Creates the report of an operation.
+
+use std::sync::Arc;
+
+use peerlane_hal::{Caps, Rank};
+
+use super::plan::OperationPlan;
+use super::prepare::Sides;
+use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
+use crate::plan::{LaneId, Tier};
+use crate::run::port;
+use crate::run::program::Program;
+
+/// A lane with its program and the capabilities of its engine.
+pub(super) struct BoundLane {
+    pub(super) id: LaneId,
+    pub(super) tier: Tier,
+    pub(super) program: Program,
+    pub(super) caps: Caps,
+}
+
+/// Creates the report of an operation whose memory has been imported. `refusal` is the reason why the network cannot register
+/// this rank's memory, if it cannot.
+pub(super) fn report(
+    operation: &OperationPlan,
+    refusal: Option<&Arc<str>>,
+    sides: &Sides<'_>,
+    lanes: &[BoundLane],
+) -> Report {
+    let OperationPlan { plan, layout, rank, .. } = operation;
+    // Once everything is imported a fabric knows where the peers' memory lies.
+    let links: Vec<_> = Rank::all(operation.topology.ranks())
+        .flat_map(|peer| sides.iter().map(move |(tier, side)| (tier, side.link(peer))))
+        .filter_map(|(tier, link)| {
+            link.map(|link| LinkReport { peer: link.peer, tier, kind: link.kind })
+        })
+        .collect();
+    let lane_reports: Vec<_> = lanes
+        .iter()
+        .map(|lane| LaneReport {
+            lane: lane.id,
+            tier: lane.tier,
+            backend: sides.backend(lane.tier),
+            kind: lane.caps.kind,
+            queued_waits: lane.caps.queued_wait,
+            polled: lane.caps.polled,
+        })
+        .collect();
+    let slow =
+        links.iter().filter(|link| link.kind.is_fallback()).map(|&link| Fallback::Link(link));
+    let driven = lane_reports.iter().filter(|lane| !lane.is_queued());
+    // Where even lane 0 is driven, there are no streams to start on.
+    let streams = lane_reports.first().is_some_and(LaneReport::is_queued);
+    let driven = driven.filter(|_| streams).map(|&lane| Fallback::Driven(lane));
+    let staged = refusal.iter().filter(|_| sides.network.is_some());
+    let staged = staged.map(|reason| Fallback::Staged { reason: Arc::clone(reason) });
+    let fallbacks = staged.chain(slow).chain(driven).collect();
+    let tiers = sides.iter().map(|(tier, _)| tier_report(*rank, tier, lanes)).collect();
+    Report {
+        collective: plan.collective,
+        algorithm: plan.algorithm,
+        choice: operation.choice.clone(),
+        ranks: operation.topology.ranks(),
+        chunks: plan.chunks,
+        outputs: plan.outputs,
+        flags: plan.flags,
+        capturable: operation.spec.capturable,
+        shard_bytes: layout.shard_bytes(*rank),
+        shortest_shard_bytes: layout.shards().iter().min().unwrap_or(0),
+        longest_shard_bytes: layout.shards().iter().max().unwrap_or(0),
+        tensors: layout.tensors(),
+        total_bytes: layout.total_bytes(),
+        links,
+        lanes: lane_reports,
+        tiers,
+        fallbacks,
+        proof: operation.proof.clone(),
+    }
+}
+
+fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
+    let mut report = TierReport { tier, put_bytes: 0, got_bytes: 0, own_bytes: 0 };
+    let lanes = lanes.iter().filter(|lane| lane.tier == tier);
+    for step in lanes.flat_map(|lane| &lane.program.steps) {
+        match *step {
+            port::BoundStep::Put { peer, bytes, .. } | port::BoundStep::Get { peer, bytes, .. }
+                if peer == me =>
+            {
+                report.own_bytes += bytes;
+            }
+            port::BoundStep::Put { bytes, .. } => report.put_bytes += bytes,
+            port::BoundStep::Get { bytes, .. } => report.got_bytes += bytes,
+            port::BoundStep::Signal { .. } | port::BoundStep::Wait { .. } => {}
+        }
+    }
+    report
+}
