@@ -49,25 +49,24 @@ struct Check {
     backend: String,
     topology: String,
     points: Vec<Point>,
-    choices: Value,
     good_share: f64,
     worst_choice: f64,
+    /// The choices, which only the record has.
+    #[serde(flatten)]
+    more: Value,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Point {
     algorithm: String,
     outputs: u32,
-    #[serde(default = "one")]
-    chunks: u32,
     shard_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
     fitted: bool,
-}
-
-fn one() -> u32 {
-    1
+    /// The number of chunks, which only the record has.
+    #[serde(flatten)]
+    more: Value,
 }
 
 #[derive(Debug, Serialize)]
@@ -86,8 +85,8 @@ pub(super) fn run(options: &Options) -> Outcome {
     };
     let measured = options.measured.clone();
     let record = Record { machine: Machine::ask()?, measured, rounds: options.rounds, checks };
-    report::save(&format!("cost-{}", record.backend()), &record, &record.page())?;
-    report::judge(record.checks.iter().map(|check| (check.topology.clone(), check.goals())))
+    let goals = record.checks.iter().map(|check| (check.topology.clone(), check.goals()));
+    report::save(&format!("cost-{}", record.backend()), &record, &record.page(), goals)
 }
 
 /// Calibrates the host backend and checks the predictions.

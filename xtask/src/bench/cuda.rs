@@ -56,19 +56,20 @@ const IN_PLACE: f64 = 1.02;
 /// The maximum slowdown of compute and of all-gathers that overlap.
 const OVERLAP: f64 = 1.06;
 
-/// The runs in the order of the page, with their headings.
-const RUNS: [(&str, &str); 5] = [
-    ("out-of-place", "Out of place"),
-    ("in-place", "In place"),
-    ("with-ready", "Out of place with one output: every start waits for `ready`"),
-    ("captured", "Captured, out of place"),
-    ("captured-in-place", "Captured, in place"),
+/// The runs in the order of the page: name, options and heading. A start with one output waits for `ready` first, as
+/// in place.
+const RUNS: [(&str, &str, &str); 5] = [
+    ("out-of-place", "", "Out of place"),
+    ("in-place", "--in-place", "In place"),
+    ("with-ready", "--outputs 1", "Out of place with one output: every start waits for `ready`"),
+    ("captured", "--graph", "Captured, out of place"),
+    ("captured-in-place", "--graph --in-place", "Captured, in place"),
 ];
-/// The runs that overlap with compute, and where their results are.
-const OVERLAPPED: [(&str, &str); 3] = [
-    ("overlap-out-of-place", "out of place"),
-    ("overlap-self-copy-by-link", "out of place, self copy over the link"),
-    ("overlap-in-place", "in place"),
+/// The runs that overlap with compute: name, options and where the results are.
+const OVERLAPPED: [(&str, &str, &str); 3] = [
+    ("overlap-out-of-place", "", "out of place"),
+    ("overlap-self-copy-by-link", "--self-copy link", "out of place, self copy over the link"),
+    ("overlap-in-place", "--in-place", "in place"),
 ];
 
 /// Measures everything and writes docs/perf/cuda-allgather.
@@ -84,8 +85,7 @@ pub(super) fn run(options: &Options) -> Outcome {
     let record = read(&folder)?;
     let page = record.page();
     print!("{page}");
-    report::save("cuda-allgather", &record, &page)?;
-    report::judge(record.goals())
+    report::save("cuda-allgather", &record, &page, record.goals())
 }
 
 /// Builds the program and runs the script here.
@@ -114,26 +114,21 @@ fn script(options: &Options) -> String {
         "date -u '+%Y-%m-%d %H:%M UTC' > \"$2/date\"".to_owned(),
     ];
     for ranks in ranks {
-        let mut run = |name: &str, sizes: &str, what: &str| {
-            let words = format!("--backend cuda --ranks {ranks} {sizes} {what} {with}");
+        let mut run = |name: &str, what: &str| {
+            let words = format!("--backend cuda --ranks {ranks} {what} {with}");
             let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
             lines.push(format!(
                 "\"$1\" allgather {words} --json \"$2/{ranks}-{name}.jsonl\" > \"$2/{ranks}-{name}.txt\""
             ));
         };
-        let sizes = format!("--min-bytes {min_bytes} --max-bytes {max_bytes} --limit --vs nccl");
-        run("out-of-place", &sizes, "");
-        run("in-place", &sizes, "--in-place");
-        // A start with one output waits for `ready` first, as in place.
-        run("with-ready", &sizes, "--outputs 1");
-        run("captured", &sizes, "--graph");
-        run("captured-in-place", &sizes, "--graph --in-place");
-        if !options.without_compute {
+        for (name, what, _) in RUNS {
+            let sizes = format!("--min-bytes {min_bytes} --max-bytes {max_bytes}");
+            run(name, &format!("{sizes} --limit --vs nccl {what}"));
+        }
+        for (name, what, _) in OVERLAPPED.into_iter().filter(|_| !options.without_compute) {
             let vs = if *ranks > NCCL_HANGS_AT { "--vs nccl" } else { "" };
-            let sizes = format!("--min-bytes 64M --max-bytes 1G --factor 16 {vs}");
-            run("overlap-out-of-place", &sizes, "--overlap gemm");
-            run("overlap-in-place", &sizes, "--overlap gemm --in-place");
-            run("overlap-self-copy-by-link", &sizes, "--overlap gemm --self-copy link");
+            let sizes = "--min-bytes 64M --max-bytes 1G --factor 16";
+            run(name, &format!("{sizes} {vs} --overlap gemm {what}"));
         }
     }
     lines.join("\n") + "\n"
@@ -169,10 +164,10 @@ fn read(folder: &Path) -> Outcome<Record> {
 }
 
 /// One size of one run, as the program wrote it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Sample {
     /// The name of the run, such as `captured`.
-    #[serde(skip)]
+    #[serde(default)]
     run: String,
     ranks: usize,
     total_bytes: u64,
@@ -183,30 +178,30 @@ struct Sample {
     median_us: f64,
     busbw_gbs: f64,
     host_us: f64,
-    #[serde(default)]
     limit_us: Option<f64>,
-    #[serde(default)]
+    /// Not in the record, which has the version once, because the text names a file of that machine.
+    #[serde(skip_serializing)]
     baselines_version: Option<String>,
     /// NCCL's paths.
     #[serde(default)]
     baselines: Vec<Baseline>,
     #[serde(default)]
     overlap: Vec<Overlap>,
-    /// The whole line.
-    #[serde(skip)]
-    line: Value,
+    #[serde(flatten)]
+    more: Value,
 }
 
 /// One of NCCL's paths.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Baseline {
     path: String,
-    #[serde(default)]
     baseline_us: Option<f64>,
+    #[serde(flatten)]
+    more: Value,
 }
 
 /// All-gathers and compute at the same time.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Overlap {
     path: String,
     compute_ratio: f64,
@@ -214,13 +209,14 @@ struct Overlap {
     gather_alone_us: f64,
     gather_us: f64,
     overlapped: bool,
+    #[serde(flatten)]
+    more: Value,
 }
 
 impl Sample {
     /// Reads a line of the run of that name.
     fn parse(run: &str, line: &str) -> Outcome<Self> {
-        let value: Value = serde_json::from_str(line)?;
-        let sample = Self::deserialize(&value)?;
+        let sample: Self = serde_json::from_str(line)?;
         if !sample.checked {
             return Err("the bytes were not checked".into());
         }
@@ -228,7 +224,7 @@ impl Sample {
         if (sample.captured, sample.in_place) != (captured, in_place) {
             return Err(format!("the line is of another run than {run}").into());
         }
-        Ok(Self { run: run.to_owned(), line: value, ..sample })
+        Ok(Self { run: run.to_owned(), ..sample })
     }
 
     /// Returns the time of one of NCCL's paths.
@@ -278,7 +274,7 @@ impl Sample {
             "captured" | "captured-in-place" => {
                 goals.at_least("× NCCL's copy engines", self.by_copy_engines(), 1.0)
             }
-            _ => goals,
+            _ => self.overlap_goals(),
         }
     }
 
@@ -306,42 +302,23 @@ struct Record {
     machine: Vec<String>,
     /// The version of NCCL, without the file that was loaded.
     nccl: String,
-    #[serde(serialize_with = "lines")]
     rows: Vec<Sample>,
-}
-
-/// Writes each sample as the program did, with the name of its run.
-fn lines<S: serde::Serializer>(rows: &[Sample], serializer: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Row<'a> {
-        run: &'a str,
-        #[serde(flatten)]
-        line: &'a Value,
-    }
-    serializer.collect_seq(rows.iter().map(|sample| Row { run: &sample.run, line: &sample.line }))
 }
 
 impl Record {
     /// Creates a record of samples. `doctor` is the output of `peerlane doctor --json` on the same machine.
-    fn new(date: String, doctor: &Value, mut rows: Vec<Sample>) -> Self {
+    fn new(date: String, doctor: &Value, rows: Vec<Sample>) -> Self {
         let version = rows.iter().find_map(|sample| sample.baselines_version.as_deref());
         let nccl =
             version.and_then(|text| text.split(' ').next()).unwrap_or("not there").to_owned();
-        for sample in &mut rows {
-            if let Some(line) = sample.line.as_object_mut() {
-                // The record has the version once, and this text names a file of that machine.
-                line.remove("baselines_version");
-            }
-        }
         Self { date, machine: machine(doctor), nccl, rows }
     }
 
     fn goals(&self) -> impl Iterator<Item = (String, Goals)> {
-        let name = |sample: &Sample| {
-            format!("{} ranks, {}, {}", sample.ranks, size(sample.total_bytes), sample.run)
-        };
-        let plain = self.rows.iter().map(move |sample| (name(sample), self.goals_of(sample)));
-        plain.chain(self.rows.iter().map(move |sample| (name(sample), sample.overlap_goals())))
+        self.rows.iter().map(|sample| {
+            let Sample { run, ranks, total_bytes, .. } = sample;
+            (format!("{ranks} ranks, {}, {run}", size(*total_bytes)), self.goals_of(sample))
+        })
     }
 
     fn goals_of(&self, sample: &Sample) -> Goals {
@@ -359,7 +336,7 @@ impl Record {
             ("date", self.date.clone()),
             ("machine", self.machine.join("\n- ")),
             ("nccl", self.nccl.clone()),
-            ("sections", RUNS.iter().map(|(run, heading)| self.section(run, heading)).collect()),
+            ("sections", RUNS.iter().map(|(run, _, heading)| self.section(run, heading)).collect()),
             ("overlaps", self.overlaps()),
         ];
         report::page(include_str!("pages/cuda.md.in"), &values)
@@ -392,33 +369,30 @@ impl Record {
     }
 
     fn overlaps(&self) -> String {
-        let mut rows: Vec<(&str, &Sample, usize)> = Vec::new();
-        for (run, place) in OVERLAPPED {
+        let mut rows = Vec::new();
+        for (run, _, place) in OVERLAPPED {
             for sample in self.rows.iter().filter(|sample| sample.run == run) {
-                rows.extend((0..sample.overlap.len()).map(|index| (place, sample, index)));
+                for (index, overlap) in sample.overlap.iter().enumerate() {
+                    let goals = if index == 0 { self.goals_of(sample) } else { Goals::default() };
+                    rows.push((place, sample, overlap, goals));
+                }
             }
         }
         if rows.is_empty() {
             return String::new();
         }
-        let goals = |sample: &Sample, index: usize| match index {
-            0 => sample.overlap_goals(),
-            _ => Goals::default(),
-        };
         let table = report::table(
             rows,
             &[
-                ("ranks", &|(_, row, _)| row.ranks.to_string()),
-                ("total", &|(_, row, _)| size(row.total_bytes)),
+                ("ranks", &|(_, sample, ..)| sample.ranks.to_string()),
+                ("total", &|(_, sample, ..)| size(sample.total_bytes)),
                 ("<place", &|(place, ..)| (*place).to_owned()),
-                ("<all-gathers of", &|(_, row, at)| row.overlap[*at].path.clone()),
-                ("GEMM × alone", &|(_, row, at)| figure(row.overlap[*at].compute_ratio, 3)),
-                ("all-gather alone, µs", &|(_, row, at)| {
-                    figure(row.overlap[*at].gather_alone_us, 1)
-                }),
-                ("overlapped, µs", &|(_, row, at)| figure(row.overlap[*at].gather_us, 1)),
-                ("× alone", &|(_, row, at)| figure(row.overlap[*at].gather_ratio, 3)),
-                ("<goal", &|(_, row, at)| goals(row, *at).cell()),
+                ("<all-gathers of", &|(_, _, row, _)| row.path.clone()),
+                ("GEMM × alone", &|(_, _, row, _)| figure(row.compute_ratio, 3)),
+                ("all-gather alone, µs", &|(_, _, row, _)| figure(row.gather_alone_us, 1)),
+                ("overlapped, µs", &|(_, _, row, _)| figure(row.gather_us, 1)),
+                ("× alone", &|(_, _, row, _)| figure(row.gather_ratio, 3)),
+                ("<goal", &|(.., goals)| goals.cell()),
             ],
         );
         format!(
@@ -503,6 +477,7 @@ mod tests {
         assert!(error.contains("holds no *.jsonl; make it with"), "{error}");
         assert!(broken.contains("4-captured.jsonl, line 1: missing field"), "{broken}");
     }
+
     #[test]
     fn a_line_is_read_with_what_it_may_lack() {
         let bare = sample("out-of-place", 8, 2.0, "");
@@ -510,7 +485,6 @@ mod tests {
         let full = sample("out-of-place", 8, 2.0, &(nccl(4.0, 3.0, 9.0) + r#","limit_us":1.0"#));
         assert_eq!((full.by_best(), full.share()), (Some(1.5), Some(0.5)));
         assert_eq!(full.by_copy_engines(), Some(4.5));
-        assert_eq!(full.line["limit_us"], 1.0);
         assert!(Sample::parse("x", "{}").is_err());
     }
 
@@ -550,13 +524,13 @@ mod tests {
             path: path.into(),
             compute_ratio,
             gather_ratio: 1.02,
-            gather_alone_us: 150.0,
             gather_us,
             overlapped: true,
+            ..Overlap::default()
         };
         let goals = |nccl_us| {
             let overlap = vec![overlap("peerlane", 1.04, 153.0), overlap("NCCL", 1.02, nccl_us)];
-            Sample { overlap, ..sample("overlap-in-place", 1 << 26, 153.0, "") }.overlap_goals()
+            Sample { overlap, ..sample("overlap-in-place", 1 << 26, 153.0, "") }.goals(None)
         };
         assert!(!goals(160.0).are_missed());
         assert_eq!(goals(150.0).cell(), "**missed**: no path is better on both (found NCCL)");

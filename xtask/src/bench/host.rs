@@ -6,7 +6,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use super::report::{self, Column, Goals, Machine, figure, size};
-use super::{build_program, median};
+use super::{build_program, median, sizes};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
 
@@ -107,35 +107,35 @@ const SETTINGS: [Setting; 3] = [
 struct Programs {
     open_mpi: PathBuf,
     peerlane: PathBuf,
-    cores: usize,
 }
 
 /// Measures all sizes and writes docs/perf/host-allgather.
 pub(super) fn run(options: &Options) -> Outcome {
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
-    let machine = Machine::ask()?;
     let programs = Programs {
         open_mpi: build_open_mpi(metadata.workspace_root.as_std_path(), &target.join("peers"))?,
         peerlane: build_program(target)?,
-        cores: machine.cores,
     };
     let printed = process::output(Command::new("mpirun").arg("--version"))?;
     let open_mpi = printed.lines().next().and_then(|line| line.rsplit(' ').next());
     let open_mpi = open_mpi.unwrap_or_default().to_owned();
+    let (machine, rounds) = (Machine::ask()?, options.rounds);
 
     print!("{}", report::head(&columns()));
-    let mut record = Record { machine, open_mpi, rounds: options.rounds, rows: Vec::new() };
+    let mut rows = Vec::new();
     for &ranks in &options.ranks {
-        for total_bytes in totals(options) {
-            let row = programs.compare(ranks, total_bytes, options.rounds)?;
+        let settings: Vec<Setting> = settings(ranks, machine.cores).collect();
+        for total_bytes in sizes((options.min_bytes.max(1), options.max_bytes, options.factor)) {
+            let row = programs.compare(&settings, ranks, total_bytes, rounds)?;
             print!("{}", report::line(&&row, &columns()));
-            record.rows.push(row);
+            rows.push(row);
         }
     }
-    report::save("host-allgather", &record, &record.page())?;
+    let record = Record { machine, open_mpi, rounds, rows };
     let name = |row: &Row| format!("{} ranks, {}", row.ranks, size(row.total_bytes));
-    report::judge(record.rows.iter().map(|row| (name(row), row.goals())))
+    let goals = record.rows.iter().map(|row| (name(row), row.goals()));
+    report::save("host-allgather", &record, &record.page(), goals)
 }
 
 /// Compiles the program that times Open MPI's all-gather.
@@ -152,12 +152,6 @@ fn build_open_mpi(root: &Path, folder: &Path) -> Outcome<PathBuf> {
     compiler.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program);
     process::run(compiler.arg(root.join("xtask/peers/openmpi_allgather.c")))?;
     Ok(program)
-}
-
-fn totals(options: &Options) -> impl Iterator<Item = u64> {
-    let (factor, max_bytes) = (options.factor, options.max_bytes);
-    std::iter::successors(Some(options.min_bytes.max(1)), move |total| total.checked_mul(factor))
-        .take_while(move |total| *total <= max_bytes)
 }
 
 /// Returns the settings that suit this number of ranks and cores.
@@ -177,18 +171,24 @@ fn iterations(total_bytes: u64) -> u32 {
 
 impl Programs {
     /// Measures one size in rounds, in which both sides take turns.
-    fn compare(&self, ranks: usize, total_bytes: u64, rounds: u16) -> Outcome<Row> {
+    fn compare(
+        &self,
+        settings: &[Setting],
+        ranks: usize,
+        total_bytes: u64,
+        rounds: u16,
+    ) -> Outcome<Row> {
         let iterations = iterations(total_bytes);
-        let settings: Vec<_> = settings(ranks, self.cores).collect();
+        let sample = |command: &mut Command| -> Outcome<Sample> {
+            Sample::parse(&process::output(command)?, total_bytes)
+        };
         let mut theirs = vec![Vec::new(); settings.len()];
         let mut ours = Vec::new();
         for _ in 0..rounds {
-            for (samples, setting) in theirs.iter_mut().zip(&settings) {
-                let command = &mut self.open_mpi(*setting, ranks, total_bytes, iterations);
-                samples.push(Sample::parse(&process::output(command)?, total_bytes)?);
+            for (samples, setting) in theirs.iter_mut().zip(settings) {
+                samples.push(sample(&mut self.open_mpi(*setting, ranks, total_bytes, iterations))?);
             }
-            let command = &mut self.peerlane(ranks, total_bytes, iterations);
-            ours.push(Sample::parse(&process::output(command)?, total_bytes)?);
+            ours.push(sample(&mut self.peerlane(ranks, total_bytes, iterations))?);
         }
 
         let theirs = settings.iter().zip(&theirs);
@@ -327,15 +327,6 @@ mod tests {
     }
 
     #[test]
-    fn totals_go_up_to_the_largest() {
-        let mut options =
-            Options { ranks: vec![2], rounds: 1, min_bytes: 1024, max_bytes: 16384, factor: 4 };
-        assert_eq!(totals(&options).collect::<Vec<_>>(), [1024, 4096, 16384]);
-        options.max_bytes = 16383;
-        assert_eq!(totals(&options).collect::<Vec<_>>(), [1024, 4096]);
-    }
-
-    #[test]
     fn spinning_needs_a_core_for_every_rank() {
         let names = |ranks| settings(ranks, 2).map(|setting| setting.name).collect::<Vec<_>>();
         assert_eq!(names(2), ["default", "unbound", "yielding"]);
@@ -349,20 +340,6 @@ mod tests {
         assert_eq!((sample.shard_bytes, sample.median_us, sample.limit_us), (4, 1.5, None));
         assert!(Sample::parse(line, 16).is_err());
         assert!(Sample::parse("nothing", 8).is_err());
-    }
-
-    #[test]
-    fn a_side_is_the_median_of_its_rounds() {
-        let line = |us: f64| {
-            let p99 = us + 1.0;
-            let line = format!(
-                r#"{{"total_bytes":8,"shard_bytes":4,"median_us":{us},"p99_us":{p99},"checked":true}}"#
-            );
-            Sample::parse(&line, 8).unwrap()
-        };
-        let side = Side::new("bound".into(), &[3.0, 9.0, 2.0].map(line));
-        assert_eq!((side.median_us, side.p99_us), (3.0, 4.0));
-        assert_eq!(side.rounds_us, [3.0, 9.0, 2.0]);
     }
 
     #[test]

@@ -64,15 +64,23 @@ fn processor(cpuinfo: &str) -> String {
     cpuinfo.lines().find_map(model).unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Writes `docs/perf/NAME.json` and `docs/perf/NAME.md`.
-pub(super) fn save(name: &str, record: &impl serde::Serialize, page: &str) -> Outcome {
+/// Writes `docs/perf/NAME.json` and `docs/perf/NAME.md`, then judges the goals.
+///
+/// # Errors
+/// A file cannot be written, or goals are missed.
+pub(super) fn save(
+    name: &str,
+    record: &impl serde::Serialize,
+    page: &str,
+    goals: impl IntoIterator<Item = (String, Goals)>,
+) -> Outcome {
     let folder = workspace::members()?.workspace_root.join("docs/perf");
     std::fs::create_dir_all(&folder)?;
     let json = serde_json::to_string_pretty(record)? + "\n";
     std::fs::write(folder.join(format!("{name}.json")), json)?;
     std::fs::write(folder.join(format!("{name}.md")), page)?;
     println!("\nwritten: docs/perf/{name}.json, docs/perf/{name}.md");
-    Ok(())
+    judge(goals)
 }
 
 /// Returns a page: a template with a value for each `{name}`.
@@ -171,7 +179,7 @@ impl Goals {
 }
 
 /// Fails if goals are missed, and names what missed them.
-pub(super) fn judge(all: impl IntoIterator<Item = (String, Goals)>) -> Outcome {
+fn judge(all: impl IntoIterator<Item = (String, Goals)>) -> Outcome {
     let missed = all.into_iter().filter(|(_, goals)| goals.are_missed());
     let missed: Vec<String> =
         missed.map(|(what, goals)| format!("{what}: {}", goals.missed.join(", "))).collect();

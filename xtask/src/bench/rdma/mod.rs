@@ -62,6 +62,5 @@ pub(super) fn run(options: &Options) -> Outcome {
         }
     }
     booted.console.verdict(booted.end, jobs.len())?;
-    report::save("rdma", &record, &record.page())?;
-    report::judge(record.goals())
+    report::save("rdma", &record, &record.page(), record.goals())
 }
