@@ -115,8 +115,9 @@ pub(super) fn line<R>(row: &R, columns: &[Column<'_, R>]) -> String {
     joined(columns.iter().map(|(_, cell)| cell(row)))
 }
 
-fn joined(cells: impl Iterator<Item = String>) -> String {
-    format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
+/// Returns a row of cells.
+pub(super) fn joined(cells: impl IntoIterator<Item = String>) -> String {
+    format!("| {} |\n", cells.into_iter().collect::<Vec<_>>().join(" | "))
 }
 
 /// Returns a figure with this number of decimals, or a dash if it is absent or not a number.

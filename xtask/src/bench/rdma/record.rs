@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 
-use super::steps::{Reads, WIRE_ITERATIONS};
+use super::steps::{Reads, Source, WIRE_ITERATIONS};
 use crate::bench::median;
 use crate::bench::report::Machine;
 use peerlane_rxe_vm::process::Outcome;
@@ -54,20 +55,6 @@ pub(super) fn sent(algorithm: &str, node: usize) -> String {
     format!("sent by node {node}, {algorithm}, B")
 }
 
-/// A row of `peerlane perf`, of `peerlane allgather`, or of the program over Open MPI.
-#[derive(Debug, Deserialize)]
-struct Row {
-    #[serde(default)]
-    gbs: Option<f64>,
-    #[serde(default)]
-    median_us: Option<f64>,
-    #[serde(default)]
-    algorithm: String,
-    #[serde(default)]
-    total_bytes: u64,
-    checked: bool,
-}
-
 impl Record {
     /// Enters the output of a step.
     pub(super) fn enter(&mut self, reads: &Reads, printed: &[String]) -> Outcome {
@@ -76,23 +63,20 @@ impl Record {
                 let lines = printed.iter().map(|line| line.trim()).filter(|line| !line.is_empty());
                 self.versions = lines.map(str::to_owned).collect();
             }
-            Reads::Rate { name, perftest_bytes } => {
-                let rate = match perftest_bytes {
+            Reads::Figure { name, source } => {
+                let value = match *source {
                     // The average rate, in MiB per second.
-                    Some(bytes) => perftest(printed, *bytes, 3)? * MIB / 1e9,
-                    None => row(printed)?.gbs.ok_or("the row has no rate")?,
-                };
-                self.add(name.clone(), rate);
-            }
-            Reads::Time { name, perftest_bytes } => {
-                let time = match perftest_bytes {
+                    Source::Rate(bytes) => perftest(printed, bytes, 3)? * MIB / 1e9,
                     // The typical time, which is the median.
-                    Some(bytes) => perftest(printed, *bytes, 4)?,
-                    None => row(printed)?.median_us.ok_or("the row has no time")?,
+                    Source::Time(bytes) => perftest(printed, bytes, 4)?,
+                    Source::Field(field) => match rows(printed)?.as_slice() {
+                        [row] => number(row, field)?,
+                        _ => return Err("expected one row of JSON".into()),
+                    },
                 };
-                self.add(name.clone(), time);
+                self.add(name.clone(), value);
             }
-            Reads::Gathers { wire, side } => self.gathers(printed, wire, *side)?,
+            Reads::Gathers { wire, side } => self.enter_gathers(printed, wire, *side)?,
             Reads::Sent { algorithm } => {
                 let counts: [[u64; 4]; 3] =
                     counts(printed)?.try_into().map_err(|_| "expected three counts")?;
@@ -112,13 +96,15 @@ impl Record {
     }
 
     /// Enters the rows of all-gathers, by side or else by algorithm.
-    fn gathers(&mut self, printed: &[String], wire: &str, side: Option<&str>) -> Outcome {
+    fn enter_gathers(&mut self, printed: &[String], wire: &str, side: Option<&str>) -> Outcome {
         for row in rows(printed)? {
-            let name = gather(wire, row.total_bytes, side.unwrap_or(&row.algorithm));
-            self.add(name.clone(), row.median_us.ok_or("the row has no time")?);
-            if side.is_some() && !row.algorithm.is_empty() {
-                self.choices.insert(name, row.algorithm);
+            let total = row["total_bytes"].as_u64().ok_or("the row has no total_bytes")?;
+            let algorithm = row["algorithm"].as_str().unwrap_or_default();
+            let name = gather(wire, total, side.unwrap_or(algorithm));
+            if side.is_some() && !algorithm.is_empty() {
+                self.choices.insert(name.clone(), algorithm.to_owned());
             }
+            self.add(name, number(&row, "median_us")?);
         }
         Ok(())
     }
@@ -149,7 +135,7 @@ impl Record {
     }
 
     /// Returns the algorithms that were measured over a wire, sorted.
-    pub(super) fn algorithms(&self, wire: &str, total_bytes: u64) -> Vec<&str> {
+    pub(super) fn algorithms_over(&self, wire: &str, total_bytes: u64) -> Vec<&str> {
         let begin = gather(wire, total_bytes, "");
         let begin = begin.trim_end_matches(", µs");
         let names = self.figures.keys().filter_map(|name| name.strip_prefix(begin));
@@ -157,22 +143,20 @@ impl Record {
     }
 }
 
-/// Reads the rows of JSON, each of which must be checked.
-fn rows(printed: &[String]) -> Outcome<Vec<Row>> {
+/// Reads the rows of JSON that Peerlane and the program over Open MPI print, each of which must be checked.
+fn rows(printed: &[String]) -> Outcome<Vec<Value>> {
     // A message of Open MPI may end in a zero byte, with which the next line then begins.
     let lines = printed.iter().map(|line| line.trim_start_matches(char::is_control));
     let lines = lines.filter(|line| line.starts_with('{'));
-    let rows = lines.map(serde_json::from_str).collect::<Result<Vec<Row>, _>>()?;
-    if rows.is_empty() || !rows.iter().all(|row| row.checked) {
+    let rows = lines.map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    if rows.is_empty() || !rows.iter().all(|row| row["checked"] == true) {
         return Err(format!("expected checked rows of JSON:\n{}", printed.join("\n")).into());
     }
     Ok(rows)
 }
 
-/// Reads the only row.
-fn row(printed: &[String]) -> Outcome<Row> {
-    let mut rows = rows(printed)?;
-    rows.pop().filter(|_| rows.is_empty()).ok_or_else(|| "expected one row of JSON".into())
+fn number(row: &Value, field: &str) -> Outcome<f64> {
+    row[field].as_f64().ok_or_else(|| format!("the row has no {field}: {row}").into())
 }
 
 /// Reads a column of perftest's row of this size.
@@ -211,7 +195,7 @@ mod tests {
             " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
              65536      500              75.50              62.50              0.001000\n",
         );
-        let rate = |bytes| Reads::Rate { name: "rate".into(), perftest_bytes: Some(bytes) };
+        let rate = |bytes| Reads::Figure { name: "rate".into(), source: Source::Rate(bytes) };
         record.enter(&rate(65536), &printed).unwrap();
         assert!((record.median("rate") - 0.065_536).abs() < 1e-9);
         assert!(record.enter(&rate(8), &printed).is_err());
@@ -219,7 +203,7 @@ mod tests {
             " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n \
              8       1000          50.71          4000.10      67.25              70.00\n",
         );
-        let time = Reads::Time { name: "time".into(), perftest_bytes: Some(8) };
+        let time = Reads::Figure { name: "time".into(), source: Source::Time(8) };
         record.enter(&time, &printed).unwrap();
         assert_eq!(record.values("time"), [67.25]);
         assert!(record.enter(&time, &lines("nothing")).is_err());
@@ -228,7 +212,7 @@ mod tests {
     #[test]
     fn rows_must_be_checked() {
         let good = r#"{"total_bytes":8,"median_us":2.5,"checked":true,"algorithm":"direct"}"#;
-        assert_eq!(rows(&lines(good)).unwrap()[0].algorithm, "direct");
+        assert_eq!(rows(&lines(good)).unwrap()[0]["algorithm"], "direct");
         assert!(rows(&lines(&good.replace("true", "false"))).is_err());
         assert!(rows(&lines("nothing")).is_err());
         assert_eq!(rows(&lines(&format!("a warning\n\0{good}"))).unwrap().len(), 1);
@@ -244,7 +228,7 @@ mod tests {
     #[test]
     fn printed_figures_are_entered() {
         let mut record = Record::default();
-        let reads = Reads::Rate { name: "rate".into(), perftest_bytes: None };
+        let reads = Reads::Figure { name: "rate".into(), source: Source::Field("gbs") };
         let rate = r#"{"gbs":2.5,"checked":true}"#;
         record.enter(&reads, &lines(rate)).unwrap();
         assert!(record.enter(&reads, &lines(&format!("{rate}\n{rate}"))).is_err());
@@ -255,7 +239,7 @@ mod tests {
         assert_eq!(record.values(RETRIES), [3.0]);
         let row = r#"{"total_bytes":8,"median_us":2.5,"checked":true,"algorithm":"ring"}"#;
         record.enter(&Reads::Gathers { wire: "cable", side: None }, &lines(row)).unwrap();
-        assert_eq!(record.algorithms("cable", 8), ["ring"]);
+        assert_eq!(record.algorithms_over("cable", 8), ["ring"]);
         assert_eq!(record.median(&gather("cable", 8, "ring")), 2.5);
         let ours = Reads::Gathers { wire: "slow", side: Some("Peerlane") };
         record.enter(&ours, &lines(row)).unwrap();

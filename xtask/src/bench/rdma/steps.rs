@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::openmpi;
-use super::record::{self, BOTH};
+use super::record::{BOTH, put, signal};
 use peerlane_rxe_vm::perftest;
 use peerlane_rxe_vm::{Job, Nodes};
 
@@ -54,14 +54,23 @@ pub(super) struct Step {
 pub(super) enum Reads {
     /// The versions of the other programs.
     Versions,
-    /// A rate of `peerlane perf`, or of ib_write_bw at a message of `bytes`.
-    Rate { name: String, perftest_bytes: Option<u64> },
-    /// A time of `peerlane perf`, or of ib_write_lat at a message of `bytes`.
-    Time { name: String, perftest_bytes: Option<u64> },
+    /// One figure.
+    Figure { name: String, source: Source },
     /// Times of all-gathers over a wire, by side or else by algorithm.
     Gathers { wire: &'static str, side: Option<&'static str> },
     /// The bytes that the interfaces send for an all-gather.
     Sent { algorithm: &'static str },
+}
+
+/// What prints a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// `ib_write_bw` at a message of so many bytes.
+    Rate(u64),
+    /// `ib_write_lat` at a message of so many bytes.
+    Time(u64),
+    /// `peerlane perf` in this field.
+    Field(&'static str),
 }
 
 /// Returns the measurements in their order.
@@ -72,34 +81,32 @@ pub(super) fn steps(rounds: u16) -> Vec<Step> {
         let mut add = |reads, command| steps.push(Step { round, reads, command });
         for _ in 0..TURNS {
             for (bytes, pairs, messages, window) in PUTS {
+                let figure = |side, source| Reads::Figure { name: put(bytes, pairs, side), source };
                 let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
-                let name = record::put(bytes, pairs, "ib_write_bw");
-                let reads = Reads::Rate { name, perftest_bytes: Some(bytes) };
-                add(reads, perftest::pair(NODES, "ib_write_bw", &options).command);
+                let theirs = perftest::pair(NODES, "ib_write_bw", &options).command;
+                add(figure("ib_write_bw", Source::Rate(bytes)), theirs);
                 for (side, option) in WAITS {
                     let program = format!(
                         "peerlane perf --backend rdma --put --bytes {bytes} --engines {pairs} --queue-pairs 1 \
                          --iterations {messages} --window {window} {option}"
                     );
-                    let name = record::put(bytes, pairs, side);
-                    add(Reads::Rate { name, perftest_bytes: None }, ranks(&[1, 1], &program));
+                    add(figure(side, Source::Field("gbs")), ranks(&[1, 1], &program));
                 }
             }
+            let figure = |side, source| Reads::Figure { name: signal(side), source };
             let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
-            let name = record::signal("ib_write_lat");
-            let reads = Reads::Time { name, perftest_bytes: Some(SIGNAL_BYTES) };
-            add(reads, perftest::pair(NODES, "ib_write_lat", &options).command);
+            let theirs = perftest::pair(NODES, "ib_write_lat", &options).command;
+            add(figure("ib_write_lat", Source::Time(SIGNAL_BYTES)), theirs);
             for (side, option) in WAITS {
                 let program = format!(
                     "peerlane perf --backend rdma --signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS} \
                      {option}"
                 );
-                let name = record::signal(side);
-                add(Reads::Time { name, perftest_bytes: None }, ranks(&[1, 1], &program));
+                add(figure(side, Source::Field("median_us")), ranks(&[1, 1], &program));
             }
         }
         let options = format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4");
-        let reads = Reads::Rate { name: BOTH.to_owned(), perftest_bytes: Some(BOTH_BYTES) };
+        let reads = Reads::Figure { name: BOTH.to_owned(), source: Source::Rate(BOTH_BYTES) };
         add(reads, perftest::pair(NODES, "ib_write_bw", &options).command);
         for algorithm in COUNTED {
             let total = 4 * WIRE_SHARD;
@@ -112,7 +119,7 @@ pub(super) fn steps(rounds: u16) -> Vec<Step> {
         let iterations = format!("--iterations {ITERATIONS}");
         let options = format!("--algorithm direct,hierarchical {iterations}");
         add(Reads::Gathers { wire: "cable", side: None }, all_gather(TOTALS, &options));
-        for wire in Wire::ALL {
+        for wire in Wire::COMPARED {
             let (min, max, factor) = TOTALS_OF_PEER;
             let theirs = openmpi::line(min, max, factor, ITERATIONS);
             let ours = all_gather(TOTALS_OF_PEER, &iterations);
@@ -124,7 +131,7 @@ pub(super) fn steps(rounds: u16) -> Vec<Step> {
     }
     let lossy = all_gather(TOTALS_LOSSY, "--algorithm all --iterations 3");
     let reads = Reads::Gathers { wire: "lossy", side: None };
-    steps.push(Step { round: 0, reads, command: shaped(LOSSY, &lossy) });
+    steps.push(Step { round: 0, reads, command: Wire::Lossy.over(&lossy) });
     steps
 }
 
@@ -187,7 +194,7 @@ pub(super) const SLOW: &str = "tbf rate 80mbit burst 128kb latency 500ms";
 /// The kernel's default for the number of TCP segments that it passes on as one.
 const SEGMENTS: u32 = 65535;
 
-/// The connection over which Peerlane and Open MPI are measured.
+/// A state of the cable between the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wire {
     /// TCP passes 64 KiB whole, which no real wire does.
@@ -196,47 +203,41 @@ pub(super) enum Wire {
     Packets,
     /// The wire is slower than the processors of both sides.
     Slow,
+    /// The wire delays and loses packets.
+    Lossy,
 }
 
 impl Wire {
-    pub(super) const ALL: [Self; 3] = [Self::AsItIs, Self::Packets, Self::Slow];
+    /// The wires over which Peerlane and Open MPI are measured.
+    pub(super) const COMPARED: [Self; 3] = [Self::AsItIs, Self::Packets, Self::Slow];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::AsItIs => "as it is",
             Self::Packets => "packets of the MTU",
             Self::Slow => "slow",
+            Self::Lossy => "lossy",
         }
     }
 
-    /// Returns shell lines that run `lines` over this wire.
+    /// Returns shell lines that change the wire, run `lines` and undo the change. A failure ends the job.
     pub(super) fn over(self, lines: &str) -> String {
-        match self {
-            Self::AsItIs => lines.to_owned(),
-            Self::Packets => {
-                let set = |segments| both(&format!("ip link set dev eth0 gso_max_segs {segments}"));
-                during(&set(1), &set(SEGMENTS), lines)
-            }
-            Self::Slow => shaped(SLOW, lines),
-        }
+        let segments = |count| format!("ip link set dev eth0 gso_max_segs {count}");
+        let shaped = |discipline| {
+            let put = format!("tc qdisc replace dev eth0 root {discipline}");
+            (put, "tc qdisc del dev eth0 root".to_owned())
+        };
+        let (begin, end) = match self {
+            Self::AsItIs => return lines.to_owned(),
+            Self::Packets => (segments(1), segments(SEGMENTS)),
+            Self::Slow => shaped(SLOW),
+            Self::Lossy => shaped(LOSSY),
+        };
+        let [begin, end] =
+            [begin, end].map(|line| [0, 1].map(|node| format!("ip netns exec node{node} {line}")));
+        let begin = begin.map(|line| format!("{line} || exit 1\n")).concat();
+        format!("trap '{}' EXIT\n{begin}{lines}", end.join("; "))
     }
-}
-
-/// Returns shell lines that run `lines` with this queueing discipline on both nodes.
-pub(super) fn shaped(discipline: &str, lines: &str) -> String {
-    let put = both(&format!("tc qdisc replace dev eth0 root {discipline}"));
-    during(&put, &both("tc qdisc del dev eth0 root"), lines)
-}
-
-/// Returns the line for each node.
-fn both(line: &str) -> [String; 2] {
-    [0, 1].map(|node| format!("ip netns exec node{node} {line}"))
-}
-
-/// Returns shell lines that change the wire, run `lines` and undo the change. A failure ends the job.
-fn during(begin: &[String], end: &[String], lines: &str) -> String {
-    let begin: String = begin.iter().map(|line| format!("{line} || exit 1\n")).collect();
-    format!("trap '{}' EXIT\n{begin}{lines}", end.join("; "))
 }
 
 #[cfg(test)]
@@ -246,32 +247,24 @@ mod tests {
     #[test]
     fn the_sides_take_turns() {
         let steps = steps(2);
-        let followed = |theirs: &str, ours: [String; 2]| {
-            let names: Vec<&str> = steps
-                .iter()
-                .map(|step| match &step.reads {
-                    Reads::Rate { name, .. } | Reads::Time { name, .. } => name.as_str(),
-                    _ => "",
-                })
-                .collect();
-            let turns = names.iter().enumerate().filter(|(_, name)| **name == theirs);
-            let turns: Vec<usize> = turns.map(|(at, _)| at).collect();
-            assert_eq!(turns.len(), 2 * usize::from(TURNS), "{theirs}");
-            for at in turns {
-                assert_eq!(names[at + 1..at + 3], ours);
-            }
-        };
-        for (bytes, pairs, ..) in PUTS {
-            let ours = WAITS.map(|(side, _)| record::put(bytes, pairs, side));
-            followed(&record::put(bytes, pairs, "ib_write_bw"), ours);
+        let names = steps.iter().filter_map(|step| match &step.reads {
+            Reads::Figure { name, .. } if name != BOTH => Some(name.as_str()),
+            _ => None,
+        });
+        let names: Vec<&str> = names.collect();
+        assert_eq!(names.len(), 2 * 3 * usize::from(TURNS) * (PUTS.len() + 1));
+        for turn in names.chunks(3) {
+            let by = |side| turn[0].replace("ib_write_bw", side).replace("ib_write_lat", side);
+            assert_eq!(turn[1..], WAITS.map(|(side, _)| by(side)));
+            assert_ne!(turn[0], turn[1]);
         }
-        followed(&record::signal("ib_write_lat"), WAITS.map(|(side, _)| record::signal(side)));
         let sides = steps.iter().filter_map(|step| match step.reads {
             Reads::Gathers { wire, side: Some(side) } => Some((wire, side, step.round)),
             _ => None,
         });
         let expected = [1, 2].map(|round| {
-            Wire::ALL.map(|wire| ["Open MPI", "Peerlane"].map(|side| (wire.name(), side, round)))
+            Wire::COMPARED
+                .map(|wire| ["Open MPI", "Peerlane"].map(|side| (wire.name(), side, round)))
         });
         assert_eq!(sides.collect::<Vec<_>>(), expected.as_flattened().as_flattened());
         assert_eq!(steps.last().unwrap().reads, Reads::Gathers { wire: "lossy", side: None });
@@ -318,15 +311,5 @@ mod tests {
         let lines = Wire::Slow.over("true\n");
         assert!(lines.starts_with("trap 'ip netns exec node0 tc qdisc del dev eth0 root; "));
         assert!(lines.contains("\nip netns exec node1 tc qdisc replace dev eth0 root tbf rate "));
-    }
-
-    #[test]
-    fn the_shell_accepts_every_line() {
-        let all = Wire::ALL.map(|wire| wire.over("true\n"));
-        for lines in all.into_iter().chain([shaped(LOSSY, "true\n")]) {
-            let mut shell = std::process::Command::new("sh");
-            let output = shell.args(["-n", "-c", &lines]).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        }
     }
 }
