@@ -182,20 +182,11 @@ struct Sample {
     /// Not in the record, which has the version once, because the text names a file of that machine.
     #[serde(skip_serializing)]
     baselines_version: Option<String>,
-    /// NCCL's paths.
+    /// NCCL's paths, each with its `path` and `baseline_us`.
     #[serde(default)]
-    baselines: Vec<Baseline>,
+    baselines: Vec<Value>,
     #[serde(default)]
     overlap: Vec<Overlap>,
-    #[serde(flatten)]
-    more: Value,
-}
-
-/// One of NCCL's paths.
-#[derive(Debug, Serialize, Deserialize)]
-struct Baseline {
-    path: String,
-    baseline_us: Option<f64>,
     #[serde(flatten)]
     more: Value,
 }
@@ -229,12 +220,12 @@ impl Sample {
 
     /// Returns the time of one of NCCL's paths.
     fn nccl_us(&self, path: &str) -> Option<f64> {
-        self.baselines.iter().find(|baseline| baseline.path == path)?.baseline_us
+        self.baselines.iter().find(|baseline| baseline["path"] == path)?["baseline_us"].as_f64()
     }
 
     /// Returns the speed relative to NCCL's fastest path.
     fn by_best(&self) -> Option<f64> {
-        let times = self.baselines.iter().filter_map(|baseline| baseline.baseline_us);
+        let times = self.baselines.iter().filter_map(|baseline| baseline["baseline_us"].as_f64());
         Some(times.min_by(f64::total_cmp)? / self.median_us)
     }
 
