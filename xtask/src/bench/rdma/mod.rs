@@ -16,7 +16,7 @@ mod record;
 mod steps;
 
 use record::Record;
-use steps::{NODES, Step, steps};
+use steps::{NODES, steps};
 
 /// Options of `cargo xtask bench rdma`.
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ pub(super) fn run(options: &Options) -> Outcome {
     openmpi::add(root, vm.folder(), target.join("peers").as_std_path(), &mut built)?;
 
     let steps = steps(options.rounds);
-    let jobs: Vec<Job> = steps.iter().map(Step::job).collect();
+    let jobs: Vec<Job> = steps.iter().map(|step| step.job.clone()).collect();
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let booted = vm.boot(&jobs, &built)?;
     let mut record = Record {
@@ -57,7 +57,7 @@ pub(super) fn run(options: &Options) -> Outcome {
     };
     for (step, ended) in steps.iter().zip(&booted.console.ended) {
         if ended.is_well() {
-            let entered = record.enter(&step.reads, &ended.printed);
+            let entered = (step.enter)(&mut record, &ended.printed);
             entered.map_err(|error| format!("{}: {error}", ended.name))?;
         }
     }

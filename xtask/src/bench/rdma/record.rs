@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::steps::{Reads, Source, WIRE_ITERATIONS};
+use super::steps::WIRE_ITERATIONS;
 use crate::bench::median;
 use crate::bench::report::Machine;
 use peerlane_rxe_vm::process::Outcome;
 
-const MIB: f64 = (1 << 20) as f64;
 /// The figure of puts in both directions.
 pub(super) const BOTH: &str = "puts in both directions, ib_write_bw, GB/s";
 /// The figure of the times that the two devices began to send again.
@@ -56,47 +55,29 @@ pub(super) fn sent(algorithm: &str, node: usize) -> String {
 }
 
 impl Record {
-    /// Enters the output of a step.
-    pub(super) fn enter(&mut self, reads: &Reads, printed: &[String]) -> Outcome {
-        match reads {
-            Reads::Versions => {
-                let lines = printed.iter().map(|line| line.trim()).filter(|line| !line.is_empty());
-                self.versions = lines.map(str::to_owned).collect();
-            }
-            Reads::Figure { name, source } => {
-                let value = match *source {
-                    // The average rate, in MiB per second.
-                    Source::Rate(bytes) => perftest(printed, bytes, 3)? * MIB / 1e9,
-                    // The typical time, which is the median.
-                    Source::Time(bytes) => perftest(printed, bytes, 4)?,
-                    Source::Field(field) => match rows(printed)?.as_slice() {
-                        [row] => number(row, field)?,
-                        _ => return Err("expected one row of JSON".into()),
-                    },
-                };
-                self.add(name.clone(), value);
-            }
-            Reads::Gathers { wire, side } => self.enter_gathers(printed, wire, *side)?,
-            Reads::Sent { algorithm } => {
-                let counts: [[u64; 4]; 3] =
-                    counts(printed)?.try_into().map_err(|_| "expected three counts")?;
-                let [first, second, third] = counts;
-                for node in 0..2 {
-                    let shorter = second[node].saturating_sub(first[node]);
-                    let longer = third[node].saturating_sub(second[node]);
-                    let iterations = f64::from(WIRE_ITERATIONS[1] - WIRE_ITERATIONS[0]);
-                    let bytes = longer.saturating_sub(shorter) as f64 / iterations;
-                    self.add(sent(algorithm, node), bytes);
-                }
-                let retries = (third[2] + third[3]).saturating_sub(first[2] + first[3]);
-                self.add(RETRIES.to_owned(), retries as f64);
-            }
+    /// Enters the bytes that both nodes sent for an all-gather: the difference of a longer and a shorter run.
+    pub(super) fn enter_sent(&mut self, printed: &[String], algorithm: &str) -> Outcome {
+        let counts: [[u64; 4]; 3] =
+            counts(printed)?.try_into().map_err(|_| "expected three counts")?;
+        let [first, second, third] = counts;
+        for node in 0..2 {
+            let shorter = second[node].saturating_sub(first[node]);
+            let longer = third[node].saturating_sub(second[node]);
+            let iterations = f64::from(WIRE_ITERATIONS[1] - WIRE_ITERATIONS[0]);
+            self.add(sent(algorithm, node), longer.saturating_sub(shorter) as f64 / iterations);
         }
+        let retries = (third[2] + third[3]).saturating_sub(first[2] + first[3]);
+        self.add(RETRIES.to_owned(), retries as f64);
         Ok(())
     }
 
     /// Enters the rows of all-gathers, by side or else by algorithm.
-    fn enter_gathers(&mut self, printed: &[String], wire: &str, side: Option<&str>) -> Outcome {
+    pub(super) fn enter_gathers(
+        &mut self,
+        printed: &[String],
+        wire: &str,
+        side: Option<&str>,
+    ) -> Outcome {
         for row in rows(printed)? {
             let total = row["total_bytes"].as_u64().ok_or("the row has no total_bytes")?;
             let algorithm = row["algorithm"].as_str().unwrap_or_default();
@@ -144,7 +125,7 @@ impl Record {
 }
 
 /// Reads the rows of JSON that Peerlane and the program over Open MPI print, each of which must be checked.
-fn rows(printed: &[String]) -> Outcome<Vec<Value>> {
+pub(super) fn rows(printed: &[String]) -> Outcome<Vec<Value>> {
     // A message of Open MPI may end in a zero byte, with which the next line then begins.
     let lines = printed.iter().map(|line| line.trim_start_matches(char::is_control));
     let lines = lines.filter(|line| line.starts_with('{'));
@@ -155,12 +136,13 @@ fn rows(printed: &[String]) -> Outcome<Vec<Value>> {
     Ok(rows)
 }
 
-fn number(row: &Value, field: &str) -> Outcome<f64> {
+/// Returns a number of a row.
+pub(super) fn number(row: &Value, field: &str) -> Outcome<f64> {
     row[field].as_f64().ok_or_else(|| format!("the row has no {field}: {row}").into())
 }
 
 /// Reads a column of perftest's row of this size.
-fn perftest(printed: &[String], bytes: u64, column: usize) -> Outcome<f64> {
+pub(super) fn perftest(printed: &[String], bytes: u64, column: usize) -> Outcome<f64> {
     let size = bytes.to_string();
     let words = printed.iter().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let row = words.into_iter().find(|words| words.first() == Some(&size.as_str()));
@@ -190,23 +172,18 @@ mod tests {
 
     #[test]
     fn tables_of_perftest_are_read() {
-        let mut record = Record::default();
-        let printed = lines(
+        let rates = lines(
             " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
              65536      500              75.50              62.50              0.001000\n",
         );
-        let rate = |bytes| Reads::Figure { name: "rate".into(), source: Source::Rate(bytes) };
-        record.enter(&rate(65536), &printed).unwrap();
-        assert!((record.median("rate") - 0.065_536).abs() < 1e-9);
-        assert!(record.enter(&rate(8), &printed).is_err());
-        let printed = lines(
+        assert_eq!(perftest(&rates, 65536, 3).unwrap(), 62.5);
+        assert!(perftest(&rates, 8, 3).is_err());
+        let times = lines(
             " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n \
              8       1000          50.71          4000.10      67.25              70.00\n",
         );
-        let time = Reads::Figure { name: "time".into(), source: Source::Time(8) };
-        record.enter(&time, &printed).unwrap();
-        assert_eq!(record.values("time"), [67.25]);
-        assert!(record.enter(&time, &lines("nothing")).is_err());
+        assert_eq!(perftest(&times, 8, 4).unwrap(), 67.25);
+        assert!(perftest(&lines("nothing"), 8, 4).is_err());
     }
 
     #[test]
@@ -219,30 +196,19 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_read() {
-        let printed = lines("sent 10 20 0 1\nx\nsent 30 50 2 3");
-        assert_eq!(counts(&printed).unwrap(), [[10, 20, 0, 1], [30, 50, 2, 3]]);
-        assert!(counts(&lines("sent 10")).is_err());
-    }
-
-    #[test]
     fn printed_figures_are_entered() {
         let mut record = Record::default();
-        let reads = Reads::Figure { name: "rate".into(), source: Source::Field("gbs") };
-        let rate = r#"{"gbs":2.5,"checked":true}"#;
-        record.enter(&reads, &lines(rate)).unwrap();
-        assert!(record.enter(&reads, &lines(&format!("{rate}\n{rate}"))).is_err());
-        assert_eq!(record.values("rate"), [2.5]);
-        let counts = "sent 0 0 1 0\nsent 100 100 1 0\nsent 1200 1300 2 2";
-        record.enter(&Reads::Sent { algorithm: "direct" }, &lines(counts)).unwrap();
+        let counts = lines("sent 0 0 1 0\nx\nsent 100 100 1 0\nsent 1200 1300 2 2");
+        record.enter_sent(&counts, "direct").unwrap();
         assert_eq!([0, 1].map(|node| record.median(&sent("direct", node))), [50.0, 55.0]);
         assert_eq!(record.values(RETRIES), [3.0]);
+        assert!(record.enter_sent(&counts[1..], "direct").is_err());
+        assert!(record.enter_sent(&lines("sent 10"), "direct").is_err());
         let row = r#"{"total_bytes":8,"median_us":2.5,"checked":true,"algorithm":"ring"}"#;
-        record.enter(&Reads::Gathers { wire: "cable", side: None }, &lines(row)).unwrap();
+        record.enter_gathers(&lines(row), "cable", None).unwrap();
         assert_eq!(record.algorithms_over("cable", 8), ["ring"]);
         assert_eq!(record.median(&gather("cable", 8, "ring")), 2.5);
-        let ours = Reads::Gathers { wire: "slow", side: Some("Peerlane") };
-        record.enter(&ours, &lines(row)).unwrap();
+        record.enter_gathers(&lines(row), "slow", Some("Peerlane")).unwrap();
         assert_eq!(record.choices[&gather("slow", 8, "Peerlane")], "ring");
         assert!(record.median("nothing").is_nan());
     }

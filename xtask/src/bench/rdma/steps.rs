@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::openmpi;
-use super::record::{BOTH, put, signal};
-use peerlane_rxe_vm::perftest;
-use peerlane_rxe_vm::{Job, Nodes};
+use super::record::{self, BOTH, Record, put, signal};
+use peerlane_rxe_vm::process::Outcome;
+use peerlane_rxe_vm::{Job, Nodes, perftest};
 
 /// Two nodes, connected as hosts are.
 pub(super) const NODES: Nodes = Nodes::Cable;
@@ -40,107 +40,134 @@ const LIMIT: Duration = Duration::from_secs(600);
 pub(super) const WAITS: [(&str, &str); 2] = [("polling", "--spin 1s"), ("sleeping", "")];
 
 /// A measurement.
-#[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// 0 outside of the rounds.
-    pub(super) round: u16,
-    pub(super) reads: Reads,
-    /// Lines of shell.
-    command: String,
+    pub(super) job: Job,
+    /// Enters the figures in the output.
+    pub(super) enter: Box<dyn Fn(&mut Record, &[String]) -> Outcome>,
 }
 
-/// The figures in the output of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reads {
-    /// The versions of the other programs.
-    Versions,
-    /// One figure.
-    Figure { name: String, source: Source },
-    /// Times of all-gathers over a wire, by side or else by algorithm.
-    Gathers { wire: &'static str, side: Option<&'static str> },
-    /// The bytes that the interfaces send for an all-gather.
-    Sent { algorithm: &'static str },
-}
+impl Step {
+    fn new(
+        name: String,
+        command: String,
+        enter: impl Fn(&mut Record, &[String]) -> Outcome + 'static,
+    ) -> Self {
+        let job = Job { name, command, folder: "/".into(), limit: LIMIT };
+        Self { job, enter: Box::new(enter) }
+    }
 
-/// What prints a figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    /// `ib_write_bw` at a message of so many bytes.
-    Rate(u64),
-    /// `ib_write_lat` at a message of so many bytes.
-    Time(u64),
-    /// `peerlane perf` in this field.
-    Field(&'static str),
+    /// Creates a step whose output has one figure.
+    fn figure(
+        name: String,
+        command: String,
+        read: impl Fn(&[String]) -> Outcome<f64> + 'static,
+    ) -> Self {
+        Self::new(name.clone(), command, move |record, printed| {
+            record.add(name.clone(), read(printed)?);
+            Ok(())
+        })
+    }
 }
 
 /// Returns the measurements in their order.
 pub(super) fn steps(rounds: u16) -> Vec<Step> {
     let versions = "ib_write_bw --version\norterun --version --allow-run-as-root | head -n 1";
-    let mut steps = vec![Step { round: 0, reads: Reads::Versions, command: versions.to_owned() }];
-    for round in 1..=rounds {
-        let mut add = |reads, command| steps.push(Step { round, reads, command });
-        for _ in 0..TURNS {
-            for (bytes, pairs, messages, window) in PUTS {
-                let figure = |side, source| Reads::Figure { name: put(bytes, pairs, side), source };
-                let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
-                let theirs = perftest::pair(NODES, "ib_write_bw", &options).command;
-                add(figure("ib_write_bw", Source::Rate(bytes)), theirs);
-                for (side, option) in WAITS {
-                    let program = format!(
-                        "peerlane perf --backend rdma --put --bytes {bytes} --engines {pairs} --queue-pairs 1 \
-                         --iterations {messages} --window {window} {option}"
-                    );
-                    add(figure(side, Source::Field("gbs")), ranks(&[1, 1], &program));
-                }
-            }
-            let figure = |side, source| Reads::Figure { name: signal(side), source };
-            let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
-            let theirs = perftest::pair(NODES, "ib_write_lat", &options).command;
-            add(figure("ib_write_lat", Source::Time(SIGNAL_BYTES)), theirs);
-            for (side, option) in WAITS {
-                let program = format!(
-                    "peerlane perf --backend rdma --signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS} \
-                     {option}"
-                );
-                add(figure(side, Source::Field("median_us")), ranks(&[1, 1], &program));
-            }
-        }
-        let options = format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4");
-        let reads = Reads::Figure { name: BOTH.to_owned(), source: Source::Rate(BOTH_BYTES) };
-        add(reads, perftest::pair(NODES, "ib_write_bw", &options).command);
-        for algorithm in COUNTED {
-            let total = 4 * WIRE_SHARD;
-            let run = |iterations| {
-                let rest = format!("--algorithm {algorithm} --iterations {iterations}");
-                count() + &all_gather((total, total, 2), &rest)
-            };
-            add(Reads::Sent { algorithm }, WIRE_ITERATIONS.map(run).concat() + &count());
-        }
-        let iterations = format!("--iterations {ITERATIONS}");
-        let options = format!("--algorithm direct,hierarchical {iterations}");
-        add(Reads::Gathers { wire: "cable", side: None }, all_gather(TOTALS, &options));
-        for wire in Wire::COMPARED {
-            let (min, max, factor) = TOTALS_OF_PEER;
-            let theirs = openmpi::line(min, max, factor, ITERATIONS);
-            let ours = all_gather(TOTALS_OF_PEER, &iterations);
-            for (side, line) in [("Open MPI", theirs), ("Peerlane", ours)] {
-                let reads = Reads::Gathers { wire: wire.name(), side: Some(side) };
-                add(reads, wire.over(&line));
-            }
+    let mut steps = vec![Step::new("versions".into(), versions.into(), |record, printed| {
+        let lines = printed.iter().map(|line| line.trim()).filter(|line| !line.is_empty());
+        record.versions = lines.map(str::to_owned).collect();
+        Ok(())
+    })];
+    for number in 1..=rounds {
+        for mut step in round() {
+            step.job.name = format!("round {number}: {}", step.job.name);
+            steps.push(step);
         }
     }
     let lossy = all_gather(TOTALS_LOSSY, "--algorithm all --iterations 3");
-    let reads = Reads::Gathers { wire: "lossy", side: None };
-    steps.push(Step { round: 0, reads, command: Wire::Lossy.over(&lossy) });
+    steps.push(all_gathers(Wire::Lossy.name(), None, Wire::Lossy.over(&lossy)));
     steps
 }
 
-impl Step {
-    /// Returns the job of the guest.
-    pub(super) fn job(&self) -> Job {
-        let name = format!("round {}: {:?}", self.round, self.reads);
-        Job { name, command: self.command.clone(), folder: "/".into(), limit: LIMIT }
+/// Returns the measurements of a round.
+fn round() -> Vec<Step> {
+    let mut steps = Vec::new();
+    for _ in 0..TURNS {
+        for (bytes, pairs, messages, window) in PUTS {
+            let options = format!("-s {bytes} -q {pairs} -n {messages} -t {window}");
+            steps.push(write_bw(put(bytes, pairs, "ib_write_bw"), bytes, &options));
+            for (side, option) in WAITS {
+                let options = format!(
+                    "--put --bytes {bytes} --engines {pairs} --queue-pairs 1 --iterations {messages} \
+                     --window {window} {option}"
+                );
+                steps.push(perf(put(bytes, pairs, side), "gbs", &options));
+            }
+        }
+        let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
+        let theirs = perftest::pair(NODES, "ib_write_lat", &options).command;
+        // The typical time, which is the median.
+        let read = |printed: &[String]| record::perftest(printed, SIGNAL_BYTES, 4);
+        steps.push(Step::figure(signal("ib_write_lat"), theirs, read));
+        for (side, option) in WAITS {
+            let options =
+                format!("--signal --bytes {SIGNAL_BYTES} --iterations {SIGNALS} {option}");
+            steps.push(perf(signal(side), "median_us", &options));
+        }
     }
+    steps.push(write_bw(
+        BOTH.to_owned(),
+        BOTH_BYTES,
+        &format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4"),
+    ));
+    for algorithm in COUNTED {
+        let total = 4 * WIRE_SHARD;
+        let run = |iterations| {
+            let rest = format!("--algorithm {algorithm} --iterations {iterations}");
+            count() + &all_gather((total, total, 2), &rest)
+        };
+        let command = WIRE_ITERATIONS.map(run).concat() + &count();
+        let name = format!("bytes sent, {algorithm}");
+        steps.push(Step::new(name, command, |record, printed| {
+            record.enter_sent(printed, algorithm)
+        }));
+    }
+    let iterations = format!("--iterations {ITERATIONS}");
+    let options = format!("--algorithm direct,hierarchical {iterations}");
+    steps.push(all_gathers("cable", None, all_gather(TOTALS, &options)));
+    for wire in Wire::COMPARED {
+        let (min, max, factor) = TOTALS_OF_PEER;
+        let theirs = openmpi::line(min, max, factor, ITERATIONS);
+        let ours = all_gather(TOTALS_OF_PEER, &iterations);
+        for (side, line) in [("Open MPI", theirs), ("Peerlane", ours)] {
+            steps.push(all_gathers(wire.name(), Some(side), wire.over(&line)));
+        }
+    }
+    steps
+}
+
+/// Measures a rate with ib_write_bw.
+fn write_bw(name: String, bytes: u64, options: &str) -> Step {
+    let command = perftest::pair(NODES, "ib_write_bw", options).command;
+    // The average rate, in MiB per second.
+    let mib = f64::from(1 << 20);
+    Step::figure(name, command, move |printed| Ok(record::perftest(printed, bytes, 3)? * mib / 1e9))
+}
+
+/// Measures the figure of this field with `peerlane perf`.
+fn perf(name: String, field: &'static str, options: &str) -> Step {
+    let program = format!("peerlane perf --backend rdma {options}");
+    Step::figure(name, ranks(&[1, 1], &program), |printed| {
+        match record::rows(printed)?.as_slice() {
+            [row] => record::number(row, field),
+            _ => Err("expected one row of JSON".into()),
+        }
+    })
+}
+
+/// Measures times of all-gathers over a wire, by side or else by algorithm.
+fn all_gathers(wire: &'static str, side: Option<&'static str>, command: String) -> Step {
+    let name = format!("all-gathers, {wire}, {}", side.unwrap_or("all algorithms"));
+    Step::new(name, command, move |record, printed| record.enter_gathers(printed, wire, side))
 }
 
 /// Returns shell lines that run all-gathers of totals from `min` to `max`.
@@ -246,34 +273,23 @@ mod tests {
 
     #[test]
     fn the_sides_take_turns() {
-        let steps = steps(2);
-        let names = steps.iter().filter_map(|step| match &step.reads {
-            Reads::Figure { name, .. } if name != BOTH => Some(name.as_str()),
-            _ => None,
-        });
-        let names: Vec<&str> = names.collect();
-        assert_eq!(names.len(), 2 * 3 * usize::from(TURNS) * (PUTS.len() + 1));
-        for turn in names.chunks(3) {
+        let steps = round();
+        let names: Vec<&str> = steps.iter().map(|step| step.job.name.as_str()).collect();
+        let (turns, rest) = names.split_at(3 * usize::from(TURNS) * (PUTS.len() + 1));
+        for turn in turns.chunks(3) {
             let by = |side| turn[0].replace("ib_write_bw", side).replace("ib_write_lat", side);
             assert_eq!(turn[1..], WAITS.map(|(side, _)| by(side)));
             assert_ne!(turn[0], turn[1]);
         }
-        let sides = steps.iter().filter_map(|step| match step.reads {
-            Reads::Gathers { wire, side: Some(side) } => Some((wire, side, step.round)),
-            _ => None,
+        let expected = Wire::COMPARED.map(|wire| {
+            ["Open MPI", "Peerlane"].map(|side| format!("all-gathers, {}, {side}", wire.name()))
         });
-        let expected = [1, 2].map(|round| {
-            Wire::COMPARED
-                .map(|wire| ["Open MPI", "Peerlane"].map(|side| (wire.name(), side, round)))
-        });
-        assert_eq!(sides.collect::<Vec<_>>(), expected.as_flattened().as_flattened());
-        assert_eq!(steps.last().unwrap().reads, Reads::Gathers { wire: "lossy", side: None });
+        assert_eq!(rest[rest.len() - 6..], *expected.as_flattened());
     }
 
     #[test]
     fn lines_are_shell() {
-        for step in steps(1) {
-            let job = step.job();
+        for Step { job, .. } in steps(1) {
             let mut shell = std::process::Command::new("sh");
             let output = shell.args(["-n", "-c", &job.command]).output().unwrap();
             assert!(output.status.success(), "{}: {:?}", job.name, output.stderr);
