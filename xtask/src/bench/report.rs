@@ -25,7 +25,9 @@ impl Machine {
             Ok(process::output(command)?.trim().to_owned())
         };
         Ok(Self {
-            command: command(std::env::args().skip(1)),
+            command: std::env::args()
+                .skip(1)
+                .fold("cargo xtask".into(), |done, word| done + " " + &word),
             date: line(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]))?,
             peerlane: peerlane(),
             rustc: line(Command::new("rustc").arg("--version"))?,
@@ -43,10 +45,6 @@ impl Machine {
              - Peerlane {peerlane}, {rustc}\n- {cores} cores of {cpu}, {kernel}\n"
         )
     }
-}
-
-fn command(arguments: impl Iterator<Item = String>) -> String {
-    arguments.fold("cargo xtask".to_owned(), |command, word| command + " " + &word)
 }
 
 /// Returns the version and, in a checkout with a history, the commit.
@@ -195,12 +193,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_is_described() {
+    fn the_processor_is_described() {
         let info = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n";
         assert_eq!(processor(info), "Some CPU @ 2 GHz");
         assert_eq!(processor("processor\t: 0\n"), "unknown");
-        let arguments = ["bench", "host"].map(str::to_owned);
-        assert_eq!(command(arguments.into_iter()), "cargo xtask bench host");
     }
 
     #[test]

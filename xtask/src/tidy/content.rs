@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
-use super::tree::Tree;
+use super::{Finding, Tree};
 
 /// Maximum number of lines of a Rust file, tests included. About 400 is normal.
 const LINES_MAX: usize = 800;

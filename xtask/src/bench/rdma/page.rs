@@ -1,10 +1,10 @@
 //! Judges the figures and writes the page.
 
-use super::record::{BOTH, RETRIES, Record, gather, put, sent, signal};
 use super::steps::{
     COUNTED, LOSSY, PUTS, RANKS, SLOW, TOTALS, TOTALS_LOSSY, TOTALS_OF_PEER, TURNS, WIRE_SHARD,
     Wire,
 };
+use super::{BOTH, RETRIES, Record, gather, put, sent, signal};
 use crate::bench::report::{self, Column, Goals, figure, size};
 use crate::bench::sizes;
 

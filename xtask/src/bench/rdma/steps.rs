@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::openmpi;
-use super::record::{self, BOTH, Record, put, signal};
+use super::{BOTH, Record, number, openmpi, put, rows, signal};
 use peerlane_rxe_vm::process::Outcome;
 use peerlane_rxe_vm::{Job, Nodes, perftest};
 
@@ -106,7 +105,7 @@ fn round() -> Vec<Step> {
         let options = format!("-s {SIGNAL_BYTES} -n {SIGNALS}");
         let theirs = perftest::pair(NODES, "ib_write_lat", &options).command;
         // The typical time, which is the median.
-        let read = |printed: &[String]| record::perftest(printed, SIGNAL_BYTES, 4);
+        let read = |printed: &[String]| super::perftest(printed, SIGNAL_BYTES, 4);
         steps.push(Step::figure(signal("ib_write_lat"), theirs, read));
         for (side, option) in WAITS {
             let options =
@@ -150,17 +149,15 @@ fn write_bw(name: String, bytes: u64, options: &str) -> Step {
     let command = perftest::pair(NODES, "ib_write_bw", options).command;
     // The average rate, in MiB per second.
     let mib = f64::from(1 << 20);
-    Step::figure(name, command, move |printed| Ok(record::perftest(printed, bytes, 3)? * mib / 1e9))
+    Step::figure(name, command, move |printed| Ok(super::perftest(printed, bytes, 3)? * mib / 1e9))
 }
 
 /// Measures the figure of this field with `peerlane perf`.
 fn perf(name: String, field: &'static str, options: &str) -> Step {
     let program = format!("peerlane perf --backend rdma {options}");
-    Step::figure(name, ranks(&[1, 1], &program), |printed| {
-        match record::rows(printed)?.as_slice() {
-            [row] => record::number(row, field),
-            _ => Err("expected one row of JSON".into()),
-        }
+    Step::figure(name, ranks(&[1, 1], &program), |printed| match rows(printed)?.as_slice() {
+        [row] => number(row, field),
+        _ => Err("expected one row of JSON".into()),
     })
 }
 
