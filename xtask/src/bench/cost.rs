@@ -9,7 +9,6 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::build_program;
 use super::report::{self, Goals, Machine, figure, size};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
@@ -91,7 +90,7 @@ pub(super) fn run(options: &Options) -> Outcome {
 
 /// Calibrates the host backend and checks the predictions.
 fn measure(options: &Options, target: &Path) -> Outcome<Vec<Check>> {
-    let program = build_program(target)?;
+    let program = workspace::build_program(target, true)?;
     let folder = target.join("cost");
     std::fs::create_dir_all(&folder)?;
     let mut checks: Vec<Check> = Vec::new();

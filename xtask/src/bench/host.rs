@@ -6,7 +6,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use super::report::{self, Column, Goals, Machine, figure, size};
-use super::{build_program, median, sizes};
+use super::{median, sizes};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
 
@@ -79,29 +79,19 @@ struct Sample {
     algorithm: String,
     #[serde(default)]
     engine: String,
-    #[serde(default)]
     limit_us: Option<f64>,
 }
 
-/// A configuration of Open MPI. Each size is measured in all that apply, and the fastest counts.
-#[derive(Clone, Copy)]
-struct Setting {
-    name: &'static str,
-    flags: &'static [&'static str],
-    /// Waiting ranks spin. If ranks outnumber cores, each wait then takes a time slice, and Open MPI refuses
-    /// to start without `--oversubscribe`.
-    spins: bool,
-}
-
+/// Configurations of Open MPI: name, whether waiting ranks spin, and options. Each size is measured in all that apply,
+/// and the fastest counts. If ranks that spin outnumber cores, each wait takes a time slice, and Open MPI refuses to
+/// start without `--oversubscribe`.
 const SETTINGS: [Setting; 3] = [
-    Setting { name: "default", flags: &[], spins: true },
-    Setting { name: "unbound", flags: &["--bind-to", "none"], spins: true },
-    Setting {
-        name: "yielding",
-        flags: &["--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"],
-        spins: false,
-    },
+    ("default", true, ""),
+    ("unbound", true, "--bind-to none"),
+    ("yielding", false, "--bind-to none --oversubscribe --mca mpi_yield_when_idle 1"),
 ];
+
+type Setting = (&'static str, bool, &'static str);
 
 /// The two programs that are compared.
 struct Programs {
@@ -115,7 +105,7 @@ pub(super) fn run(options: &Options) -> Outcome {
     let target = metadata.target_directory.as_std_path();
     let programs = Programs {
         open_mpi: build_open_mpi(metadata.workspace_root.as_std_path(), &target.join("peers"))?,
-        peerlane: build_program(target)?,
+        peerlane: workspace::build_program(target, true)?,
     };
     let printed = process::output(Command::new("mpirun").arg("--version"))?;
     let open_mpi = printed.lines().next().and_then(|line| line.rsplit(' ').next());
@@ -156,7 +146,7 @@ fn build_open_mpi(root: &Path, folder: &Path) -> Outcome<PathBuf> {
 
 /// Returns the settings that suit this number of ranks and cores.
 fn settings(ranks: usize, cores: usize) -> impl Iterator<Item = Setting> {
-    SETTINGS.into_iter().filter(move |setting| !setting.spins || ranks <= cores)
+    SETTINGS.into_iter().filter(move |(_, spins, _)| !spins || ranks <= cores)
 }
 
 /// Returns a number of iterations for a steady median within about a second.
@@ -185,15 +175,15 @@ impl Programs {
         let mut theirs = vec![Vec::new(); settings.len()];
         let mut ours = Vec::new();
         for _ in 0..rounds {
-            for (samples, setting) in theirs.iter_mut().zip(settings) {
-                samples.push(sample(&mut self.open_mpi(*setting, ranks, total_bytes, iterations))?);
+            for (samples, (.., options)) in theirs.iter_mut().zip(settings) {
+                samples.push(sample(&mut self.open_mpi(options, ranks, total_bytes, iterations))?);
             }
             ours.push(sample(&mut self.peerlane(ranks, total_bytes, iterations))?);
         }
 
         let theirs = settings.iter().zip(&theirs);
         let open_mpi = theirs
-            .map(|(setting, samples)| Side::new(setting.name.to_owned(), samples))
+            .map(|((name, ..), samples)| Side::new((*name).to_owned(), samples))
             .min_by(|left, right| left.median_us.total_cmp(&right.median_us))
             .ok_or("Open MPI has no setting for this machine")?;
         let first = &ours[0];
@@ -209,15 +199,14 @@ impl Programs {
         })
     }
 
-    fn open_mpi(&self, setting: Setting, ranks: usize, bytes: u64, iterations: u32) -> Command {
+    fn open_mpi(&self, options: &str, ranks: usize, bytes: u64, iterations: u32) -> Command {
         let mut launcher = Command::new("mpirun");
         // Containers run everything as root, which Open MPI refuses without these.
         launcher.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        launcher.args(["--timeout", "300"]).args(setting.flags);
-        launcher.arg("-n").arg(ranks.to_string()).arg(&self.open_mpi);
-        let [bytes, iterations, warmup] =
-            [bytes, iterations.into(), (iterations / 5).into()].map(|number| number.to_string());
-        launcher.args([&bytes, &bytes, "2", &iterations, &warmup]);
+        launcher.args(format!("--timeout 300 {options} -n {ranks}").split_whitespace());
+        let warmup = iterations / 5;
+        let sizes = format!("{bytes} {bytes} 2 {iterations} {warmup}");
+        launcher.arg(&self.open_mpi).args(sizes.split(' '));
         launcher
     }
 
@@ -328,7 +317,7 @@ mod tests {
 
     #[test]
     fn spinning_needs_a_core_for_every_rank() {
-        let names = |ranks| settings(ranks, 2).map(|setting| setting.name).collect::<Vec<_>>();
+        let names = |ranks| settings(ranks, 2).map(|(name, ..)| name).collect::<Vec<_>>();
         assert_eq!(names(2), ["default", "unbound", "yielding"]);
         assert_eq!(names(4), ["yielding"]);
     }
@@ -343,20 +332,18 @@ mod tests {
     }
 
     #[test]
-    fn large_sizes_need_a_lead_or_the_limit() {
-        let goal = |open_mpi_us, limit_us| row(65536, open_mpi_us, limit_us).goals().cell();
-        assert_eq!(goal(195.0, None), "≥ 1.3 × Open MPI");
-        assert_eq!(goal(165.0, Some(142.5)), "≥ 0.9 of the limit");
-        assert_eq!(goal(165.0, Some(120.0)), "**missed**: ≥ 1.3 × Open MPI (found 1.100)");
-        assert_eq!(goal(165.0, None), "**missed**: ≥ 1.3 × Open MPI (found 1.100)");
-        assert_eq!(goal(148.5, Some(142.5)), "**missed**: ≥ 1 × Open MPI (found 0.990)");
-    }
-
-    #[test]
-    fn small_sizes_must_not_be_slower() {
-        assert_eq!(row(1024, 150.0, None).goals().cell(), "≥ 1 × Open MPI");
+    fn large_sizes_need_a_lead_or_the_limit_and_small_ones_must_not_be_slower() {
+        let goal = |bytes, open_mpi_us, limit_us| row(bytes, open_mpi_us, limit_us).goals().cell();
+        assert_eq!(goal(65536, 195.0, None), "≥ 1.3 × Open MPI");
+        assert_eq!(goal(65536, 165.0, Some(142.5)), "≥ 0.9 of the limit");
+        let missed = "**missed**: ≥ 1.3 × Open MPI (found 1.100)";
+        assert_eq!(goal(65536, 165.0, Some(120.0)), missed);
+        assert_eq!(goal(65536, 165.0, None), missed);
+        let missed = "**missed**: ≥ 1 × Open MPI (found 0.990)";
+        assert_eq!(goal(65536, 148.5, Some(142.5)), missed);
+        assert_eq!(goal(1024, 150.0, None), "≥ 1 × Open MPI");
         let missed = "**missed**: ≥ 1 × Open MPI (found 0.500)";
-        assert_eq!(row(1024, 75.0, Some(150.0)).goals().cell(), missed);
+        assert_eq!(goal(1024, 75.0, Some(150.0)), missed);
     }
 
     #[test]

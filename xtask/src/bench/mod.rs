@@ -10,9 +10,7 @@
 //! | `rdma` | RDMA in a virtual machine, against perftest and Open MPI |
 //! | `planning` | the time and memory of plans and simulations |
 
-use std::path::{Path, PathBuf};
-
-use peerlane_rxe_vm::process::{self, Outcome, cargo};
+use peerlane_rxe_vm::process::Outcome;
 
 mod cost;
 mod cuda;
@@ -52,12 +50,6 @@ pub(crate) fn run(bench: Bench) -> Outcome {
         Bench::Rdma(options) => rdma::run(&options),
         Bench::Plan => planning::run(),
     }
-}
-
-/// Builds the program `peerlane` optimised, and returns its file.
-fn build_program(target: &Path) -> Outcome<PathBuf> {
-    process::run(&mut cargo(["build", "--release", "--package", "peerlane-cli"]))?;
-    Ok(target.join("release/peerlane"))
 }
 
 /// Returns sizes: the smallest, then each `factor` times the one before, up to the largest.

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::median;
 use super::report::{self, Machine};
-use super::{build_program, median};
 use crate::workspace;
 use peerlane_rxe_vm::process::Outcome;
 use peerlane_rxe_vm::{self as vm, Job, Nodes, Programs, Vm};
@@ -42,7 +42,7 @@ pub(super) fn run(options: &Options) -> Outcome {
         let reason = "the kernel has no RDMA device in a namespace, so it cannot be two nodes";
         return Err(reason.into());
     }
-    let program = build_program(target.as_std_path())?;
+    let program = workspace::build_program(target.as_std_path(), true)?;
     let mut built = Programs { commands: vec![program], ..Programs::default() };
     openmpi::add(root, vm.folder(), target.join("peers").as_std_path(), &mut built)?;
 

@@ -131,7 +131,8 @@ impl Record {
             let what = format!("all-gather of {}, {}", size(total), wire.name());
             Line { what, goals, cells }
         };
-        gathers().map(line).collect()
+        let pairs = |wire| sizes(TOTALS_OF_PEER).map(move |total| (wire, total));
+        Wire::COMPARED.into_iter().flat_map(pairs).map(line).collect()
     }
 
     /// Returns the median time of an all-gather.
@@ -191,13 +192,6 @@ impl Record {
     }
 }
 
-/// Returns the all-gathers against Open MPI: the wire and the total.
-fn gathers() -> impl Iterator<Item = (Wire, u64)> {
-    Wire::COMPARED
-        .into_iter()
-        .flat_map(|wire| sizes(TOTALS_OF_PEER).map(move |total| (wire, total)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,9 +217,11 @@ mod tests {
                 record.add(sent(algorithm, node), 2.0 * plan_bytes(algorithm) as f64);
             }
         }
-        for (wire, total) in gathers() {
-            record.add(gather(wire.name(), total, "Open MPI"), 4e3);
-            record.add(gather(wire.name(), total, "Peerlane"), 2e3);
+        for wire in Wire::COMPARED.map(Wire::name) {
+            for total in sizes(TOTALS_OF_PEER) {
+                record.add(gather(wire, total, "Open MPI"), 4e3);
+                record.add(gather(wire, total, "Peerlane"), 2e3);
+            }
         }
         record.add(BOTH.to_owned(), 0.2);
         for algorithm in ["ring", "direct"] {
@@ -237,10 +233,6 @@ mod tests {
     fn missed(record: &Record) -> Vec<String> {
         let missed = record.goals().filter(|(_, goals)| goals.are_missed());
         missed.map(|(what, goals)| format!("{what}: {}", goals.cell())).collect()
-    }
-
-    fn set(record: &mut Record, name: String, value: f64) {
-        record.figures.insert(name, vec![value]);
     }
 
     #[test]
@@ -269,11 +261,15 @@ mod tests {
     #[test]
     fn missed_goals_are_named() {
         let mut record = record();
-        set(&mut record, put(65536, 4, "polling"), 0.063);
-        set(&mut record, signal("polling"), 93.8);
-        set(&mut record, gather("packets of the MTU", 1 << 20, "Peerlane"), 8e3);
-        set(&mut record, gather("slow", 1 << 20, "Peerlane"), 8e3);
-        set(&mut record, gather("as it is", 1 << 20, "Peerlane"), 8e3);
+        for (name, value) in [
+            (put(65536, 4, "polling"), 0.063),
+            (signal("polling"), 93.8),
+            (gather("packets of the MTU", 1 << 20, "Peerlane"), 8e3),
+            (gather("slow", 1 << 20, "Peerlane"), 8e3),
+            (gather("as it is", 1 << 20, "Peerlane"), 8e3),
+        ] {
+            record.figures.insert(name, vec![value]);
+        }
         record.figures.remove(&sent("direct", 0));
         record.figures.remove(&sent("direct", 1));
         assert_eq!(
