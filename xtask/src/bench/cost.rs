@@ -159,19 +159,18 @@ impl Record {
 
     fn page(&self) -> String {
         let title = format!("Predicted and measured times of the {} backend", self.backend());
-        let elsewhere = self.checks.first().filter(|check| check.backend != "host");
-        let elsewhere = elsewhere.map_or_else(String::new, |check| {
-            format!(
-                "- Measured on {} of {}, not on the cores above.\n",
-                check.topology, check.machine
-            )
-        });
-        let measured = self.measured.as_ref().map_or_else(String::new, |measured| {
-            format!("- Measured {measured}; fitted to these times anew.\n")
-        });
+        let mut notes = String::new();
+        if let Some(Check { topology, machine, .. }) =
+            self.checks.first().filter(|check| check.backend != "host")
+        {
+            notes += &format!("- Measured on {topology} of {machine}, not on the cores above.\n");
+        }
+        if let Some(measured) = &self.measured {
+            notes += &format!("- Measured {measured}; fitted to these times anew.\n");
+        }
         let values = [
             ("head", self.machine.head(&title)),
-            ("notes", elsewhere + &measured),
+            ("notes", notes),
             ("rounds", self.rounds.to_string()),
             ("checks", self.checks.iter().map(Check::page).collect()),
         ];

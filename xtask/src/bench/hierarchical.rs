@@ -155,16 +155,11 @@ mod tests {
     use super::*;
 
     fn case(hierarchical_us: f64, chunks: u32) -> Case {
-        let [between_us, inside_us, two_phases_us, one_chunk_us] = [100e3, 96e3, 196e3, 150e3];
-        Case {
-            network_mbs: 25,
-            chunks,
-            between_us,
-            inside_us,
-            two_phases_us,
-            one_chunk_us,
-            hierarchical_us,
-        }
+        let case = serde_json::json!({
+            "chunks": chunks, "between_us": 100e3, "inside_us": 96e3, "two_phases_us": 196e3,
+            "one_chunk_us": 150e3, "hierarchical_us": hierarchical_us,
+        });
+        serde_json::from_value(case).unwrap()
     }
 
     #[test]

@@ -45,7 +45,7 @@ struct Record {
 }
 
 /// One number of ranks and one size. Each time is the median of the rounds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Row {
     ranks: usize,
     total_bytes: u64,
@@ -57,7 +57,7 @@ struct Row {
     limit_us: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Side {
     /// Open MPI's fastest setting, or Peerlane's algorithm and engine.
     how: String,
@@ -93,10 +93,11 @@ const SETTINGS: [Setting; 3] = [
 
 type Setting = (&'static str, bool, &'static str);
 
-/// The two programs that are compared.
+/// The two programs that are compared, in so many rounds.
 struct Programs {
     open_mpi: PathBuf,
     peerlane: PathBuf,
+    rounds: u16,
 }
 
 /// Measures all sizes and writes docs/perf/host-allgather.
@@ -104,25 +105,26 @@ pub(super) fn run(options: &Options) -> Outcome {
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
     let programs = Programs {
+        rounds: options.rounds,
         open_mpi: build_open_mpi(metadata.workspace_root.as_std_path(), &target.join("peers"))?,
         peerlane: workspace::build_program(target, true)?,
     };
     let printed = process::output(Command::new("mpirun").arg("--version"))?;
     let open_mpi = printed.lines().next().and_then(|line| line.rsplit(' ').next());
     let open_mpi = open_mpi.unwrap_or_default().to_owned();
-    let (machine, rounds) = (Machine::ask()?, options.rounds);
+    let machine = Machine::ask()?;
 
     print!("{}", report::head(&columns()));
     let mut rows = Vec::new();
     for &ranks in &options.ranks {
         let settings: Vec<Setting> = settings(ranks, machine.cores).collect();
         for total_bytes in sizes((options.min_bytes.max(1), options.max_bytes, options.factor)) {
-            let row = programs.compare(&settings, ranks, total_bytes, rounds)?;
+            let row = programs.compare(&settings, ranks, total_bytes)?;
             print!("{}", report::line(&&row, &columns()));
             rows.push(row);
         }
     }
-    let record = Record { machine, open_mpi, rounds, rows };
+    let record = Record { machine, open_mpi, rounds: options.rounds, rows };
     let name = |row: &Row| format!("{} ranks, {}", row.ranks, size(row.total_bytes));
     let goals = record.rows.iter().map(|row| (name(row), row.goals()));
     report::save("host-allgather", &record, &record.page(), goals)
@@ -161,20 +163,14 @@ fn iterations(total_bytes: u64) -> u32 {
 
 impl Programs {
     /// Measures one size in rounds, in which both sides take turns.
-    fn compare(
-        &self,
-        settings: &[Setting],
-        ranks: usize,
-        total_bytes: u64,
-        rounds: u16,
-    ) -> Outcome<Row> {
+    fn compare(&self, settings: &[Setting], ranks: usize, total_bytes: u64) -> Outcome<Row> {
         let iterations = iterations(total_bytes);
         let sample = |command: &mut Command| -> Outcome<Sample> {
             Sample::parse(&process::output(command)?, total_bytes)
         };
         let mut theirs = vec![Vec::new(); settings.len()];
         let mut ours = Vec::new();
-        for _ in 0..rounds {
+        for _ in 0..self.rounds {
             for (samples, (.., options)) in theirs.iter_mut().zip(settings) {
                 samples.push(sample(&mut self.open_mpi(options, ranks, total_bytes, iterations))?);
             }
@@ -298,21 +294,9 @@ mod tests {
     use super::*;
 
     fn row(total_bytes: u64, open_mpi_us: f64, limit_us: Option<f64>) -> Row {
-        let side = |how: &str, median_us| Side {
-            how: how.into(),
-            median_us,
-            p99_us: 2.0 * median_us,
-            rounds_us: vec![median_us],
-        };
-        Row {
-            ranks: 4,
-            total_bytes,
-            shard_bytes: total_bytes / 4,
-            iterations: 10,
-            open_mpi: side("yielding", open_mpi_us),
-            peerlane: side("direct, host", 150.0),
-            limit_us,
-        }
+        let side = |how: &str, median_us| Side { how: how.into(), median_us, ..Side::default() };
+        let (open_mpi, peerlane) = (side("yielding", open_mpi_us), side("direct, host", 150.0));
+        Row { ranks: 4, total_bytes, open_mpi, peerlane, limit_us, ..Row::default() }
     }
 
     #[test]

@@ -49,10 +49,10 @@ impl Record {
             let goal = format!("{name} {ranks} ranks < {} and {}", time(seconds), memory(bytes));
             let rows = || self.rows.iter().filter(|row| row.what == what && row.ranks == ranks);
             let exceeds = |row: &&Row| row.seconds >= seconds || row.peak_bytes >= bytes;
-            let too_much = rows().filter(exceeds).map(|row| {
+            let figures = |row: &Row| {
                 format!("{} {}, {}", row.algorithm, time(row.seconds), memory(row.peak_bytes))
-            });
-            let mut found = too_much.collect::<Vec<_>>();
+            };
+            let mut found: Vec<String> = rows().filter(exceeds).map(figures).collect();
             if rows().next().is_none() {
                 found.push("no measurement".to_owned());
             }

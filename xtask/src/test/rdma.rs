@@ -179,11 +179,8 @@ fn in_machine(options: &Options) -> Outcome {
     let begun = Instant::now();
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
-    let vm = Vm::obtain(
-        target,
-        Nodes::Namespaces(options.nodes.unwrap_or(NODES)),
-        options.stock_kernel,
-    )?;
+    let nodes = Nodes::Namespaces(options.nodes.unwrap_or(NODES));
+    let vm = Vm::obtain(target, nodes, options.stock_kernel)?;
     let taken = begun.elapsed();
 
     let mut built = Programs::default();

@@ -82,23 +82,22 @@ fn on_cuda(require_device: bool) -> Outcome {
 /// On machines without a GPU the folder also has the simulated driver.
 fn layer(real: bool) -> Outcome<PathBuf> {
     let target = workspace::members()?.target_directory.into_std_path_buf();
-    let mut build = cargo(["build", "--package", "peerlane-hip-on-cuda"]);
     // Optimised for measurements on real GPUs; otherwise as the tests build it.
-    let built = if real {
-        build.arg("--release");
-        "release"
-    } else {
-        build.args(["--package", "peerlane-simulated-driver"]);
-        "debug"
+    let (profile, built, folder) = match real {
+        true => ("release", "release", "hip-on-cuda"),
+        false => ("dev", "debug", "hip-on-simulated-cuda"),
     };
-    process::run(&mut build)?;
-    let folder = target.join(if real { "hip-on-cuda" } else { "hip-on-simulated-cuda" });
-    fs::create_dir_all(&folder)?;
-    let mut links = vec![("libamdhip64.so.7", "libpeerlane_hip_on_cuda.so")];
+    let mut libraries = vec![("libamdhip64.so.7", "hip-on-cuda")];
     if !real {
-        links.push(("libcuda.so.1", "libpeerlane_simulated_driver.so"));
+        libraries.push(("libcuda.so.1", "simulated-driver"));
     }
-    for (name, library) in links {
+    let mut build = cargo(["build", "--profile", profile]);
+    build.args(libraries.iter().map(|(_, package)| format!("--package=peerlane-{package}")));
+    process::run(&mut build)?;
+    let folder = target.join(folder);
+    fs::create_dir_all(&folder)?;
+    for (name, package) in libraries {
+        let library = format!("libpeerlane_{}.so", package.replace('-', "_"));
         let link = folder.join(name);
         let _ = fs::remove_file(&link);
         symlink(target.join(built).join(library), &link)

@@ -115,9 +115,8 @@ fn sent(algorithm: &str, node: usize) -> String {
 impl Record {
     /// Enters the bytes that both nodes sent for an all-gather: the difference of a longer and a shorter run.
     fn enter_sent(&mut self, printed: &[String], algorithm: &str) -> Outcome {
-        let counts: [[u64; 4]; 3] =
+        let [first, second, third]: [[u64; 4]; 3] =
             counts(printed)?.try_into().map_err(|_| "expected three counts")?;
-        let [first, second, third] = counts;
         for node in 0..2 {
             let shorter = second[node].saturating_sub(first[node]);
             let longer = third[node].saturating_sub(second[node]);

@@ -38,11 +38,13 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// How Peerlane's ranks wait: the name in the record, and the option.
 pub(super) const WAITS: [(&str, &str); 2] = [("polling", "--spin 1s"), ("sleeping", "")];
 
+/// A function that enters the figures in the lines of an output.
+type Enter = dyn Fn(&mut Record, &[String]) -> Outcome;
+
 /// A measurement.
 pub(super) struct Step {
     pub(super) job: Job,
-    /// Enters the figures in the output.
-    pub(super) enter: Box<dyn Fn(&mut Record, &[String]) -> Outcome>,
+    pub(super) enter: Box<Enter>,
 }
 
 impl Step {
@@ -113,11 +115,8 @@ fn round() -> Vec<Step> {
             steps.push(perf(signal(side), "median_us", &options));
         }
     }
-    steps.push(write_bw(
-        BOTH.to_owned(),
-        BOTH_BYTES,
-        &format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4"),
-    ));
+    let options = format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4");
+    steps.push(write_bw(BOTH.to_owned(), BOTH_BYTES, &options));
     for algorithm in COUNTED {
         let total = 4 * WIRE_SHARD;
         let run = |iterations| {
@@ -126,9 +125,8 @@ fn round() -> Vec<Step> {
         };
         let command = WIRE_ITERATIONS.map(run).concat() + &count();
         let name = format!("bytes sent, {algorithm}");
-        steps.push(Step::new(name, command, |record, printed| {
-            record.enter_sent(printed, algorithm)
-        }));
+        let enter = |record: &mut Record, printed: &[String]| record.enter_sent(printed, algorithm);
+        steps.push(Step::new(name, command, enter));
     }
     let iterations = format!("--iterations {ITERATIONS}");
     let options = format!("--algorithm direct,hierarchical {iterations}");
@@ -282,6 +280,21 @@ mod tests {
             ["Open MPI", "Peerlane"].map(|side| format!("all-gathers, {}, {side}", wire.name()))
         });
         assert_eq!(rest[rest.len() - 6..], *expected.as_flattened());
+    }
+
+    #[test]
+    fn a_step_enters_the_one_figure_that_it_reads() {
+        let mut record = Record::default();
+        let mut enter = |step: Step, lines: &[&str]| {
+            (step.enter)(&mut record, &lines.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
+        };
+        let row = "65536      500              75.50              62.50              0.001000";
+        enter(write_bw("theirs".to_owned(), 65536, ""), &["#bytes", row]).unwrap();
+        let row = r#"{"gbs":2.5,"checked":true}"#;
+        enter(perf("ours".to_owned(), "gbs", ""), &[row]).unwrap();
+        enter(perf("two rows".to_owned(), "gbs", ""), &[row, row]).unwrap_err();
+        assert!((record.median("theirs") - 0.065_536).abs() < 1e-9);
+        assert_eq!(record.values("ours"), [2.5]);
     }
 
     #[test]
