@@ -50,11 +50,9 @@ pub(crate) fn run() -> Outcome {
     {
         println!("\nfailed tests:\n{names}");
     }
-    let failed = rows.iter().filter(|row| row.verdict.is_err()).count();
-    if failed == 0 {
-        Ok(())
-    } else {
-        Err(format!("{failed} of {} steps failed", rows.len()).into())
+    match rows.iter().filter(|row| row.verdict.is_err()).count() {
+        0 => Ok(()),
+        failed => Err(format!("{failed} of {} steps failed", rows.len()).into()),
     }
 }
 

@@ -1,9 +1,8 @@
 //! `cargo xtask deps`: checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use cargo_metadata::Metadata;
 use cargo_metadata::semver::Version;
 
 use crate::ci::Verdict;
@@ -32,7 +31,9 @@ pub(crate) fn deny() -> Outcome {
 
 /// Checks for known vulnerabilities of dependencies. Skipped if no advisory database was fetched.
 pub(crate) fn advisories() -> Outcome<Verdict> {
-    if !advisory_databases().is_some_and(|folder| holds_a_folder(&folder)) {
+    let databases = advisory_databases().and_then(|folder| folder.read_dir().ok());
+    // A failed fetch leaves only a lock file.
+    if !databases.is_some_and(|mut all| all.any(|it| it.is_ok_and(|it| it.path().is_dir()))) {
         let why = "no advisory database; `cargo deny fetch db` gets one where there is a network";
         return Ok(Verdict::Skipped(why.to_owned()));
     }
@@ -48,16 +49,13 @@ fn advisory_databases() -> Option<PathBuf> {
     Some(home?.join("advisory-dbs"))
 }
 
-/// Returns whether the folder has a subfolder. A failed fetch leaves only a lock file.
-fn holds_a_folder(folder: &Path) -> bool {
-    folder.read_dir().is_ok_and(|entries| entries.flatten().any(|entry| entry.path().is_dir()))
-}
-
 /// Checks that no dependency needs a newer Rust than the workspace supports, and compiles the workspace with that
 /// Rust if it is installed.
 pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     let metadata = workspace::load()?;
-    let promised = promised_rust(&metadata)?;
+    let mut members = metadata.workspace_packages().into_iter();
+    let promised = members.find_map(|member| member.rust_version.clone());
+    let promised = promised.ok_or("no member of the workspace states a rust-version")?;
     let packages = metadata.packages.iter();
     let needed = packages.map(|package| (package.name.as_str(), package.rust_version.clone()));
     let newer = newer_than(&promised, needed);
@@ -80,12 +78,6 @@ pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     command.args(["run", &toolchain, "cargo", "check", "--workspace", "--all-targets", "--locked"]);
     process::run(command.env_remove("RUSTC").env_remove("CARGO"))?;
     Ok(Verdict::Passed)
-}
-
-fn promised_rust(metadata: &Metadata) -> Outcome<Version> {
-    let mut members = metadata.workspace_packages().into_iter();
-    let promised = members.find_map(|member| member.rust_version.clone());
-    promised.ok_or_else(|| "no member of the workspace states a rust-version".into())
 }
 
 fn newer_than<'a>(

@@ -11,7 +11,7 @@
 //! | `bench` | measurements, their goals and the pages under docs/perf |
 //! | `bindgen` | bindings to HIP and the HSA runtime |
 //! | `rocm` | releases of ROCm, fetched from Debian |
-//! | `workspace` | the packages of the workspace |
+//! | `workspace` | the packages and the program of the workspace |
 
 use std::process::ExitCode;
 

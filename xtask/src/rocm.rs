@@ -63,8 +63,8 @@ pub(crate) fn releases() -> Outcome<Vec<Release>> {
 
 /// Returns the release of a suite, and fetches it if it is missing.
 fn release(folder: &Path, suite: &str, from: &[&str]) -> Outcome<Release> {
-    if let Some(release) = kept(folder) {
-        return Ok(release);
+    if let Ok(name) = fs::read_to_string(folder.join(COMPLETE)) {
+        return Ok(Release { name, folder: folder.to_owned() });
     }
     if !packages::available() {
         return Err("packages are fetched with apt-get and dpkg-deb, which are missing here".into());
@@ -95,11 +95,6 @@ fn take(folder: &Path, suite: &str, lines: &[String]) -> Outcome<Release> {
     let name = version(&text).ok_or_else(|| format!("{} has no version", header.display()))?;
     fs::write(folder.join(COMPLETE), &name)?;
     Ok(Release { name, folder: folder.to_owned() })
-}
-
-fn kept(folder: &Path) -> Option<Release> {
-    let name = fs::read_to_string(folder.join(COMPLETE)).ok()?;
-    Some(Release { name, folder: folder.to_owned() })
 }
 
 /// Returns the package with the highest version after `prefix`.

@@ -9,7 +9,6 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::build_program;
 use super::report::{self, Goals, Machine, figure, size};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
@@ -49,25 +48,24 @@ struct Check {
     backend: String,
     topology: String,
     points: Vec<Point>,
-    choices: Value,
     good_share: f64,
     worst_choice: f64,
+    /// The choices, which only the record has.
+    #[serde(flatten)]
+    more: Value,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Point {
     algorithm: String,
     outputs: u32,
-    #[serde(default = "one")]
-    chunks: u32,
     shard_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
     fitted: bool,
-}
-
-fn one() -> u32 {
-    1
+    /// The number of chunks, which only the record has.
+    #[serde(flatten)]
+    more: Value,
 }
 
 #[derive(Debug, Serialize)]
@@ -86,13 +84,13 @@ pub(super) fn run(options: &Options) -> Outcome {
     };
     let measured = options.measured.clone();
     let record = Record { machine: Machine::ask()?, measured, rounds: options.rounds, checks };
-    report::save(&format!("cost-{}", record.backend()), &record, &record.page())?;
-    report::judge(record.checks.iter().map(|check| (check.topology.clone(), check.goals())))
+    let goals = record.checks.iter().map(|check| (check.topology.clone(), check.goals()));
+    report::save(&format!("cost-{}", record.backend()), &record, &record.page(), goals)
 }
 
 /// Calibrates the host backend and checks the predictions.
 fn measure(options: &Options, target: &Path) -> Outcome<Vec<Check>> {
-    let program = build_program(target)?;
+    let program = workspace::build_program(target, true)?;
     let folder = target.join("cost");
     std::fs::create_dir_all(&folder)?;
     let mut checks: Vec<Check> = Vec::new();
@@ -161,19 +159,18 @@ impl Record {
 
     fn page(&self) -> String {
         let title = format!("Predicted and measured times of the {} backend", self.backend());
-        let elsewhere = self.checks.first().filter(|check| check.backend != "host");
-        let elsewhere = elsewhere.map_or_else(String::new, |check| {
-            format!(
-                "- Measured on {} of {}, not on the cores above.\n",
-                check.topology, check.machine
-            )
-        });
-        let measured = self.measured.as_ref().map_or_else(String::new, |measured| {
-            format!("- Measured {measured}; fitted to these times anew.\n")
-        });
+        let mut notes = String::new();
+        if let Some(Check { topology, machine, .. }) =
+            self.checks.first().filter(|check| check.backend != "host")
+        {
+            notes += &format!("- Measured on {topology} of {machine}, not on the cores above.\n");
+        }
+        if let Some(measured) = &self.measured {
+            notes += &format!("- Measured {measured}; fitted to these times anew.\n");
+        }
         let values = [
             ("head", self.machine.head(&title)),
-            ("notes", elsewhere + &measured),
+            ("notes", notes),
             ("rounds", self.rounds.to_string()),
             ("checks", self.checks.iter().map(Check::page).collect()),
         ];

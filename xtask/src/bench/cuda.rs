@@ -9,7 +9,6 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::build_program;
 use super::report::{self, Goals, figure, size};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
@@ -56,19 +55,20 @@ const IN_PLACE: f64 = 1.02;
 /// The maximum slowdown of compute and of all-gathers that overlap.
 const OVERLAP: f64 = 1.06;
 
-/// The runs in the order of the page, with their headings.
-const RUNS: [(&str, &str); 5] = [
-    ("out-of-place", "Out of place"),
-    ("in-place", "In place"),
-    ("with-ready", "Out of place with one output: every start waits for `ready`"),
-    ("captured", "Captured, out of place"),
-    ("captured-in-place", "Captured, in place"),
+/// The runs in the order of the page: name, options and heading. A start with one output waits for `ready` first, as
+/// in place.
+const RUNS: [(&str, &str, &str); 5] = [
+    ("out-of-place", "", "Out of place"),
+    ("in-place", "--in-place", "In place"),
+    ("with-ready", "--outputs 1", "Out of place with one output: every start waits for `ready`"),
+    ("captured", "--graph", "Captured, out of place"),
+    ("captured-in-place", "--graph --in-place", "Captured, in place"),
 ];
-/// The runs that overlap with compute, and where their results are.
-const OVERLAPPED: [(&str, &str); 3] = [
-    ("overlap-out-of-place", "out of place"),
-    ("overlap-self-copy-by-link", "out of place, self copy over the link"),
-    ("overlap-in-place", "in place"),
+/// The runs that overlap with compute: name, options and where the results are.
+const OVERLAPPED: [(&str, &str, &str); 3] = [
+    ("overlap-out-of-place", "", "out of place"),
+    ("overlap-self-copy-by-link", "--self-copy link", "out of place, self copy over the link"),
+    ("overlap-in-place", "--in-place", "in place"),
 ];
 
 /// Measures everything and writes docs/perf/cuda-allgather.
@@ -84,13 +84,12 @@ pub(super) fn run(options: &Options) -> Outcome {
     let record = read(&folder)?;
     let page = record.page();
     print!("{page}");
-    report::save("cuda-allgather", &record, &page)?;
-    report::judge(record.goals())
+    report::save("cuda-allgather", &record, &page, record.goals())
 }
 
 /// Builds the program and runs the script here.
 fn measure(options: &Options, target: &Path) -> Outcome<PathBuf> {
-    let program = build_program(target)?;
+    let program = workspace::build_program(target, true)?;
     let folder = target.join("bench-cuda");
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;
@@ -102,41 +101,37 @@ fn measure(options: &Options, target: &Path) -> Outcome<PathBuf> {
     Ok(folder)
 }
 
+/// The beginning of the script.
+const SCRIPT: &str = r#"#!/bin/sh
+# Measures for `cargo xtask bench cuda --from FOLDER`: sh SCRIPT path/to/peerlane FOLDER
+set -eu
+"$1" doctor --json > "$2/doctor.json"
+date -u '+%Y-%m-%d %H:%M UTC' > "$2/date"
+"#;
+
 /// Returns the script. Its arguments are the program and an existing folder.
 fn script(options: &Options) -> String {
     let Options { ranks, min_bytes, max_bytes, with, .. } = options;
-    let mut lines = vec![
-        "#!/bin/sh".to_owned(),
-        "# Measures for `cargo xtask bench cuda --from FOLDER`: sh SCRIPT path/to/peerlane FOLDER"
-            .to_owned(),
-        "set -eu".to_owned(),
-        "\"$1\" doctor --json > \"$2/doctor.json\"".to_owned(),
-        "date -u '+%Y-%m-%d %H:%M UTC' > \"$2/date\"".to_owned(),
-    ];
+    let mut script = SCRIPT.to_owned();
     for ranks in ranks {
-        let mut run = |name: &str, sizes: &str, what: &str| {
-            let words = format!("--backend cuda --ranks {ranks} {sizes} {what} {with}");
+        let mut run = |name: &str, what: &str| {
+            let words = format!("--backend cuda --ranks {ranks} {what} {with}");
             let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-            lines.push(format!(
-                "\"$1\" allgather {words} --json \"$2/{ranks}-{name}.jsonl\" > \"$2/{ranks}-{name}.txt\""
-            ));
+            script += &format!(
+                "\"$1\" allgather {words} --json \"$2/{ranks}-{name}.jsonl\" > \"$2/{ranks}-{name}.txt\"\n"
+            );
         };
-        let sizes = format!("--min-bytes {min_bytes} --max-bytes {max_bytes} --limit --vs nccl");
-        run("out-of-place", &sizes, "");
-        run("in-place", &sizes, "--in-place");
-        // A start with one output waits for `ready` first, as in place.
-        run("with-ready", &sizes, "--outputs 1");
-        run("captured", &sizes, "--graph");
-        run("captured-in-place", &sizes, "--graph --in-place");
-        if !options.without_compute {
+        for (name, what, _) in RUNS {
+            let sizes = format!("--min-bytes {min_bytes} --max-bytes {max_bytes}");
+            run(name, &format!("{sizes} --limit --vs nccl {what}"));
+        }
+        for (name, what, _) in OVERLAPPED.into_iter().filter(|_| !options.without_compute) {
             let vs = if *ranks > NCCL_HANGS_AT { "--vs nccl" } else { "" };
-            let sizes = format!("--min-bytes 64M --max-bytes 1G --factor 16 {vs}");
-            run("overlap-out-of-place", &sizes, "--overlap gemm");
-            run("overlap-in-place", &sizes, "--overlap gemm --in-place");
-            run("overlap-self-copy-by-link", &sizes, "--overlap gemm --self-copy link");
+            let sizes = "--min-bytes 64M --max-bytes 1G --factor 16";
+            run(name, &format!("{sizes} {vs} --overlap gemm {what}"));
         }
     }
-    lines.join("\n") + "\n"
+    script
 }
 
 /// Reads the output of the script.
@@ -169,10 +164,10 @@ fn read(folder: &Path) -> Outcome<Record> {
 }
 
 /// One size of one run, as the program wrote it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Sample {
     /// The name of the run, such as `captured`.
-    #[serde(skip)]
+    #[serde(default)]
     run: String,
     ranks: usize,
     total_bytes: u64,
@@ -183,30 +178,21 @@ struct Sample {
     median_us: f64,
     busbw_gbs: f64,
     host_us: f64,
-    #[serde(default)]
     limit_us: Option<f64>,
-    #[serde(default)]
+    /// Not in the record, which has the version once, because the text names a file of that machine.
+    #[serde(skip_serializing)]
     baselines_version: Option<String>,
-    /// NCCL's paths.
+    /// NCCL's paths, each with its `path` and `baseline_us`.
     #[serde(default)]
-    baselines: Vec<Baseline>,
+    baselines: Vec<Value>,
     #[serde(default)]
     overlap: Vec<Overlap>,
-    /// The whole line.
-    #[serde(skip)]
-    line: Value,
-}
-
-/// One of NCCL's paths.
-#[derive(Clone, Debug, Deserialize)]
-struct Baseline {
-    path: String,
-    #[serde(default)]
-    baseline_us: Option<f64>,
+    #[serde(flatten)]
+    more: Value,
 }
 
 /// All-gathers and compute at the same time.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Overlap {
     path: String,
     compute_ratio: f64,
@@ -214,13 +200,14 @@ struct Overlap {
     gather_alone_us: f64,
     gather_us: f64,
     overlapped: bool,
+    #[serde(flatten)]
+    more: Value,
 }
 
 impl Sample {
     /// Reads a line of the run of that name.
     fn parse(run: &str, line: &str) -> Outcome<Self> {
-        let value: Value = serde_json::from_str(line)?;
-        let sample = Self::deserialize(&value)?;
+        let sample: Self = serde_json::from_str(line)?;
         if !sample.checked {
             return Err("the bytes were not checked".into());
         }
@@ -228,17 +215,17 @@ impl Sample {
         if (sample.captured, sample.in_place) != (captured, in_place) {
             return Err(format!("the line is of another run than {run}").into());
         }
-        Ok(Self { run: run.to_owned(), line: value, ..sample })
+        Ok(Self { run: run.to_owned(), ..sample })
     }
 
     /// Returns the time of one of NCCL's paths.
     fn nccl_us(&self, path: &str) -> Option<f64> {
-        self.baselines.iter().find(|baseline| baseline.path == path)?.baseline_us
+        self.baselines.iter().find(|baseline| baseline["path"] == path)?["baseline_us"].as_f64()
     }
 
     /// Returns the speed relative to NCCL's fastest path.
     fn by_best(&self) -> Option<f64> {
-        let times = self.baselines.iter().filter_map(|baseline| baseline.baseline_us);
+        let times = self.baselines.iter().filter_map(|baseline| baseline["baseline_us"].as_f64());
         Some(times.min_by(f64::total_cmp)? / self.median_us)
     }
 
@@ -278,7 +265,7 @@ impl Sample {
             "captured" | "captured-in-place" => {
                 goals.at_least("× NCCL's copy engines", self.by_copy_engines(), 1.0)
             }
-            _ => goals,
+            _ => self.overlap_goals(),
         }
     }
 
@@ -306,42 +293,23 @@ struct Record {
     machine: Vec<String>,
     /// The version of NCCL, without the file that was loaded.
     nccl: String,
-    #[serde(serialize_with = "lines")]
     rows: Vec<Sample>,
-}
-
-/// Writes each sample as the program did, with the name of its run.
-fn lines<S: serde::Serializer>(rows: &[Sample], serializer: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Row<'a> {
-        run: &'a str,
-        #[serde(flatten)]
-        line: &'a Value,
-    }
-    serializer.collect_seq(rows.iter().map(|sample| Row { run: &sample.run, line: &sample.line }))
 }
 
 impl Record {
     /// Creates a record of samples. `doctor` is the output of `peerlane doctor --json` on the same machine.
-    fn new(date: String, doctor: &Value, mut rows: Vec<Sample>) -> Self {
+    fn new(date: String, doctor: &Value, rows: Vec<Sample>) -> Self {
         let version = rows.iter().find_map(|sample| sample.baselines_version.as_deref());
         let nccl =
             version.and_then(|text| text.split(' ').next()).unwrap_or("not there").to_owned();
-        for sample in &mut rows {
-            if let Some(line) = sample.line.as_object_mut() {
-                // The record has the version once, and this text names a file of that machine.
-                line.remove("baselines_version");
-            }
-        }
         Self { date, machine: machine(doctor), nccl, rows }
     }
 
     fn goals(&self) -> impl Iterator<Item = (String, Goals)> {
-        let name = |sample: &Sample| {
-            format!("{} ranks, {}, {}", sample.ranks, size(sample.total_bytes), sample.run)
-        };
-        let plain = self.rows.iter().map(move |sample| (name(sample), self.goals_of(sample)));
-        plain.chain(self.rows.iter().map(move |sample| (name(sample), sample.overlap_goals())))
+        self.rows.iter().map(|sample| {
+            let Sample { run, ranks, total_bytes, .. } = sample;
+            (format!("{ranks} ranks, {}, {run}", size(*total_bytes)), self.goals_of(sample))
+        })
     }
 
     fn goals_of(&self, sample: &Sample) -> Goals {
@@ -359,7 +327,7 @@ impl Record {
             ("date", self.date.clone()),
             ("machine", self.machine.join("\n- ")),
             ("nccl", self.nccl.clone()),
-            ("sections", RUNS.iter().map(|(run, heading)| self.section(run, heading)).collect()),
+            ("sections", RUNS.iter().map(|(run, _, heading)| self.section(run, heading)).collect()),
             ("overlaps", self.overlaps()),
         ];
         report::page(include_str!("pages/cuda.md.in"), &values)
@@ -392,33 +360,30 @@ impl Record {
     }
 
     fn overlaps(&self) -> String {
-        let mut rows: Vec<(&str, &Sample, usize)> = Vec::new();
-        for (run, place) in OVERLAPPED {
+        let mut rows = Vec::new();
+        for (run, _, place) in OVERLAPPED {
             for sample in self.rows.iter().filter(|sample| sample.run == run) {
-                rows.extend((0..sample.overlap.len()).map(|index| (place, sample, index)));
+                for (index, overlap) in sample.overlap.iter().enumerate() {
+                    let goals = if index == 0 { self.goals_of(sample) } else { Goals::default() };
+                    rows.push((place, sample, overlap, goals));
+                }
             }
         }
         if rows.is_empty() {
             return String::new();
         }
-        let goals = |sample: &Sample, index: usize| match index {
-            0 => sample.overlap_goals(),
-            _ => Goals::default(),
-        };
         let table = report::table(
             rows,
             &[
-                ("ranks", &|(_, row, _)| row.ranks.to_string()),
-                ("total", &|(_, row, _)| size(row.total_bytes)),
+                ("ranks", &|(_, sample, ..)| sample.ranks.to_string()),
+                ("total", &|(_, sample, ..)| size(sample.total_bytes)),
                 ("<place", &|(place, ..)| (*place).to_owned()),
-                ("<all-gathers of", &|(_, row, at)| row.overlap[*at].path.clone()),
-                ("GEMM × alone", &|(_, row, at)| figure(row.overlap[*at].compute_ratio, 3)),
-                ("all-gather alone, µs", &|(_, row, at)| {
-                    figure(row.overlap[*at].gather_alone_us, 1)
-                }),
-                ("overlapped, µs", &|(_, row, at)| figure(row.overlap[*at].gather_us, 1)),
-                ("× alone", &|(_, row, at)| figure(row.overlap[*at].gather_ratio, 3)),
-                ("<goal", &|(_, row, at)| goals(row, *at).cell()),
+                ("<all-gathers of", &|(_, _, row, _)| row.path.clone()),
+                ("GEMM × alone", &|(_, _, row, _)| figure(row.compute_ratio, 3)),
+                ("all-gather alone, µs", &|(_, _, row, _)| figure(row.gather_alone_us, 1)),
+                ("overlapped, µs", &|(_, _, row, _)| figure(row.gather_us, 1)),
+                ("× alone", &|(_, _, row, _)| figure(row.gather_ratio, 3)),
+                ("<goal", &|(.., goals)| goals.cell()),
             ],
         );
         format!(
@@ -503,44 +468,29 @@ mod tests {
         assert!(error.contains("holds no *.jsonl; make it with"), "{error}");
         assert!(broken.contains("4-captured.jsonl, line 1: missing field"), "{broken}");
     }
-    #[test]
-    fn a_line_is_read_with_what_it_may_lack() {
-        let bare = sample("out-of-place", 8, 2.0, "");
-        assert_eq!((bare.by_best(), bare.share()), (None, None));
-        let full = sample("out-of-place", 8, 2.0, &(nccl(4.0, 3.0, 9.0) + r#","limit_us":1.0"#));
-        assert_eq!((full.by_best(), full.share()), (Some(1.5), Some(0.5)));
-        assert_eq!(full.by_copy_engines(), Some(4.5));
-        assert_eq!(full.line["limit_us"], 1.0);
-        assert!(Sample::parse("x", "{}").is_err());
-    }
 
     #[test]
-    fn large_sizes_are_measured_by_the_limit_and_by_the_best_path() {
-        let more = nccl(2450.0, 2411.0, 2221.0) + r#","limit_us":2055.0"#;
-        let good = sample("out-of-place", 1 << 30, 2080.0, &more).goals(None);
+    fn each_run_has_its_goals() {
+        let large = nccl(2450.0, 2411.0, 2221.0) + r#","limit_us":2055.0"#;
+        let small = nccl(13.0, 9.0, 32.0);
+        let other = sample("out-of-place", 1 << 24, 50.0, "");
+        let goals = |run, total, median_us, more: &str| {
+            sample(run, total, median_us, more).goals(Some(&other)).cell()
+        };
         let reached = "≥ 0.97 of the limit, ≥ 1.06 × NCCL's best, ≤ 8 µs of the host";
-        assert_eq!(good.cell(), reached);
-        let slow = sample("out-of-place", 1 << 30, 2200.0, &more).goals(None);
+        assert_eq!(goals("out-of-place", 1 << 30, 2080.0, &large), reached);
         let missed =
             "**missed**: ≥ 0.97 of the limit (found 0.934), ≥ 1.06 × NCCL's best (found 1.010)";
-        assert_eq!(slow.cell(), missed);
-    }
-
-    #[test]
-    fn small_and_captured_sizes_are_measured_by_copy_engines() {
-        let more = nccl(13.0, 9.0, 32.0);
-        assert!(!sample("out-of-place", 1 << 20, 18.0, &more).goals(None).are_missed());
-        let slow = sample("out-of-place", 1 << 20, 21.0, &more).goals(None);
-        assert_eq!(slow.cell(), "**missed**: ≥ 1.6 × NCCL's copy engines (found 1.524)");
-        assert!(sample("captured", 1 << 20, 33.0, &more).goals(None).are_missed());
-    }
-
-    #[test]
-    fn in_place_is_not_slower_than_out_of_place() {
-        let other = sample("out-of-place", 1 << 24, 50.0, "");
-        let goals = |median_us| sample("in-place", 1 << 24, median_us, "").goals(Some(&other));
-        assert_eq!(goals(50.0).cell(), "≤ 1.02 × out of place");
-        assert!(goals(53.0).are_missed());
+        assert_eq!(goals("out-of-place", 1 << 30, 2200.0, &large), missed);
+        let reached = "≥ 1.6 × NCCL's copy engines, ≤ 8 µs of the host";
+        assert_eq!(goals("out-of-place", 1 << 20, 18.0, &small), reached);
+        let missed = "**missed**: ≥ 1.6 × NCCL's copy engines (found 1.524)";
+        assert_eq!(goals("out-of-place", 1 << 20, 21.0, &small), missed);
+        assert_eq!(goals("out-of-place", 8, 2.0, ""), "≤ 8 µs of the host");
+        let missed = "**missed**: ≥ 1 × NCCL's copy engines (found 0.970)";
+        assert_eq!(goals("captured", 1 << 20, 33.0, &small), missed);
+        assert_eq!(goals("in-place", 1 << 24, 50.0, ""), "≤ 1.02 × out of place");
+        assert!(goals("in-place", 1 << 24, 53.0, "").starts_with("**missed**"));
         assert_eq!(sample("in-place", 1 << 24, 53.0, "").goals(None), Goals::default());
     }
 
@@ -550,13 +500,13 @@ mod tests {
             path: path.into(),
             compute_ratio,
             gather_ratio: 1.02,
-            gather_alone_us: 150.0,
             gather_us,
             overlapped: true,
+            ..Overlap::default()
         };
         let goals = |nccl_us| {
             let overlap = vec![overlap("peerlane", 1.04, 153.0), overlap("NCCL", 1.02, nccl_us)];
-            Sample { overlap, ..sample("overlap-in-place", 1 << 26, 153.0, "") }.overlap_goals()
+            Sample { overlap, ..sample("overlap-in-place", 1 << 26, 153.0, "") }.goals(None)
         };
         assert!(!goals(160.0).are_missed());
         assert_eq!(goals(150.0).cell(), "**missed**: no path is better on both (found NCCL)");
@@ -587,10 +537,5 @@ mod tests {
         let missed = "**missed**: ≤ 1.06 × the all-gather alone (found 1.200)";
         assert!(page.contains(missed), "{page}");
         assert_eq!(record.goals().filter(|(_, goals)| goals.are_missed()).count(), 1);
-        let json = serde_json::to_value(&record).unwrap();
-        assert_eq!(
-            (&json["rows"][0]["run"], &json["rows"][0]["ranks"]),
-            (&"captured".into(), &4.into())
-        );
     }
 }

@@ -16,7 +16,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{self, Column, Goals, Machine, figure, size};
+use super::report::{self, Goals, Machine, figure, size};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 /// The maximum time by that of the longer phase alone, after subtracting the time of one chunk.
@@ -27,7 +27,7 @@ const FASTER: f64 = 1.3;
 const ALIKE: f64 = 1.1;
 
 /// Options of `cargo xtask bench hierarchical`.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args, Serialize)]
 pub(crate) struct Options {
     /// The shard of a rank.
     #[arg(long, default_value_t = 4 << 20)]
@@ -37,6 +37,7 @@ pub(crate) struct Options {
     chunks: u32,
     /// Rate of a rank between nodes, in 10^6 bytes a second, case by case.
     #[arg(long, value_delimiter = ',', default_values_t = [25, 12, 50])]
+    #[serde(skip)]
     network_mbs: Vec<u64>,
     /// Rate of a rank inside its node, in 10^6 bytes a second.
     #[arg(long, default_value_t = 150)]
@@ -46,18 +47,13 @@ pub(crate) struct Options {
     iterations: u32,
 }
 
-/// The result for one network rate.
-#[derive(Debug, Serialize)]
-struct Case {
-    network_mbs: u64,
-    chunks: u32,
-    #[serde(flatten)]
-    times: Times,
-}
-
-/// Medians of the iterations, as the example prints them.
+/// The result for one network rate: medians of the iterations, as the example prints them.
 #[derive(Debug, Serialize, Deserialize)]
-struct Times {
+struct Case {
+    #[serde(default)]
+    network_mbs: u64,
+    #[serde(default)]
+    chunks: u32,
     between_us: f64,
     inside_us: f64,
     two_phases_us: f64,
@@ -68,27 +64,19 @@ struct Times {
 #[derive(Debug, Serialize)]
 struct Record {
     machine: Machine,
-    iterations: u32,
-    shard_bytes: u64,
-    chunks: u32,
-    local_mbs: u64,
+    #[serde(flatten)]
+    options: Options,
     cases: Vec<Case>,
 }
 
 /// Measures all cases and writes docs/perf/hierarchical-host.
 pub(super) fn run(options: &Options) -> Outcome {
     let cases = options.network_mbs.iter().map(|rate| options.case(*rate));
-    let record = Record {
-        machine: Machine::ask()?,
-        iterations: options.iterations,
-        shard_bytes: options.shard_bytes,
-        chunks: options.chunks,
-        local_mbs: options.local_mbs,
-        cases: cases.collect::<Outcome<_>>()?,
-    };
-    report::save("hierarchical-host", &record, &record.page())?;
+    let cases = cases.collect::<Outcome<_>>()?;
+    let record = Record { machine: Machine::ask()?, options: options.clone(), cases };
     let name = |case: &Case| format!("{} MB/s", case.network_mbs);
-    report::judge(record.cases.iter().map(|case| (name(case), case.goals())))
+    let goals = record.cases.iter().map(|case| (name(case), case.goals()));
+    report::save("hierarchical-host", &record, &record.page(), goals)
 }
 
 impl Options {
@@ -103,45 +91,29 @@ impl Options {
             format!("--local-bytes-per-second={}e6", self.local_mbs),
             format!("--iterations={}", self.iterations),
         ]);
-        let times = serde_json::from_str(&process::output(&mut program)?)?;
-        Ok(Case { network_mbs, chunks: self.chunks, times })
+        let case: Case = serde_json::from_str(&process::output(&mut program)?)?;
+        Ok(Case { network_mbs, chunks: self.chunks, ..case })
     }
-}
-
-/// Returns the columns of the table.
-fn columns<'a>() -> [Column<'a, &'a Case>; 10] {
-    [
-        ("network, MB/s", &|case| case.network_mbs.to_string()),
-        ("between nodes alone, ms", &|case| figure(case.times.between_us / 1e3, 1)),
-        ("inside alone, ms", &|case| figure(case.times.inside_us / 1e3, 1)),
-        ("hierarchical, ms", &|case| figure(case.times.hierarchical_us / 1e3, 1)),
-        ("less a chunk, over the longer", &|case| figure(case.over_longer(), 2)),
-        ("two phases, ms", &|case| figure(case.times.two_phases_us / 1e3, 1)),
-        ("times faster", &|case| figure(case.times_faster(), 2)),
-        ("in one chunk, ms", &|case| figure(case.times.one_chunk_us / 1e3, 1)),
-        ("times faster", &|case| figure(case.times.one_chunk_us / case.times.hierarchical_us, 2)),
-        ("<goal", &|case| case.goals().cell()),
-    ]
 }
 
 impl Case {
     fn longer_us(&self) -> f64 {
-        self.times.between_us.max(self.times.inside_us)
+        self.between_us.max(self.inside_us)
     }
 
     /// Returns the time without that of spreading one chunk in the node, by the longer phase. Spreading inside
     /// the node moves two shards.
     fn over_longer(&self) -> f64 {
-        let chunk_us = self.times.inside_us / 2.0 / f64::from(self.chunks);
-        (self.times.hierarchical_us - chunk_us) / self.longer_us()
+        let chunk_us = self.inside_us / 2.0 / f64::from(self.chunks);
+        (self.hierarchical_us - chunk_us) / self.longer_us()
     }
 
     fn times_faster(&self) -> f64 {
-        self.times.two_phases_us / self.times.hierarchical_us
+        self.two_phases_us / self.hierarchical_us
     }
 
     fn goals(&self) -> Goals {
-        let are_alike = self.longer_us() <= ALIKE * self.times.between_us.min(self.times.inside_us);
+        let are_alike = self.longer_us() <= ALIKE * self.between_us.min(self.inside_us);
         let faster = Some(self.times_faster()).filter(|_| are_alike);
         Goals::default()
             .at_most("× the longer + a chunk", self.over_longer(), OVER_LONGER)
@@ -151,13 +123,28 @@ impl Case {
 
 impl Record {
     fn page(&self) -> String {
+        let cases = report::table(
+            &self.cases,
+            &[
+                ("network, MB/s", &|case| case.network_mbs.to_string()),
+                ("between nodes alone, ms", &|case| figure(case.between_us / 1e3, 1)),
+                ("inside alone, ms", &|case| figure(case.inside_us / 1e3, 1)),
+                ("hierarchical, ms", &|case| figure(case.hierarchical_us / 1e3, 1)),
+                ("less a chunk, over the longer", &|case| figure(case.over_longer(), 2)),
+                ("two phases, ms", &|case| figure(case.two_phases_us / 1e3, 1)),
+                ("times faster", &|case| figure(case.times_faster(), 2)),
+                ("in one chunk, ms", &|case| figure(case.one_chunk_us / 1e3, 1)),
+                ("times faster", &|case| figure(case.one_chunk_us / case.hierarchical_us, 2)),
+                ("<goal", &|case| case.goals().cell()),
+            ],
+        );
         let values = [
             ("head", self.machine.head("The hierarchical all-gather on virtual nodes of one host")),
-            ("shard", size(self.shard_bytes)),
-            ("chunks", self.chunks.to_string()),
-            ("local", self.local_mbs.to_string()),
-            ("iterations", self.iterations.to_string()),
-            ("cases", report::table(&self.cases, &columns())),
+            ("shard", size(self.options.shard_bytes)),
+            ("chunks", self.options.chunks.to_string()),
+            ("local", self.options.local_mbs.to_string()),
+            ("iterations", self.options.iterations.to_string()),
+            ("cases", cases),
         ];
         report::page(include_str!("pages/hierarchical.md.in"), &values)
     }
@@ -168,9 +155,11 @@ mod tests {
     use super::*;
 
     fn case(hierarchical_us: f64, chunks: u32) -> Case {
-        let [between_us, inside_us, two_phases_us, one_chunk_us] = [100e3, 96e3, 196e3, 150e3];
-        let times = Times { between_us, inside_us, two_phases_us, one_chunk_us, hierarchical_us };
-        Case { network_mbs: 25, chunks, times }
+        let case = serde_json::json!({
+            "chunks": chunks, "between_us": 100e3, "inside_us": 96e3, "two_phases_us": 196e3,
+            "one_chunk_us": 150e3, "hierarchical_us": hierarchical_us,
+        });
+        serde_json::from_value(case).unwrap()
     }
 
     #[test]
@@ -183,7 +172,7 @@ mod tests {
     #[test]
     fn phases_that_are_alike_must_be_overlapped() {
         let mut unlike = case(105e3, 8);
-        unlike.times.inside_us = 60e3;
+        unlike.inside_us = 60e3;
         assert_eq!(unlike.goals().cell(), "≤ 1.1 × the longer + a chunk");
         assert_eq!(case(155e3, 1).goals().cell(), "**missed**: ≥ 1.3 × faster (found 1.265)");
     }

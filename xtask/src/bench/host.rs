@@ -6,7 +6,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use super::report::{self, Column, Goals, Machine, figure, size};
-use super::{build_program, median};
+use super::{median, sizes};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
 
@@ -45,7 +45,7 @@ struct Record {
 }
 
 /// One number of ranks and one size. Each time is the median of the rounds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Row {
     ranks: usize,
     total_bytes: u64,
@@ -57,7 +57,7 @@ struct Row {
     limit_us: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Side {
     /// Open MPI's fastest setting, or Peerlane's algorithm and engine.
     how: String,
@@ -79,63 +79,55 @@ struct Sample {
     algorithm: String,
     #[serde(default)]
     engine: String,
-    #[serde(default)]
     limit_us: Option<f64>,
 }
 
-/// A configuration of Open MPI. Each size is measured in all that apply, and the fastest counts.
-#[derive(Clone, Copy)]
-struct Setting {
-    name: &'static str,
-    flags: &'static [&'static str],
-    /// Waiting ranks spin. If ranks outnumber cores, each wait then takes a time slice, and Open MPI refuses
-    /// to start without `--oversubscribe`.
-    spins: bool,
-}
-
+/// Configurations of Open MPI: name, whether waiting ranks spin, and options. Each size is measured in all that apply,
+/// and the fastest counts. If ranks that spin outnumber cores, each wait takes a time slice, and Open MPI refuses to
+/// start without `--oversubscribe`.
 const SETTINGS: [Setting; 3] = [
-    Setting { name: "default", flags: &[], spins: true },
-    Setting { name: "unbound", flags: &["--bind-to", "none"], spins: true },
-    Setting {
-        name: "yielding",
-        flags: &["--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"],
-        spins: false,
-    },
+    ("default", true, ""),
+    ("unbound", true, "--bind-to none"),
+    ("yielding", false, "--bind-to none --oversubscribe --mca mpi_yield_when_idle 1"),
 ];
 
-/// The two programs that are compared.
+type Setting = (&'static str, bool, &'static str);
+
+/// The two programs that are compared, in so many rounds.
 struct Programs {
     open_mpi: PathBuf,
     peerlane: PathBuf,
-    cores: usize,
+    rounds: u16,
 }
 
 /// Measures all sizes and writes docs/perf/host-allgather.
 pub(super) fn run(options: &Options) -> Outcome {
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
-    let machine = Machine::ask()?;
     let programs = Programs {
+        rounds: options.rounds,
         open_mpi: build_open_mpi(metadata.workspace_root.as_std_path(), &target.join("peers"))?,
-        peerlane: build_program(target)?,
-        cores: machine.cores,
+        peerlane: workspace::build_program(target, true)?,
     };
     let printed = process::output(Command::new("mpirun").arg("--version"))?;
     let open_mpi = printed.lines().next().and_then(|line| line.rsplit(' ').next());
     let open_mpi = open_mpi.unwrap_or_default().to_owned();
+    let machine = Machine::ask()?;
 
     print!("{}", report::head(&columns()));
-    let mut record = Record { machine, open_mpi, rounds: options.rounds, rows: Vec::new() };
+    let mut rows = Vec::new();
     for &ranks in &options.ranks {
-        for total_bytes in totals(options) {
-            let row = programs.compare(ranks, total_bytes, options.rounds)?;
+        let settings: Vec<Setting> = settings(ranks, machine.cores).collect();
+        for total_bytes in sizes((options.min_bytes.max(1), options.max_bytes, options.factor)) {
+            let row = programs.compare(&settings, ranks, total_bytes)?;
             print!("{}", report::line(&&row, &columns()));
-            record.rows.push(row);
+            rows.push(row);
         }
     }
-    report::save("host-allgather", &record, &record.page())?;
+    let record = Record { machine, open_mpi, rounds: options.rounds, rows };
     let name = |row: &Row| format!("{} ranks, {}", row.ranks, size(row.total_bytes));
-    report::judge(record.rows.iter().map(|row| (name(row), row.goals())))
+    let goals = record.rows.iter().map(|row| (name(row), row.goals()));
+    report::save("host-allgather", &record, &record.page(), goals)
 }
 
 /// Compiles the program that times Open MPI's all-gather.
@@ -154,15 +146,9 @@ fn build_open_mpi(root: &Path, folder: &Path) -> Outcome<PathBuf> {
     Ok(program)
 }
 
-fn totals(options: &Options) -> impl Iterator<Item = u64> {
-    let (factor, max_bytes) = (options.factor, options.max_bytes);
-    std::iter::successors(Some(options.min_bytes.max(1)), move |total| total.checked_mul(factor))
-        .take_while(move |total| *total <= max_bytes)
-}
-
 /// Returns the settings that suit this number of ranks and cores.
 fn settings(ranks: usize, cores: usize) -> impl Iterator<Item = Setting> {
-    SETTINGS.into_iter().filter(move |setting| !setting.spins || ranks <= cores)
+    SETTINGS.into_iter().filter(move |(_, spins, _)| !spins || ranks <= cores)
 }
 
 /// Returns a number of iterations for a steady median within about a second.
@@ -177,23 +163,23 @@ fn iterations(total_bytes: u64) -> u32 {
 
 impl Programs {
     /// Measures one size in rounds, in which both sides take turns.
-    fn compare(&self, ranks: usize, total_bytes: u64, rounds: u16) -> Outcome<Row> {
+    fn compare(&self, settings: &[Setting], ranks: usize, total_bytes: u64) -> Outcome<Row> {
         let iterations = iterations(total_bytes);
-        let settings: Vec<_> = settings(ranks, self.cores).collect();
+        let sample = |command: &mut Command| -> Outcome<Sample> {
+            Sample::parse(&process::output(command)?, total_bytes)
+        };
         let mut theirs = vec![Vec::new(); settings.len()];
         let mut ours = Vec::new();
-        for _ in 0..rounds {
-            for (samples, setting) in theirs.iter_mut().zip(&settings) {
-                let command = &mut self.open_mpi(*setting, ranks, total_bytes, iterations);
-                samples.push(Sample::parse(&process::output(command)?, total_bytes)?);
+        for _ in 0..self.rounds {
+            for (samples, (.., options)) in theirs.iter_mut().zip(settings) {
+                samples.push(sample(&mut self.open_mpi(options, ranks, total_bytes, iterations))?);
             }
-            let command = &mut self.peerlane(ranks, total_bytes, iterations);
-            ours.push(Sample::parse(&process::output(command)?, total_bytes)?);
+            ours.push(sample(&mut self.peerlane(ranks, total_bytes, iterations))?);
         }
 
         let theirs = settings.iter().zip(&theirs);
         let open_mpi = theirs
-            .map(|(setting, samples)| Side::new(setting.name.to_owned(), samples))
+            .map(|((name, ..), samples)| Side::new((*name).to_owned(), samples))
             .min_by(|left, right| left.median_us.total_cmp(&right.median_us))
             .ok_or("Open MPI has no setting for this machine")?;
         let first = &ours[0];
@@ -209,15 +195,14 @@ impl Programs {
         })
     }
 
-    fn open_mpi(&self, setting: Setting, ranks: usize, bytes: u64, iterations: u32) -> Command {
+    fn open_mpi(&self, options: &str, ranks: usize, bytes: u64, iterations: u32) -> Command {
         let mut launcher = Command::new("mpirun");
         // Containers run everything as root, which Open MPI refuses without these.
         launcher.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        launcher.args(["--timeout", "300"]).args(setting.flags);
-        launcher.arg("-n").arg(ranks.to_string()).arg(&self.open_mpi);
-        let [bytes, iterations, warmup] =
-            [bytes, iterations.into(), (iterations / 5).into()].map(|number| number.to_string());
-        launcher.args([&bytes, &bytes, "2", &iterations, &warmup]);
+        launcher.args(format!("--timeout 300 {options} -n {ranks}").split_whitespace());
+        let warmup = iterations / 5;
+        let sizes = format!("{bytes} {bytes} 2 {iterations} {warmup}");
+        launcher.arg(&self.open_mpi).args(sizes.split(' '));
         launcher
     }
 
@@ -309,35 +294,14 @@ mod tests {
     use super::*;
 
     fn row(total_bytes: u64, open_mpi_us: f64, limit_us: Option<f64>) -> Row {
-        let side = |how: &str, median_us| Side {
-            how: how.into(),
-            median_us,
-            p99_us: 2.0 * median_us,
-            rounds_us: vec![median_us],
-        };
-        Row {
-            ranks: 4,
-            total_bytes,
-            shard_bytes: total_bytes / 4,
-            iterations: 10,
-            open_mpi: side("yielding", open_mpi_us),
-            peerlane: side("direct, host", 150.0),
-            limit_us,
-        }
-    }
-
-    #[test]
-    fn totals_go_up_to_the_largest() {
-        let mut options =
-            Options { ranks: vec![2], rounds: 1, min_bytes: 1024, max_bytes: 16384, factor: 4 };
-        assert_eq!(totals(&options).collect::<Vec<_>>(), [1024, 4096, 16384]);
-        options.max_bytes = 16383;
-        assert_eq!(totals(&options).collect::<Vec<_>>(), [1024, 4096]);
+        let side = |how: &str, median_us| Side { how: how.into(), median_us, ..Side::default() };
+        let (open_mpi, peerlane) = (side("yielding", open_mpi_us), side("direct, host", 150.0));
+        Row { ranks: 4, total_bytes, open_mpi, peerlane, limit_us, ..Row::default() }
     }
 
     #[test]
     fn spinning_needs_a_core_for_every_rank() {
-        let names = |ranks| settings(ranks, 2).map(|setting| setting.name).collect::<Vec<_>>();
+        let names = |ranks| settings(ranks, 2).map(|(name, ..)| name).collect::<Vec<_>>();
         assert_eq!(names(2), ["default", "unbound", "yielding"]);
         assert_eq!(names(4), ["yielding"]);
     }
@@ -352,34 +316,18 @@ mod tests {
     }
 
     #[test]
-    fn a_side_is_the_median_of_its_rounds() {
-        let line = |us: f64| {
-            let p99 = us + 1.0;
-            let line = format!(
-                r#"{{"total_bytes":8,"shard_bytes":4,"median_us":{us},"p99_us":{p99},"checked":true}}"#
-            );
-            Sample::parse(&line, 8).unwrap()
-        };
-        let side = Side::new("bound".into(), &[3.0, 9.0, 2.0].map(line));
-        assert_eq!((side.median_us, side.p99_us), (3.0, 4.0));
-        assert_eq!(side.rounds_us, [3.0, 9.0, 2.0]);
-    }
-
-    #[test]
-    fn large_sizes_need_a_lead_or_the_limit() {
-        let goal = |open_mpi_us, limit_us| row(65536, open_mpi_us, limit_us).goals().cell();
-        assert_eq!(goal(195.0, None), "≥ 1.3 × Open MPI");
-        assert_eq!(goal(165.0, Some(142.5)), "≥ 0.9 of the limit");
-        assert_eq!(goal(165.0, Some(120.0)), "**missed**: ≥ 1.3 × Open MPI (found 1.100)");
-        assert_eq!(goal(165.0, None), "**missed**: ≥ 1.3 × Open MPI (found 1.100)");
-        assert_eq!(goal(148.5, Some(142.5)), "**missed**: ≥ 1 × Open MPI (found 0.990)");
-    }
-
-    #[test]
-    fn small_sizes_must_not_be_slower() {
-        assert_eq!(row(1024, 150.0, None).goals().cell(), "≥ 1 × Open MPI");
+    fn large_sizes_need_a_lead_or_the_limit_and_small_ones_must_not_be_slower() {
+        let goal = |bytes, open_mpi_us, limit_us| row(bytes, open_mpi_us, limit_us).goals().cell();
+        assert_eq!(goal(65536, 195.0, None), "≥ 1.3 × Open MPI");
+        assert_eq!(goal(65536, 165.0, Some(142.5)), "≥ 0.9 of the limit");
+        let missed = "**missed**: ≥ 1.3 × Open MPI (found 1.100)";
+        assert_eq!(goal(65536, 165.0, Some(120.0)), missed);
+        assert_eq!(goal(65536, 165.0, None), missed);
+        let missed = "**missed**: ≥ 1 × Open MPI (found 0.990)";
+        assert_eq!(goal(65536, 148.5, Some(142.5)), missed);
+        assert_eq!(goal(1024, 150.0, None), "≥ 1 × Open MPI");
         let missed = "**missed**: ≥ 1 × Open MPI (found 0.500)";
-        assert_eq!(row(1024, 75.0, Some(150.0)).goals().cell(), missed);
+        assert_eq!(goal(1024, 75.0, Some(150.0)), missed);
     }
 
     #[test]

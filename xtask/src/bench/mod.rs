@@ -10,9 +10,7 @@
 //! | `rdma` | RDMA in a virtual machine, against perftest and Open MPI |
 //! | `planning` | the time and memory of plans and simulations |
 
-use std::path::{Path, PathBuf};
-
-use peerlane_rxe_vm::process::{self, Outcome, cargo};
+use peerlane_rxe_vm::process::Outcome;
 
 mod cost;
 mod cuda;
@@ -54,10 +52,10 @@ pub(crate) fn run(bench: Bench) -> Outcome {
     }
 }
 
-/// Builds the program `peerlane` optimised, and returns its file.
-fn build_program(target: &Path) -> Outcome<PathBuf> {
-    process::run(&mut cargo(["build", "--release", "--package", "peerlane-cli"]))?;
-    Ok(target.join("release/peerlane"))
+/// Returns sizes: the smallest, then each `factor` times the one before, up to the largest.
+fn sizes((min, max, factor): (u64, u64, u64)) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(min), move |size| size.checked_mul(factor))
+        .take_while(move |size| *size <= max)
 }
 
 /// Returns the median: the middle value, or the mean of the two middle ones.
@@ -71,6 +69,12 @@ fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_go_up_to_the_largest() {
+        assert_eq!(sizes((1024, 16384, 4)).collect::<Vec<_>>(), [1024, 4096, 16384]);
+        assert_eq!(sizes((1024, 16383, 4)).collect::<Vec<_>>(), [1024, 4096]);
+    }
 
     #[test]
     fn the_median_is_in_the_middle() {

@@ -25,7 +25,9 @@ impl Machine {
             Ok(process::output(command)?.trim().to_owned())
         };
         Ok(Self {
-            command: command(std::env::args().skip(1)),
+            command: std::env::args()
+                .skip(1)
+                .fold("cargo xtask".into(), |done, word| done + " " + &word),
             date: line(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]))?,
             peerlane: peerlane(),
             rustc: line(Command::new("rustc").arg("--version"))?,
@@ -45,10 +47,6 @@ impl Machine {
     }
 }
 
-fn command(arguments: impl Iterator<Item = String>) -> String {
-    arguments.fold("cargo xtask".to_owned(), |command, word| command + " " + &word)
-}
-
 /// Returns the version and, in a checkout with a history, the commit.
 fn peerlane() -> String {
     let version = env!("CARGO_PKG_VERSION");
@@ -64,15 +62,23 @@ fn processor(cpuinfo: &str) -> String {
     cpuinfo.lines().find_map(model).unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Writes `docs/perf/NAME.json` and `docs/perf/NAME.md`.
-pub(super) fn save(name: &str, record: &impl serde::Serialize, page: &str) -> Outcome {
+/// Writes `docs/perf/NAME.json` and `docs/perf/NAME.md`, then judges the goals.
+///
+/// # Errors
+/// A file cannot be written, or goals are missed.
+pub(super) fn save(
+    name: &str,
+    record: &impl serde::Serialize,
+    page: &str,
+    goals: impl IntoIterator<Item = (String, Goals)>,
+) -> Outcome {
     let folder = workspace::members()?.workspace_root.join("docs/perf");
     std::fs::create_dir_all(&folder)?;
     let json = serde_json::to_string_pretty(record)? + "\n";
     std::fs::write(folder.join(format!("{name}.json")), json)?;
     std::fs::write(folder.join(format!("{name}.md")), page)?;
     println!("\nwritten: docs/perf/{name}.json, docs/perf/{name}.md");
-    Ok(())
+    judge(goals)
 }
 
 /// Returns a page: a template with a value for each `{name}`.
@@ -107,8 +113,9 @@ pub(super) fn line<R>(row: &R, columns: &[Column<'_, R>]) -> String {
     joined(columns.iter().map(|(_, cell)| cell(row)))
 }
 
-fn joined(cells: impl Iterator<Item = String>) -> String {
-    format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
+/// Returns a row of cells.
+pub(super) fn joined(cells: impl IntoIterator<Item = String>) -> String {
+    format!("| {} |\n", cells.into_iter().collect::<Vec<_>>().join(" | "))
 }
 
 /// Returns a figure with this number of decimals, or a dash if it is absent or not a number.
@@ -171,7 +178,7 @@ impl Goals {
 }
 
 /// Fails if goals are missed, and names what missed them.
-pub(super) fn judge(all: impl IntoIterator<Item = (String, Goals)>) -> Outcome {
+fn judge(all: impl IntoIterator<Item = (String, Goals)>) -> Outcome {
     let missed = all.into_iter().filter(|(_, goals)| goals.are_missed());
     let missed: Vec<String> =
         missed.map(|(what, goals)| format!("{what}: {}", goals.missed.join(", "))).collect();
@@ -186,12 +193,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_is_described() {
+    fn the_processor_is_described() {
         let info = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n";
         assert_eq!(processor(info), "Some CPU @ 2 GHz");
         assert_eq!(processor("processor\t: 0\n"), "unknown");
-        let arguments = ["bench", "host"].map(str::to_owned);
-        assert_eq!(command(arguments.into_iter()), "cargo xtask bench host");
     }
 
     #[test]

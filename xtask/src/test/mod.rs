@@ -1,5 +1,6 @@
 //! `cargo xtask test`: runs the tests of all backends, or of one.
 
+use std::fmt;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -72,13 +73,29 @@ const LONG: [(&str, &str); 19] = [
 /// The packages that only `cargo xtask test --all` tests: tools for the tests of others.
 const LONG_PACKAGES: [&str; 3] =
     ["peerlane-simulated-driver", "peerlane-hip-on-cuda", "peerlane-rxe-vm"];
-/// The variable that selects the driver of the CUDA tests: `device` or `simulated`.
-const CUDA_DRIVER: &str = "PEERLANE_TEST_CUDA";
 /// The file with the names of the tests that failed last, which `cargo xtask ci` prints at its end.
 pub(crate) const FAILURES: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../target/failed-tests.txt");
-/// The file that the kernel module of the NVIDIA driver creates.
-const CUDA_DEVICE: &str = "/dev/nvidiactl";
+
+/// The GPUs of a vendor and the tests of their backend.
+struct Gpu {
+    backend: &'static str,
+    vendor: &'static str,
+    /// The file that the kernel module of the driver creates.
+    device: &'static str,
+    /// The variable that selects the driver of the tests: `device` or `simulated`.
+    driver: &'static str,
+    /// The packages that are tested, without `peerlane-`.
+    packages: &'static [&'static str],
+}
+
+const CUDA: Gpu = Gpu {
+    backend: "cuda",
+    vendor: "NVIDIA",
+    device: "/dev/nvidiactl",
+    driver: "PEERLANE_TEST_CUDA",
+    packages: &["cuda", "simulated-driver"],
+};
 
 /// Runs the tests and prints which did not run.
 pub(crate) fn run(options: &Options) -> Outcome {
@@ -86,7 +103,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
         None if options.all => long(),
         None => short(),
         Some(Backend::Host) => workspace_tests(),
-        Some(Backend::Cuda { require_device }) => cuda(*require_device),
+        Some(Backend::Cuda { require_device }) => CUDA.test(*require_device),
         Some(Backend::Rocm(options)) => rocm::run(options),
         Some(Backend::Rdma(options)) => rdma::run(options),
         Some(Backend::All) => {
@@ -137,8 +154,7 @@ fn long() -> Outcome {
 
 /// Prints the drivers that the tests ran on and what they cannot compare without downloads.
 fn note_drivers() {
-    println!("{}", cuda_driver());
-    println!("{}", rocm::driver());
+    println!("{CUDA}\n{}", rocm::ROCM);
     println!(
         "not run: bindings of ROCm against real libraries, unless they are fetched; run `cargo xtask test \
          rocm`"
@@ -160,33 +176,52 @@ fn short_programs(metadata: &Metadata) -> Vec<String> {
     names
 }
 
-/// Returns a line about the driver that the CUDA tests run on.
-fn cuda_driver() -> &'static str {
-    if Path::new(CUDA_DEVICE).exists() {
-        "cuda: tested on the GPUs of this machine"
-    } else {
-        "cuda: tested on the simulated driver; there is no NVIDIA GPU here"
+impl fmt::Display for Gpu {
+    /// Says which driver the tests run on.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { backend, vendor, .. } = self;
+        if self.exists() {
+            write!(f, "{backend}: tested on the GPUs of this machine")
+        } else {
+            write!(f, "{backend}: tested on the simulated driver; there is no {vendor} GPU here")
+        }
     }
 }
 
-/// Runs the tests of the CUDA backend: its own, the contract and the processes.
-fn cuda(require_device: bool) -> Outcome {
-    if require_device && !Path::new(CUDA_DEVICE).exists() {
-        return Err(format!("there is no NVIDIA GPU here: {CUDA_DEVICE} is missing").into());
+impl Gpu {
+    fn exists(&self) -> bool {
+        Path::new(self.device).exists()
     }
-    println!("{}", cuda_driver());
-    let mut command = cargo(["test", "--no-fail-fast"]);
-    command.args(["--package", "peerlane-cuda", "--package", "peerlane-simulated-driver"]);
-    command.args(["--package", "peerlane-conformance", "--lib", "--test", "cuda*"]);
-    if require_device {
-        command.env(CUDA_DRIVER, "device");
+
+    /// Fails if a GPU is required and missing.
+    fn check(&self, require_device: bool) -> Outcome {
+        let Self { vendor, device, .. } = self;
+        if require_device && !self.exists() {
+            return Err(format!("there is no {vendor} GPU here: {device} is missing").into());
+        }
+        Ok(())
     }
-    if Path::new(CUDA_DEVICE).exists() {
-        // Streams of one process share the channels of a device: the waits of one test delay the streams of
-        // another.
-        command.args(["--", "--test-threads=1"]);
+
+    /// Runs the tests of the backend: its own, the contract and the processes.
+    fn test(&self, require_device: bool) -> Outcome {
+        self.check(require_device)?;
+        println!("{self}");
+        let mut command = cargo(["test", "--no-fail-fast"]);
+        for package in self.packages {
+            command.args(["--package", &format!("peerlane-{package}")]);
+        }
+        command.args(["--package", "peerlane-conformance", "--lib"]);
+        command.args(["--test", &format!("{}*", self.backend)]);
+        if require_device {
+            command.env(self.driver, "device");
+        }
+        if self.exists() {
+            // Streams of one process share the channels of a device: the waits of one test delay the streams of
+            // another.
+            command.args(["--", "--test-threads=1"]);
+        }
+        tests([command])
     }
-    tests([command])
 }
 
 /// Runs all tests of the workspace.

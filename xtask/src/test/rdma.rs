@@ -6,7 +6,6 @@
 //! newer ones.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -173,17 +172,6 @@ fn add(metadata: &Metadata, artifact: &Artifact, built: &mut Programs) -> Outcom
     Ok(())
 }
 
-/// Builds the program `peerlane`, which lines of shell can call, and returns its file.
-fn program(metadata: &Metadata, release: bool) -> Outcome<PathBuf> {
-    let mut command = cargo(["build", "--package", "peerlane-cli"]);
-    let profile = if release { "release" } else { "debug" };
-    if release {
-        command.arg("--release");
-    }
-    process::run(&mut command)?;
-    Ok(metadata.target_directory.join(profile).join("peerlane").into())
-}
-
 fn in_machine(options: &Options) -> Outcome {
     if let Some(reason) = vm::unavailable() {
         return Err(format!("{reason}; --here runs on this machine's own RDMA devices").into());
@@ -191,18 +179,16 @@ fn in_machine(options: &Options) -> Outcome {
     let begun = Instant::now();
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
-    let vm = Vm::obtain(
-        target,
-        Nodes::Namespaces(options.nodes.unwrap_or(NODES)),
-        options.stock_kernel,
-    )?;
+    let nodes = Nodes::Namespaces(options.nodes.unwrap_or(NODES));
+    let vm = Vm::obtain(target, nodes, options.stock_kernel)?;
     let taken = begun.elapsed();
 
     let mut built = Programs::default();
     if options.tests() {
         build(&metadata, options, &mut built)?;
     } else if !options.command.is_empty() {
-        built.commands.push(program(&metadata, options.release)?);
+        // Lines of shell can call it.
+        built.commands.push(workspace::build_program(target, options.release)?);
     }
     let compiled = begun.elapsed();
     let variables = std::env::vars().filter(|(name, _)| name.starts_with(VARIABLES));

@@ -7,18 +7,22 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{CUDA_DEVICE, tests};
+use super::{CUDA, Gpu, tests};
 use crate::{rocm, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
-/// The variable that selects the driver of the ROCm tests: `device` or `simulated`.
-const DRIVER: &str = "PEERLANE_TEST_ROCM";
-/// The file that the kernel module amdgpu creates.
-const DEVICE: &str = "/dev/kfd";
+/// The packages include the bindings and the library that runs them on CUDA.
+pub(super) const ROCM: Gpu = Gpu {
+    backend: "rocm",
+    vendor: "AMD",
+    device: "/dev/kfd",
+    driver: "PEERLANE_TEST_ROCM",
+    packages: &["rocm", "rocm-library", "hip-sys", "hsa-sys", "hip-on-cuda", "simulated-driver"],
+};
 /// The variable with the folders that the loader searches.
 const SEARCHED: &str = "LD_LIBRARY_PATH";
 
@@ -33,25 +37,13 @@ pub(super) struct Options {
     hip_on_cuda: bool,
 }
 
-/// Returns a line about the driver that the ROCm tests run on.
-pub(super) fn driver() -> &'static str {
-    if Path::new(DEVICE).exists() {
-        "rocm: tested on the GPUs of this machine"
-    } else {
-        "rocm: tested on the simulated driver; there is no AMD GPU here"
-    }
-}
-
 /// Runs the tests.
 pub(super) fn run(options: &Options) -> Outcome {
     let require_device = options.require_device;
     if options.hip_on_cuda {
         return on_cuda(require_device);
     }
-    if require_device && !Path::new(DEVICE).exists() {
-        return Err(format!("there is no AMD GPU here: {DEVICE} is missing").into());
-    }
-    println!("{}", driver());
+    ROCM.check(require_device)?;
     match rocm::releases() {
         Ok(releases) => {
             let names: Vec<&str> = releases.iter().map(|release| release.name.as_str()).collect();
@@ -59,29 +51,14 @@ pub(super) fn run(options: &Options) -> Outcome {
         }
         Err(error) => println!("note: bindings are not compared with real libraries: {error}"),
     }
-    let mut command = cargo(["test", "--no-fail-fast"]);
-    for package in ["rocm", "rocm-library", "hip-sys", "hsa-sys", "hip-on-cuda", "simulated-driver"]
-    {
-        command.args(["--package", &format!("peerlane-{package}")]);
-    }
-    command.args(["--package", "peerlane-conformance", "--lib", "--test", "rocm*"]);
-    if require_device {
-        command.env(DRIVER, "device");
-    }
-    if Path::new(DEVICE).exists() {
-        // Streams share queues: the waits of one test delay the streams of another.
-        command.args(["--", "--test-threads=1"]);
-    }
-    tests([command])
+    ROCM.test(require_device)
 }
 
 /// Runs the contract and the processes with HIP's symbols over CUDA's driver. Engines are streams, because there is
 /// no HSA runtime.
 fn on_cuda(require_device: bool) -> Outcome {
-    let real = Path::new(CUDA_DEVICE).exists();
-    if require_device && !real {
-        return Err(format!("there is no NVIDIA GPU here: {CUDA_DEVICE} is missing").into());
-    }
+    CUDA.check(require_device)?;
+    let real = CUDA.exists();
     let folder = layer(real)?;
     let below = if real { "the NVIDIA GPUs of this machine" } else { "simulated NVIDIA GPUs" };
     println!("rocm: tested by HIP's symbols over CUDA's, on {below}");
@@ -94,7 +71,7 @@ fn on_cuda(require_device: bool) -> Outcome {
     let mut command = cargo(["test", "--no-fail-fast", "--package", "peerlane-conformance"]);
     // Not those over SDMA engines, which need a real or simulated HSA runtime.
     command.args(["--test", "rocm", "--test", "rocm_processes"]);
-    command.env(DRIVER, "device").env(SEARCHED, searched);
+    command.env(ROCM.driver, "device").env(SEARCHED, searched);
     if real {
         command.args(["--", "--test-threads=1"]);
     }
@@ -105,23 +82,22 @@ fn on_cuda(require_device: bool) -> Outcome {
 /// On machines without a GPU the folder also has the simulated driver.
 fn layer(real: bool) -> Outcome<PathBuf> {
     let target = workspace::members()?.target_directory.into_std_path_buf();
-    let mut build = cargo(["build", "--package", "peerlane-hip-on-cuda"]);
     // Optimised for measurements on real GPUs; otherwise as the tests build it.
-    let built = if real {
-        build.arg("--release");
-        "release"
-    } else {
-        build.args(["--package", "peerlane-simulated-driver"]);
-        "debug"
+    let (profile, built, folder) = match real {
+        true => ("release", "release", "hip-on-cuda"),
+        false => ("dev", "debug", "hip-on-simulated-cuda"),
     };
-    process::run(&mut build)?;
-    let folder = target.join(if real { "hip-on-cuda" } else { "hip-on-simulated-cuda" });
-    fs::create_dir_all(&folder)?;
-    let mut links = vec![("libamdhip64.so.7", "libpeerlane_hip_on_cuda.so")];
+    let mut libraries = vec![("libamdhip64.so.7", "hip-on-cuda")];
     if !real {
-        links.push(("libcuda.so.1", "libpeerlane_simulated_driver.so"));
+        libraries.push(("libcuda.so.1", "simulated-driver"));
     }
-    for (name, library) in links {
+    let mut build = cargo(["build", "--profile", profile]);
+    build.args(libraries.iter().map(|(_, package)| format!("--package=peerlane-{package}")));
+    process::run(&mut build)?;
+    let folder = target.join(folder);
+    fs::create_dir_all(&folder)?;
+    for (name, package) in libraries {
+        let library = format!("libpeerlane_{}.so", package.replace('-', "_"));
         let link = folder.join(name);
         let _ = fs::remove_file(&link);
         symlink(target.join(built).join(library), &link)

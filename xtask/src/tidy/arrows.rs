@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use cargo_metadata::{DependencyKind, Metadata};
 use serde::Deserialize;
 
-use super::Finding;
-use super::tree::{File, Tree};
+use super::{File, Finding, Tree};
 
 /// The dependencies that a crate may have, as `workspace.metadata.allowed-dependencies` in Cargo.toml lists them.
 #[derive(Debug, Deserialize)]

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
-use super::tree::Tree;
+use super::{Finding, Tree};
 
 /// Maximum number of lines of a Rust file, tests included. About 400 is normal.
 const LINES_MAX: usize = 800;
@@ -61,16 +60,16 @@ fn top_level(tree: &Tree) -> Vec<Finding> {
 
 /// Reports Rust files with more lines than allowed.
 fn length(tree: &Tree) -> Vec<Finding> {
-    let written = tree.ending_in(".rs").filter(|file| !file.text.starts_with(GENERATED));
-    written
-        .map(|file| (file, file.text.lines().count()))
-        .filter(|(_, lines)| *lines > LINES_MAX)
-        .map(|(file, lines)| {
+    let mut findings = Vec::new();
+    for file in tree.ending_in(".rs").filter(|file| !file.text.starts_with(GENERATED)) {
+        let lines = file.text.lines().count();
+        if lines > LINES_MAX {
             let what = format!("the file has {lines} lines, at most {LINES_MAX} are allowed");
             let mend = "split it by topic, each part with a name of its own";
-            Finding::new(&file.path, LINES_MAX + 1, what, mend)
-        })
-        .collect()
+            findings.push(Finding::new(&file.path, LINES_MAX + 1, what, mend));
+        }
+    }
+    findings
 }
 
 /// Reports absolute paths that exist on one machine only, in every text file except the lock file.

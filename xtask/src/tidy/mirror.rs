@@ -1,13 +1,12 @@
 //! Checks that all backends have the same files with the same types.
 
-use super::Finding;
-use super::tree::{File, Tree};
+use super::{Finding, Tree};
 
 /// The folder of the reference backend, which has no `sys` because it makes no raw calls.
 const HOST: &str = "hal/host/src";
 const VENDORS: [&str; 3] = ["backend-cuda/src", "backend-rocm/src", "backend-rdma/src"];
 
-/// The files of a backend in reading order, and the types that each declares.
+/// The files of a backend in reading order, and the types that each declares. rustfmt sorts their modules.
 const FILES: [(&str, &[&str]); 7] = [
     ("sys", &[]),
     ("error", &["Error"]),
@@ -18,7 +17,7 @@ const FILES: [(&str, &[&str]); 7] = [
     ("fabric", &["Fabric"]),
 ];
 
-/// Reports missing files and types, and modules out of order.
+/// Reports missing files and types.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let host = check_backend(tree, HOST, &FILES[1..]);
     let vendors = VENDORS.iter().flat_map(|folder| check_backend(tree, folder, &FILES));
@@ -27,16 +26,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 
 fn check_backend(tree: &Tree, folder: &str, files: &[(&str, &[&str])]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let top = format!("{folder}/lib.rs");
-    match tree.file(&top) {
-        Some(top) => findings.extend(out_of_order(top, files)),
-        None => findings.push(missing(&top)),
-    }
     for (name, types) in files {
         let path = format!("{folder}/{name}.rs");
         let file = tree.file(&path).or_else(|| tree.file(&format!("{folder}/{name}/mod.rs")));
         let Some(file) = file else {
-            findings.push(missing(&path));
+            let mend = "add it: every backend has the same files, see docs/ARCHITECTURE.md";
+            findings.push(Finding::new(&path, 1, "the file is missing", mend));
             continue;
         };
         let absent =
@@ -47,35 +42,6 @@ fn check_backend(tree: &Tree, folder: &str, files: &[(&str, &[&str])]) -> Vec<Fi
         }));
     }
     findings
-}
-
-fn missing(path: &str) -> Finding {
-    let mend = "add it: every backend has the same files, see docs/ARCHITECTURE.md";
-    Finding::new(path, 1, "the file is missing", mend)
-}
-
-/// Reports modules of the common names in another order than rustfmt's.
-fn out_of_order(top: &File, files: &[(&str, &[&str])]) -> Option<Finding> {
-    let found: Vec<&str> = top
-        .text
-        .lines()
-        .filter_map(module)
-        .filter(|module| files.iter().any(|(name, _)| name == module))
-        .collect();
-    let mut expected: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
-    expected.sort_unstable();
-    (found != expected).then(|| {
-        let line = top.line_where(|line| module(line).is_some());
-        let what = format!("the modules are {}", found.join(", "));
-        let mend = format!("declare {}, in this order", expected.join(", "));
-        Finding::new(&top.path, line, what, mend)
-    })
-}
-
-/// Returns the module that a line declares.
-fn module(line: &str) -> Option<&str> {
-    let declaration = line.strip_prefix("pub ").unwrap_or(line);
-    declaration.strip_prefix("mod ")?.strip_suffix(';')
 }
 
 /// Returns whether a line declares the public type `name`.
@@ -91,10 +57,7 @@ mod tests {
     use super::super::texts;
     use super::*;
 
-    const TOP: &str =
-        "mod device;\nmod engine;\nmod error;\nmod fabric;\nmod key;\nmod memory;\nmod sys;\n";
-    const WHOLE: [(&str, &str); 8] = [
-        ("b/lib.rs", TOP),
+    const WHOLE: [(&str, &str); 7] = [
         ("b/sys.rs", ""),
         ("b/error.rs", "pub enum Error {"),
         ("b/device.rs", "pub struct Device(u32);"),
@@ -117,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_file_may_be_a_folder() {
-        assert_eq!(findings(|files| files[6].0 = "b/engine/mod.rs"), [""; 0]);
+        assert_eq!(findings(|files| files[5].0 = "b/engine/mod.rs"), [""; 0]);
     }
 
     #[test]
@@ -125,21 +88,13 @@ mod tests {
         assert_eq!(
             findings(|files| {
                 files.retain(|(path, _)| *path != "b/key.rs");
-                files[4].1 = "pub struct Memory;\npub struct LocalRegion;\nstruct Remote;";
+                files[3].1 = "pub struct Memory;\npub struct LocalRegion;\nstruct Remote;";
             }),
             [
                 "b/memory.rs:1 the public type Local is missing",
                 "b/memory.rs:1 the public type Remote is missing",
                 "b/key.rs:1 the file is missing",
             ]
-        );
-    }
-
-    #[test]
-    fn modules_out_of_order_are_a_finding() {
-        assert_eq!(
-            findings(|files| files[0].1 = "//! Top.\n\nmod sys;\nmod error;\nmod queue;\n"),
-            ["b/lib.rs:3 the modules are sys, error"]
         );
     }
 }

@@ -4,17 +4,16 @@
 //! the rules with their reasons.
 
 use std::fmt;
+use std::path::Path;
+use std::process::Command;
 
 use crate::workspace;
-use peerlane_rxe_vm::process::Outcome;
+use peerlane_rxe_vm::process::{self, Outcome};
 
 mod arrows;
 mod content;
 mod mirror;
 mod names;
-mod tree;
-
-use tree::Tree;
 
 /// A violation of a rule, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +58,73 @@ pub(crate) fn run() -> Outcome {
     }
     findings.iter().for_each(|finding| println!("{finding}"));
     Err(format!("tidy: {} findings", findings.len()).into())
+}
+
+/// A file, with its path relative to the root.
+#[derive(Debug)]
+struct File {
+    path: String,
+    /// The contents; empty unless it is UTF-8.
+    text: String,
+}
+
+/// The files of the workspace, without those that git ignores.
+#[derive(Debug, Default)]
+struct Tree(Vec<File>);
+
+impl Tree {
+    /// Reads the tree under `root`, which must be a git checkout.
+    fn read(root: &Path) -> Outcome<Self> {
+        let mut git = Command::new("git");
+        git.current_dir(root).args(["ls-files", "-z", "--cached", "--others"]);
+        git.arg("--exclude-standard");
+        let listed = process::output(&mut git)?;
+        let mut paths: Vec<&str> = listed.split_terminator('\0').collect();
+        paths.sort_unstable();
+        paths.dedup();
+
+        let mut files = Vec::with_capacity(paths.len());
+        for path in paths {
+            // git lists a file that is deleted and not yet committed.
+            if let Ok(bytes) = std::fs::read(root.join(path)) {
+                let text = String::from_utf8(bytes).unwrap_or_default();
+                files.push(File { path: path.to_owned(), text });
+            }
+        }
+        Ok(Self(files))
+    }
+
+    #[cfg(test)]
+    fn of(files: &[(&str, &str)]) -> Self {
+        let file = |&(path, text): &(&str, &str)| File { path: path.into(), text: text.into() };
+        Self(files.iter().map(file).collect())
+    }
+
+    /// Returns all files, sorted by path.
+    fn files(&self) -> &[File] {
+        &self.0
+    }
+
+    fn file(&self, path: &str) -> Option<&File> {
+        self.0.iter().find(|file| file.path == path)
+    }
+
+    /// Returns the files whose path ends so, such as `.rs`.
+    fn ending_in(&self, ending: &str) -> impl Iterator<Item = &File> {
+        self.0.iter().filter(move |file| file.path.ends_with(ending))
+    }
+}
+
+impl File {
+    /// Returns the lines with their numbers, from 1.
+    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        (1..).zip(self.text.lines())
+    }
+
+    /// Returns the number of the first line that fulfils the condition, or 1.
+    fn line_where(&self, is_it: impl Fn(&str) -> bool) -> usize {
+        self.lines().find(|(_, line)| is_it(line)).map_or(1, |(number, _)| number)
+    }
 }
 
 /// The findings as `path:line what`, for tests that compare them literally.

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
-use super::tree::{File, Tree};
+use super::{File, Finding, Tree};
 
 /// File names that name no topic.
 const FILES: [&str; 4] = ["utils.rs", "util.rs", "helpers.rs", "misc.rs"];
@@ -20,19 +19,14 @@ const NOUNS: [&str; 18] = [
 /// The names that older code still has; the file explains its entries.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-/// A finding that an exception can accept.
-struct Violation<'a> {
-    path: &'a str,
-    /// The noun in the name; `None` for a module beside its folder.
-    noun: Option<&'static str>,
-    finding: Finding,
-}
+/// A finding, and the exception that accepts it in this file only.
+type Violation = (String, Finding);
 
 /// Reports names that say nothing and modules in the wrong place.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let violations = violations(tree).into_iter();
-    let refused = violations.filter(|violation| !exceptions().any(|it| accepts(it, violation)));
-    let mut findings: Vec<Finding> = refused.map(|violation| violation.finding).collect();
+    let accepted = |exact: &str| exceptions().any(|exception| accepts(exception, exact));
+    let refused = violations(tree).into_iter().filter(|(exact, _)| !accepted(exact));
+    let mut findings: Vec<Finding> = refused.map(|(_, finding)| finding).collect();
     for file in tree.ending_in(".rs") {
         findings.extend(file_name(file));
         findings.extend(file.lines().filter_map(|(line, text)| getter(file, line, text)));
@@ -43,23 +37,23 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 /// Returns the exceptions that no file needs any more.
 pub(super) fn unused_exceptions(tree: &Tree) -> Vec<&'static str> {
     let violations = violations(tree);
-    exceptions().filter(|it| !violations.iter().any(|violation| accepts(it, violation))).collect()
+    exceptions().filter(|it| !violations.iter().any(|(exact, _)| accepts(it, exact))).collect()
 }
 
-fn violations(tree: &Tree) -> Vec<Violation<'_>> {
+fn violations(tree: &Tree) -> Vec<Violation> {
     let folder = |file: &File| file.path.rsplit_once('/').map(|(folder, _)| folder.to_owned());
     let folders: BTreeSet<String> = tree.ending_in(".rs").filter_map(folder).collect();
     let mut violations = Vec::new();
     for file in tree.ending_in(".rs") {
         let path = file.path.as_str();
         let module = module_file(&folders, file);
-        violations.extend(module.map(|finding| Violation { path, noun: None, finding }));
+        violations.extend(module.map(|finding| (format!("module {path}"), finding)));
         for (line, text) in file.lines() {
             let Some((name, noun)) = vague_noun(text) else { continue };
             let what = format!("`{noun}` in the name {name} fits everything");
             let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
             let finding = Finding::new(path, line, what, mend);
-            violations.push(Violation { path, noun: Some(noun), finding });
+            violations.push((format!("noun {path} {noun}"), finding));
         }
     }
     violations
@@ -69,14 +63,13 @@ fn exceptions() -> impl Iterator<Item = &'static str> {
     EXCEPTIONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-fn accepts(exception: &str, violation: &Violation<'_>) -> bool {
-    let mut words = exception.split(' ').skip(1);
-    let (path, noun) = (words.next().unwrap_or_default(), words.next());
-    let is_there = match noun {
-        Some(_) => violation.path.starts_with(path),
-        None => violation.path == path,
-    };
-    is_there && noun == violation.noun
+/// Returns whether an exception is the exact one, or one of the same noun in a folder of the file.
+fn accepts(exception: &str, exact: &str) -> bool {
+    let folder = exception.rsplit_once(' ').filter(|_| exception.starts_with("noun "));
+    let in_folder = folder.is_some_and(|(folder, noun)| {
+        exact.starts_with(folder) && exact.rsplit(' ').next() == Some(noun)
+    });
+    in_folder || exception == exact
 }
 
 fn file_name(file: &File) -> Option<Finding> {
@@ -183,7 +176,8 @@ mod tests {
     fn an_exception_accepts_its_folder_and_noun() {
         let tree = Tree::of(&[("tests/tests/b.rs", "trait Way {}")]);
         let violations = violations(&tree);
-        let accepted = |exception: &str| violations.iter().any(|it| accepts(exception, it));
+        let accepted =
+            |exception: &str| violations.iter().any(|(exact, _)| accepts(exception, exact));
         assert!(accepted("noun tests/tests/ way"));
         assert!(!accepted("noun tests/simulated-driver/ way"));
         assert!(!accepted("noun tests/tests/ place"));
