@@ -79,7 +79,7 @@ pub enum Error {
         errno: Errno,
     },
     /// The NIC cannot access this device memory.
-    #[error("cannot register {bytes} bytes of a device with {device}: {reasons}")]
+    #[error("cannot register {bytes} bytes of device memory with the NIC {device}: {reasons}")]
     DeviceMemory {
         /// Size of the region in bytes.
         bytes: u64,

@@ -150,7 +150,7 @@ fn a_missing_library_is_an_error_with_the_names_tried() {
     assert!(
         text.starts_with(
             "unavailable: cannot find libamdhip64.so: tried libamdhip64.so.7, libamdhip64.so.6, \
-             libamdhip64.so.5, libamdhip64.so with the loader's search path and in \
+             libamdhip64.so.5, libamdhip64.so; searched the loader's path and \
              /opt/peerlane-none/lib, /opt/rocm/lib; install ROCm 5.7 or newer"
         ),
         "{text}"

@@ -67,7 +67,10 @@ impl Address {
         }
         let backend = BackendId(reader.u16("backend").map_err(&short)?);
         if backend != BackendId::RDMA {
-            return malformed(format!("it is of backend {backend}, expected {}", BackendId::RDMA));
+            return malformed(format!(
+                "it belongs to the backend {backend}, expected {}",
+                BackendId::RDMA
+            ));
         }
         let rank = Rank(reader.u32("rank").map_err(&short)?);
         let ranks = reader.u32("number of ranks").map_err(&short)?;
@@ -90,7 +93,7 @@ impl Address {
             return malformed(format!("it names {nics} NICs, expected 1 to {NICS_MAX}"));
         }
         if rank != peer {
-            return malformed(format!("it is of rank {rank}"));
+            return malformed(format!("it belongs to rank {rank}, expected rank {peer}"));
         }
         let service = SocketAddr::new(ip.to_canonical(), port);
         Ok(Self { rank, ranks, token, service, nics, host, device })
@@ -156,6 +159,9 @@ mod tests {
         }
         assert_eq!(kind(&[&whole[..], &[0]].concat()), Err(ErrorKind::Mismatch));
         let error = Address::decode(Rank(1), &whole).unwrap_err();
-        assert_eq!(error.to_string(), "address of rank 1 is malformed: it is of rank 2");
+        assert_eq!(
+            error.to_string(),
+            "invalid address of rank 1: it belongs to rank 2, expected rank 1"
+        );
     }
 }

@@ -129,7 +129,7 @@ impl RocmLibrary {
         let rocm_path =
             if env::var_os(ROOT_VARIABLE).is_some() { "" } else { ", and ROCM_PATH is not set" };
         format!(
-            "{} with the loader's search path and in {}{rocm_path}",
+            "{}; searched the loader's path and {}{rocm_path}",
             names.join(", "),
             roots.join(", ")
         )
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn a_missing_library_is_an_error_with_the_names_tried() {
         let error = NONE.open_in(&["/opt/none".into()]).unwrap_err().to_string();
-        let expected = "cannot find libpeerlane-none.so: tried libpeerlane-none.so.7, libpeerlane-none.so.6, libpeerlane-none.so with the loader's search path and in /opt/none/lib";
+        let expected = "cannot find libpeerlane-none.so: tried libpeerlane-none.so.7, libpeerlane-none.so.6, libpeerlane-none.so; searched the loader's path and /opt/none/lib";
         assert!(error.starts_with(expected), "{error}");
     }
 

@@ -54,8 +54,9 @@ pub(crate) struct Options {
     pub(crate) shape: ShapeOptions,
     #[command(flatten)]
     pub(crate) sizes: SweepOptions,
-    /// Set the number of timed iterations of each size, such as 100; on GPUs, starts in a row
-    /// [default: 20 to 1000, as many as fit in 500 ms; on GPUs 50 below 256 MiB, otherwise 10]
+    /// Set the number of timed iterations for each size, such as 100; on GPUs they are enqueued back
+    /// to back [default: as many as fit in 500 ms, from 20 to 1000; on GPUs 50 below 256 MiB and 10
+    /// from there on]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: Option<u32>,
     /// Set the number of untimed iterations before the timed iterations
@@ -65,8 +66,9 @@ pub(crate) struct Options {
     /// Gather in place: the input of a rank is its shard of the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Set the number of output buffers that starts use in turn, 1 or 2; with 2 (double buffering)
-    /// no ready flags are needed [default: 2 for small results out of place, otherwise 1]
+    /// Set the number of output buffers: 1, or 2 for double buffering, where iterations alternate
+    /// between the buffers and a rank need not wait until its peers are ready [default: 2 for small
+    /// outputs that are not in place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
     /// Set how a GPU copies its own shard to its output: local (inside the GPU, with a kernel that
@@ -86,13 +88,13 @@ pub(crate) struct Options {
     /// Set the element type: u8, i32, i64, f16, bf16, f32 or f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
-    /// Also measure the limit: bare copies of the same bytes between the same ranks, all at the
-    /// same time and without flags
+    /// Also measure the limit of the hardware: plain copies of the same bytes between the same ranks,
+    /// without synchronization
     ///
-    /// The table then shows the time of the bare copies, and that time divided by the time of the
-    /// all-gather: 100 % means that the all-gather is as fast as the copies. In each iteration the
-    /// slowest rank counts; if ranks share cores, the time from the first start to the last end.
-    /// Between GPUs, only copies to peers are made, with the fastest of several methods.
+    /// The table then shows the time of these copies, and that time as a share of the time of the
+    /// all-gather: 100 % means that the all-gather is as fast as the copies. The time of an iteration
+    /// is that of its slowest rank. If ranks share cores, it is the time from the first begin to the
+    /// last end. On GPUs, only copies to peers are timed, with the fastest of several methods.
     #[arg(long)]
     pub(crate) limit: bool,
     /// Time starts that are captured into a graph and replayed (backends cuda, and rocm with
@@ -105,14 +107,16 @@ pub(crate) struct Options {
     /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines.
     #[arg(long, value_enum, value_name = "LIBRARY")]
     pub(crate) vs: Option<BaselineLibrary>,
-    /// Load NCCL from this file libnccl.so.2 or its folder [default: search the usual folders]
+    /// Load NCCL from PATH, the file libnccl.so.2 or the folder that contains it [default: search
+    /// the usual folders]
     #[arg(long, value_name = "PATH")]
     pub(crate) nccl: Option<PathBuf>,
     /// Also time all-gathers and compute work, each alone and both together (backend cuda only);
     /// gemm is bf16 matrix products of 8192 × 8192 with cuBLAS
     #[arg(long, value_enum, value_name = "COMPUTE")]
     pub(crate) overlap: Option<ComputeWork>,
-    /// Load cuBLAS from this file libcublas.so or its folder [default: search the usual folders]
+    /// Load cuBLAS from PATH, the file libcublas.so or the folder that contains it [default: search
+    /// the usual folders]
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
     /// Draw a plot of bandwidth and time by size into FILE.svg

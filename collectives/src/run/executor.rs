@@ -183,8 +183,8 @@ impl Executor {
         }
         if self.options.strict && self.is_driven() {
             return refuse(
-                "strict is set, but a start on a stream needs a thread that drives some lanes; use \
-                 `start`, or turn strict off",
+                "strict is set, but `start_on` needs a progress thread for the lanes whose engines \
+                 cannot wait by themselves; use `start`, or turn strict off",
             );
         }
         if captures && !self.options.capturable {

@@ -118,7 +118,7 @@ pub enum Fault {
     },
     /// A step names a flag that only entries and exits use.
     #[error(
-        "{location}: the flags go and sent are reserved for the entry and exit of lanes, expected \
+        "{location}: the flags `go` and `sent` are reserved for the entry and exit of lanes, expected \
          another flag"
     )]
     Reserved {

@@ -113,7 +113,7 @@ fn names_that_do_not_exist_are_refused() {
     assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): chunk 7 does not exist, expected a chunk below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready for lane 1 to 2"), @"rank 1, lane 0, step 1 (signal ready for lane 1 to 2): lane 1 of rank 2 does not exist, expected a lane below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready from 9 to 2"), @"rank 1, lane 0, step 1 (signal ready from 9 to 2): rank 9 does not exist, expected a rank below 3");
-    assert_snapshot!(text("wait arrived 0.0", "wait sent lane 0"), @"rank 1, lane 0, step 10 (wait sent lane 0): the flags go and sent are reserved for the entry and exit of lanes, expected another flag");
+    assert_snapshot!(text("wait arrived 0.0", "wait sent lane 0"), @"rank 1, lane 0, step 10 (wait sent lane 0): the flags `go` and `sent` are reserved for the entry and exit of lanes, expected another flag");
 }
 
 #[test]

@@ -153,7 +153,7 @@ fn strict_refuses_what_a_thread_would_have_to_drive() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_eq!(
             error.to_string(),
-            "strict is set, but a start on a stream needs a thread that drives some lanes; use \
+            "strict is set, but `start_on` needs a progress thread for the lanes whose engines cannot wait by themselves; use \
              `start`, or turn strict off"
         );
         // Nothing has started, and the caller may drive it.

@@ -49,9 +49,6 @@ pub(crate) fn run() -> Outcome {
     ]
     .concat();
 
-    for exception in names::unused_exceptions(&tree) {
-        println!("tidy: note: xtask/src/tidy/exceptions.txt no longer needs `{exception}`");
-    }
     if findings.is_empty() {
         println!("tidy: {} files follow all rules", tree.files().len());
         return Ok(());

@@ -16,60 +16,20 @@ const NOUNS: [&str; 18] = [
     "bed", "cast", "chapter", "course", "crew", "found", "ground", "manner", "place", "play",
     "reach", "seat", "seen", "stage", "stop", "story", "strand", "way",
 ];
-/// The names that older code still has; the file explains its entries.
-const EXCEPTIONS: &str = include_str!("exceptions.txt");
-
-/// A finding, and the exception that accepts it in this file only.
-type Violation = (String, Finding);
-
 /// Reports names that say nothing and modules in the wrong place.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let accepted = |exact: &str| exceptions().any(|exception| accepts(exception, exact));
-    let refused = violations(tree).into_iter().filter(|(exact, _)| !accepted(exact));
-    let mut findings: Vec<Finding> = refused.map(|(_, finding)| finding).collect();
-    for file in tree.ending_in(".rs") {
-        findings.extend(file_name(file));
-        findings.extend(file.lines().filter_map(|(line, text)| getter(file, line, text)));
-    }
-    findings
-}
-
-/// Returns the exceptions that no file needs any more.
-pub(super) fn unused_exceptions(tree: &Tree) -> Vec<&'static str> {
-    let violations = violations(tree);
-    exceptions().filter(|it| !violations.iter().any(|(exact, _)| accepts(it, exact))).collect()
-}
-
-fn violations(tree: &Tree) -> Vec<Violation> {
     let folder = |file: &File| file.path.rsplit_once('/').map(|(folder, _)| folder.to_owned());
     let folders: BTreeSet<String> = tree.ending_in(".rs").filter_map(folder).collect();
-    let mut violations = Vec::new();
+    let mut findings = Vec::new();
     for file in tree.ending_in(".rs") {
-        let path = file.path.as_str();
-        let module = module_file(&folders, file);
-        violations.extend(module.map(|finding| (format!("module {path}"), finding)));
+        findings.extend(file_name(file));
+        findings.extend(module_file(&folders, file));
         for (line, text) in file.lines() {
-            let Some((name, noun)) = vague_noun(text) else { continue };
-            let what = format!("`{noun}` in the name {name} fits everything");
-            let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
-            let finding = Finding::new(path, line, what, mend);
-            violations.push((format!("noun {path} {noun}"), finding));
+            findings.extend(getter(file, line, text));
+            findings.extend(vague_noun(file, line, text));
         }
     }
-    violations
-}
-
-fn exceptions() -> impl Iterator<Item = &'static str> {
-    EXCEPTIONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
-}
-
-/// Returns whether an exception is the exact one, or one of the same noun in a folder of the file.
-fn accepts(exception: &str, exact: &str) -> bool {
-    let folder = exception.rsplit_once(' ').filter(|_| exception.starts_with("noun "));
-    let in_folder = folder.is_some_and(|(folder, noun)| {
-        exact.starts_with(folder) && exact.rsplit(' ').next() == Some(noun)
-    });
-    in_folder || exception == exact
+    findings
 }
 
 fn file_name(file: &File) -> Option<Finding> {
@@ -97,12 +57,14 @@ fn getter(file: &File, line: usize, text: &str) -> Option<Finding> {
     Some(Finding::new(&file.path, line, what, format!("call it {topic}")))
 }
 
-/// Returns the name of the type or module that a line declares and the noun that it consists of.
-fn vague_noun(text: &str) -> Option<(&str, &'static str)> {
+/// Reports the declaration of a type or module whose name is a noun that docs/GLOSSARY.md refuses.
+fn vague_noun(file: &File, line: usize, text: &str) -> Option<Finding> {
     let name = declaration(text, &DECLARATIONS)?;
     let singular = name.strip_suffix('s').unwrap_or(name);
     let noun = NOUNS.into_iter().find(|noun| singular.eq_ignore_ascii_case(noun))?;
-    Some((name, noun))
+    let what = format!("`{noun}` in the name {name} fits everything");
+    let mend = "use the term for the thing itself; docs/GLOSSARY.md lists terms";
+    Some(Finding::new(&file.path, line, what, mend))
 }
 
 /// Returns the name that a line declares with one of these keywords.
@@ -166,26 +128,7 @@ mod tests {
             ("a/src/b/c.rs", ""),
             ("a/src/bc.rs", ""),
             ("a/src/d/mod.rs", ""),
-            ("tests/tests/streams.rs", ""),
-            ("tests/tests/streams/x.rs", ""),
         ]);
         assert_eq!(texts(&check(&tree)), ["a/src/b.rs:1 the module has submodules in a/src/b/"]);
-    }
-
-    #[test]
-    fn an_exception_accepts_its_folder_and_noun() {
-        let tree = Tree::of(&[("tests/tests/b.rs", "trait Way {}")]);
-        let violations = violations(&tree);
-        let accepted =
-            |exception: &str| violations.iter().any(|(exact, _)| accepts(exception, exact));
-        assert!(accepted("noun tests/tests/ way"));
-        assert!(!accepted("noun tests/simulated-driver/ way"));
-        assert!(!accepted("noun tests/tests/ place"));
-    }
-
-    #[test]
-    fn an_exception_without_a_use_is_named() {
-        let nothing = Tree::of(&[]);
-        assert_eq!(unused_exceptions(&nothing), exceptions().collect::<Vec<_>>());
     }
 }

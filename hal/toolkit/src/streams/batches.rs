@@ -265,8 +265,8 @@ impl SignalWords {
         let index = found.unwrap_or(self.constants.len());
         if index == CONSTANTS_MAX {
             return Err(Fault::Argument(format!(
-                "the captured slices of one engine signal more than {CONSTANTS_MAX} different \
-                 values, the maximum; use only a few flag values, such as 0 and 1"
+                "a graph can signal at most {CONSTANTS_MAX} different values per engine; use only a few \
+                 flag values, such as 0 and 1"
             )));
         }
         if found.is_none() {
