@@ -376,7 +376,7 @@ mod tests {
         let fake = FakeRegistrar { dma_buf: Some(Errno::OPNOTSUPP), ..FakeRegistrar::default() };
         assert_eq!(
             text(&fake, &EXPORTED, DeviceMemory::Any),
-            "cannot register 5000 bytes of a device with mlx5_0: by dma-buf: ibv_reg_dmabuf_mr on \
+            "cannot register 5000 bytes of device memory with the NIC mlx5_0: by dma-buf: ibv_reg_dmabuf_mr on \
              mlx5_0: Operation not supported (os error 95); by address: no kernel module gives NICs \
              access to devices: /sys/kernel/mm/memory_peers has none, and nvidia_peermem is not loaded"
         );
@@ -387,12 +387,12 @@ mod tests {
         };
         assert_eq!(
             text(&fake, &Memory { exported: false }, DeviceMemory::PeerMemory),
-            "cannot register 5000 bytes of a device with mlx5_0: by address: ibv_reg_mr on mlx5_0: \
+            "cannot register 5000 bytes of device memory with the NIC mlx5_0: by address: ibv_reg_mr on mlx5_0: \
              Bad address (os error 14)"
         );
         assert_eq!(
             text(&fake, &EXPORTED, DeviceMemory::Refused),
-            "cannot register 5000 bytes of a device with mlx5_0: device_memory is Refused"
+            "cannot register 5000 bytes of device memory with the NIC mlx5_0: device_memory is Refused"
         );
     }
 }

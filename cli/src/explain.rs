@@ -16,7 +16,7 @@ use crate::options::{AlgorithmChoice, PlanOptions, parse_algorithm, shard_bytes}
 use crate::report::{pretty_json, print};
 use crate::units::Size;
 
-/// Explain which algorithm is chosen for an operation, and its predicted time
+/// Explain the choice of an algorithm for an operation, with the predicted times
 ///
 /// Nothing is executed. Without --calibration, the links are those of H200 GPUs with NVLink inside
 /// a node and 400 Gb/s RDMA between nodes.

@@ -64,8 +64,8 @@ pub(crate) struct PlanOptions {
     /// Gather in place: the input of a rank is its shard of the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Set the number of output buffers: 1, or 2 for double buffering, where starts alternate between
-    /// the buffers and need no ready flags
+    /// Set the number of output buffers: 1, or 2 for double buffering, which saves the flags that tell
+    /// peers that a buffer is free
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: u32,
     /// Set the order of signals: prompt (one after each put) or batched (all together, for engines

@@ -13,9 +13,9 @@ use crate::options::parse_ranks;
 /// Options of the backend and its devices, of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
-    /// Select the backend that moves the bytes between ranks, with several hosts only inside each
-    /// node: auto (cuda or rocm if each rank has its own GPU, otherwise host), host (shared
-    /// memory), cuda, rocm, or rdma (NICs between all ranks)
+    /// Select the backend that connects the ranks of a node: auto (cuda or rocm if each rank has its
+    /// own GPU, otherwise host), host (shared memory), cuda, rocm, or rdma (NICs, which connect the
+    /// ranks of all nodes)
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// Spawn this number of processes, such as 8; under a launcher, check its number of ranks

@@ -81,8 +81,8 @@ pub(crate) struct Options {
     /// with sdma, each start is timed until its completion before the next begins
     #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
     pub(crate) engine: EngineKind,
-    /// Fail instead of using a fallback, which is staging through host memory between GPUs without
-    /// peer access, or lanes that a thread must poll
+    /// Fail instead of falling back to host memory (between GPUs without peer access) or to a thread
+    /// that polls lanes
     #[arg(long)]
     pub(crate) strict: bool,
     /// Set the element type: u8, i32, i64, f16, bf16, f32 or f64
@@ -97,7 +97,7 @@ pub(crate) struct Options {
     /// last end. On GPUs, only copies to peers are timed, with the fastest of several methods.
     #[arg(long)]
     pub(crate) limit: bool,
-    /// Time starts that are captured into a graph and replayed (backends cuda, and rocm with
+    /// Capture the all-gather into a graph and time its replays (backends cuda, and rocm with
     /// streams)
     #[arg(long)]
     pub(crate) graph: bool,
@@ -122,8 +122,8 @@ pub(crate) struct Options {
     /// Draw a plot of bandwidth and time by size into FILE.svg
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Write the steps of all lanes and ranks in one untimed start of the largest size to
-    /// FILE.json, as trace events for Perfetto
+    /// Run the largest size once more and write the steps of all lanes and ranks to FILE.json, as
+    /// trace events for Perfetto
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
     /// The measured collective, which the command sets.

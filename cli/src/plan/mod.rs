@@ -64,8 +64,8 @@ pub(crate) struct Options {
     /// such as 1M,2M; then the offset of each cell is printed too
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) shard_bytes: Vec<Size>,
-    /// Print the plan of this rank, such as 0, or of all ranks; the plans of all ranks are
-    /// verified, unless they are too large
+    /// Print the plan of this rank only, such as 0; the plans of all ranks are verified in any case,
+    /// unless they are too large
     #[arg(long, default_value = "all", value_name = "RANK")]
     pub(super) rank: String,
     /// Verify the plans of all ranks in FILE, text or JSON as this command prints it, and print

@@ -48,7 +48,7 @@ pub(crate) struct Options {
     /// Delay the start of a rank by microseconds, such as 3:250 for rank 3; can be repeated
     #[arg(long, value_name = "RANK:µs", value_parser = parse_delay)]
     delay: Vec<(usize, f64)>,
-    /// Show this number of ranks, from rank 0, with --svg and --trace
+    /// Set the number of ranks, from rank 0, that the files of --svg and --trace show
     #[arg(long, default_value_t = 8, value_name = "N")]
     show: usize,
     /// Print this number of steps of the critical path, also with --json; 0 prints none
