@@ -198,7 +198,7 @@ impl DoorbellParker {
             Neighbours::None => self.spin.unwrap_or(SPIN),
             Neighbours::Asleep => self.spin.unwrap_or(SPIN_SHARED),
         };
-        if self.parker.idle_since().is_none() {
+        if !self.parker.is_idle() {
             self.parker.unpark().publish_core();
         }
         match self.parker.step(spin, limit) {

@@ -56,10 +56,15 @@ pub enum ParkStep {
 #[derive(Debug)]
 pub struct Parker<U> {
     wakeup: Arc<Wakeup<U>>,
+    /// Number of polls since the last work, up to [`UNTIMED_POLLS`].
+    polls: u32,
     /// The time since which the engine has had no work.
     idle_since: Option<Instant>,
     announced: bool,
 }
+
+/// Number of polls before the first look at the clock, which takes as long as a poll of host memory.
+const UNTIMED_POLLS: u32 = 8;
 
 /// The state that a waker sets.
 #[derive(Debug)]
@@ -84,7 +89,7 @@ impl<U: Unpark + 'static> Parker<U> {
     /// Creates a parker whose waker calls `unpark`.
     pub fn new(unpark: U) -> Self {
         let wakeup = Arc::new(Wakeup { woken: AtomicBool::new(false), unpark });
-        Self { wakeup, idle_since: None, announced: false }
+        Self { wakeup, polls: 0, idle_since: None, announced: false }
     }
 
     /// Returns what ends the sleep of the thread.
@@ -102,14 +107,19 @@ impl<U: Unpark + 'static> Parker<U> {
         self.announced
     }
 
-    /// Returns the time since which the engine has had no work; `None` before its first step.
+    /// Returns the time since which the engine has had no work; `None` during its first polls.
     pub fn idle_since(&self) -> Option<Instant> {
         self.idle_since
     }
 
+    /// Returns whether the engine has polled in vain since its last work.
+    pub fn is_idle(&self) -> bool {
+        self.polls > 0 || self.idle_since.is_some()
+    }
+
     /// Notes progress or a submission: the next park polls before it sleeps. An announcement ends.
     pub fn busy(&mut self) {
-        (self.idle_since, self.announced) = (None, false);
+        (self.polls, self.idle_since, self.announced) = (0, None, false);
     }
 
     /// Returns the next step, for a thread that polls for `spin` before it sleeps and returns after `limit`.
@@ -122,6 +132,10 @@ impl<U: Unpark + 'static> Parker<U> {
         }
         if std::mem::take(&mut self.announced) {
             return ParkStep::Sleep;
+        }
+        if self.polls < UNTIMED_POLLS && !spin.is_zero() && !limit.is_zero() {
+            self.polls += 1;
+            return ParkStep::Poll;
         }
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);

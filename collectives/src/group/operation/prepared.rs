@@ -172,8 +172,10 @@ impl Prepared {
     /// Without `deadline`, every start up to this one keeps its own deadline.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         let mut backoff = Backoff::new(NAP_MAX);
+        // Whether no park of one engine covers all events that this thread waits for.
+        let mut polls_several = self.park_misses_events;
         loop {
-            let polled_at = Instant::now();
+            let polled_at = polls_several.then(Instant::now);
             let progress = self.drive()?;
             if self.is_done(progress.done, epoch)? {
                 return Ok(());
@@ -189,16 +191,17 @@ impl Prepared {
             if self.shared.somebody_left() && self.is_deserted(epoch)? {
                 return self.fail();
             }
-            let others = self.shared.drive_others(&self.watch);
-            if !others && !self.park_misses_events {
+            polls_several = self.shared.drive_others(&self.watch) || self.park_misses_events;
+            match polled_at {
                 // The watchdog keeps the deadline and wakes the parked thread.
-                self.executor().park(Duration::MAX)?;
-            } else if progress.progressed {
-                backoff.reset();
-            } else if let Some(nap) = backoff.nap(polled_at) {
-                self.executor().park(nap)?;
-            } else {
-                std::thread::yield_now();
+                _ if !polls_several => self.executor().park(Duration::MAX)?,
+                _ if progress.progressed => backoff.reset(),
+                Some(polled_at) => match backoff.nap(polled_at) {
+                    Some(nap) => self.executor().park(nap)?,
+                    None => std::thread::yield_now(),
+                },
+                // The next poll is timed.
+                None => {}
             }
         }
     }
