@@ -49,9 +49,10 @@ enum Backend {
 
 /// The test programs that only `cargo xtask test --all` runs, and what each adds to the others. They take three
 /// quarters of the time of all tests.
-const LONG: [(&str, &str); 19] = [
+const LONG: [(&str, &str); 20] = [
     ("all_gather_simulation", "all-gathers under many seeds"),
     ("checks_can_fail", "every check against a broken backend"),
+    ("cuda", "the contract on CUDA; the tests of its engine run in any case"),
     ("cuda_faults", "faults of every CUDA call"),
     ("cuda_processes", "ranks that are processes, on CUDA"),
     ("kill", "ranks that are killed in every phase"),
