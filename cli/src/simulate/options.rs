@@ -14,7 +14,7 @@ use crate::error::{Failure, Result};
 use crate::options::{
     AlgorithmChoice, Nodes, PlanOptions, parse_algorithm, parse_ranks, shard_bytes,
 };
-use crate::units::Size;
+use crate::units::{Delay, Rate, Size};
 
 /// Simulate an all-gather on modelled links: its duration and its critical path
 ///
@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// Set the shard of each rank in bytes: one size for all, such as 1M, or one for each rank,
     /// such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
-    shard: Vec<Size>,
+    shard_bytes: Vec<Size>,
     /// Select the algorithm: auto (the lowest predicted time), all, or direct, pull, ring,
     /// double-ring, hierarchical or hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_wanted)]
@@ -45,9 +45,9 @@ pub(crate) struct Options {
     pub(super) one_fabric: bool,
     #[command(flatten)]
     pub(super) links: LinkOptions,
-    /// Delay the start of a rank by microseconds, such as 3:250 for rank 3; can be repeated
-    #[arg(long, value_name = "RANK:µs", value_parser = parse_delay)]
-    delay: Vec<(usize, f64)>,
+    /// Delay the start of a rank, such as 3:250us for rank 3; can be repeated
+    #[arg(long, value_name = "RANK:TIME", value_parser = parse_delay)]
+    delay: Vec<(usize, Delay)>,
     /// Set the number of ranks, from rank 0, that the files of --svg and --trace show
     #[arg(long, default_value_t = 8, value_name = "N")]
     show: usize,
@@ -86,16 +86,13 @@ fn parse_wanted(name: &str) -> std::result::Result<AlgorithmArg, String> {
 
 /// Largest number of ranks, to catch typing errors.
 const RANKS_MAX: usize = 1 << 20;
-/// Longest delay, one hour, so that times do not overflow.
-const DELAY_MAX_US: f64 = 3.6e9;
 
-fn parse_delay(text: &str) -> std::result::Result<(usize, f64), String> {
+fn parse_delay(text: &str) -> std::result::Result<(usize, Delay), String> {
     let delay = text.split_once(':').and_then(|(rank, delay)| {
-        let delay: f64 = delay.parse().ok()?;
-        let possible = (0.0..=DELAY_MAX_US).contains(&delay);
-        Some((rank.parse().ok()?, delay)).filter(|_| possible)
+        let delay = delay.parse().ok()?;
+        Some((rank.parse().ok()?, delay))
     });
-    delay.ok_or_else(|| "expected a rank and a number of microseconds, such as 3:250".to_owned())
+    delay.ok_or_else(|| "expected a rank and a time of at most 10s, such as 3:250us".to_owned())
 }
 
 impl Options {
@@ -132,7 +129,7 @@ impl Options {
     /// # Errors
     /// If the number of sizes is neither 1 nor `ranks`.
     pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
-        shard_bytes("--shard", &self.shard, ranks)
+        shard_bytes("--shard-bytes", &self.shard_bytes, ranks)
     }
 
     /// Returns the algorithms to simulate; `None` is the choice of the cost model.
@@ -150,17 +147,17 @@ impl Options {
     /// If a rank does not exist.
     pub(super) fn delays(&self, ranks: usize) -> Result<Vec<u64>> {
         let mut delays = Vec::new();
-        for &(rank, microseconds) in &self.delay {
+        for &(rank, delay) in &self.delay {
             if rank >= ranks {
                 let text = format!(
-                    "--delay {rank}:{microseconds} names rank {rank}, expected a rank below \
-                     {ranks}, the number of ranks"
+                    "--delay {rank}:{delay} names rank {rank}, expected a rank below {ranks}, the \
+                     number of ranks"
                 );
                 return Err(Failure::usage(text)
                     .with_advice(format!("give a rank from 0 to {}", ranks - 1)));
             }
             delays.resize(delays.len().max(rank + 1), 0);
-            delays[rank] = (microseconds * 1e6).round() as u64;
+            delays[rank] = delay.0.as_nanos() as u64 * 1000;
         }
         Ok(delays)
     }
@@ -175,31 +172,28 @@ impl Options {
 /// Options that change the modelled links.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LinkOptions {
-    /// Read the links from FILE: a file that `peerlane calibrate --out` wrote, or its field `links`
-    /// as JSON
+    /// Read the links from FILE, which `peerlane calibrate --out` wrote, or which has its field
+    /// `links` as JSON
     #[arg(long, value_name = "FILE")]
-    links: Option<PathBuf>,
-    /// Set the rate at which one rank sends and receives inside its node, in GB/s (10^9 bytes per
-    /// second)
-    #[arg(long, value_name = "GB/s")]
-    local_gbs: Option<f64>,
-    /// Set the rate at which one rank sends and receives between nodes, in GB/s (10^9 bytes per
-    /// second)
-    #[arg(long, value_name = "GB/s")]
-    network_gbs: Option<f64>,
-    /// Set the latency of a flag inside a node, in microseconds
-    #[arg(long, value_name = "µs")]
-    local_us: Option<f64>,
-    /// Set the latency of a flag between nodes, in microseconds
-    #[arg(long, value_name = "µs")]
-    network_us: Option<f64>,
+    calibration: Option<PathBuf>,
+    /// Set the rate at which one rank sends and receives inside its node, such as 400GB/s
+    #[arg(long, value_name = "RATE")]
+    local_bandwidth: Option<Rate>,
+    /// Set the rate at which one rank sends and receives between nodes, such as 48GB/s
+    #[arg(long, value_name = "RATE")]
+    network_bandwidth: Option<Rate>,
+    /// Set the latency of a flag inside a node, such as 2us
+    #[arg(long, value_name = "TIME")]
+    local_latency: Option<Delay>,
+    /// Set the latency of a flag between nodes, such as 5us
+    #[arg(long, value_name = "TIME")]
+    network_latency: Option<Delay>,
     /// Set the number of NICs of each node, which its ranks share [default: one for each rank]
     #[arg(long, value_name = "N")]
     nics: Option<u32>,
-    /// Set the rate of a NIC in each direction, in GB/s (10^9 bytes per second) [default: the rate
-    /// of one rank]
-    #[arg(long, value_name = "GB/s")]
-    nic_gbs: Option<f64>,
+    /// Set the rate of a NIC in each direction, such as 48GB/s [default: the rate of one rank]
+    #[arg(long, value_name = "RATE")]
+    nic_bandwidth: Option<Rate>,
 }
 
 impl LinkOptions {
@@ -209,20 +203,19 @@ impl LinkOptions {
     /// If the file cannot be read, or a value is impossible.
     pub(super) fn links(&self) -> Result<Links> {
         let mut links = self.file()?.unwrap_or_default();
-        let giga = 1e9;
-        for (gigabytes, microseconds, link) in [
-            (self.local_gbs, self.local_us, &mut links.local),
-            (self.network_gbs, self.network_us, &mut links.network),
+        for (bandwidth, latency, link) in [
+            (self.local_bandwidth, self.local_latency, &mut links.local),
+            (self.network_bandwidth, self.network_latency, &mut links.network),
         ] {
-            if let Some(gigabytes) = gigabytes {
-                set_rate(link, gigabytes * giga);
+            if let Some(Rate(rate)) = bandwidth {
+                set_rate(link, rate);
             }
-            if let Some(microseconds) = microseconds {
-                link.flag_seconds = microseconds / 1e6;
+            if let Some(Delay(latency)) = latency {
+                link.flag_seconds = latency.as_secs_f64();
             }
         }
         links.node.nics = self.nics.or(links.node.nics);
-        let nic = self.nic_gbs.map(|gigabytes| gigabytes * giga);
+        let nic = self.nic_bandwidth.map(|Rate(rate)| rate);
         // Shared NICs without a rate would not limit anything.
         let shared = self.nics.map(|_| links.network.engine_bytes_per_second);
         links.node.nic_bytes_per_second = nic.or(links.node.nic_bytes_per_second).or(shared);
@@ -231,7 +224,7 @@ impl LinkOptions {
     }
 
     fn file(&self) -> Result<Option<Links>> {
-        let Some(path) = &self.links else { return Ok(None) };
+        let Some(path) = &self.calibration else { return Ok(None) };
         let what = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;

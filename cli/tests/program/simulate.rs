@@ -44,7 +44,7 @@ fn a_table_and_the_critical_path_are_printed() {
 
 #[test]
 fn all_algorithms_are_compared() {
-    let document = json("--nodes 3+1+2 --algorithm all --shard 64K --chunks 2");
+    let document = json("--nodes 3+1+2 --algorithm all --shard-bytes 64K --chunks 2");
     let runs = document["runs"].as_array().unwrap();
     assert_eq!(document["ranks"], 6);
     assert_eq!(runs.len(), 6);
@@ -61,21 +61,21 @@ fn all_algorithms_are_compared() {
 #[test]
 fn link_options_and_late_ranks_change_the_time() {
     let time = |words: &str| {
-        let document = json(&format!("--nodes 2x2 --shard 64M --algorithm direct {words}"));
+        let document = json(&format!("--nodes 2x2 --shard-bytes 64M --algorithm direct {words}"));
         document["runs"][0]["microseconds"].as_f64().unwrap()
     };
     let plain = time("");
-    assert!(time("--network-gbs 12") > 3.0 * plain);
-    assert!(time("--network-gbs 480") < plain / 3.0);
+    assert!(time("--network-bandwidth 12GB/s") > 3.0 * plain);
+    assert!(time("--network-bandwidth 480GB/s") < plain / 3.0);
     assert!(time("--nics 1") > 1.8 * plain);
     assert_eq!(time("--nics 2"), plain);
-    assert!(time("--delay 3:1000000") > 1e6);
+    assert!(time("--delay 3:1s") > 1e6);
     assert!(time("--one-fabric") < plain);
     let links = file("links.json");
     let mut figures = json("")["links"].clone();
     figures["start_seconds"] = 1.0.into();
     fs::write(&links, figures.to_string()).unwrap();
-    assert!(time(&format!("--links {}", links.display())) > 1e6);
+    assert!(time(&format!("--calibration {}", links.display())) > 1e6);
 }
 
 #[test]
@@ -100,16 +100,16 @@ fn impossible_simulations_are_refused() {
         ("--nodes 0", "the number of nodes is 0, expected at least 1"),
         ("--nodes 2x4 --ranks-per-node 2", "remove --ranks-per-node 2"),
         ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, expected at most 1048576"),
-        ("--shard 1,2,3", "--shard has 3 sizes, expected 1 or 16"),
+        ("--shard-bytes 1,2,3", "--shard-bytes has 3 sizes, expected 1 or 16"),
         ("--algorithm spiral", "unknown algorithm"),
         ("--chunks 70000", "chunks is 70000, expected 1 to 65536"),
         ("--in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
         (
-            "--delay 16:3",
-            "--delay 16:3 names rank 16, expected a rank below 16, the number of ranks",
+            "--delay 16:3us",
+            "--delay 16:3µs names rank 16, expected a rank below 16, the number of ranks",
         ),
-        ("--delay 3", "expected a rank and a number of microseconds"),
-        ("--network-gbs 0", "network.bytes_per_second is 0"),
+        ("--delay 3", "expected a rank and a time of at most 10s"),
+        ("--network-bandwidth 0GB/s", "expected a number above 0 with a unit"),
         ("--nics 0", "node.nics is 0"),
         ("--svg lanes.png", "--svg lanes.png does not end in .svg"),
         ("--trace lanes.svg", "--trace lanes.svg does not end in .json"),
@@ -119,10 +119,10 @@ fn impossible_simulations_are_refused() {
         assert!(ended.error(2).contains(expected), "{words}: {ended:?}");
         assert!(ended.stdout.is_empty(), "{words}: {ended:?}");
     }
-    let ended = run("simulate --links /proc/none");
+    let ended = run("simulate --calibration /proc/none");
     assert!(ended.error(1).contains("cannot read /proc/none"), "{ended:?}");
     let links = file("no-links.json");
     fs::write(&links, "{}").unwrap();
-    let ended = run(&format!("simulate --links {}", links.display()));
+    let ended = run(&format!("simulate --calibration {}", links.display()));
     assert!(ended.error(2).contains("is not a file of links"), "{ended:?}");
 }
