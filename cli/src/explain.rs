@@ -9,7 +9,7 @@ use peerlane::planning::plan::FlagOrder;
 use peerlane::planning::schedule::Shape;
 use peerlane::topology::Topology;
 
-use crate::calibrate;
+use crate::calibration;
 use crate::error::{Failure, Result};
 use crate::goal::provided;
 use crate::options::{AlgorithmChoice, PlanOptions, parse_algorithm, shard_bytes};
@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let (links, flags) = match &options.calibration {
         None => (Links::default(), FlagOrder::Batched),
         Some(path) => {
-            let calibration = calibrate::load(path, None)?;
+            let calibration = calibration::load(path, None)?;
             let host = calibration.key.backend == "host";
             let flags = if host { FlagOrder::Prompt } else { FlagOrder::Batched };
             (calibration.links, flags)

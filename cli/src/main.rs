@@ -20,6 +20,7 @@ use clap::{Parser, Subcommand};
 mod allgather;
 mod bench;
 mod calibrate;
+mod calibration;
 mod cublas;
 mod doctor;
 mod error;

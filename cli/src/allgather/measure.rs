@@ -5,7 +5,8 @@ use std::time::Duration;
 use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 
-use super::content::{self, Comparison, HostOperation};
+use super::content::{self, Comparison};
+use super::host_operation::HostOperation;
 use super::limit::{Limit, LimitCopies};
 use super::printer::{Activity, ProgressEvent, Sink};
 use super::row::{self, Measured};

@@ -5,13 +5,15 @@
 //! | `options` | the command line |
 //! | `algorithm` | options of algorithm and chunks |
 //! | `shape` | shards, lists and tensors, and the sizes of a sweep |
-//! | `topology` | nodes, and what connects them |
-//! | `backend` | the choice of backend, GPUs and engines |
-//! | `rank` | one rank from its start to its end |
+//! | `target` | options of the backend, its devices and engines |
+//! | `node_options` | options of nodes and the fabric between them |
+//! | `topology` | the nodes of the ranks, and opening their group |
+//! | `backend` | the choice of backend and GPUs |
+//! | `rank`, `context` | one rank from its start to its end |
 //! | `setup` | how an all-gather is prepared |
 //! | `measure`, `timer` | measuring and checking one size on the host |
 //! | `limit` | bare copies as the limit |
-//! | `content` | filling and comparing host memory |
+//! | `content`, `host_operation` | filling and comparing host memory |
 //! | `gpu` | measuring on GPUs |
 //! | `timeline` | traced starts |
 //! | `row`, `printer` | rows and their output |
@@ -31,23 +33,27 @@ use crate::ranks::{self, LaunchedBy};
 mod algorithm;
 mod backend;
 mod content;
+mod context;
 mod gpu;
+mod host_operation;
 mod limit;
 mod measure;
+mod node_options;
 mod options;
 mod printer;
 mod rank;
 mod row;
 mod setup;
 mod shape;
+mod target;
 mod timeline;
 mod timer;
 mod topology;
 
-pub(crate) use backend::TargetOptions;
 use backend::{LaunchInfo, Selected};
 pub(crate) use options::Options;
 use printer::Printer;
+pub(crate) use target::TargetOptions;
 
 /// Joins the group of a launcher, or spawns one.
 ///

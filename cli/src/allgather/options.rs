@@ -8,9 +8,9 @@ use peerlane::planning::schedule::algorithms;
 use peerlane::{DType, Deadline, cuda};
 
 use super::algorithm::AlgorithmOptions;
-use super::backend::{EngineKind, TargetOptions};
+use super::node_options::NodeOptions;
 use super::shape::{ShapeOptions, Sweep};
-use super::topology::NodeOptions;
+use super::target::{EngineKind, TargetOptions};
 use crate::error::{Failure, Result};
 use crate::nics::NicOptions;
 use crate::options::{RunOptions, SweepOptions};
@@ -174,6 +174,11 @@ pub(crate) enum ComputeWork {
 }
 
 impl Options {
+    /// Returns whether the library may choose any kind of engine by its prediction.
+    pub(super) fn any_engine(&self) -> bool {
+        self.engine == EngineKind::Auto && !self.graph
+    }
+
     /// Number of ranks to spawn on the host.
     pub(crate) const RANKS_DEFAULT: usize = 4;
 
@@ -389,7 +394,7 @@ pub(super) mod tests {
 
     use clap::Parser;
 
-    use super::super::backend::Backend;
+    use super::super::target::Backend;
     use super::*;
 
     #[derive(Parser)]

@@ -3,12 +3,14 @@
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
 
-use super::backend::{Backend, Selected};
+use super::backend::Selected;
+use super::context::RankContext;
 use super::limit::Limit;
 use super::measure::Measurement;
 use super::options::{Options, settings};
 use super::printer::{ProgressEvent, Sink};
 use super::setup::Setup;
+use super::target::Backend;
 use super::timer::TimingOptions;
 use super::topology::RankTopology;
 use super::{gpu, topology};
@@ -39,15 +41,6 @@ pub(crate) fn run(
         Some(slot) => gpu::run(context, slot, selected.backend),
         None => on_host(context, selected.backend),
     }
-}
-
-/// A rank whose options are equal to those of all ranks.
-pub(super) struct RankContext<'a> {
-    pub(super) options: &'a Options,
-    pub(super) comm: Comm,
-    pub(super) rank_topology: &'a RankTopology,
-    pub(super) seed: u64,
-    pub(super) sink: Sink<'a>,
 }
 
 /// Measures over the host backend, or over NICs, also between ranks of one host.

@@ -11,11 +11,11 @@ use peerlane::planning::cost::{Key, Links};
 use peerlane::topology::Topology;
 use peerlane::{AllGather, Element, Group, Rank};
 
-use super::backend::EngineKind;
-use super::content::HostOperation;
+use super::host_operation::HostOperation;
+use super::node_options::Network;
 use super::options::Options;
-use super::topology::{Network, NetworkFabric, RankTopology};
-use crate::calibrate;
+use super::topology::{NetworkFabric, RankTopology};
+use crate::calibration;
 use crate::error::{Failure, Result};
 use crate::goal;
 use crate::ranks::comm::Comm;
@@ -156,7 +156,7 @@ impl<'a> Setup<'a> {
         if variant.captured {
             builder = builder.capturable();
         }
-        if EngineKind::is_open(self.options) {
+        if self.options.any_engine() {
             builder = builder.any_engine();
         }
         Ok(builder.trace(variant.traced).prepare()?)
@@ -234,7 +234,7 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
     let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
     options.algorithm.chunks(longest.saturating_mul(options.dtype.bytes() as u64))?;
-    calibration(options, backend, ranks).map(drop)
+    calibrated_links(options, backend, ranks).map(drop)
 }
 
 /// Returns the links for the predictions, if they differ from those of the library: calibrated
@@ -245,30 +245,32 @@ fn links(
     backend: &str,
     ranks: usize,
 ) -> Result<Option<Links>> {
-    let calibration = calibration(options, backend, ranks)?;
+    let calibrated = calibrated_links(options, backend, ranks)?;
     let known_by_library = match network_fabric {
         NetworkFabric::None => true,
         NetworkFabric::Same => false,
         NetworkFabric::Rdma => !options.node_options.is_throttled(),
     };
     if known_by_library {
-        return Ok(calibration);
+        return Ok(calibrated);
     }
     let known = || match backend {
         // These links do not depend on the machine, because all ranks must use the same.
         "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
         _ => Links::default(),
     };
-    Ok(Some(options.node_options.between(network_fabric, calibration.unwrap_or_else(known))))
+    Ok(Some(
+        network_fabric.links(options.node_options.throttle(), calibrated.unwrap_or_else(known)),
+    ))
 }
 
 /// Loads the links from the `--calibration` file, or returns `None` without the option.
-fn calibration(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
+fn calibrated_links(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
     let Some(path) = &options.algorithm.calibration else { return Ok(None) };
     // Virtual nodes are ranks of this machine, which were calibrated as one node.
     let topology = Topology::flat(ranks)?;
     // A spawned rank is bound to one core and sees only that core; its parent has compared the key.
     let sees = options.run.spawned_by.is_none();
-    let expected = sees.then(|| Key::new(backend, &calibrate::machine(backend), &topology));
-    Ok(Some(calibrate::load(path, expected.as_ref())?.links))
+    let expected = sees.then(|| Key::new(backend, &calibration::machine(backend), &topology));
+    Ok(Some(calibration::load(path, expected.as_ref())?.links))
 }

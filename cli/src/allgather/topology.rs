@@ -5,9 +5,7 @@
 //! throttled.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use clap::{Args, ValueEnum};
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
 use peerlane::open::{self, FabricOptions, OpenOptions};
@@ -16,21 +14,12 @@ use peerlane::topology::Topology;
 use peerlane::{Group, Rank};
 use peerlane_layers::{ThrottleLayer, Wrapped};
 
-use super::backend::Backend;
+use super::node_options::Network;
 use super::options::Options;
+use super::target::Backend;
 use crate::error::{Failure, Result};
 use crate::nics::NicRank;
-use crate::options::Nodes;
 use crate::ranks::comm::Comm;
-use crate::units::{Delay, Rate};
-
-/// Values of `--network`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Network {
-    Auto,
-    Same,
-    Rdma,
-}
 
 /// The fabric between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +32,31 @@ pub(super) enum NetworkFabric {
     Rdma,
 }
 
+impl NetworkFabric {
+    /// Returns the links between the ranks. Between virtual nodes they are those inside a node; the
+    /// throttle is applied in both cases.
+    pub(super) fn links(self, throttle: Option<ThrottleLayer>, mut links: Links) -> Links {
+        let mut network = match self {
+            Self::Same => links.local.clone(),
+            Self::None | Self::Rdma => links.network.clone(),
+        };
+        if let Some(ThrottleLayer { bytes_per_second: rate, delay }) = throttle {
+            network = Link {
+                flag_seconds: network.flag_seconds + delay.as_secs_f64(),
+                bytes_per_second: network.bytes_per_second.min(rate),
+                engine_bytes_per_second: network.engine_bytes_per_second.min(rate),
+                send_bytes_per_second: network.send_bytes_per_second.min(rate),
+                receive_bytes_per_second: network.receive_bytes_per_second.min(rate),
+                // The throttle is like a wire, which uses no processor.
+                by_processor: false,
+                ..network
+            };
+        }
+        links.network = network;
+        links
+    }
+}
+
 /// The topology, from the view of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RankTopology {
@@ -52,17 +66,6 @@ pub(super) struct RankTopology {
     pub(super) hosts: usize,
     /// Index of this rank among the ranks of its host.
     pub(super) local_rank: usize,
-}
-
-impl Network {
-    /// Returns the name on the command line.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Same => "same",
-            Self::Rdma => "rdma",
-        }
-    }
 }
 
 impl RankTopology {
@@ -173,89 +176,6 @@ fn network_fabric(
             );
             Err(Failure::usage(text).with_advice("use --network rdma"))
         }
-    }
-}
-
-/// Options of nodes.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct NodeOptions {
-    /// Distribute the ranks over nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 2+1+3 (ranks
-    /// of each node) or 0,0,1,1 (node of each rank); one host can have several virtual nodes
-    /// [default: one node per host; hosts differ by kernel or network namespace]
-    #[arg(long, value_name = "NODES")]
-    pub(crate) nodes: Option<Nodes>,
-    /// Select the fabric between nodes: same (a second fabric of the backend), rdma (NICs), or auto
-    /// (rdma between hosts, same between virtual nodes)
-    #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
-    pub(crate) network: Network,
-    /// Limit the rate at which a rank sends and receives between nodes, such as 2GB/s
-    #[arg(long, value_name = "RATE", requires = "nodes")]
-    pub(crate) network_bandwidth: Option<Rate>,
-    /// Add this latency to all copies and signals between nodes, such as 20us
-    #[arg(long, value_name = "TIME", requires = "nodes")]
-    pub(crate) network_delay: Option<Delay>,
-    /// Limit the rate at which a rank sends and receives inside its node, such as 2GB/s, so that
-    /// shared cores do not determine it (backend host only)
-    #[arg(long, value_name = "RATE")]
-    pub(crate) local_bandwidth: Option<Rate>,
-}
-
-impl NodeOptions {
-    /// Returns the given nodes as the topology of `ranks` ranks; `None` without `--nodes`.
-    ///
-    /// # Errors
-    /// If the nodes do not fit the number of ranks.
-    pub(super) fn topology(&self, ranks: usize) -> Result<Option<Topology>> {
-        let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
-        topology.map_err(|text| {
-            Failure::usage(format!("--nodes: {text}"))
-                .with_advice("give the ranks of each node, such as 2+1+3, or change --ranks")
-        })
-    }
-
-    /// Returns the throttle inside nodes.
-    pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
-        let layer =
-            |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
-        self.local_bandwidth.map(layer)
-    }
-
-    /// Returns the links between the ranks. Between virtual nodes they are those inside a node; the
-    /// throttle is applied in both cases.
-    pub(super) fn between(&self, network_fabric: NetworkFabric, mut links: Links) -> Links {
-        let mut network = match network_fabric {
-            NetworkFabric::Same => links.local.clone(),
-            NetworkFabric::None | NetworkFabric::Rdma => links.network.clone(),
-        };
-        if let Some(ThrottleLayer { bytes_per_second: rate, delay }) = self.throttle() {
-            network = Link {
-                flag_seconds: network.flag_seconds + delay.as_secs_f64(),
-                bytes_per_second: network.bytes_per_second.min(rate),
-                engine_bytes_per_second: network.engine_bytes_per_second.min(rate),
-                send_bytes_per_second: network.send_bytes_per_second.min(rate),
-                receive_bytes_per_second: network.receive_bytes_per_second.min(rate),
-                // The throttle is like a wire, which uses no processor.
-                by_processor: false,
-                ..network
-            };
-        }
-        links.network = network;
-        links
-    }
-
-    /// Returns whether the network between nodes is throttled.
-    pub(super) fn is_throttled(&self) -> bool {
-        self.throttle().is_some()
-    }
-
-    fn throttle(&self) -> Option<ThrottleLayer> {
-        if self.network_bandwidth.is_none() && self.network_delay.is_none() {
-            return None;
-        }
-        Some(ThrottleLayer {
-            bytes_per_second: self.network_bandwidth.map_or(f64::INFINITY, |Rate(rate)| rate),
-            delay: self.network_delay.map_or(Duration::ZERO, |Delay(delay)| delay),
-        })
     }
 }
 
@@ -396,13 +316,14 @@ mod tests {
     fn predictions_include_the_throttle() {
         let known = Links::default();
         let of = |line: &str| {
-            parse(line).unwrap().node_options.between(NetworkFabric::Same, known.clone()).network
+            let throttle = parse(line).unwrap().node_options.throttle();
+            NetworkFabric::Same.links(throttle, known.clone()).network
         };
         assert_eq!(of("--nodes 2"), known.local);
         let throttled = of("--nodes 2 --network-bandwidth 1GB/s --network-delay 20us");
         assert_eq!((throttled.bytes_per_second, throttled.receive_bytes_per_second), (1e9, 1e9));
         let tiers = parse("--nodes 2 --network-bandwidth 1kB/s").unwrap().node_options;
-        let nics = tiers.between(NetworkFabric::Rdma, known.clone()).network;
+        let nics = NetworkFabric::Rdma.links(tiers.throttle(), known.clone()).network;
         assert_eq!((nics.bytes_per_second, nics.flag_seconds), (1e3, known.network.flag_seconds));
         assert!((throttled.flag_seconds - known.local.flag_seconds - 20e-6).abs() < 1e-12);
     }

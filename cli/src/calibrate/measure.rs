@@ -10,7 +10,7 @@ use peerlane::planning::plan::{Algorithm, FlagOrder, Lane};
 use peerlane::planning::schedule::{Shape, plans};
 use peerlane::topology::Topology;
 
-use super::Options;
+use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::report::Row;
 

@@ -15,7 +15,7 @@ use peerlane::planning::{schedule, verify};
 use peerlane::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-use super::Options;
+use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::goal::provided;
 use crate::options::PlanOptions;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use peerlane::planning::simulate::{LinkClass, PathStep, Simulation};
 use serde_json::{Value, json};
 
-use super::{Run, Scenario};
+use super::scenario::{Run, Scenario};
 use crate::error::Result;
 use crate::report::{aligned, pretty_json};
 use crate::units::Size;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use peerlane::Deadline;
 
 use super::driver::{CallError, Cuda, Direction, Driver, Handle, Hip, Transfer};
-use crate::allgather::backend::Backend;
+use crate::allgather::target::Backend;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 

@@ -7,8 +7,8 @@ use peerlane::{AllGather, Element, Group, Rank, cuda, rocm};
 
 use super::candidate::Implementation;
 use super::device::{Span, Stream};
-use crate::allgather::backend::Backend;
 use crate::allgather::setup::{Setup, Variant, with_dtype};
+use crate::allgather::target::Backend;
 use crate::error::Result;
 
 /// A prepared all-gather and the stream on which it starts.

@@ -16,10 +16,11 @@
 use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
 
-use super::backend::{Backend, GpuSlot};
+use super::backend::GpuSlot;
+use super::context::RankContext;
 use super::printer::ProgressEvent;
-use super::rank::RankContext;
 use super::setup::Setup;
+use super::target::Backend;
 use super::topology;
 use crate::error::{Failure, Result};
 use crate::units::Size;

@@ -1,0 +1,79 @@
+//! Erases the element type of operations on host memory.
+
+use std::ops::Range;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use peerlane::group::Report;
+use peerlane::trace::Trace;
+use peerlane::{Element, Operation, Rank};
+
+use crate::error::Result;
+
+/// An operation on host memory, without its element type.
+pub(super) trait HostOperation {
+    /// Starts the operation and waits until the output is complete. Collective.
+    ///
+    /// # Errors
+    /// If the group has failed.
+    fn run(&mut self) -> Result<()>;
+
+    /// Returns how the operation runs.
+    fn report(&self) -> &Report;
+
+    /// Returns the timed steps, if the operation was prepared with a trace.
+    fn trace(&self) -> Option<Trace>;
+
+    /// Returns an output buffer for writing, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible, for instance after an abort.
+    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]>;
+
+    /// Returns the input of a tensor for writing, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible.
+    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]>;
+
+    /// Returns what a rank has contributed to a tensor of the output, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible.
+    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]>;
+
+    /// Returns elements of an output buffer, in bytes.
+    ///
+    /// # Errors
+    /// If the operation is not accessible.
+    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]>;
+}
+
+impl<T: Element> HostOperation for Operation<T> {
+    fn run(&mut self) -> Result<()> {
+        Ok(Self::run(self)?)
+    }
+
+    fn report(&self) -> &Report {
+        Self::report(self)
+    }
+
+    fn trace(&self) -> Option<Trace> {
+        Self::trace(self)
+    }
+
+    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]> {
+        Ok(cast_slice_mut(Self::output_buffer_mut(self, buffer)?))
+    }
+
+    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]> {
+        Ok(cast_slice_mut(Self::input_piece_mut(self, tensor)?))
+    }
+
+    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]> {
+        Ok(cast_slice(Self::piece(self, tensor, source)?))
+    }
+
+    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]> {
+        Ok(cast_slice(&Self::output_buffer(self, buffer)?[elements]))
+    }
+}

@@ -1,0 +1,91 @@
+//! Options of nodes and of the fabric between them.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use peerlane::topology::Topology;
+use peerlane_layers::ThrottleLayer;
+
+use crate::error::{Failure, Result};
+use crate::options::Nodes;
+use crate::units::{Delay, Rate};
+
+/// Values of `--network`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    Auto,
+    Same,
+    Rdma,
+}
+
+impl Network {
+    /// Returns the name on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Same => "same",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+/// Options of nodes.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NodeOptions {
+    /// Distribute the ranks over nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 2+1+3 (ranks
+    /// of each node) or 0,0,1,1 (node of each rank); one host can have several virtual nodes
+    /// [default: one node per host; hosts differ by kernel or network namespace]
+    #[arg(long, value_name = "NODES")]
+    pub(crate) nodes: Option<Nodes>,
+    /// Select the fabric between nodes: same (a second fabric of the backend), rdma (NICs), or auto
+    /// (rdma between hosts, same between virtual nodes)
+    #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
+    pub(crate) network: Network,
+    /// Limit the rate at which a rank sends and receives between nodes, such as 2GB/s
+    #[arg(long, value_name = "RATE", requires = "nodes")]
+    pub(crate) network_bandwidth: Option<Rate>,
+    /// Add this latency to all copies and signals between nodes, such as 20us
+    #[arg(long, value_name = "TIME", requires = "nodes")]
+    pub(crate) network_delay: Option<Delay>,
+    /// Limit the rate at which a rank sends and receives inside its node, such as 2GB/s, so that
+    /// shared cores do not determine it (backend host only)
+    #[arg(long, value_name = "RATE")]
+    pub(crate) local_bandwidth: Option<Rate>,
+}
+
+impl NodeOptions {
+    /// Returns the given nodes as the topology of `ranks` ranks; `None` without `--nodes`.
+    ///
+    /// # Errors
+    /// If the nodes do not fit the number of ranks.
+    pub(super) fn topology(&self, ranks: usize) -> Result<Option<Topology>> {
+        let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
+        topology.map_err(|text| {
+            Failure::usage(format!("--nodes: {text}"))
+                .with_advice("give the ranks of each node, such as 2+1+3, or change --ranks")
+        })
+    }
+
+    /// Returns the throttle inside nodes.
+    pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
+        let layer =
+            |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
+        self.local_bandwidth.map(layer)
+    }
+
+    /// Returns whether the network between nodes is throttled.
+    pub(super) fn is_throttled(&self) -> bool {
+        self.throttle().is_some()
+    }
+
+    /// Returns the throttle between nodes.
+    pub(super) fn throttle(&self) -> Option<ThrottleLayer> {
+        if self.network_bandwidth.is_none() && self.network_delay.is_none() {
+            return None;
+        }
+        Some(ThrottleLayer {
+            bytes_per_second: self.network_bandwidth.map_or(f64::INFINITY, |Rate(rate)| rate),
+            delay: self.network_delay.map_or(Duration::ZERO, |Delay(delay)| delay),
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! Reads calibrations, and describes the machine that one is valid for.
+
+use std::fs;
+use std::path::Path;
+
+use peerlane::hal::LinkKind;
+use peerlane::planning::cost::{Calibration, Key, Links};
+use peerlane::{cuda, host};
+
+use crate::error::{Failure, Result};
+
+/// Reads a calibration from a file.
+///
+/// # Errors
+/// If the file cannot be read, or was made for another key than `expected`.
+pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
+    let what = path.display();
+    let text = fs::read_to_string(path)
+        .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+    let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
+        Failure::usage(format!("{what} is not a file of `peerlane calibrate --out`: {error}"))
+            .with_advice("create one with `peerlane calibrate --out FILE`")
+    })?;
+    calibration.links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
+    if let Some(expected) = expected {
+        calibration
+            .key
+            .check(expected)
+            .map_err(|error| Failure::usage(format!("{what}: {error}")))?;
+    }
+    Ok(calibration)
+}
+
+/// Returns the device or the cores on which the ranks of a backend run.
+pub(crate) fn machine(backend: &str) -> String {
+    if backend == "cuda"
+        && let Ok(devices) = cuda::discover()
+        && let Some(device) = devices.first()
+    {
+        return device.name.clone();
+    }
+    let devices = host::discover().unwrap_or_default();
+    let cores = cores();
+    match devices.first() {
+        Some(device) => format!("{cores} cores of {}", device.name),
+        None => format!("{cores} cores"),
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Returns the links of a backend that are known without a measurement.
+pub(crate) fn known(backend: &str) -> Links {
+    if backend == "cuda" {
+        return Links::default();
+    }
+    let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+    links.node.processors = u32::try_from(cores()).ok();
+    links
+}
