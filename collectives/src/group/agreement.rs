@@ -111,6 +111,18 @@ fn compare(label: &str, offers: &[Offer]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns the data of `peer` at `index`.
+pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Error> {
+    offer.blobs.get(index).map(Vec::as_slice).ok_or_else(|| {
+        let text = format!(
+            "rank {peer} sent {} items, expected more than {index}; run the same Peerlane on all \
+             ranks",
+            offer.blobs.len()
+        );
+        Error::new(ErrorKind::Mismatch, text).with_peer(peer)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,7 @@ use peerlane_hal::{DynFabric, ErrorKind, Fabric, Link as FabricLink, LinkKind, R
 use crate::cost::{Link, Links};
 use crate::error::Error;
 use crate::group::agreement::Offer;
-use crate::group::options::blob;
+use crate::group::agreement::blob;
 use crate::topology::Topology;
 
 /// Returns the links of this rank's connected fabrics.

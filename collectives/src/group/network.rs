@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::group::agreement::Offer;
-use crate::group::options::blob;
+use crate::group::agreement::blob;
 use crate::topology::Topology;
 
 /// The index of the encoded [`FabricReport`] among the data of an offer.

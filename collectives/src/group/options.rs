@@ -10,7 +10,7 @@ use crate::bootstrap::Bootstrap;
 use crate::cost::Links;
 use crate::error::Error;
 use crate::group::Group;
-use crate::group::agreement::{Offer, agree};
+use crate::group::agreement::{Offer, agree, blob};
 use crate::group::links;
 use crate::group::network;
 use crate::group::network::FabricReport;
@@ -303,18 +303,6 @@ fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
         nodes.push(*hosts.entry(blob(offer, Rank::at(index), HOST)?).or_insert(next));
     }
     Topology::of_nodes(&nodes)
-}
-
-/// Returns the data of `peer` at `index`.
-pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Error> {
-    offer.blobs.get(index).map(Vec::as_slice).ok_or_else(|| {
-        let text = format!(
-            "rank {peer} sent {} items, expected more than {index}; run the same Peerlane on all \
-             ranks",
-            offer.blobs.len()
-        );
-        Error::new(ErrorKind::Mismatch, text).with_peer(peer)
-    })
 }
 
 /// # Errors

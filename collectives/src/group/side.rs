@@ -12,6 +12,7 @@ use peerlane_hal::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::plan::Tier;
 use crate::run::buffers::{BufferId, DoubleBuffering, Kept, OperationBuffers, RankRegions};
 use crate::run::port::{EnginePort, Port};
 
@@ -202,5 +203,41 @@ impl<'f> Side<'f> {
             _ => 0,
         };
         (0..count).map(|number| self.windows.remove(&name(number)).unwrap_or_default()).collect()
+    }
+}
+
+/// The setup of an operation on both fabrics.
+pub(in crate::group) struct Sides<'g> {
+    pub(in crate::group) local: Side<'g>,
+    /// `None` if the plan has no lanes on the network.
+    pub(in crate::group) network: Option<Side<'g>>,
+}
+
+impl<'g> Sides<'g> {
+    pub(in crate::group) fn iter(&self) -> impl Iterator<Item = (Tier, &Side<'g>)> {
+        let network = self.network.as_ref().map(|network| (Tier::Network, network));
+        [(Tier::Local, &self.local)].into_iter().chain(network)
+    }
+
+    /// Returns the backend of the engines of a tier.
+    pub(in crate::group) fn backend(&self, tier: Tier) -> BackendId {
+        let network = self.network.as_ref().filter(|_| tier == Tier::Network);
+        network.unwrap_or(&self.local).backend()
+    }
+
+    /// Returns the setup on a tier.
+    ///
+    /// # Errors
+    /// If there is no network.
+    pub(in crate::group) fn of(&mut self, tier: Tier) -> Result<&mut Side<'g>, Error> {
+        match (tier, &mut self.network) {
+            (Tier::Local, _) => Ok(&mut self.local),
+            (Tier::Network, Some(network)) => Ok(network),
+            (Tier::Network, None) => {
+                let text = "the plan has network lanes, but the group has no network fabric; open \
+                            it with `open_tiers`";
+                Err(Error::new(ErrorKind::Other, text))
+            }
+        }
     }
 }

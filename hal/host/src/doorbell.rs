@@ -11,15 +11,16 @@
 //! such ranks are woken first; those on other cores are then left to the ranks that run there. A rank that
 //! spins on a core keeps another runnable rank of that core from running.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
+use peerlane_hal::Rank;
 use peerlane_toolkit::{ParkStep, Parker, Unpark};
 use rustix::thread::futex;
 
-use crate::memory::Registration;
+use crate::registration::Registration;
 
 /// Time to spin for a rank that does not share its core: a few times the time to wake an idle core.
 const SPIN: Duration = Duration::from_micros(100);
@@ -214,6 +215,30 @@ impl DoorbellParker {
     /// of this rank may have made it too; a needless wake-up is harmless.
     pub(crate) fn busy(&mut self) {
         self.parker.busy();
+    }
+}
+
+/// The doorbells of the connected peers, shared by the memory and the engines of a fabric.
+#[derive(Debug)]
+pub(crate) struct Peers(pub(crate) Mutex<Vec<Option<Arc<Doorbell>>>>);
+
+impl Peers {
+    /// Returns the doorbell of a peer, if it is connected.
+    pub(crate) fn doorbell(&self, peer: Rank) -> Option<Arc<Doorbell>> {
+        let doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        doorbells.get(peer.index()).cloned().flatten()
+    }
+
+    /// Returns the doorbells of all connected peers.
+    pub(crate) fn doorbells(&self) -> Vec<Arc<Doorbell>> {
+        let doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        doorbells.iter().flatten().cloned().collect()
+    }
+
+    /// Records the doorbell of a connected peer.
+    pub(crate) fn insert(&self, peer: Rank, doorbell: Arc<Doorbell>) {
+        let mut doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        doorbells[peer.index()] = Some(doorbell);
     }
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use super::doorbell::{CoreNeighbours, Doorbell, DoorbellParker, PendingWakes};
 use super::error::Error;
-use super::fabric::Options;
 use super::memory::{Local, Remote};
+use super::options::Options;
 use peerlane_hal::{Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
 use peerlane_toolkit::{EngineState, TicketCounter, pieces};
 

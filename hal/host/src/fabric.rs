@@ -3,101 +3,23 @@
 //! An address names the process and the rank's doorbell, a small region on which parked ranks sleep.
 //! `connect` imports that doorbell.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
-use super::doorbell::{CoreNeighbours, Doorbell};
+use super::doorbell::{CoreNeighbours, Doorbell, Peers};
 use super::engine::Engine;
 use super::error::Error;
 use super::key::{Access, Key};
 use super::memory::{Local, Memory};
+use super::options::Options;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{
-    BackendId, Caps, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link,
-    LinkKind, Rank, Role,
+    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link, LinkKind,
+    Rank, Role,
 };
 use peerlane_toolkit::handover::{ProcessToken, Server};
 
 const ADDRESS_MAGIC: [u8; 4] = *b"PLRA";
 const ADDRESS_VERSION: u16 = 1;
-
-/// The options of a fabric; the defaults are what the backend does best.
-///
-/// Every capability can be reduced, to test an algorithm without it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// The capabilities and limits of the engines.
-    pub caps: Caps,
-    /// Number of ops that a queue holds; at least `caps.slice_ops_max`.
-    pub queue_ops: usize,
-    /// Longest time that [`park`](peerlane_hal::CopyEngine::park) spins before it sleeps. It does not spin
-    /// while another rank is awake on its core. By default 100 µs, or 20 µs where ranks share the core.
-    pub spin: Option<Duration>,
-    /// Smallest copy in bytes that bypasses the cache; by default the measured best.
-    pub streaming_bytes_min: Option<u64>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            caps: Caps {
-                kind: "processor",
-                queued_wait: true,
-                polled: true,
-                flags_batched: false,
-                slice_ops_max: 1024,
-                piece_bytes_max: u64::MAX,
-                put_align_bytes: 1,
-            },
-            queue_ops: 4096,
-            spin: None,
-            streaming_bytes_min: None,
-        }
-    }
-}
-
-impl Options {
-    fn check(&self) -> Result<(), Error> {
-        let refuse = |text: String| Err(Error::Argument(text));
-        let Caps { slice_ops_max, piece_bytes_max, put_align_bytes, .. } = self.caps;
-        if slice_ops_max == 0 || piece_bytes_max == 0 || put_align_bytes == 0 {
-            return refuse(format!(
-                "invalid caps: expected slice_ops_max, piece_bytes_max and put_align_bytes of at \
-                 least 1, found {:?}",
-                self.caps
-            ));
-        }
-        if self.queue_ops < slice_ops_max {
-            let queue_ops = self.queue_ops;
-            return refuse(format!(
-                "queue_ops is {queue_ops}, expected at least {slice_ops_max}, the value of \
-                 slice_ops_max"
-            ));
-        }
-        Ok(())
-    }
-}
-
-/// The doorbells of the connected peers, shared by the memory and the engines of a fabric.
-#[derive(Debug)]
-pub(super) struct Peers(Mutex<Vec<Option<Arc<Doorbell>>>>);
-
-impl Peers {
-    pub(super) fn doorbell(&self, peer: Rank) -> Option<Arc<Doorbell>> {
-        let doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        doorbells.get(peer.index()).cloned().flatten()
-    }
-
-    fn doorbells(&self) -> Vec<Arc<Doorbell>> {
-        let doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        doorbells.iter().flatten().cloned().collect()
-    }
-
-    fn insert(&self, peer: Rank, doorbell: Arc<Doorbell>) {
-        let mut doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        doorbells[peer.index()] = Some(doorbell);
-    }
-}
 
 /// Connects the ranks of one machine through shared memory.
 #[derive(Debug)]
@@ -260,6 +182,8 @@ impl FabricTrait for Fabric {
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
+
+    use std::time::Duration;
 
     use super::*;
     use peerlane_hal::{CopyEngine, Flag, Op};

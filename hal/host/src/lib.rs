@@ -27,10 +27,13 @@ mod error;
 mod fabric;
 mod key;
 mod memory;
+mod options;
+mod registration;
 
 pub use device::{Device, discover};
 pub use engine::Engine;
 pub use error::Error;
-pub use fabric::{Fabric, Options};
+pub use fabric::Fabric;
 pub use key::Key;
 pub use memory::{Local, Memory, Remote};
+pub use options::Options;

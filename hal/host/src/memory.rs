@@ -5,18 +5,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fd::OwnedFd;
-
-use super::doorbell::Doorbell;
+use super::doorbell::{Doorbell, Peers};
 use super::error::Error;
-use super::fabric::Peers;
 use super::key::{Access, Key};
+use super::registration::{Backing, Registration};
 use peerlane_hal::{
     BackendId, Deadline, DmaBuf, DynRegion, Flush, Generation, PeerMemory, Rank, Region, Role,
     Space,
 };
-use peerlane_toolkit::handover::{self, Claim, Entry, Handover, ProcessToken};
-use peerlane_toolkit::mapping::{self, MappedSpan, Mapping};
+use peerlane_toolkit::handover::{self, Claim, Entry, ProcessToken};
+use peerlane_toolkit::mapping::{self, Mapping};
 use peerlane_toolkit::{EngineRegion, RegionBounds};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
@@ -275,75 +273,5 @@ impl PeerMemory for Memory {
             });
         }
         Ok(Remote { registration: open(peer, key, deadline)?, doorbell, peer })
-    }
-}
-
-/// The memory of a registration.
-#[derive(Debug)]
-enum Backing {
-    /// Allocated here or imported from another process, and the offset of the region in the mapping.
-    Mapped(Mapping, usize),
-    /// A span of a mapping that this process has already.
-    Span(NonNull<u8>, MappedSpan),
-    /// Memory of the caller.
-    Borrowed(NonNull<u8>),
-}
-
-/// Registered memory, shared with importers of this process.
-#[derive(Debug)]
-pub(crate) struct Registration {
-    backing: Backing,
-    bytes: u64,
-    owner: Rank,
-    role: Role,
-}
-
-// SAFETY: a registration only names memory. The contracts of the ops and of `register` govern concurrent
-// access.
-unsafe impl Send for Registration {}
-// SAFETY: as above.
-unsafe impl Sync for Registration {}
-
-impl Registration {
-    pub(crate) fn base(&self) -> NonNull<u8> {
-        match &self.backing {
-            // SAFETY: a mapping holds the bytes of its region.
-            Backing::Mapped(mapping, head) => unsafe { mapping.base().add(*head) },
-            Backing::Span(base, _) | Backing::Borrowed(base) => *base,
-        }
-    }
-
-    fn pointer(&self, offset: u64) -> *mut u8 {
-        // The offset lies in a mapped region, so it fits.
-        self.base().as_ptr().wrapping_add(offset as usize)
-    }
-
-    /// Returns how another process accesses the memory.
-    fn access(&self) -> Access {
-        match &self.backing {
-            Backing::Mapped(_, head) => Access::Shared { head: *head as u64 },
-            Backing::Span(_, span) => Access::Shared { head: span.head },
-            Backing::Borrowed(_) => Access::Private,
-        }
-    }
-}
-
-impl Handover for Registration {
-    fn descriptors(&self) -> Option<u32> {
-        (!matches!(self.backing, Backing::Borrowed(_))).then_some(1)
-    }
-
-    fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
-        let fd = match &self.backing {
-            Backing::Mapped(mapping, _) => mapping.fd(),
-            Backing::Span(_, span) => span.fd(),
-            Backing::Borrowed(_) => return Err(
-                "the memory was registered from another allocator, so it has no file descriptor \
-                 that a peer can map"
-                    .to_owned(),
-            ),
-        };
-        fd.try_clone_to_owned()
-            .map_err(|error| format!("cannot duplicate the file descriptor of the memory: {error}"))
     }
 }

@@ -5,43 +5,19 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::DynRegion;
-
 use super::Operation;
 use super::method::Method;
 use super::prepare;
-use super::request::Target;
+use super::request::{OperationSpec, Target};
 use super::shards::Shards;
 use crate::collective::Collective;
 use crate::cost::Links;
-use crate::element::{DType, Element};
+use crate::element::Element;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::buffer::Buffer;
-use crate::group::window::{Inner, Window};
+use crate::group::window::Window;
 use crate::plan::Algorithm;
-
-/// The description of an operation, from the builder to the prepared plan.
-pub(super) struct OperationSpec {
-    /// The name of the constructor, equal on all ranks.
-    pub(super) operation: &'static str,
-    pub(super) collective: Collective,
-    pub(super) dtype: DType,
-    pub(super) shards: Shards,
-    pub(super) target: Target,
-    pub(super) method: Method,
-    pub(super) in_place: bool,
-    pub(super) outputs: Option<u32>,
-    pub(super) capturable: bool,
-    pub(super) any_engine: bool,
-    pub(super) strict: bool,
-    pub(super) traced: bool,
-    pub(super) timeout: Duration,
-    pub(super) inputs: Vec<DynRegion>,
-    /// A window, and the element at which the input begins there.
-    pub(super) source: Option<(Arc<Inner>, usize)>,
-    pub(super) output_buffers: Vec<DynRegion>,
-}
 
 /// Describes an operation; [`prepare`](Self::prepare) makes it ready to start.
 pub struct OperationBuilder<'g, T> {

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
 
-use super::builder::OperationSpec;
-use super::request::Request;
+use super::request::{OperationSpec, Request};
 use crate::collective::Collective;
 use crate::cost::{Choice, Links};
 use crate::error::Error;

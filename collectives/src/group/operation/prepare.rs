@@ -3,21 +3,20 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, Caps, Deadline, DynRegion, ErrorKind, Rank, Region};
+use peerlane_hal::{Caps, Deadline, DynRegion, ErrorKind, Rank, Region};
 
 use super::State;
-use super::builder::OperationSpec;
 use super::plan::{GroupInfo, OperationPlan};
 use super::prepared::Prepared;
 use super::report::{BoundLane, report};
-use super::request::Target;
+use super::request::{OperationSpec, Target};
 use crate::error::Error;
 use crate::group::Group;
+use crate::group::agreement::blob;
 use crate::group::agreement::{Offer, agree};
-use crate::group::options::blob;
 use crate::group::report::{Fallback, Report};
 use crate::group::shared::Shared;
-use crate::group::side::{Keys, Side};
+use crate::group::side::{Keys, Side, Sides};
 use crate::group::watch::Watch;
 use crate::group::window::{Active, Users};
 use crate::layout::Placement;
@@ -50,38 +49,6 @@ pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, E
     // Nobody signals before every rank has imported every flag.
     agree(&shared, &format!("{name}, import"), vote, deadline)?;
     Ok(preparation?.finish(report?, name, &users))
-}
-
-/// The setup of an operation on both fabrics.
-pub(super) struct Sides<'g> {
-    pub(super) local: Side<'g>,
-    /// `None` if the plan has no lanes on the network.
-    pub(super) network: Option<Side<'g>>,
-}
-
-impl<'g> Sides<'g> {
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Tier, &Side<'g>)> {
-        let network = self.network.as_ref().map(|network| (Tier::Network, network));
-        [(Tier::Local, &self.local)].into_iter().chain(network)
-    }
-
-    /// Returns the backend of the engines of a tier.
-    pub(super) fn backend(&self, tier: Tier) -> BackendId {
-        let network = self.network.as_ref().filter(|_| tier == Tier::Network);
-        network.unwrap_or(&self.local).backend()
-    }
-
-    fn of(&mut self, tier: Tier) -> Result<&mut Side<'g>, Error> {
-        match (tier, &mut self.network) {
-            (Tier::Local, _) => Ok(&mut self.local),
-            (Tier::Network, Some(network)) => Ok(network),
-            (Tier::Network, None) => {
-                let text = "the plan has network lanes, but the group has no network fabric; open \
-                            it with `open_tiers`";
-                Err(Error::new(ErrorKind::Other, text))
-            }
-        }
-    }
 }
 
 /// An operation that is being prepared: its plan, and its memory and engines on both fabrics.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use peerlane_hal::{Caps, Rank};
 
 use super::plan::OperationPlan;
-use super::prepare::Sides;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
+use crate::group::side::Sides;
 use crate::plan::{LaneId, Tier};
 use crate::run::port;
 use crate::run::program::Program;

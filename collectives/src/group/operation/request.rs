@@ -1,13 +1,15 @@
-//! Converts the caller's buffers, windows and destinations to numbered buffers with placements.
+//! Holds the specification of an operation, and numbers its buffers, windows and destinations.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{DynRegion, ErrorKind, Rank};
 
-use super::builder::OperationSpec;
-use super::shards::{self, Destination};
+use super::method::Method;
+use super::shards::{self, Destination, Shards};
+use crate::collective::Collective;
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::shared::Shared;
@@ -30,6 +32,28 @@ pub(in crate::group) enum Target {
     List(Vec<Destination>),
     /// A range of a window.
     Window(WindowRange),
+}
+
+/// The description of an operation, from the builder to the prepared plan.
+pub(super) struct OperationSpec {
+    /// The name of the constructor, equal on all ranks.
+    pub(super) operation: &'static str,
+    pub(super) collective: Collective,
+    pub(super) dtype: DType,
+    pub(super) shards: Shards,
+    pub(super) target: Target,
+    pub(super) method: Method,
+    pub(super) in_place: bool,
+    pub(super) outputs: Option<u32>,
+    pub(super) capturable: bool,
+    pub(super) any_engine: bool,
+    pub(super) strict: bool,
+    pub(super) traced: bool,
+    pub(super) timeout: Duration,
+    pub(super) inputs: Vec<DynRegion>,
+    /// A window, and the element at which the input begins there.
+    pub(super) source: Option<(Arc<Inner>, usize)>,
+    pub(super) output_buffers: Vec<DynRegion>,
 }
 
 /// The buffers of an operation on this rank, with the placement of its data in them.

@@ -1,0 +1,81 @@
+//! Registered memory, shared with the importers of this process.
+
+use std::ptr::NonNull;
+
+use rustix::fd::OwnedFd;
+
+use super::key::Access;
+use peerlane_hal::{Rank, Role};
+use peerlane_toolkit::handover::Handover;
+use peerlane_toolkit::mapping::{MappedSpan, Mapping};
+
+/// The memory of a registration.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// Allocated here or imported from another process, and the offset of the region in the mapping.
+    Mapped(Mapping, usize),
+    /// A span of a mapping that this process has already.
+    Span(NonNull<u8>, MappedSpan),
+    /// Memory of the caller.
+    Borrowed(NonNull<u8>),
+}
+
+/// Registered memory, shared with importers of this process.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    pub(crate) backing: Backing,
+    pub(crate) bytes: u64,
+    pub(crate) owner: Rank,
+    pub(crate) role: Role,
+}
+
+// SAFETY: a registration only names memory. The contracts of the ops and of `register` govern concurrent
+// access.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        match &self.backing {
+            // SAFETY: a mapping holds the bytes of its region.
+            Backing::Mapped(mapping, head) => unsafe { mapping.base().add(*head) },
+            Backing::Span(base, _) | Backing::Borrowed(base) => *base,
+        }
+    }
+
+    /// Returns a pointer to an offset that was checked.
+    pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
+        // The offset lies in a mapped region, so it fits.
+        self.base().as_ptr().wrapping_add(offset as usize)
+    }
+
+    /// Returns how another process accesses the memory.
+    pub(crate) fn access(&self) -> Access {
+        match &self.backing {
+            Backing::Mapped(_, head) => Access::Shared { head: *head as u64 },
+            Backing::Span(_, span) => Access::Shared { head: span.head },
+            Backing::Borrowed(_) => Access::Private,
+        }
+    }
+}
+
+impl Handover for Registration {
+    fn descriptors(&self) -> Option<u32> {
+        (!matches!(self.backing, Backing::Borrowed(_))).then_some(1)
+    }
+
+    fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
+        let fd = match &self.backing {
+            Backing::Mapped(mapping, _) => mapping.fd(),
+            Backing::Span(_, span) => span.fd(),
+            Backing::Borrowed(_) => return Err(
+                "the memory was registered from another allocator, so it has no file descriptor \
+                 that a peer can map"
+                    .to_owned(),
+            ),
+        };
+        fd.try_clone_to_owned()
+            .map_err(|error| format!("cannot duplicate the file descriptor of the memory: {error}"))
+    }
+}
