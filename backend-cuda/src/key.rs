@@ -3,7 +3,7 @@
 use peerlane_hal::BackendId;
 use peerlane_toolkit::regions::{self, Vendor};
 
-/// Marks keys and messages as those of CUDA.
+/// Identifies the backend CUDA in keys and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cuda {}
 

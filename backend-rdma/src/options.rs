@@ -37,7 +37,7 @@ pub enum DeviceMemory {
 /// Options of a fabric. The defaults suit most machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The device.
+    /// The RDMA device of this rank.
     pub device: DeviceChoice,
     /// Up to three further devices. Large puts and gets are striped over them as well, on the first active
     /// port and the best address of each.

@@ -6,7 +6,7 @@
 use peerlane_hal::BackendId;
 use peerlane_toolkit::regions::{self, Vendor};
 
-/// Marks keys and messages as those of ROCm.
+/// Identifies the backend ROCm in keys and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rocm {}
 

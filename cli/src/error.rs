@@ -34,7 +34,7 @@ impl Failure {
         Self { text: text.into(), advice: None, exit: Exit::Failed }
     }
 
-    /// Creates a failure of the command line.
+    /// Creates the error of an invalid command line.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Self { text: text.into(), advice: None, exit: Exit::Usage }
     }

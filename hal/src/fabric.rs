@@ -52,7 +52,7 @@ impl LinkKind {
 pub struct Link {
     /// The peer.
     pub peer: Rank,
-    /// The medium.
+    /// The kind of the link.
     pub kind: LinkKind,
     /// The bandwidth in bytes per second and direction, if the platform reports it.
     pub bytes_per_second: Option<f64>,

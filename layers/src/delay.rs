@@ -60,7 +60,7 @@ pub struct Delay<F: Fabric> {
     longest: Duration,
     /// The times at which the held ops are due, in order.
     due: VecDeque<Instant>,
-    /// Number of holds so far, which is the flag value that ends the last one.
+    /// Number of holds so far. The flag value with this number ends the last hold.
     holds: u64,
     /// The last ticket reported as complete, and whether a later one could have been reported.
     reported: Ticket,
@@ -104,7 +104,7 @@ impl<F: Fabric> Delay<F> {
         })
     }
 
-    /// Ends the holds that are due.
+    /// Lets delayed ops continue whose delay is over.
     fn drive(&mut self) -> Result<(), Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let now = Instant::now();

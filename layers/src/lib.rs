@@ -47,7 +47,7 @@ pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 /// The imported regions of a fabric.
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
-/// Makes the engines of a wrapped fabric.
+/// Wraps the engines of a fabric.
 pub trait Layer<F: Fabric>: Send + Sync + 'static {
     /// The engine that the layer makes.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;

@@ -77,7 +77,7 @@ pub struct Throttle<F: Fabric> {
 }
 
 impl<F: Fabric> Throttle<F> {
-    /// Creates a throttled engine of `fabric`, which is connected to itself.
+    /// Creates a throttled engine. `fabric` is a fabric of this rank that is connected to this rank only.
     ///
     /// # Errors
     /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
@@ -116,7 +116,7 @@ impl<F: Fabric> Throttle<F> {
         })
     }
 
-    /// Ends the holds that are due. Returns whether there were any.
+    /// Lets delayed ops continue whose delay is over. Returns whether there were any.
     fn drive(&mut self) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let awaits = self.schedule.awaits_mark();

@@ -27,7 +27,7 @@ pub enum LoadError {
     Symbol {
         /// The library's name.
         library: String,
-        /// The function.
+        /// The name of the function.
         symbol: &'static str,
     },
 }

@@ -205,7 +205,7 @@ pub struct Gid {
     pub index: u32,
     /// The bytes of the address.
     pub bytes: [u8; 16],
-    /// The transport.
+    /// The kind of the address, which sets the transport.
     pub kind: GidKind,
 }
 

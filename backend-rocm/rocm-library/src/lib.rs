@@ -18,7 +18,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// Environment variable with the folder of a ROCm installation, which ROCm's own tools read too.
 const ROOT_VARIABLE: &str = "ROCM_PATH";
-/// Folder in which ROCm's packages install it.
+/// The folder in which packages install ROCm.
 const ROOT: &str = "/opt/rocm";
 
 /// A library of ROCm and the names under which releases install it.

@@ -1,4 +1,4 @@
-//! The calls of HIP that an engine of streams is made of, and limits for AMD devices.
+//! Implements the traits of the stream engine over HIP, and sets limits for AMD devices.
 //!
 //! No limit in this file was measured on AMD devices yet.
 //!

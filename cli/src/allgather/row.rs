@@ -19,7 +19,7 @@ pub(super) struct Measured {
     pub(super) predicted: Option<Duration>,
 }
 
-/// Creates the row of an all-gather with this report.
+/// Creates the result row of a measured operation.
 pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row {
     let Statistics { median, p99, max } = measured.statistics;
     let (algbw_gbs, busbw_gbs) =

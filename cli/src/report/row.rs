@@ -50,7 +50,7 @@ pub(crate) struct Row {
     /// Version and file of the baseline library (NCCL).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) baselines_version: Option<String>,
-    /// Baselines that were timed in turn with Peerlane.
+    /// The results of other libraries, which were timed in turn with Peerlane.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) baselines: Vec<Baseline>,
     /// Slowdown of compute work and all-gathers that run at the same time.

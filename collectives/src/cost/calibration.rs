@@ -48,7 +48,8 @@ pub struct Calibration {
     pub links: Links,
     /// The measurements.
     pub samples: Vec<Sample>,
-    /// The relative error of the prediction for each sample, without [residuals](Links::residuals).
+    /// The relative error of the prediction for each sample, before the correction by
+    /// [residuals](Links::residuals).
     pub errors: Vec<f64>,
 }
 

@@ -38,7 +38,7 @@ pub struct Cost {
 pub struct Term {
     /// What takes the time.
     pub name: &'static str,
-    /// The time.
+    /// The time in picoseconds.
     pub picoseconds: u64,
     /// Details, or an empty text.
     pub note: String,

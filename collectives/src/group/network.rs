@@ -38,7 +38,7 @@ pub(super) fn staged(
     Ok(DynFabric::new(Staged::open(local, network, ranks, refused, deadline)?))
 }
 
-/// What a rank reports of its local fabric to the other ranks.
+/// Describes the local fabric of a rank to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FabricReport {
     pub(super) backend: String,

@@ -53,7 +53,7 @@ pub(crate) trait Port: Send {
 
 type Ops<'a> = Vec<Op<'a, DynRegion, DynImport>>;
 
-/// The port of an engine.
+/// Connects an engine with the buffers of one operation.
 pub(crate) struct EnginePort {
     engine: DynEngine,
     backend: BackendId,

@@ -112,7 +112,7 @@ enum Needed {
     Start(Rank, u32),
     /// A copy is complete: its lane and the index of the step.
     Copy((usize, usize)),
-    /// A wait of an earlier start has passed.
+    /// A wait has passed in an earlier start of the operation.
     Wait((usize, usize), u32),
 }
 
@@ -196,7 +196,7 @@ impl Explainer<'_> {
         Some(Needed::Copy((number, at)))
     }
 
-    /// Returns the events that lead to a step in a start without the event that it needed.
+    /// Returns the events before a step that ran too early: the event that it needed is not among them.
     fn events_to(
         &self,
         (lane, at): (usize, usize),

@@ -56,7 +56,7 @@ pub enum Fault {
     Disagrees {
         /// The index of the plan, from 0.
         index: usize,
-        /// The field.
+        /// The name of the field.
         field: String,
         /// The value of the field.
         found: String,
@@ -95,7 +95,7 @@ pub enum Fault {
          {collective} hold different blocks"
     )]
     UnequalOutputs {
-        /// The step.
+        /// The location of the step.
         location: Location,
         /// The collective.
         collective: Collective,
@@ -109,7 +109,7 @@ pub enum Fault {
     /// A step names something that does not exist.
     #[error("{location}: {what} does not exist, expected {expected}")]
     Unknown {
-        /// The step.
+        /// The location of the step.
         location: Location,
         /// The name that does not exist.
         what: String,
@@ -122,7 +122,7 @@ pub enum Fault {
          another flag"
     )]
     Reserved {
-        /// The step.
+        /// The location of the step.
         location: Location,
     },
     /// No step copies a required cell into an output.
@@ -140,7 +140,7 @@ pub enum Fault {
         rank: Rank,
         /// The cell.
         cell: Cell,
-        /// The start.
+        /// The number of the start.
         start: u32,
     },
     /// Two steps copy the same cell into the same output.
@@ -157,7 +157,7 @@ pub enum Fault {
          the operation is in place"
     )]
     CopiedInPlace {
-        /// The step.
+        /// The location of the step.
         location: Location,
     },
     /// A step copies a cell that the collective does not require there.
@@ -165,7 +165,7 @@ pub enum Fault {
         "{location}: the output of rank {rank} does not need the copied cell; expected no copy"
     )]
     NotRequired {
-        /// The step.
+        /// The location of the step.
         location: Location,
         /// The owner of the output.
         rank: Rank,
@@ -175,9 +175,9 @@ pub enum Fault {
         "{location}: in start {start}, the step may read its source before the data has arrived"
     )]
     ReadEarly {
-        /// The step.
+        /// The location of the step.
         location: Location,
-        /// The start.
+        /// The number of the start.
         start: u32,
     },
     /// Lanes wait for each other in a cycle.
@@ -185,7 +185,7 @@ pub enum Fault {
     Deadlock {
         /// The waits. The signal for each comes after the next wait in that wait's lane; for the last one, after the first.
         waits: Vec<Location>,
-        /// The start.
+        /// The number of the start.
         start: u32,
     },
     /// Two lanes signal one flag.
@@ -215,7 +215,7 @@ pub enum Fault {
         "{location}: the wait is in the wrong lane, expected lane {lane}, which the flag names"
     )]
     OtherReader {
-        /// The wait.
+        /// The location of the wait.
         location: Location,
         /// The lane that the flag names.
         lane: LaneId,
@@ -254,9 +254,9 @@ pub enum Fault {
          passed the wait of the previous start"
     )]
     NotConsumed {
-        /// The signal.
+        /// The location of the signal.
         location: Location,
-        /// The start.
+        /// The number of the start.
         start: u32,
     },
     /// A step copies into an output that its owner's caller may still use.
@@ -265,11 +265,11 @@ pub enum Fault {
          entered this start"
     )]
     PeerInUse {
-        /// The step.
+        /// The location of the step.
         location: Location,
         /// The owner of the output.
         peer: Rank,
-        /// The start.
+        /// The number of the start.
         start: u32,
     },
     /// The caller gets its memory back while a lane of its rank may still read it.
@@ -279,7 +279,7 @@ pub enum Fault {
         rank: Rank,
         /// The lane that reads.
         lane: LaneId,
-        /// The start.
+        /// The number of the start.
         start: u32,
     },
     /// The caller gets its memory back while a peer may still get from it.
@@ -294,7 +294,7 @@ pub enum Fault {
         peer: Rank,
         /// The lane that gets.
         lane: LaneId,
-        /// The start.
+        /// The number of the start.
         start: u32,
     },
     /// The algorithm makes no plans for these arguments.
@@ -306,7 +306,7 @@ pub enum Fault {
     /// The sums over the plans of all ranks do not match.
     #[error("the plans of all ranks do not match: {what}")]
     SumMismatch {
-        /// The mismatch.
+        /// The property that differs.
         what: &'static str,
     },
     /// A step names a rank that the fabric of its lane does not reach.
@@ -314,7 +314,7 @@ pub enum Fault {
         "{location}: a {tier} lane cannot reach rank {peer}; expected a lane of the other tier"
     )]
     OutOfReach {
-        /// The step.
+        /// The location of the step.
         location: Location,
         /// The rank that the step names.
         peer: Rank,
@@ -330,7 +330,7 @@ pub enum Fault {
          to lane 0 of rank {peer}, which relays it"
     )]
     AcrossTiers {
-        /// The signal.
+        /// The location of the signal.
         location: Location,
         /// The reader.
         peer: Rank,

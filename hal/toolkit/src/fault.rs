@@ -45,7 +45,7 @@ pub enum Fault {
          {generation})"
     )]
     Freed {
-        /// The owner.
+        /// The rank that owns the memory.
         peer: Rank,
         /// The generation of the registration.
         generation: u64,
@@ -61,7 +61,7 @@ pub enum Fault {
     /// The memory of a peer cannot be imported by this process or device.
     #[error("memory of rank {peer} cannot be imported: {why}")]
     PrivateMemory {
-        /// The owner.
+        /// The rank that owns the memory.
         peer: Rank,
         /// The reason, and what to do.
         why: String,
@@ -69,7 +69,7 @@ pub enum Fault {
     /// The owner has the memory and failed to export it.
     #[error("rank {peer} failed to share its memory: {why}")]
     NotHandedOver {
-        /// The owner.
+        /// The rank that owns the memory.
         peer: Rank,
         /// The reason, as the owner reported it.
         why: String,
@@ -77,7 +77,7 @@ pub enum Fault {
     /// An address is malformed.
     #[error("invalid address of rank {peer}: {what}")]
     Address {
-        /// The rank of the address.
+        /// The rank that sent the address.
         peer: Rank,
         /// The malformed field.
         what: String,

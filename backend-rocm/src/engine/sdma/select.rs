@@ -139,7 +139,7 @@ pub(crate) enum SelectedBy {
     Preference,
     /// This crate selected them from those that the runtime reported as idle.
     Idle,
-    /// This crate selected them by number.
+    /// The backend selected the engines, by their numbers.
     Number,
     /// The runtime selects an engine for each copy and does not report it.
     Runtime,

@@ -35,7 +35,7 @@ pub(super) enum Backing<D: RegionDevice> {
     Nothing,
 }
 
-/// The form in which another process opens the memory.
+/// The handle or descriptor with which another process opens the memory.
 #[derive(Debug)]
 enum Exported<D: RegionDevice> {
     Nothing,

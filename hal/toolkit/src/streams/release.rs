@@ -118,7 +118,7 @@ fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
     targets.dedup_by_key(|target| target.flag);
 }
 
-/// Time limit of the drop of an engine.
+/// Longest time that dropping an engine waits for its streams.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_micros(50);

@@ -293,7 +293,7 @@ pub(super) enum CopyBackFrom {
 }
 
 impl SelfCopy {
-    /// Returns the put after which self copies of a slice are copied back; `None` for local copies.
+    /// Chooses the put whose destination the self copies read back over the link; `None` for local copies.
     pub(super) fn back(
         self,
         limits: &StreamLimits,
