@@ -1,5 +1,5 @@
-//! Removes capabilities and rejects ops that need them, so that the fallbacks of an executor run on hardware
-//! that does not need them.
+//! Removes capabilities from a fabric, to test the fallbacks of an executor on hardware that does not need
+//! them.
 //!
 //! `piece_bytes_max` is not reduced here: it forbids no put, since every backend splits.
 

@@ -103,8 +103,8 @@ pub struct Staged<D: Fabric, N: Fabric> {
 }
 
 impl<D: Fabric, N: Fabric> Staged<D, N> {
-    /// Opens the fabric from a network of `ranks` ranks that is not connected yet, and from the engines of a
-    /// device that is connected to itself.
+    /// Opens the fabric over a network that is not connected yet, and a device fabric that is connected to
+    /// its own rank.
     ///
     /// `staged` says whether the memory that will be registered needs staging. It affects only the reported
     /// [`link`](Fabric::link)s.

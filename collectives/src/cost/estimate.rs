@@ -270,7 +270,7 @@ pub(crate) struct ClusterSums {
     pub(crate) total_bytes: u64,
     pub(crate) shard_bytes_max: u64,
     pub(crate) shard_bytes_min: u64,
-    /// The number of nodes of each size, and the largest sum of shards of a node of that size.
+    /// Counts the nodes of each size, with the largest sum of shards on such a node.
     sizes: BTreeMap<u64, Size>,
     /// The bytes inside nodes if every shard goes to all other ranks of its node.
     pub(crate) inside_bytes: u64,
@@ -327,7 +327,8 @@ impl ClusterSums {
         self.sizes.get(&node_ranks).map_or(0, |size| size.shard_bytes_max)
     }
 
-    /// Returns the largest number of shards of other nodes that enter a node of `node_ranks` at one rank.
+    /// Returns the largest number of shards that one rank receives from other nodes, in a node of
+    /// `node_ranks` ranks.
     ///
     /// The shard of local index l enters at the rank of local index l mod `node_ranks`.
     pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
@@ -335,7 +336,8 @@ impl ClusterSums {
         sum(all) - 1
     }
 
-    /// Returns the largest number of shards that one node sends to one rank of a node of `node_ranks`.
+    /// Returns the largest number of shards that one rank receives from one other node, in a node of
+    /// `node_ranks` ranks.
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }

@@ -105,8 +105,8 @@ fn remove_shared_limits(link: &mut Link) {
     }
 }
 
-/// Scales the rates to the slope β of a straight line through the times of the direct samples, which is where
-/// the search begins.
+/// Scales the rates to the slope of a line through the times of the direct samples. The search begins
+/// there.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
     let direct = samples.iter().filter(|sample| sample.is_plain_direct() && peers > 0.0);

@@ -312,7 +312,7 @@ impl Layout {
         }
     }
 
-    /// Returns the position of the piece of `shard` of `tensor` in the output of `rank`.
+    /// Returns the position of a piece in the output of `rank`: the shard `shard` of the tensor `tensor`.
     ///
     /// # Panics
     /// If there is no such rank, tensor or shard.

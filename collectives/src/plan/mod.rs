@@ -169,7 +169,8 @@ pub struct Plan {
     pub chunks: u32,
     /// Whether the rank's own block is in its output from the start.
     pub in_place: bool,
-    /// The number of outputs, and of sets of flags, that starts use in turn, 1 to [`OUTPUTS_MAX`].
+    /// The number of outputs between which starts alternate, 1 to [`OUTPUTS_MAX`]. Each has a set of flags
+    /// of its own.
     ///
     /// With two, a start writes where the start before the last one did, so a rank that has entered the last start need not
     /// signal `ready`.

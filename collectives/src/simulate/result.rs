@@ -16,7 +16,7 @@ use crate::topology::Topology;
 /// The result for one start of all ranks. Times are picoseconds after the start of the first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulation {
-    /// The end of each rank: that of its lanes, or of its [host](RankUse::host_ps) if that is later.
+    /// The time at which each rank ends: its lanes, and its [host](RankUse::host_ps).
     pub ends_ps: Vec<u64>,
     /// Number of steps of all ranks, including entry and exit of lanes.
     pub steps: u64,
@@ -29,7 +29,7 @@ pub struct Simulation {
     pub incast: [Incast; 2],
     /// The maximum number of simultaneous flows into one NIC, and a rank that uses that NIC.
     pub nic_incast: Incast,
-    /// The chain of steps that determines the end of the last lane, in order of time.
+    /// The steps that determine when the last lane ends, in order of time.
     pub critical_path: Vec<PathStep>,
     /// The steps of the traced ranks, ordered by rank, lane and end.
     pub slices: Vec<Slice>,
@@ -132,8 +132,8 @@ impl Simulation {
 }
 
 impl Simulation {
-    /// Returns the used fraction of the send rate of `link`, the link of this class: the mean over the ranks,
-    /// and the value of the rank that sent or received the most.
+    /// Returns how much of the send rate of `link` was used: the mean over the ranks, and the value of the
+    /// busiest rank.
     pub fn utilisation(&self, class: LinkClass, link: &Link) -> Utilisation {
         let full = link.send_bytes_per_second * self.seconds();
         let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };

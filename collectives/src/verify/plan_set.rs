@@ -18,7 +18,7 @@ pub(super) struct PlanSet {
     pub(super) ranks: u32,
     pub(super) chunks: u32,
     pub(super) in_place: bool,
-    /// Number of outputs, and of sets of flags, that starts use in turn.
+    /// Number of outputs between which starts alternate. Each has a set of flags of its own.
     pub(super) outputs: u32,
     pub(super) lanes_per_rank: usize,
     pub(super) symmetry: Symmetry,

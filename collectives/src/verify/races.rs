@@ -309,7 +309,7 @@ impl RaceCheck<'_> {
     }
 }
 
-/// The times of the lanes of a rank that one of them knows, for every followed lane and each of its signals.
+/// The times that a lane knows of the lanes of its rank, at each signal of a followed lane.
 ///
 /// Times are relative to the beginning of the start.
 type SiblingTimes = Vec<Vec<i64>>;
@@ -365,7 +365,7 @@ enum VisitKind {
     Signal,
     /// A wait for a signal of another rank.
     RemoteWait,
-    /// A wait for a signal of a lane of the same rank, with the snapshot that the visit of that signal returned.
+    /// A wait for another lane of the same rank, with the snapshot taken at that lane's signal.
     LocalWait {
         writer: usize,
         snapshot: usize,

@@ -6,8 +6,8 @@ use peerlane_hal::Ticket;
 
 use crate::Fault;
 
-/// Issues tickets and tracks which are complete, also where the ops of a ticket finish out of order, such
-/// as a copy that is split over engines, or queue pairs to several peers.
+/// Issues tickets and tracks which are complete. The ops of a ticket may finish out of order, for example
+/// on several engines or queue pairs.
 ///
 /// An op that is split counts once for each piece.
 ///

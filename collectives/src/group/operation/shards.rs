@@ -100,7 +100,8 @@ impl Shards {
     }
 }
 
-/// The number of lengths up to which each is compared, so that an error can name the one that differs.
+/// Largest number of lengths that are compared one by one, so that an error can name the length that
+/// differs.
 const NAMED_LENGTHS_MAX: usize = 64;
 
 fn named(name: &str, lengths: &Lengths, add: &mut impl FnMut(String, u64)) {

@@ -1,4 +1,4 @@
-//! Tracks which operations and borrows use which bytes of the windows of a group.
+//! Tracks the operations and borrows that use bytes of windows.
 //!
 //! Several operations run over one window, and the host accesses it between their starts. The borrow checker cannot see
 //! overlaps; this table checks them at run time, as `RefCell` does.

@@ -616,8 +616,7 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
         false
     }
 
-    /// Creates the error of an allocation of `requested` bytes for which the device has no memory, with the
-    /// bytes that are free.
+    /// Creates the error of an allocation for which the device has too little memory.
     fn out_of_memory(&self, requested: u64) -> Self::Error;
 
     /// Returns the driver's classification of an address.

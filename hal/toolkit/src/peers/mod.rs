@@ -100,8 +100,8 @@ impl<D: PeerDevice> Fabric<D> {
         self.context.info()
     }
 
-    /// Returns the method by which signals reach the connected peers: the one of the options, or the one that
-    /// a probe finds, made once for each pair of devices.
+    /// Returns the method by which signals reach the connected peers: the method of the options, or one
+    /// that a probe found.
     fn signal(&self) -> Result<SignalBy, D::Error> {
         if let Some(signal) = self.options.signal() {
             return Ok(signal);
