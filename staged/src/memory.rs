@@ -17,7 +17,7 @@ use crate::{DevLocal, NetKey, NetLocal, NetRemote, Shared};
 
 const DIRECT: u32 = 0;
 const STAGED: u32 = 1;
-/// A placeholder needs no bytes, but not every network registers zero bytes.
+/// Size of a placeholder. It needs no bytes, but not every network registers zero bytes.
 const PLACEHOLDER_BYTES: u64 = 8;
 
 /// Registers memory with the network, or keeps it for staging if only the device reaches it.

@@ -27,7 +27,7 @@ pub(crate) const REPLIES: u64 = 0;
 pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
 /// Maximum park of the progress thread while nothing is in flight; the network wakes it when bytes arrive.
 const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
-/// Time after the last poll of an engine from which on the progress thread drives the transport.
+/// Time without a poll of an engine after which the progress thread drives the transport.
 pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 /// Maximum number of passes in one call, which must not block for long.
 const PASSES_MAX: usize = 8;
@@ -40,13 +40,13 @@ pub(crate) struct LocalBuffers<N: Fabric> {
     pub(crate) rank: Rank,
     pub(crate) layout: InboxLayout,
     pub(crate) inbox: Arc<NetLocal<N>>,
-    /// Has the same layout as the inboxes of peers.
+    /// The memory that messages are sent from, with the layout of the inboxes of peers.
     pub(crate) outbox: Arc<NetLocal<N>>,
     pub(crate) flags: Arc<NetLocal<N>>,
 }
 
 impl<N: Fabric> LocalBuffers<N> {
-    /// Returns one of the counters that peers write.
+    /// Returns a counter that peers write.
     pub(crate) fn flag(&self, word: u64) -> &AtomicU64 {
         let flags = self.flags.flags().expect("checked when the fabric was opened");
         &flags[word as usize]

@@ -20,8 +20,8 @@ const TOLERANCE_DIVISOR: u64 = 50;
 /// The divisor if the links were not measured.
 const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
 /// The smallest chunk and the largest number of chunks that are tried.
-const PART_BYTES_MIN: u64 = 64 << 10;
-const PARTS_TRIED_MAX: u32 = 64;
+const CHUNK_BYTES_MIN: u64 = 64 << 10;
+const CHUNKS_TRIED_MAX: u32 = 64;
 /// The largest chunk over a network, because a node can distribute the first chunk only when it has arrived.
 const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 
@@ -129,7 +129,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance_divisor })
 }
 
-/// Returns the reason if an algorithm has the same plans as a simpler one here.
+/// Returns the algorithm with the reason why it has no advantage on this topology, if there is one.
 fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
     Some((algorithm, (schedule(algorithm).pointless)(sums)?))
 }
@@ -147,9 +147,9 @@ fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u
         return vec![1];
     }
     let shard = sums.shard_bytes_max;
-    let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= PARTS_TRIED_MAX);
+    let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= CHUNKS_TRIED_MAX);
     let numbers: Vec<u32> =
-        all.filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= PART_BYTES_MIN).collect();
+        all.filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= CHUNK_BYTES_MIN).collect();
     // Larger chunks are tried only if no other count is left.
     let network = shape.tiers && sums.nodes > 1;
     let small = |chunks: &&u32| !network || shard / u64::from(**chunks) <= NETWORK_CHUNK_BYTES_MAX;

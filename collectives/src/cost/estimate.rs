@@ -60,7 +60,7 @@ pub(super) fn total(terms: &[Term]) -> u64 {
 }
 
 impl CostRequest<'_> {
-    /// Returns whether every rank provides data, so that all ranks are as busy as each other.
+    /// Returns whether every rank provides data. All ranks are then equally busy.
     pub(crate) fn everyone_provides(&self) -> bool {
         !matches!(self.shape.collective, Collective::Broadcast { .. })
     }
@@ -106,7 +106,8 @@ impl CostRequest<'_> {
         if self.shape.in_place { 0 } else { self.chunks() }
     }
 
-    /// Returns what the self copy adds to `puts`: all of it if one thread runs both, otherwise the rest after the puts.
+    /// Returns the time that the self copy adds to `puts`: all of its time if one thread runs both,
+    /// otherwise what is left after the puts.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
         let copy = self.self_copy(own);
         let left = if own.by_processor { copy } else { copy.saturating_sub(puts) };
@@ -144,7 +145,7 @@ impl CostRequest<'_> {
 pub(crate) struct EffectiveLink {
     put: u64,
     get: u64,
-    /// Additional latency of bytes that a peer has just put here.
+    /// Additional latency of forwarding bytes that a peer has just put here.
     passed_on_put: u64,
     passed_on: f64,
     in_flight: u64,
@@ -163,7 +164,8 @@ pub(crate) struct EffectiveLink {
 }
 
 impl EffectiveLink {
-    /// Creates the view of a rank of a node with `node_ranks` ranks, of which `senders` use the link at the same time.
+    /// Creates the link as a rank sees it in a node of `node_ranks` ranks, of which `senders` use the link
+    /// at the same time.
     pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.of(tier.unwrap_or_default(), tier.is_none());
         let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
@@ -217,7 +219,8 @@ impl EffectiveLink {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
-    /// Returns the additional time of `count` puts of `bytes` bytes in total, which peers have just put here.
+    /// Returns the additional time of forwarding `bytes` bytes that peers have just put here, in `count`
+    /// puts.
     pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);
         first.saturating_add(transfer_picoseconds(bytes, self.passed_on))

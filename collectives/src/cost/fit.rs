@@ -18,7 +18,7 @@ use crate::topology::Topology;
 const OUTLIER: f64 = 0.3;
 /// The factors by which a parameter is changed, in order.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
-/// Rounds over all parameters with one factor, at most.
+/// Maximum number of rounds over all parameters with one factor.
 const ROUNDS_MAX: usize = 40;
 /// Factor between points of [`CacheFactor`]; it is smaller than that between cache sizes.
 const REACH_STEP: u64 = 4;
@@ -26,7 +26,7 @@ const REACH_STEP: u64 = 4;
 /// A rate so high that it does not limit anything.
 const UNLIMITED: f64 = 1e12;
 
-/// Selects one parameter of the links.
+/// Returns a reference to one parameter of the links, which the fit changes.
 type Parameter = fn(&mut Links) -> &mut f64;
 
 /// Changes `links` until they predict the samples best, and returns the remaining relative error of each sample.

@@ -50,10 +50,10 @@ pub struct Link {
     pub bytes_per_second: f64,
     /// The rate of a get; `None` if it is that of a put.
     pub get_bytes_per_second: Option<f64>,
-    /// The additional rate limit of bytes that a peer has just put here, which are in the caches of that peer's processor; `None`
-    /// if there is none.
+    /// Rate limit of forwarding bytes that a peer has just put here and that are still in that peer's
+    /// caches; `None` for no limit.
     pub passed_on_bytes_per_second: Option<f64>,
-    /// The additional latency of a put of such bytes.
+    /// Additional latency of forwarding such bytes.
     #[serde(default)]
     pub passed_on_seconds: f64,
     /// The rate of all flows of one lane together, in each direction.
@@ -286,8 +286,8 @@ pub struct Node {
     pub processors: Option<u32>,
     /// The rate of all copies by processors of a node together; `None` if there is no such limit.
     pub copy_bytes_per_second: Option<f64>,
-    /// How rates of copies [by processors](super::Link::by_processor) decrease when a start uses more memory than the caches
-    /// hold; ascending, empty for no decrease.
+    /// Factors by which copies [by processors](super::Link::by_processor) become slower when a start uses
+    /// more memory than the caches hold. In ascending order of memory; empty for no effect.
     pub cache_factors: Vec<CacheFactor>,
 }
 
@@ -297,7 +297,7 @@ pub struct Node {
 pub struct CacheFactor {
     /// Bytes that one rank reads and writes in a start: its input and its outputs.
     pub bytes: u64,
-    /// The factor by which a byte takes longer than the links say.
+    /// The factor by which copies take longer than the links predict.
     pub factor: f64,
     /// The factor for gets; `None` if it is that of puts. Puts write remote memory and gets read it, and caches treat both
     /// differently.
