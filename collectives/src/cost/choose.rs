@@ -148,8 +148,9 @@ fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u
     }
     let shard = sums.shard_bytes_max;
     let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= CHUNKS_TRIED_MAX);
-    let numbers: Vec<u32> =
-        all.filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= CHUNK_BYTES_MIN).collect();
+    let numbers: Vec<u32> = all
+        .filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= CHUNK_BYTES_MIN)
+        .collect();
     // Larger chunks are tried only if no other count is left.
     let network = shape.tiers && sums.nodes > 1;
     let small = |chunks: &&u32| !network || shard / u64::from(**chunks) <= NETWORK_CHUNK_BYTES_MAX;
