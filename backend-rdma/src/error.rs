@@ -42,15 +42,15 @@ pub enum Error {
         advice(status)
     )]
     Completion {
-        /// The kind of the request, such as `a put to`.
+        /// Kind of the request that failed, such as `a put to`.
         what: &'static str,
-        /// The peer.
+        /// Rank of the peer that the request was for.
         peer: Rank,
-        /// The address of the peer.
+        /// Address of the peer.
         address: String,
-        /// The device of this rank.
+        /// Name of the device that posted the request.
         device: Arc<str>,
-        /// The status of the completion.
+        /// Status of the request's completion.
         #[source]
         status: VerbsStatus,
         /// A port of the device that is down; empty if there is none.
@@ -59,7 +59,7 @@ pub enum Error {
     /// The device stopped working.
     #[error("{device} stopped working: {event}; everything on it is lost")]
     DeviceLost {
-        /// The device.
+        /// Name of the device that was lost.
         device: Arc<str>,
         /// The event that the device reported.
         event: String,
@@ -72,9 +72,9 @@ pub enum Error {
     NotLocked {
         /// Size of the region in bytes.
         bytes: u64,
-        /// The device.
+        /// Name of the device.
         device: Arc<str>,
-        /// The error number.
+        /// Error number of the failed call.
         #[source]
         errno: Errno,
     },
@@ -83,9 +83,9 @@ pub enum Error {
     DeviceMemory {
         /// Size of the region in bytes.
         bytes: u64,
-        /// The NIC.
+        /// Name of the NIC.
         device: Arc<str>,
-        /// The reason for each method.
+        /// Reason why each method of registration failed.
         reasons: String,
     },
     /// Received data cannot be made visible to the device.
@@ -167,7 +167,9 @@ impl Error {
         Self::Verbs { call, device: Arc::clone(device), errno }
     }
 
-    /// Creates the error of a call that returned an `errno` with either sign, or returned -1 and set `errno`.
+    /// Creates the error of a failed libibverbs call from its return value.
+    ///
+    /// The value is an `errno` with either sign, or -1 if the call set `errno`.
     pub(crate) fn from_code(call: &'static str, device: &Arc<str>, code: i32) -> Self {
         match code {
             -1 => Self::last(call, device),

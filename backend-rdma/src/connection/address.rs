@@ -52,7 +52,7 @@ impl Address {
         Writer::new().bytes(&bytes).u64(sum).finish()
     }
 
-    /// Decodes the bytes of `peer`. It never panics.
+    /// Decodes the address that `peer` sent. Malformed bytes are an error, not a panic.
     pub(crate) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Error> {
         let malformed = |what: String| Err(Fault::Address { peer, what }.into());
         let short = Error::address(peer);

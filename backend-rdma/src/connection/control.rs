@@ -178,7 +178,7 @@ fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
     stream.set_write_timeout(left)
 }
 
-/// Converts the error of a TCP call.
+/// Creates the error of a failed TCP call.
 fn tcp_error(
     peer: Rank,
     location: &str,
@@ -209,7 +209,7 @@ const IMPORT: u16 = 2;
 const OPEN: u16 = 3;
 const CLOSE: u16 = 4;
 
-/// A request of a peer.
+/// A request that a peer sent over the control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Hello { token: [u8; 16], rank: Rank, ranks: u32 },

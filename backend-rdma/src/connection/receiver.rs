@@ -89,7 +89,9 @@ impl SignalReceiver {
         Ok(())
     }
 
-    /// Lets peers write flags directly. Refuses if a flush must run before a flag is visible.
+    /// Allows peers to write flags directly, unless a flush must run before a flag is visible.
+    ///
+    /// Returns whether direct writes are allowed.
     pub(super) fn allow_direct_writes(&self) -> bool {
         let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if !flushes.is_empty() {

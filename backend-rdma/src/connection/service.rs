@@ -123,7 +123,7 @@ impl Drop for Service {
     }
 }
 
-/// The service thread.
+/// The thread that answers the control requests of peers.
 struct Server {
     resources: Arc<Resources>,
     listener: TcpListener,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::nic::MESSAGE_BYTES;
 
-/// Maximum number of flags per primary queue pair that can have an id.
+/// Maximum number of flags that can have a short id on one primary queue pair.
 const FLAG_IDS_MAX: u32 = 1 << 14;
 /// Largest increment of a flag that an immediate value can hold, inclusive.
 const INCREMENT_MAX: u64 = 0xff;

@@ -15,7 +15,7 @@ use super::{Device, Gid, GidKind, LinkLayer, Port, describe};
 use crate::error::Error;
 use crate::sys::{self, Context};
 
-/// The choice of a device.
+/// Selects the RDMA device to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// The first device with an active port.

@@ -39,9 +39,9 @@ pub(super) struct Connected {
     pub(super) rails: Vec<Rail>,
     pub(super) signal: SignalBy,
     pub(super) messages: MessageBuffers,
-    /// Deadline for the peer to close its queue pairs.
+    /// Time by which the peer must have closed its queue pairs.
     pub(super) close_by: Option<Deadline>,
-    /// The peer's number of the primary queue pair.
+    /// Number of the peer's primary queue pair.
     primary: u32,
     control: Arc<Control>,
 }
@@ -53,7 +53,7 @@ pub(super) struct MessageBuffers {
     memory: Mapping,
 }
 
-/// The pending result of the thread.
+/// A connection that a thread is establishing.
 #[derive(Debug)]
 pub(super) struct Connecting {
     result: Receiver<Result<Connected, Error>>,
@@ -61,7 +61,7 @@ pub(super) struct Connecting {
 }
 
 impl Connecting {
-    /// Starts the thread.
+    /// Starts a thread that connects to the peer.
     pub(super) fn start(job: ConnectJob) -> Result<Self, Error> {
         let peer = job.control.peer;
         let (sender, result) = sync_channel(1);

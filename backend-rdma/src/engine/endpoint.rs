@@ -30,9 +30,9 @@ pub(super) struct Endpoint {
     connecting: Option<Connecting>,
     connected: Option<Connected>,
     stripe_bytes: u64,
-    /// Ops that are not posted, or not completely.
+    /// Ops of which a part is not posted yet.
     queue: VecDeque<Queued>,
-    /// The order and ticket of the last op of each slice.
+    /// The last op of each slice: its place in the queue, and the ticket of the slice.
     slice_ends: VecDeque<(u64, Ticket)>,
     flag_ids: FlagIds,
     /// An empty write that is still to be posted on the primary rail, with the order of its op. Its
@@ -81,7 +81,7 @@ impl Endpoint {
         self.queue.push_back(Queued { ticket, order, op, striped, signaled: false });
     }
 
-    /// Makes the op that was queued last signaled. Posted ops were signaled at the end of their slice.
+    /// Requests a completion for the op that was queued last. Posted ops were signaled at the end of their slice.
     pub(super) fn signal_last(&mut self) {
         if let Some(queued) = self.queue.back_mut() {
             queued.signaled = true;
@@ -284,7 +284,7 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Removes the posted bytes from the first op.
+    /// Removes the bytes that were posted from the first op of the queue.
     fn advance(&mut self, is_last: bool, bytes: u64) {
         if is_last {
             self.queue.pop_front();

@@ -53,7 +53,7 @@ impl EventParker {
         self.parker.is_announced()
     }
 
-    /// Does one step of parking.
+    /// Runs one step of a wait: spin, announce the sleep, or sleep.
     ///
     /// The caller checks its flags between two steps, so that a flag set before the announcement is not
     /// missed.
@@ -171,7 +171,7 @@ const CHARGE: u32 = 2;
 #[derive(Clone, Copy, Debug)]
 struct SpinPolicy {
     fixed: Option<Duration>,
-    /// From [`SPIN_MIN`] to [`SPIN_MAX`].
+    /// Spin time of the next wait, between [`SPIN_MIN`] and [`SPIN_MAX`].
     adaptive: Duration,
     /// Average duration of recent waits that needed a sleep.
     average_with_sleep: Option<Duration>,
