@@ -1,7 +1,7 @@
 //! The engine of the CUDA backend: copies, signals and waits on streams of the driver.
 //!
-//! The queue itself is `peerlane_toolkit::streams`, which ROCm uses too. This file holds the CUDA calls
-//! that it is made of, and the limits that were measured on NVIDIA devices.
+//! The engine itself is `peerlane_toolkit::streams`, which ROCm uses too. This file holds the CUDA calls
+//! that it makes, and the limits that were measured on NVIDIA devices.
 //!
 //! | contract | CUDA |
 //! | --- | --- |
@@ -13,13 +13,8 @@
 //! | a slice while that stream captures | the same calls with separate streams and events, and no ticket |
 //! | `release` | a dedicated stream writes the awaited values |
 
-use std::any::Any;
 use std::ffi::{c_uint, c_void};
-use std::sync::Arc;
-use std::task::Waker;
-use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Op, StreamOrdered, Ticket};
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
     Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DevicePtr, EventHandle, ExecHandle,
@@ -31,7 +26,6 @@ pub use peerlane_toolkit::streams::{SelfCopy, SignalBy};
 
 use crate::device::Context;
 use crate::error::Error;
-use crate::memory::{Local, Remote};
 use crate::sys::{self, CUmemcpyAttributes, CUresult, CUstreamBatchMemOpParams as MemOp, Driver};
 
 /// Number of streams for copies to peers. Two were the fastest for all sizes from 4 KiB up; a third was
@@ -49,6 +43,8 @@ const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 const CAPTURED_SIDES_MAX: usize = 1;
 
 impl StreamDevice for Context {
+    type Stream = Stream;
+
     fn stream_limits(&self) -> Result<StreamLimits, Error> {
         Ok(StreamLimits {
             copy_engines: self.info.copy_engines,
@@ -68,78 +64,7 @@ impl StreamDevice for Context {
 }
 
 /// An in-order queue of ops on CUDA streams.
-#[derive(Debug)]
-pub struct Engine(streams::Engine<Context>);
-
-impl Engine {
-    /// Creates an engine that reaches `setup.peers`.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if the driver or the device lacks a feature that signals and waits need.
-    pub(crate) fn open(context: Arc<Context>, setup: EngineSetup) -> Result<Self, Error> {
-        streams::Engine::open(context, setup).map(Self)
-    }
-}
-
-impl CopyEngine for Engine {
-    type Error = Error;
-    type Local = Local;
-    type Remote = Remote;
-
-    fn caps(&self) -> &Caps {
-        self.0.caps()
-    }
-
-    unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
-        // SAFETY: the caller upholds the same contract.
-        unsafe { self.0.submit(ops) }
-    }
-
-    fn completed(&mut self) -> Result<Ticket, Error> {
-        self.0.completed()
-    }
-
-    fn park(&mut self, limit: Duration) -> Result<(), Error> {
-        self.0.park(limit)
-    }
-
-    /// Returns false: the device makes progress without polling.
-    fn is_busy(&self) -> bool {
-        false
-    }
-
-    fn waker(&self) -> Waker {
-        self.0.waker()
-    }
-
-    fn release(&mut self) -> Result<(), Error> {
-        self.0.release()
-    }
-
-    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Error>> {
-        Some(self)
-    }
-}
-
-impl StreamOrdered for Engine {
-    type Error = Error;
-
-    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
-        self.0.is_capturing(&stream_of(stream)?.0)
-    }
-
-    fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
-        self.0.fork(&stream_of(from)?.0)
-    }
-
-    fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
-        self.0.join(&stream_of(into)?.0)
-    }
-}
-
-fn stream_of(stream: &dyn Any) -> Result<&Stream, Error> {
-    peerlane_hal::stream_of(stream).map_err(|text| Fault::Mismatch(text).into())
-}
+pub type Engine = streams::Engine<Context>;
 
 /// A CUDA stream of the caller, which `fork` moves the engine's work onto.
 ///
@@ -162,10 +87,16 @@ impl Stream {
     }
 }
 
+impl AsRef<streams::Stream> for Stream {
+    fn as_ref(&self) -> &streams::Stream {
+        &self.0
+    }
+}
+
 #[cfg(feature = "cudarc")]
-impl From<&Arc<cudarc::driver::CudaStream>> for Stream {
+impl From<&std::sync::Arc<cudarc::driver::CudaStream>> for Stream {
     /// Wraps a stream of cudarc and keeps it alive.
-    fn from(stream: &Arc<cudarc::driver::CudaStream>) -> Self {
+    fn from(stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> Self {
         let raw = StreamHandle(stream.cu_stream().cast());
         // SAFETY: the clone keeps the stream alive.
         Self(unsafe { streams::Stream::new(raw, Some(stream.clone())) })

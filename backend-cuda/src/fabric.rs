@@ -98,14 +98,7 @@ impl PeerDevice for Context {
         options: &Options,
         request: EngineRequest,
     ) -> Result<Engine, Error> {
-        let setup = EngineSetup {
-            rank: request.rank,
-            peers: request.peers.iter().map(|peer| peer.peer).collect(),
-            signal: request.signal,
-            self_copy: options.self_copy,
-            staged: request.is_staged(),
-        };
-        Engine::open(Arc::clone(context), setup)
+        Engine::open(Arc::clone(context), EngineSetup::new(&request, options.self_copy))
     }
 
     fn fault(error: &Error) -> Option<&Fault> {

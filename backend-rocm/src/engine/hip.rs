@@ -26,6 +26,7 @@ use peerlane_toolkit::device::{
 use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 
 use crate::device::{Context, Version, attribute};
+use crate::engine::Stream;
 use crate::error::Error;
 use crate::sys::hip::{
     self, hipDeviceAttribute_t, hipError_t, hipEvent_t, hipMemcpyKind, hipStream_t,
@@ -47,6 +48,8 @@ const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 static NO_CU_FAILED: AtomicU64 = AtomicU64::new(0);
 
 impl StreamDevice for Context {
+    type Stream = Stream;
+
     fn stream_limits(&self) -> Result<StreamLimits, Error> {
         let engines = hipDeviceAttribute_t::hipDeviceAttributeAsyncEngineCount;
         let copy_engines = attribute(self.hip, self.device(), engines)?;

@@ -27,14 +27,12 @@
 mod hip;
 mod sdma;
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, EngineRequirements, Op, StreamOrdered, Ticket};
-use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::StreamHandle;
 use peerlane_toolkit::peers::EngineRequest;
 use peerlane_toolkit::streams;
@@ -86,13 +84,7 @@ impl Engine {
                 Queue::Sdma(Box::new(SdmaQueue::open(context, request.rank, &request.peers)?))
             }
             EngineKind::Auto | EngineKind::Streams => {
-                let setup = EngineSetup {
-                    rank: request.rank,
-                    peers: request.peers.iter().map(|peer| peer.peer).collect(),
-                    signal: request.signal,
-                    self_copy,
-                    staged: request.is_staged(),
-                };
+                let setup = EngineSetup::new(request, self_copy);
                 Queue::Streams(Box::new(streams::Engine::open(Arc::clone(context), setup)?))
             }
         }))
@@ -111,13 +103,6 @@ impl Engine {
         match &self.0 {
             Queue::Streams(_) => Vec::new(),
             Queue::Sdma(engine) => engine.engines(),
-        }
-    }
-
-    fn stream_engine(&mut self) -> Result<&mut streams::Engine<Context>, Error> {
-        match &mut self.0 {
-            Queue::Streams(engine) => Ok(engine),
-            Queue::Sdma(_) => Err(streams_unsupported()),
         }
     }
 }
@@ -177,31 +162,11 @@ impl CopyEngine for Engine {
     }
 
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Error>> {
-        match &self.0 {
-            Queue::Streams(_) => Some(self),
+        match &mut self.0 {
+            Queue::Streams(engine) => Some(&mut **engine),
             Queue::Sdma(_) => None,
         }
     }
-}
-
-impl StreamOrdered for Engine {
-    type Error = Error;
-
-    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error> {
-        self.stream_engine()?.is_capturing(&stream_of(stream)?.0)
-    }
-
-    fn fork(&mut self, from: &dyn Any) -> Result<(), Error> {
-        self.stream_engine()?.fork(&stream_of(from)?.0)
-    }
-
-    fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
-        self.stream_engine()?.join(&stream_of(into)?.0)
-    }
-}
-
-fn stream_of(stream: &dyn Any) -> Result<&Stream, Error> {
-    peerlane_hal::stream_of(stream).map_err(|text| Fault::Mismatch(text).into())
 }
 
 /// A HIP stream of the caller: a `hipStream_t`.
@@ -220,6 +185,12 @@ impl Stream {
     pub unsafe fn from_raw(raw: *mut c_void) -> Self {
         // SAFETY: the caller upholds the contract of this function.
         Self(unsafe { streams::Stream::new(StreamHandle(raw), None) })
+    }
+}
+
+impl AsRef<streams::Stream> for Stream {
+    fn as_ref(&self) -> &streams::Stream {
+        &self.0
     }
 }
 
@@ -269,16 +240,6 @@ impl EngineKind {
             kind => kind,
         }
     }
-}
-
-/// Creates the error for a stream that is passed to SDMA engines.
-#[cold]
-fn streams_unsupported() -> Error {
-    Error::Fault(Fault::Argument(
-        "an engine on SDMA engines cannot order work with streams of the caller; request an engine \
-         for streams, or set EngineKind::Streams"
-            .to_owned(),
-    ))
 }
 
 /// Returns the rate of a copy by several engines over a link, in bytes per second; 0 if the rate of the

@@ -258,7 +258,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Instant;
 
-    use peerlane_hal::{ErrorKind, Role};
+    use peerlane_hal::Role;
     use peerlane_toolkit::RegionBounds;
     use peerlane_toolkit::device::DevicePtr;
 
@@ -520,12 +520,5 @@ mod tests {
         let caps = *engine.caps();
         assert!(!caps.queued_wait && caps.polled && caps.put_align_bytes == 1);
         assert_eq!(caps.piece_bytes_max, 128 << 20);
-        let error = crate::engine::streams_unsupported();
-        assert_eq!(peerlane_hal::Error::kind(&error), ErrorKind::InvalidArgument);
-        assert_eq!(
-            error.to_string(),
-            "an engine on SDMA engines cannot order work with streams of the caller; request an \
-             engine for streams, or set EngineKind::Streams"
-        );
     }
 }

@@ -35,7 +35,7 @@ use super::{DevicePtr, Entered, Relaxed};
 use crate::Fault;
 use crate::peers::DeviceId;
 use crate::regions::{Local, Remote};
-use crate::streams::{ProbeCache, SignalBy};
+use crate::streams::{ProbeCache, SignalBy, Stream};
 
 /// One device of this process, as its driver knows it.
 pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
@@ -449,7 +449,10 @@ pub trait GraphCalls: StreamCalls {
 }
 
 /// A device that the stream engine can use.
-pub trait StreamDevice: WordCalls + CopyCalls + GraphCalls + MemoryCalls {
+pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls {
+    /// The type of the caller's streams, such as a wrapper of a `cudaStream_t`.
+    type Stream: AsRef<Stream> + 'static;
+
     /// Returns the limits of the device's streams. The context is current.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! An engine on the streams of a device: copies, signals and waits as GPU drivers offer them.
 //!
-//! A backend implements [`StreamDevice`] for its context and wraps [`Engine`] in its own type.
+//! A backend implements [`StreamDevice`] for its context. Its engine is then [`Engine`].
 //!
 //! | contract | here |
 //! | --- | --- |
@@ -37,6 +37,7 @@ mod release;
 mod resources;
 mod steps;
 
+use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::task::Waker;
@@ -53,10 +54,11 @@ use self::resources::{BounceBuffers, Event, OwnStream, PinnedPage};
 pub use self::steps::SelfCopy;
 use self::steps::{LinkCopy, OpResolver, SliceTotals, Step, StreamPlan, mark_link_copies};
 use crate::Fault;
-use crate::device::StreamHandle;
+use crate::device::{EngineRequest, StreamHandle};
 pub use crate::device::{StreamDevice, StreamLimits};
-use crate::{EngineRegion, EngineState, PeerRegion, TimedParker};
-use peerlane_hal::{Caps, Error as _, ErrorKind, Op, Rank, Ticket};
+use crate::regions::{Local, Remote};
+use crate::{EngineState, TimedParker};
+use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Op, Rank, StreamOrdered, Ticket};
 
 /// The method by which signals reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,8 +101,20 @@ pub struct EngineSetup {
     pub staged: bool,
 }
 
-/// An in-order queue of ops on the streams of a device. Its methods have the contract of
-/// [`CopyEngine`](peerlane_hal::CopyEngine).
+impl EngineSetup {
+    /// Creates the parameters of an engine that a fabric requests.
+    pub fn new(request: &EngineRequest, self_copy: SelfCopy) -> Self {
+        Self {
+            rank: request.rank,
+            peers: request.peers.iter().map(|peer| peer.peer).collect(),
+            signal: request.signal,
+            self_copy,
+            staged: request.is_staged(),
+        }
+    }
+}
+
+/// An in-order queue of ops on the streams of a device.
 #[derive(Debug)]
 pub struct Engine<D: StreamDevice> {
     context: Arc<D>,
@@ -250,23 +264,16 @@ impl<D: StreamDevice> Engine<D> {
     }
 }
 
-impl<D: StreamDevice> Engine<D> {
-    /// Returns what the engine supports.
-    pub fn caps(&self) -> &Caps {
+impl<D: StreamDevice> CopyEngine for Engine<D> {
+    type Error = D::Error;
+    type Local = Local<D>;
+    type Remote = Remote<D>;
+
+    fn caps(&self) -> &Caps {
         self.state.caps()
     }
 
-    /// Submits a slice.
-    ///
-    /// # Errors
-    /// As [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
-    ///
-    /// # Safety
-    /// As [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
-    pub unsafe fn submit<L: EngineRegion, R: PeerRegion>(
-        &mut self,
-        ops: &[Op<'_, L, R>],
-    ) -> Result<Ticket, D::Error> {
+    unsafe fn submit(&mut self, ops: &[Op<'_, Local<D>, Remote<D>>]) -> Result<Ticket, D::Error> {
         self.state.check_slice(ops)?;
         let totals = steps::resolve(ops, &self.resolver, &mut self.steps)?;
         if let Some(Forked { stream, captured: Some(sides) }) = &self.forked {
@@ -291,11 +298,7 @@ impl<D: StreamDevice> Engine<D> {
         self.state.keep(emitted)
     }
 
-    /// Returns the last ticket up to which everything is complete.
-    ///
-    /// # Errors
-    /// As [`CopyEngine::completed`](peerlane_hal::CopyEngine::completed).
-    pub fn completed(&mut self) -> Result<Ticket, D::Error> {
+    fn completed(&mut self) -> Result<Ticket, D::Error> {
         self.state.check()?;
         // Right after a submit hardly anything has changed, and a query of the driver costs as much as a
         // copy.
@@ -308,33 +311,33 @@ impl<D: StreamDevice> Engine<D> {
         Ok(Ticket(self.pending.done()))
     }
 
-    /// Sleeps until a ticket may be complete.
-    ///
-    /// # Errors
-    /// As [`CopyEngine::park`](peerlane_hal::CopyEngine::park).
-    pub fn park(&mut self, limit: Duration) -> Result<(), D::Error> {
+    fn park(&mut self, limit: Duration) -> Result<(), D::Error> {
         self.state.check()?;
         let (tickets, context) = (&self.hardware.tickets, &self.context);
         self.parker.park(limit, || tickets.has_news(context));
         Ok(())
     }
 
-    /// Returns a waker that ends `park`, as [`CopyEngine::waker`](peerlane_hal::CopyEngine::waker).
-    pub fn waker(&self) -> Waker {
+    /// Returns false: the device makes progress without polling.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn waker(&self) -> Waker {
         self.parker.waker()
     }
 
-    /// Lets the queued waits pass.
-    ///
-    /// # Errors
-    /// As [`CopyEngine::release`](peerlane_hal::CopyEngine::release).
-    pub fn release(&mut self) -> Result<(), D::Error> {
+    fn release(&mut self) -> Result<(), D::Error> {
         self.state.release();
         let settled = self.settle();
         // A poisoned engine is released too, since its streams may hold waits.
         let round = self.release_round();
         self.state.check()?;
         self.state.keep(settled.and(round))
+    }
+
+    fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = D::Error>> {
+        Some(self)
     }
 }
 
@@ -346,23 +349,19 @@ pub(super) struct Forked {
     pub(super) captured: Option<usize>,
 }
 
-impl<D: StreamDevice> Engine<D> {
-    /// Returns whether a stream captures.
-    ///
-    /// # Errors
-    /// As [`StreamOrdered::is_capturing`](peerlane_hal::StreamOrdered::is_capturing).
-    pub fn is_capturing(&mut self, stream: &Stream) -> Result<bool, D::Error> {
+impl<D: StreamDevice> StreamOrdered for Engine<D> {
+    type Error = D::Error;
+
+    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, D::Error> {
+        let stream = stream_of::<D>(stream)?;
         self.state.check()?;
         let _entered = self.context.enter()?;
         stream.check(&*self.context)?;
         stream.is_capturing(&*self.context)
     }
 
-    /// Orders the engine behind a stream of the caller and uses it as the main stream.
-    ///
-    /// # Errors
-    /// As [`StreamOrdered::fork`](peerlane_hal::StreamOrdered::fork).
-    pub fn fork(&mut self, from: &Stream) -> Result<(), D::Error> {
+    fn fork(&mut self, from: &dyn Any) -> Result<(), D::Error> {
+        let from = stream_of::<D>(from)?;
         self.state.check()?;
         let _entered = self.context.enter()?;
         self.forked = None;
@@ -378,11 +377,8 @@ impl<D: StreamDevice> Engine<D> {
         Ok(())
     }
 
-    /// Orders a stream of the caller behind the engine.
-    ///
-    /// # Errors
-    /// As [`StreamOrdered::join`](peerlane_hal::StreamOrdered::join).
-    pub fn join(&mut self, into: &Stream) -> Result<(), D::Error> {
+    fn join(&mut self, into: &dyn Any) -> Result<(), D::Error> {
+        let into = stream_of::<D>(into)?;
         let forked = self.forked.take();
         self.state.check()?;
         let context = Arc::clone(&self.context);
@@ -400,7 +396,9 @@ impl<D: StreamDevice> Engine<D> {
             }
         }
     }
+}
 
+impl<D: StreamDevice> Engine<D> {
     /// Orders `into` behind the last ticket.
     fn join_eager(&mut self, into: &Stream) -> Result<(), D::Error> {
         self.settle()?;
@@ -417,9 +415,7 @@ impl<D: StreamDevice> Engine<D> {
         }
         self.hardware.tickets.order(&self.context, into.raw())
     }
-}
 
-impl<D: StreamDevice> Engine<D> {
     /// Puts the steps of an eager slice onto the streams.
     fn emit(&mut self, totals: &SliceTotals) -> Result<Ticket, D::Error> {
         let _entered = self.context.enter()?;
@@ -506,6 +502,11 @@ impl<D: StreamDevice> Engine<D> {
         emit_steps(&mut emitter, &self.steps, &self.marks, &mut self.stream_plan)?;
         emitter.end()
     }
+}
+
+fn stream_of<D: StreamDevice>(stream: &dyn Any) -> Result<&Stream, D::Error> {
+    let stream = peerlane_hal::stream_of::<D::Stream>(stream).map_err(Fault::Mismatch)?;
+    Ok(stream.as_ref())
 }
 
 /// Returns the flags and values that a slice waits for.
