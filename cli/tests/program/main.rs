@@ -2,15 +2,14 @@
 
 mod allgather;
 mod bench;
+#[path = "../common/mod.rs"]
 mod common;
 mod cost;
-mod cuda;
 mod failure;
 mod launcher;
 mod methods;
 mod perf;
 mod plan;
-mod rocm;
 mod shapes;
 mod simulate;
 mod usage;

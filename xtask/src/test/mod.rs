@@ -49,15 +49,17 @@ enum Backend {
 
 /// The test programs that only `cargo xtask test --all` runs, and what each adds to the others. They take three
 /// quarters of the time of all tests.
-const LONG: [(&str, &str); 20] = [
+const LONG: [(&str, &str); 22] = [
     ("all_gather_simulation", "all-gathers under many seeds"),
     ("checks_can_fail", "every check against a broken backend"),
     ("cuda", "the contract on CUDA; the tests of its engine run in any case"),
+    ("cuda_costs", "the driver calls of each start, on CUDA"),
     ("cuda_faults", "faults of every CUDA call"),
     ("cuda_processes", "ranks that are processes, on CUDA"),
     ("kill", "ranks that are killed in every phase"),
     ("mixed_processes", "processes with memory of several kinds"),
     ("mutation", "plans with an error that the verifier must find"),
+    ("program_gpu", "the program on GPUs"),
     ("property", "every collective and schedule on random topologies"),
     ("rdma", "needs RDMA devices"),
     ("rdma_faults", "needs RDMA devices"),

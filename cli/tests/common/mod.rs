@@ -1,7 +1,9 @@
-//! Runs the built program without a launcher.
+//! Runs the built program without a launcher, and finds and signals its ranks.
 
+use std::fs;
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Variables of launchers that the test machine may have set.
@@ -74,4 +76,42 @@ impl Ended {
         assert!(!forbidden.iter().any(|word| self.stderr.contains(word)), "{self:?}");
         &self.stderr
     }
+}
+
+/// Returns the children of `parent`, ordered by the rank in their environment.
+pub(crate) fn ranks_of(parent: u32) -> Vec<u32> {
+    let mut ranks: Vec<(String, u32)> = fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|process| parent_of(*process) == Some(parent))
+        .filter_map(|process| Some((variable(process, "RANK=")?, process)))
+        .collect();
+    ranks.sort();
+    ranks.into_iter().map(|(_, process)| process).collect()
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name, in parentheses, may contain any character.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn variable(process: u32, name: &str) -> Option<String> {
+    let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
+    let environment = String::from_utf8(environment).ok()?;
+    environment.split('\0').find_map(|pair| pair.strip_prefix(name)).map(str::to_owned)
+}
+
+/// Returns whether a process has used enough processor time to be past its start.
+pub(crate) fn has_moved_bytes(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks = |index| fields.split_whitespace().nth(index).and_then(|ticks| ticks.parse().ok());
+    ticks(11).unwrap_or(0_u64) + ticks(12).unwrap_or(0) >= 15
+}
+
+/// Sends a signal to a process.
+pub(crate) fn signal(process: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
 }

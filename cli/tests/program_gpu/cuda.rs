@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::{Ended, command, end};
+use crate::common::{Ended, command, end, has_moved_bytes, ranks_of, signal};
 
 const SMALL: &str = "--max-bytes 4K --iterations 3 --warmup 1 --timeout 20 --json -";
 
@@ -215,14 +215,14 @@ fn a_killed_rank_is_named_and_the_others_end() {
     let child = simulated(&format!("{line} --iterations 1000000"), &[]).spawn().unwrap();
     let begun = Instant::now();
     let victim = loop {
-        let ranks = crate::failure::ranks_of(child.id());
-        if ranks.len() == 3 && ranks.iter().all(|rank| crate::failure::has_moved_bytes(*rank)) {
+        let ranks = ranks_of(child.id());
+        if ranks.len() == 3 && ranks.iter().all(|rank| has_moved_bytes(*rank)) {
             break ranks[1];
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "the ranks never ran");
         sleep(Duration::from_millis(20));
     };
-    crate::failure::signal(victim, rustix::process::Signal::KILL);
+    signal(victim, rustix::process::Signal::KILL);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
