@@ -14,7 +14,8 @@ use bootstrap_checks::{AT_ONCE, Handle, Opened, each, hear, long, next};
 use insta::{allow_duplicates, assert_snapshot};
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
-use peerlane_collectives::bootstrap::{Bootstrap, Notice};
+use peerlane_collectives::bootstrap::{Bootstrap, Listener, Notice};
+use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 fn join(hub: SocketAddr, rank: Rank, ranks: usize) -> TcpBootstrap {
@@ -77,7 +78,7 @@ fn the_loss_of_the_hub_is_the_loss_of_rank_0() {
     allow_duplicates!(for heard in heard {
         let heard = next(&heard, 2);
         assert_snapshot!(without_ports(format!("{:?}", heard[0])), @r#"Lost { rank: Rank(0), how: "the hub at 127.0.0.1:PORT closed its connection" }"#);
-        assert_eq!(heard[1], Notice::Told);
+        assert_eq!(heard[1], Notice::Acknowledged);
     });
     let errors = each(&group.ranks, |rank| rank.exchange("keys", &[], long()).unwrap_err());
     allow_duplicates!(for error in errors {
@@ -125,8 +126,21 @@ fn what_rank_0_says_last_is_heard_although_the_hub_goes_with_it() {
         drop(group.ranks.remove(0));
         let abort = Notice::Abort { from: Rank(0), record: b"the end".to_vec() };
         for heard in &heard[1..] {
-            assert_eq!(next(heard, 2), [abort.clone(), Notice::Told], "round {round}");
+            assert_eq!(next(heard, 2), [abort.clone(), Notice::Acknowledged], "round {round}");
         }
+    }
+}
+
+/// Sleeps in every notice.
+struct Sleeper(Duration);
+
+impl Listener for Sleeper {
+    fn notice(&self, _notice: Notice) {
+        thread::sleep(self.0);
+    }
+
+    fn exchange_timed_out(&self, _missing: &[Rank], error: Error) -> Error {
+        error
     }
 }
 
@@ -135,10 +149,10 @@ fn a_group_is_told_within_a_bound_although_a_listener_hangs() {
     let group = open(2);
     let heard = hear(group.ranks[0].as_ref());
     let patience = Duration::from_secs(30);
-    group.ranks[1].listen(Arc::new(move |_| thread::sleep(patience)));
+    group.ranks[1].listen(Arc::new(Sleeper(patience)));
     let start = Instant::now();
     group.ranks[0].abort(b"why").unwrap();
-    assert_eq!(next(&heard, 2)[1], Notice::Told);
+    assert_eq!(next(&heard, 2)[1], Notice::Acknowledged);
     assert!(start.elapsed() < patience, "told after {:?}", start.elapsed());
 }
 

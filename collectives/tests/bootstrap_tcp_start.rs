@@ -12,7 +12,7 @@ use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-const PREAMBLE: &[u8; 12] = b"PEERLANE\x01\0\0\0";
+const PREAMBLE: &[u8; 12] = b"PEERLANE\x02\0\0\0";
 
 /// Far below [`long`], yet enough for a crowded machine: what comes sooner was not waited for.
 const AT_ONCE: Duration = Duration::from_secs(15);
@@ -54,7 +54,7 @@ fn stranger(hub: &Hub, bytes: &[u8]) -> TcpStream {
 }
 
 fn hello(rank: u32, ranks: u32) -> Vec<u8> {
-    let hello = postcard::to_stdvec(&(rank, ranks, "a host")).unwrap();
+    let hello = postcard::to_stdvec(&(rank, ranks, "a host", false)).unwrap();
     [&PREAMBLE[..], &(hello.len() as u32).to_le_bytes(), &hello].concat()
 }
 
@@ -252,7 +252,7 @@ fn strangers_do_not_disturb_a_group() {
     foreign.read_to_end(&mut answer).unwrap();
     assert_eq!(&answer[..12], PREAMBLE);
     let answer = String::from_utf8(answer.split_off(12)).unwrap();
-    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 1. It received bytes of another protocol.");
+    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 2. It received bytes of another protocol.");
 
     let oversized = [&PREAMBLE[..], &[255; 4]].concat();
     let malformed = [&PREAMBLE[..], &[1, 0, 0, 0, 200]].concat();
@@ -309,10 +309,10 @@ fn what_is_no_hub_is_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the process that listens at HUB is not a Peerlane hub: its first bytes are "SSH-2.0-Open"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank"#);
 
-    let address = impostor(b"PEERLANE\x02\0\0\0");
+    let address = impostor(b"PEERLANE\x03\0\0\0");
     let error = join(address, 1, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 2 of the protocol, expected 1; run the same Peerlane on all ranks");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 3 of the protocol, expected 2; run the same Peerlane on all ranks");
 
     let address = impostor(b"");
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();

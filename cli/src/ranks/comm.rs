@@ -83,11 +83,23 @@ impl Bootstrap for Comm {
         self.bootstrap.exchange(label, mine, deadline)
     }
 
+    fn missing(&self) -> Vec<Rank> {
+        self.bootstrap.missing()
+    }
+
+    fn broadcast(&self, message: &[u8]) -> std::result::Result<(), Error> {
+        self.bootstrap.broadcast(message)
+    }
+
+    fn relay(&self) -> Option<Rank> {
+        self.bootstrap.relay()
+    }
+
     fn abort(&self, record: &[u8]) -> std::result::Result<(), Error> {
         self.bootstrap.abort(record)
     }
 
-    fn listen(&self, listener: Listener) {
+    fn listen(&self, listener: Arc<dyn Listener>) {
         self.bootstrap.listen(listener);
     }
 

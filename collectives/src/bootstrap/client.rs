@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
@@ -27,6 +27,7 @@ pub(super) struct Client {
 #[derive(Default)]
 struct State {
     joined: BTreeSet<Rank>,
+    runs_hub: Option<Rank>,
     left: BTreeSet<Rank>,
     /// The sequence number of this rank's next exchange.
     next_sequence: u64,
@@ -43,7 +44,7 @@ struct State {
 /// order.
 #[derive(Default)]
 struct Notifications {
-    listener: Option<Listener>,
+    listener: Option<Arc<dyn Listener>>,
     queued: Vec<Notice>,
 }
 
@@ -92,8 +93,13 @@ impl Client {
         let settled = self.state.wait(deadline, |state| state.outcome(sequence, &what));
         let missing = self.end_exchange(sequence);
         settled.unwrap_or_else(|| {
-            let error = self.timeout_error(&what, &missing, deadline);
             // The exchange failed here, so it must fail on every rank.
+            let error = self.timeout_error(&what, &missing, deadline);
+            if let Some(listener) = self.listener() {
+                let others: Vec<_> =
+                    missing.into_iter().filter(|rank| *rank != self.rank).collect();
+                return Err(listener.exchange_timed_out(&others, error));
+            }
             let missing = error.peer().map(|rank| rank.0);
             send(Request::TimedOut { text: error.to_string(), missing });
             Err(error)
@@ -112,6 +118,19 @@ impl Client {
         state.next_sequence += 1;
         state.exchanges.entry(sequence).or_insert_with(|| Exchange::new(self.ranks));
         Ok(sequence)
+    }
+
+    /// Returns the rank whose process runs the hub, if one does.
+    pub(super) fn relay(&self) -> Option<Rank> {
+        self.state.lock().runs_hub
+    }
+
+    /// Runs [`Bootstrap::missing`](super::Bootstrap::missing).
+    pub(super) fn missing(&self) -> Vec<Rank> {
+        let state = self.state.lock();
+        let begun = state.exchanges.range(..state.next_sequence).next();
+        let missing = begun.into_iter().flat_map(|(_, exchange)| exchange.missing());
+        missing.filter(|rank| *rank != self.rank).collect()
     }
 
     fn end_exchange(&self, sequence: u64) -> Vec<Rank> {
@@ -133,13 +152,13 @@ impl Client {
         with_peer(Error::new(ErrorKind::Timeout, text), others.first().copied())
     }
 
-    /// Checks that this rank may still abort, and that `record` is short enough to be sent.
-    pub(super) fn check_abort(&self, record: &[u8]) -> Result<(), Error> {
-        check_sizes("", record)?;
+    /// Checks that this rank may still abort or broadcast, and that `bytes` are few enough to be sent.
+    pub(super) fn check_send(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
+        check_sizes("", bytes)?;
         let state = self.state.lock();
         match &state.end_cause {
-            _ if state.has_left => Err(left_error("abort")),
-            Some(end_cause) if state.closed => Err(end_cause.error_after("abort")),
+            _ if state.has_left => Err(left_error(what)),
+            Some(end_cause) if state.closed => Err(end_cause.error_after(what)),
             _ => Ok(()),
         }
     }
@@ -182,14 +201,18 @@ impl Client {
             (new.flatten(), !mem::replace(&mut state.acknowledged, true))
         });
         lost.into_iter()
-            .chain(unacknowledged.then_some(Notice::Told))
+            .chain(unacknowledged.then_some(Notice::Acknowledged))
             .for_each(|notice| self.notify(notice));
     }
 
-    pub(super) fn listen(&self, listener: Listener) {
+    pub(super) fn listen(&self, listener: Arc<dyn Listener>) {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
-        notifications.queued.drain(..).for_each(|notice| listener(notice));
+        notifications.queued.drain(..).for_each(|notice| listener.notice(notice));
         notifications.listener = Some(listener);
+    }
+
+    fn listener(&self) -> Option<Arc<dyn Listener>> {
+        self.notifications.lock().unwrap_or_else(PoisonError::into_inner).listener.clone()
     }
 
     fn notify(&self, notice: Notice) {
@@ -198,7 +221,7 @@ impl Client {
             return;
         }
         match &notifications.listener {
-            Some(listener) => listener(notice),
+            Some(listener) => listener.notice(notice),
             None => notifications.queued.push(notice),
         }
     }
@@ -209,7 +232,8 @@ impl State {
     fn apply(&mut self, reply: Reply, ranks: usize) -> Option<Notice> {
         let known = |rank: u32| (rank as usize) < ranks;
         match reply {
-            Reply::Joined { ranks } => {
+            Reply::Joined { ranks, runs_hub } => {
+                self.runs_hub = runs_hub.filter(|rank| known(*rank)).map(Rank);
                 self.joined.extend(ranks.into_iter().filter(|rank| known(*rank)).map(Rank));
                 None
             }
@@ -226,7 +250,10 @@ impl State {
             }
             Reply::Ended(end_cause) => self.end_cause.insert(end_cause).notice(),
             Reply::Acknowledged => {
-                (!mem::replace(&mut self.acknowledged, true)).then_some(Notice::Told)
+                (!mem::replace(&mut self.acknowledged, true)).then_some(Notice::Acknowledged)
+            }
+            Reply::Message { from, message } => {
+                known(from).then_some(Notice::Message { from: Rank(from), message: message.0 })
             }
             Reply::Left { rank } => {
                 self.left.insert(Rank(rank));

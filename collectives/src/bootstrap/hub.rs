@@ -15,7 +15,9 @@ use crate::error::Error;
 /// An event of one rank.
 #[derive(Debug)]
 pub(super) enum Event {
-    Joined,
+    Joined {
+        runs_hub: bool,
+    },
     Request(Request),
     /// The rank ended without a goodbye.
     Lost {
@@ -26,6 +28,8 @@ pub(super) enum Event {
 /// Tracks the membership of a group, and why it ended.
 pub(super) struct HubState {
     members: Vec<Membership>,
+    /// The rank whose process runs the hub, if one does.
+    runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
     /// Ranks that have not acknowledged the cause of the end.
     unacknowledged: BTreeSet<Rank>,
@@ -43,16 +47,26 @@ impl HubState {
     /// Creates the state of a group of `ranks` ranks, none of which has joined.
     pub(super) fn new(ranks: usize) -> Self {
         let members = vec![Membership::NotJoined; ranks];
-        Self { members, end_cause: None, unacknowledged: BTreeSet::new(), all_acknowledged: false }
+        Self {
+            members,
+            runs_hub: None,
+            end_cause: None,
+            unacknowledged: BTreeSet::new(),
+            all_acknowledged: false,
+        }
     }
 
     /// Handles an event; the replies go to all ranks that are live afterwards.
     pub(super) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
-            Event::Joined => {
+            Event::Joined { runs_hub } => {
                 self.members[from.index()] = Membership::Joined;
+                if runs_hub {
+                    self.runs_hub = Some(from);
+                }
                 vec![Reply::Joined {
                     ranks: rank_numbers(self.ranks_where(|member| member != Membership::NotJoined)),
+                    runs_hub: self.runs_hub.map(|rank| rank.0),
                 }]
             }
             _ if !self.is_live(from) => Vec::new(),
@@ -74,6 +88,7 @@ impl HubState {
             }
             Request::StartTimedOut { timeout } => self.start_timed_out(timeout),
             Request::Abort { record } => self.end_group(EndCause::Abort { from: from.0, record }),
+            Request::Broadcast { message } => vec![Reply::Message { from: from.0, message }],
             Request::TimedOut { text, missing } => {
                 self.end_group(EndCause::TimedOut { from: from.0, text, missing })
             }
@@ -100,6 +115,10 @@ impl HubState {
             return Vec::new();
         }
         self.unacknowledged = self.live().collect();
+        // A rank that did not answer before does not acknowledge in time either.
+        if let Some(silent) = end_cause.unanswered() {
+            self.unacknowledged.remove(&silent);
+        }
         // A group that never started has no waits to release, so no acknowledgement is needed.
         self.all_acknowledged = matches!(end_cause, EndCause::NotStarted { .. });
         self.end_cause = Some(end_cause.clone());
@@ -168,7 +187,7 @@ mod tests {
     fn full(ranks: usize) -> HubState {
         let mut state = HubState::new(ranks);
         for rank in Rank::all(ranks) {
-            state.apply(rank, Event::Joined);
+            state.apply(rank, Event::Joined { runs_hub: false });
         }
         state
     }
@@ -211,8 +230,8 @@ mod tests {
     fn a_start_timeout_names_the_missing_ranks_and_counts_only_before_the_start() {
         let give_up = || Event::Request(Request::StartTimedOut { timeout: Duration::from_secs(5) });
         let mut state = HubState::new(4);
-        state.apply(Rank(1), Event::Joined);
-        state.apply(Rank(3), Event::Joined);
+        state.apply(Rank(1), Event::Joined { runs_hub: false });
+        state.apply(Rank(3), Event::Joined { runs_hub: false });
         let missing = EndCause::NotStarted { missing: vec![0, 2], timeout: Duration::from_secs(5) };
         assert!(missing.to_string().starts_with("ranks 0 and 2 did not connect within 5 s; "));
         assert_eq!(state.apply(Rank(3), give_up()), [Reply::Ended(missing)]);

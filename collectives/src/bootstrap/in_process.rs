@@ -2,10 +2,10 @@
 //!
 //! One thread of the group runs the hub and the listeners. It sleeps while there is nothing to pass on, and
 //! ends with the last handle. Listeners run one after the other, so that all have returned before any of them
-//! receives [`Notice::Told`](super::Notice::Told).
+//! receives [`Notice::Acknowledged`](super::Notice::Acknowledged).
 //!
-//! A rank whose exchange times out ends the group: ranks that wait in an exchange get its error,
-//! and listeners receive an [abort](super::Notice::Abort) whose record is the text of the error.
+//! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it has one,
+//! else with a record that names the first missing rank.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -111,7 +111,7 @@ fn distance_from_cause(kind: ErrorKind) -> u32 {
 fn run_hub(clients: &[Arc<Client>], inbox: &Receiver<(Rank, Event)>) {
     let mut state = HubState::new(clients.len());
     for rank in Rank::all(clients.len()) {
-        state.apply(rank, Event::Joined);
+        state.apply(rank, Event::Joined { runs_hub: false });
     }
     while let Ok((from, event)) = inbox.recv() {
         let mut replies = VecDeque::from(state.apply(from, event));
@@ -162,12 +162,25 @@ impl Bootstrap for InProcessBootstrap {
         self.client.exchange(label, mine, deadline, |request| self.request(request))
     }
 
+    fn missing(&self) -> Vec<Rank> {
+        self.client.missing()
+    }
+
+    fn broadcast(&self, message: &[u8]) -> Result<(), Error> {
+        self.client.check_send("broadcast", message)?;
+        self.send(Event::Request(Request::Broadcast { message: Blob(message.to_vec()) }))
+    }
+
+    fn relay(&self) -> Option<Rank> {
+        Some(self.client.rank())
+    }
+
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
-        self.client.check_abort(record)?;
+        self.client.check_send("abort", record)?;
         self.send(Event::Request(Request::Abort { record: Blob(record.to_vec()) }))
     }
 
-    fn listen(&self, listener: Listener) {
+    fn listen(&self, listener: Arc<dyn Listener>) {
         self.client.listen(listener);
     }
 

@@ -8,6 +8,7 @@ use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Notice;
+use super::abort::AbortRecord;
 use crate::error::Error;
 
 /// Maximum size of one rank's contribution to an exchange, and of an abort record, in bytes.
@@ -25,6 +26,8 @@ pub(super) enum Request {
     StartTimedOut { timeout: Duration },
     /// Ends the group with an abort.
     Abort { record: Blob },
+    /// A message for the listeners of all ranks.
+    Broadcast { message: Blob },
     /// Ends the group because an exchange timed out; `missing` is the first rank that did not contribute.
     TimedOut { text: String, missing: Option<u32> },
     /// This rank has received the end of the group.
@@ -36,12 +39,14 @@ pub(super) enum Request {
 /// A message from the hub to every live rank; all ranks receive them in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// All ranks that have joined so far.
-    Joined { ranks: Vec<u32> },
+    /// All ranks that have joined so far, and the rank whose process runs the hub, if it has joined.
+    Joined { ranks: Vec<u32>, runs_hub: Option<u32> },
     /// The contribution of rank `from` to exchange number `sequence`.
     Contribution { from: u32, sequence: u64, label: String, blob: Blob },
     /// The group has ended.
     Ended(EndCause),
+    /// A message of rank `from` for the listener.
+    Message { from: u32, message: Blob },
     /// Every live rank has received the end of the group.
     Acknowledged,
     /// A rank has left.
@@ -64,12 +69,21 @@ impl EndCause {
             Self::Abort { from, record } => {
                 Some(Notice::Abort { from: Rank(*from), record: record.0.clone() })
             }
-            Self::TimedOut { from, text, .. } => {
-                Some(Notice::Abort { from: Rank(*from), record: text.clone().into_bytes() })
+            Self::TimedOut { from, text, missing } => {
+                let record = AbortRecord::timeout(missing.map(Rank), text.as_str());
+                let record = AbortRecord { by: Some(*from), ..record };
+                Some(Notice::Abort { from: Rank(*from), record: record.encode() })
             }
             Self::Lost { rank, how } => Some(Notice::Lost { rank: Rank(*rank), how: how.clone() }),
             Self::NotStarted { .. } => None,
         }
+    }
+
+    /// Returns the rank that did not answer when the others asked why a deadline passed, if there is one.
+    pub(super) fn unanswered(&self) -> Option<Rank> {
+        let Self::Abort { from, record } = self else { return None };
+        let record = AbortRecord::decode(&record.0, Rank(*from));
+        record.peer.filter(|_| record.unanswered).map(Rank)
     }
 
     /// Returns the error of `what`, which the end of the group interrupted.

@@ -10,6 +10,7 @@
 //! | `tcp/` | the bootstrap for processes |
 //! | `client` | one rank's side of both |
 //! | `hub` | the state of a group, which decides what all ranks receive |
+//! | `abort` | the reason why a group has ended |
 //! | `message` | what ranks and the hub send each other |
 
 use std::sync::Arc;
@@ -19,15 +20,18 @@ use peerlane_hal::{Deadline, Rank};
 
 use crate::error::Error;
 
+pub use self::abort::{AbortRecord, Cause};
+
 pub mod environment;
 pub mod in_process;
 pub mod tcp;
 
+pub(crate) mod abort;
 mod client;
 mod hub;
 mod message;
 
-/// Tells a group that another rank aborted, was lost or left. A thread of the bootstrap delivers it.
+/// An event of the group that a thread of the bootstrap delivers to the listener of every rank.
 ///
 /// Listeners receive only the first abort or loss of a group: the bootstrap decides which came first, so that
 /// all ranks report the same cause.
@@ -48,7 +52,14 @@ pub enum Notice {
         how: String,
     },
     /// Every live rank has received that abort or loss; from now on waits may be released.
-    Told,
+    Acknowledged,
+    /// A rank, perhaps this one, has sent a [message](Bootstrap::broadcast).
+    Message {
+        /// The rank that sent it.
+        from: Rank,
+        /// The bytes of the message.
+        message: Vec<u8>,
+    },
     /// A rank said [goodbye](Bootstrap::leave).
     Left {
         /// The rank that left.
@@ -56,8 +67,16 @@ pub enum Notice {
     },
 }
 
-/// Receives notices; it must return soon and must not call the bootstrap.
-pub type Listener = Arc<dyn Fn(Notice) + Send + Sync>;
+/// Receives the events of a group. A [group](crate::group::Group) listens to its bootstrap.
+pub trait Listener: Send + Sync {
+    /// Handles a notice. It must return soon, and may only abort or broadcast.
+    fn notice(&self, notice: Notice);
+
+    /// Ends the group after an exchange of this rank has timed out, and returns the error of the exchange.
+    ///
+    /// The bootstrap calls it on the thread of the exchange. `missing` are the ranks that did not take part.
+    fn exchange_timed_out(&self, missing: &[Rank], error: Error) -> Error;
+}
 
 /// Exchanges small messages among the ranks of one group, for one of its ranks.
 pub trait Bootstrap: Send + Sync {
@@ -75,23 +94,39 @@ pub trait Bootstrap: Send + Sync {
     /// This is a collective call: every rank makes it with the same `label`, in the same order.
     ///
     /// # Errors
-    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the missing rank,
+    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the missing rank, or the error of
+    /// [`Listener::exchange_timed_out`] if there is a listener,
     /// [`PeerLost`](peerlane_hal::ErrorKind::PeerLost) naming the lost one,
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if ranks are at different labels,
     /// [`Aborted`](peerlane_hal::ErrorKind::Aborted) after an abort.
     fn exchange(&self, label: &str, mine: &[u8], deadline: Deadline)
     -> Result<Vec<Vec<u8>>, Error>;
 
-    /// Ends the group, with `record` as the reason, and returns at once. The listener of every live rank,
-    /// including this one, receives [`Notice::Abort`] with this record or an earlier one, and then
-    /// [`Notice::Told`].
+    /// Returns the ranks that the exchange in progress on this rank still waits for; empty if there is none.
+    fn missing(&self) -> Vec<Rank>;
+
+    /// Sends a message to the listener of every live rank, including this one, and returns at once.
+    ///
+    /// All listeners receive the messages, the abort and the losses of a group in the same order.
+    ///
+    /// # Errors
+    /// If the other ranks can no longer be reached.
+    fn broadcast(&self, message: &[u8]) -> Result<(), Error>;
+
+    /// Returns the rank whose process relays the messages of this rank: this rank itself in a group of one
+    /// process, and `None` if a process outside of the group does.
+    fn relay(&self) -> Option<Rank>;
+
+    /// Ends the group, with an encoded [`AbortRecord`] as the reason, and returns at once. The listener of
+    /// every live rank, including this one, receives [`Notice::Abort`] with this record or an earlier one,
+    /// and then [`Notice::Acknowledged`].
     ///
     /// # Errors
     /// If the other ranks can no longer be reached.
     fn abort(&self, record: &[u8]) -> Result<(), Error>;
 
     /// Sets the listener; notices that arrived earlier are delivered to it at once.
-    fn listen(&self, listener: Listener);
+    fn listen(&self, listener: Arc<dyn Listener>);
 
     /// Says goodbye: this rank takes part in nothing more, and its end is not a loss to the others.
     ///

@@ -58,11 +58,13 @@ pub(crate) fn agree(
     let bytes = postcard::to_stdvec(&said).expect("plain data always encodes");
     // Peers may want to finish what is open before they come here.
     shared.finish_open(deadline);
-    let exchanged = shared.bootstrap.exchange(label, &bytes, deadline);
+    // If the group has ended, that is the cause of this rank's own error too: a rank that has ended frees
+    // the memory that others import.
+    let exchanged =
+        shared.bootstrap.exchange(label, &bytes, deadline).map_err(|error| shared.cause(error))?;
     if let Some(error) = own_error {
         return Err(error);
     }
-    let exchanged = exchanged.map_err(|error| shared.cause(error))?;
     let mut offers = Vec::with_capacity(exchanged.len());
     for (index, bytes) in exchanged.iter().enumerate() {
         offers.push(parse(label, Rank::at(index), bytes)?);

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::Deadline;
 
-use crate::group::shared::{Closed, Shared, State, TELL_TIMEOUT, Watched};
+use crate::group::control::ACKNOWLEDGE_TIMEOUT;
+use crate::group::shared::{Closed, Shared, State, Watched};
 use crate::run::executor::DRAIN_TIMEOUT;
 
 /// The pause between two releases of engines that are not drained.
@@ -30,11 +31,11 @@ impl Shared {
                 break how;
             }
             let pause;
-            if state.record.is_some() {
+            if state.control.record().is_some() {
                 let streams = on_streams(&state);
                 drop(state);
                 let drain = *drain.get_or_insert_with(|| Deadline::after(DRAIN_TIMEOUT));
-                pause = self.let_go(&streams, drain);
+                pause = self.release_streams(&streams, drain);
                 state = self.state();
                 if state.closed.is_some() {
                     continue;
@@ -80,18 +81,18 @@ impl Shared {
             // With every flag there, a start of the host waits for its caller; nobody looks at one
             // on a stream but this thread.
             if looked || watch.missing().is_some() {
-                return self.raise(watch.overdue(watch.timeout()));
+                return self.raise_late(watch, watch.timeout());
             }
             watched.wakers.iter().for_each(Waker::wake_by_ref);
         }
     }
 
     /// Releases engines after an abort, and returns the pause before the next release.
-    fn let_go(&self, streams: &[Watched], drain: Deadline) -> Duration {
+    fn release_streams(&self, streams: &[Watched], drain: Deadline) -> Duration {
         if streams.is_empty() {
             return self.timeout;
         }
-        self.wait_until_told();
+        self.wait_acknowledged();
         let drained = release(streams);
         let replayed = streams.iter().any(|watched| watched.watch.is_captured());
         match (drained, drain.has_passed()) {
@@ -112,9 +113,14 @@ impl Shared {
             return;
         }
         if how == Closed::Alone {
-            // The others are being told; the record comes back.
-            self.wait_while(Deadline::after(TELL_TIMEOUT), |state| state.record.is_none());
-            self.wait_until_told();
+            // The record that the drop of the group sent comes back.
+            let deadline = Deadline::after(ACKNOWLEDGE_TIMEOUT);
+            let mut state = self.state();
+            while state.control.record().is_none() && !deadline.has_passed() {
+                state = self.sleep(state, deadline.remaining());
+            }
+            drop(state);
+            self.wait_acknowledged();
         }
         let deadline = Deadline::after(DRAIN_TIMEOUT);
         while !release(&blocked) && !deadline.has_passed() {

@@ -1,8 +1,8 @@
 //! Groups: the ranks that are connected and run operations together.
 
-mod abort;
 mod agreement;
 mod buffer;
+mod control;
 mod guard;
 mod links;
 mod memory_range;
@@ -23,7 +23,6 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, DynFabric, Fabric, PeerMemory, Rank, Role};
 
-pub use abort::{AbortRecord, Cause};
 use agreement::{Offer, agree};
 pub use buffer::Buffer;
 pub use memory_range::MemoryRange;
@@ -37,6 +36,7 @@ use window::Users;
 pub use window::{Window, WindowSlice, WindowSliceMut};
 
 use crate::bootstrap::Bootstrap;
+pub use crate::bootstrap::{AbortRecord, Cause};
 use crate::cost::Links;
 use crate::element::Element;
 use crate::error::Error;

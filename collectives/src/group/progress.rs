@@ -79,7 +79,7 @@ impl Shared {
             // Before the look: a start that is opened behind the look finds it, and wakes the thread.
             self.progress_sleeps.store(true, Ordering::SeqCst);
             // After an abort nothing is driven any more; it is released.
-            if state.record.is_none() {
+            if state.control.record().is_none() {
                 let wanted = state.watched.iter().filter(|watched| watched.watch.is_beside());
                 driven.extend(wanted.map(Watched::driven));
             }

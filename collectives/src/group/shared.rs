@@ -1,22 +1,20 @@
 //! The state that a group's handles, its watchdog and its bootstrap share.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Waker;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use crate::bootstrap::{Bootstrap, Listener, Notice};
+use crate::bootstrap::{AbortRecord, Bootstrap, Listener, Notice};
 use crate::error::Error;
-use crate::group::abort::AbortRecord;
+use crate::group::control::{Action, Control, RELAY_TIMEOUT};
 use crate::group::watch::Watch;
 use crate::run::buffers::Kept;
 use crate::run::executor::Executor;
-
-/// How long a rank waits until the others know of an abort, before it releases its own waits.
-pub(super) const TELL_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The pause between two polls of starts that are driven while no caller waits for them.
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
@@ -26,10 +24,10 @@ pub(crate) struct Shared {
     pub(crate) timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// Mirrors `state.record.is_some()`, for the hot path.
+    /// Whether the group has ended; read without the lock at every start.
     aborted: AtomicBool,
-    left: Vec<AtomicBool>,
-    left_count: AtomicUsize,
+    /// Whether a rank has left; read without the lock at every poll.
+    has_left: AtomicBool,
     /// The number of operations with an open start.
     open: AtomicUsize,
     /// Memory of operations of an aborted group; see [`quarantine`](Self::quarantine).
@@ -40,10 +38,8 @@ pub(crate) struct Shared {
     pub(super) progress_wanted: Condvar,
 }
 
-#[derive(Default)]
 pub(super) struct State {
-    pub(super) record: Option<AbortRecord>,
-    told: bool,
+    pub(super) control: Control,
     /// How the group ended, if it has.
     pub(super) closed: Option<Closed>,
     pub(super) watched: Vec<Watched>,
@@ -82,58 +78,94 @@ impl Watched {
 
 impl Shared {
     pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, timeout: Duration) -> Arc<Self> {
-        let left = (0..bootstrap.ranks()).map(|_| AtomicBool::new(false)).collect();
+        let control = Control::new(bootstrap.rank(), bootstrap.ranks(), bootstrap.relay());
         let shared = Arc::new(Self {
             bootstrap,
             timeout,
-            state: Mutex::default(),
+            state: Mutex::new(State { control, closed: None, watched: Vec::new() }),
             changed: Condvar::new(),
             aborted: AtomicBool::new(false),
-            left,
-            left_count: AtomicUsize::new(0),
+            has_left: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             quarantined: Mutex::default(),
             progress: Mutex::default(),
             progress_sleeps: AtomicBool::new(false),
             progress_wanted: Condvar::new(),
         });
-        shared.bootstrap.listen(Self::listener(Arc::downgrade(&shared)));
+        shared.bootstrap.listen(Arc::new(GroupListener(Arc::downgrade(&shared))));
         shared
     }
 
-    fn listener(shared: Weak<Self>) -> Listener {
-        Arc::new(move |notice| {
-            if let Some(shared) = shared.upgrade() {
-                shared.hear(notice);
-            }
-        })
-    }
-
-    fn hear(&self, notice: Notice) {
-        match notice {
-            Notice::Abort { from, record } => self.keep(AbortRecord::decode(&record, from)),
-            Notice::Lost { rank, how } => self.keep(AbortRecord::lost(rank, &how)),
-            Notice::Told => self.state().told = true,
-            Notice::Left { rank } => {
-                if let Some(left) = self.left.get(rank.index())
-                    && !left.swap(true, Ordering::AcqRel)
-                {
-                    self.left_count.fetch_add(1, Ordering::Release);
-                }
-            }
+    fn receive(&self, notice: Notice) {
+        if matches!(notice, Notice::Left { .. }) {
+            self.has_left.store(true, Ordering::Release);
         }
-        self.wake();
+        let mut state = self.state();
+        let watched = std::mem::take(&mut state.watched);
+        let waits = || self.waits(&watched);
+        let action = state.control.receive(Instant::now(), notice, waits);
+        state.watched = watched;
+        self.after_change(state, action);
     }
 
-    fn keep(&self, record: AbortRecord) {
-        self.state().record.get_or_insert(record);
-        self.aborted.store(true, Ordering::Release);
+    /// Returns the ranks that must act before the calls and the open starts of this rank can complete.
+    fn waits(&self, watched: &[Watched]) -> Vec<u32> {
+        let exchange = self.bootstrap.missing().into_iter();
+        let open = watched.iter().filter(|watched| watched.watch.due().is_some());
+        let starts = open.flat_map(|watched| watched.watch.missing_writers());
+        let ranks: BTreeSet<Rank> = exchange.chain(starts).collect();
+        ranks.into_iter().map(|rank| rank.0).collect()
     }
 
-    fn wake(&self) {
+    /// Publishes a change of the control state, wakes all waiting threads, and runs `action`.
+    fn after_change(&self, state: MutexGuard<'_, State>, action: Option<Action>) {
+        if state.control.record().is_some() {
+            self.aborted.store(true, Ordering::Release);
+        }
         self.changed.notify_all();
-        for watched in &self.state().watched {
+        for watched in &state.watched {
             watched.wakers.iter().for_each(Waker::wake_by_ref);
+        }
+        drop(state);
+        let unreachable = match action {
+            None => return,
+            // Without its own message back, this rank ends the group alone after a timeout.
+            Some(Action::Broadcast(message)) => {
+                let _ = self.bootstrap.broadcast(&message);
+                return;
+            }
+            Some(Action::Abort(record)) => {
+                self.bootstrap.abort(&record.encode()).is_err().then_some(record)
+            }
+        };
+        if let Some(record) = unreachable {
+            let mut state = self.state();
+            state.control.adopt(Instant::now(), record);
+            self.after_change(state, None);
+        }
+    }
+
+    /// Changes the control state.
+    fn change(&self, change: impl FnOnce(&mut Control, Instant) -> Option<Action>) {
+        let mut state = self.state();
+        let action = change(&mut state.control, Instant::now());
+        self.after_change(state, action);
+    }
+
+    /// Waits until `done`, and drives the control state meanwhile.
+    fn wait_until(&self, done: impl Fn(&Control) -> bool) {
+        let mut state = self.state();
+        while !done(&state.control) {
+            let now = Instant::now();
+            match state.control.next_tick() {
+                Some(at) if at <= now => {
+                    drop(state);
+                    self.change(Control::tick);
+                    state = self.state();
+                }
+                Some(at) => state = self.sleep(state, at - now),
+                None => return,
+            }
         }
     }
 
@@ -153,8 +185,7 @@ impl Shared {
         if !self.is_aborted() {
             return Ok(());
         }
-        let state = self.state();
-        match &state.record {
+        match self.state().control.record() {
             Some(record) => Err(record.to_error(self.bootstrap.rank())),
             None => Err(Error::new(ErrorKind::Aborted, "the group was closed before")),
         }
@@ -162,67 +193,67 @@ impl Shared {
 
     /// Returns the abort record, if there is one.
     pub(crate) fn record(&self) -> Option<AbortRecord> {
-        self.state().record.clone()
+        self.state().control.record().cloned()
     }
 
-    pub(crate) fn somebody_left(&self) -> bool {
-        self.left_count.load(Ordering::Acquire) > 0
+    /// Returns whether a rank has left the group, without taking a lock.
+    pub(crate) fn has_any_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire)
     }
 
     pub(crate) fn has_left(&self, rank: Rank) -> bool {
-        self.left.get(rank.index()).is_some_and(|left| left.load(Ordering::Acquire))
+        self.state().control.has_left(rank)
     }
 
-    /// Ends the group with `record`, or with the one that another rank wrote first.
+    /// Ends the group with `record`, or with the record of the rank that was first.
     pub(crate) fn raise(&self, record: AbortRecord) {
         if self.check().is_err() {
             return;
         }
-        let told = self.bootstrap.abort(&record.encode()).is_ok();
-        let deadline = Deadline::after(TELL_TIMEOUT);
-        if !(told && self.wait_while(deadline, |state| state.record.is_none())) {
-            // Nobody decides the race any more: the own view has to do.
-            self.keep(record);
-            self.state().told = true;
-            self.wake();
-        }
+        self.change(|control, now| control.abort(now, record));
+        self.wait_until(|control| control.record().is_some());
     }
 
-    /// Returns the reason of a failed exchange: the abort record if the group has ended, or `error`.
+    /// Ends the group because a deadline of this rank passed, after the other ranks were asked for the cause.
+    ///
+    /// `waits` are the ranks that this rank waits for; `record` is the record without the others' answers.
+    pub(crate) fn raise_overdue(&self, waits: Vec<u32>, record: AbortRecord) {
+        if self.check().is_err() {
+            return;
+        }
+        self.change(|control, now| control.overdue(now, waits, record));
+        self.wait_until(|control| control.record().is_some());
+    }
+
+    /// Ends the group because a start of `watch` is overdue.
+    pub(crate) fn raise_late(&self, watch: &Watch, timeout: Duration) {
+        let waits = watch.missing_writers().into_iter().map(|rank| rank.0).collect();
+        self.raise_overdue(waits, watch.overdue(timeout));
+    }
+
+    /// Returns the error of the group's end if it explains `error`, or `error`.
     pub(crate) fn cause(&self, error: Error) -> Error {
         let kinds = [ErrorKind::Timeout, ErrorKind::PeerLost, ErrorKind::Aborted];
         if !kinds.contains(&error.kind()) {
             return error;
         }
-        // The bootstrap knows of the end a moment before its listener hears of it.
-        self.wait_while(Deadline::after(TELL_TIMEOUT), |state| state.record.is_none());
+        // The bootstrap delivers the notice a moment after the error.
+        let deadline = Deadline::after(RELAY_TIMEOUT);
+        let mut state = self.state();
+        while state.control.record().is_none() && !deadline.has_passed() {
+            state = self.sleep(state, deadline.remaining());
+        }
+        drop(state);
         self.check().err().unwrap_or(error)
     }
 
     /// Returns the error of the abort record, after every live rank has received it or cannot be reached.
-    pub(crate) fn wait_until_told(&self) -> Error {
-        let deadline = Deadline::after(TELL_TIMEOUT);
-        if !self.wait_while(deadline, |state| state.record.is_some() && !state.told) {
-            // Later calls need not wait for the same silent rank.
-            self.state().told = true;
-        }
+    pub(crate) fn wait_acknowledged(&self) -> Error {
+        self.wait_until(Control::is_acknowledged);
         match self.check() {
             Err(error) => error,
             Ok(()) => Error::new(ErrorKind::Aborted, "the operation was aborted"),
         }
-    }
-
-    /// Waits while `waiting` is true, and returns whether it ended before the deadline.
-    pub(super) fn wait_while(&self, deadline: Deadline, waiting: impl Fn(&State) -> bool) -> bool {
-        let mut state = self.state();
-        while waiting(&state) {
-            let left = deadline.remaining();
-            if left.is_zero() {
-                return false;
-            }
-            state = self.sleep(state, left);
-        }
-        true
     }
 
     /// Sleeps until the state changes, at most for `limit`.
@@ -264,7 +295,7 @@ impl Shared {
     pub(crate) fn close(&self, how: Closed) {
         self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
-        self.wake();
+        self.change(|_, _| None);
         self.progress_wanted.notify_all();
     }
 
@@ -331,5 +362,25 @@ impl Shared {
             self.raise(record);
         }
         unfinished
+    }
+}
+
+/// Passes the events of the bootstrap to a group that still exists.
+struct GroupListener(Weak<Shared>);
+
+impl Listener for GroupListener {
+    fn notice(&self, notice: Notice) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.receive(notice);
+        }
+    }
+
+    fn exchange_timed_out(&self, missing: &[Rank], error: Error) -> Error {
+        let Some(shared) = self.0.upgrade() else { return error };
+        let waits = missing.iter().map(|rank| rank.0).collect();
+        let record = AbortRecord::timeout(error.peer(), error.to_string());
+        let record = AbortRecord { by: Some(shared.bootstrap.rank().0), ..record };
+        shared.raise_overdue(waits, record);
+        shared.check().err().unwrap_or(error)
     }
 }

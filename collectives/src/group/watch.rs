@@ -1,12 +1,13 @@
 //! The state of an operation's open starts, for the watchdog and for error texts.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
+use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
-use crate::group::abort::{AbortRecord, Cause};
 use crate::group::shared::Shared;
 use crate::group::window::{Active, Activity};
 use crate::run::buffers::{Kept, Start, TierBuffers};
@@ -147,6 +148,20 @@ impl Watch {
         })
     }
 
+    /// Returns the ranks whose signals the oldest open start still misses.
+    pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
+        let epoch = self.epoch();
+        let is_missing = |wait: &&AwaitedFlag| {
+            let seen = self
+                .views
+                .of(wait.tier)
+                .and_then(|view| view.flag_value(wait.address, Start::Eager(epoch)));
+            seen.is_some_and(|seen| seen < epoch)
+        };
+        let missing = self.waits.iter().filter(is_missing);
+        missing.map(|wait| self.writers.of(wait.flag)).filter(|rank| *rank != self.rank).collect()
+    }
+
     /// Returns the oldest open start.
     fn epoch(&self) -> u64 {
         self.closed() + 1
@@ -160,7 +175,7 @@ impl Watch {
             let text = format!("rank {rank} did not complete its copies{before}");
             return self.record(
                 Cause::Timeout,
-                None,
+                Some(rank),
                 "copy",
                 &format!("within {timeout:?}: {text}"),
             );
@@ -174,7 +189,7 @@ impl Watch {
     }
 
     /// Creates the record of waiting for a rank that has left the group.
-    pub(crate) fn deserted(&self, shared: &Shared) -> Option<AbortRecord> {
+    pub(crate) fn left(&self, shared: &Shared) -> Option<AbortRecord> {
         let (wait, _) = self.missing()?;
         let writer = self.writers.of(wait.flag);
         if !shared.has_left(writer) {
@@ -205,6 +220,7 @@ impl Watch {
             phase: phase.to_owned(),
             epoch,
             text: format!("{operation}, start {epoch}, did not finish {text}"),
+            unanswered: false,
             operation,
         }
     }

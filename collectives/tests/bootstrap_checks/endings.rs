@@ -79,7 +79,7 @@ pub(crate) fn the_first_of_two_aborts_is_heard_by_all(open: Open) {
         let first = next(&heard[0], 2);
         let Notice::Abort { from, record } = &first[0] else { panic!("heard {first:?}") };
         assert_eq!(*record, [from.0 as u8; 3]);
-        assert_eq!(first[1], Notice::Told);
+        assert_eq!(first[1], Notice::Acknowledged);
         assert!(heard[1..].iter().all(|heard| next(heard, 2) == first), "n={n}");
         // Nobody hears more, not even of the losses at the end.
         drop((group.ranks, group.keep));
@@ -113,7 +113,7 @@ pub(crate) fn notices_wait_for_a_listener(open: Open) {
     let expected = [
         Notice::Left { rank: Rank(2) },
         Notice::Abort { from: Rank(0), record: b"why".to_vec() },
-        Notice::Told,
+        Notice::Acknowledged,
     ];
     assert_eq!(next(&heard, 3), expected);
     // Rank 0 has had no listener so far; a second one hears nothing of what the first has heard.

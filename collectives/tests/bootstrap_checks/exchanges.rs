@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use insta::{allow_duplicates, assert_snapshot};
+use peerlane_collectives::bootstrap::{AbortRecord, Notice};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
@@ -114,8 +115,9 @@ pub(crate) fn what_follows_a_timeout_is_aborted(open: Open) {
     let (group, _) = lack_two(open);
     for rank in &group.ranks {
         let heard = hear(rank.as_ref());
-        let record = b"exchange \"keys\": ranks 1 and 3 did not take part within 0.5 s".to_vec();
-        let abort = peerlane_collectives::bootstrap::Notice::Abort { from: Rank(0), record };
+        let text = "exchange \"keys\": ranks 1 and 3 did not take part within 0.5 s";
+        let record = AbortRecord { by: Some(0), ..AbortRecord::timeout(Some(Rank(1)), text) };
+        let abort = Notice::Abort { from: Rank(0), record: record.encode() };
         assert_eq!(next(&heard, 2)[0], abort);
     }
     allow_duplicates!(for rank in &group.ranks {

@@ -4,12 +4,13 @@ pub(crate) mod endings;
 pub(crate) mod exchanges;
 
 use std::any::Any;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use peerlane_collectives::bootstrap::{Bootstrap, Notice};
+use peerlane_collectives::bootstrap::{Bootstrap, Listener, Notice};
+use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, Rank};
 
 pub(crate) type Handle = Box<dyn Bootstrap>;
@@ -44,11 +45,21 @@ pub(crate) fn each<R: Send>(ranks: &[Handle], body: impl Fn(&dyn Bootstrap) -> R
 /// Collects the notices of a rank from now on.
 pub(crate) fn hear(rank: &dyn Bootstrap) -> Receiver<Notice> {
     let (sender, heard) = channel();
-    let sender = Mutex::new(sender);
-    rank.listen(Arc::new(move |notice| {
-        let _ = sender.lock().unwrap().send(notice);
-    }));
+    rank.listen(Arc::new(Collector(Mutex::new(sender))));
     heard
+}
+
+/// Collects notices, and leaves it to other ranks to end the group.
+struct Collector(Mutex<Sender<Notice>>);
+
+impl Listener for Collector {
+    fn notice(&self, notice: Notice) {
+        let _ = self.0.lock().unwrap().send(notice);
+    }
+
+    fn exchange_timed_out(&self, _missing: &[Rank], error: Error) -> Error {
+        error
+    }
 }
 
 /// The next notices of a rank.
@@ -60,7 +71,7 @@ pub(crate) fn next(heard: &Receiver<Notice>, count: usize) -> Vec<Notice> {
 /// Checks that a rank hears of a loss, and that it is the only cause it hears of.
 pub(crate) fn assert_hears_loss(heard: &Receiver<Notice>, lost: Rank) {
     match &next(heard, 2)[..] {
-        [Notice::Lost { rank, .. }, Notice::Told] if *rank == lost => {}
+        [Notice::Lost { rank, .. }, Notice::Acknowledged] if *rank == lost => {}
         other => panic!("expected the loss of rank {lost}, heard {other:?}"),
     }
 }

@@ -1,6 +1,7 @@
 //! Halts a rank at a chosen exchange of its bootstrap.
 
 use std::fmt;
+use std::sync::Arc;
 
 use peerlane_collectives::bootstrap::{Bootstrap, Listener};
 use peerlane_collectives::error::Error;
@@ -56,11 +57,23 @@ impl<B: Bootstrap> Bootstrap for Gated<B> {
         self.inner.exchange(label, mine, deadline)
     }
 
+    fn missing(&self) -> Vec<Rank> {
+        self.inner.missing()
+    }
+
+    fn broadcast(&self, message: &[u8]) -> Result<(), Error> {
+        self.inner.broadcast(message)
+    }
+
+    fn relay(&self) -> Option<Rank> {
+        self.inner.relay()
+    }
+
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
         self.inner.abort(record)
     }
 
-    fn listen(&self, listener: Listener) {
+    fn listen(&self, listener: Arc<dyn Listener>) {
         self.inner.listen(listener);
     }
 

@@ -109,11 +109,23 @@ impl<B: Bootstrap> Bootstrap for Cutting<B> {
         self.inner.exchange(label, &mine[..mine.len() - cut], deadline)
     }
 
+    fn missing(&self) -> Vec<Rank> {
+        self.inner.missing()
+    }
+
+    fn broadcast(&self, message: &[u8]) -> Result<(), Error> {
+        self.inner.broadcast(message)
+    }
+
+    fn relay(&self) -> Option<Rank> {
+        self.inner.relay()
+    }
+
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
         self.inner.abort(record)
     }
 
-    fn listen(&self, listener: Listener) {
+    fn listen(&self, listener: std::sync::Arc<dyn Listener>) {
         self.inner.listen(listener);
     }
 

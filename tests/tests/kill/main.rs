@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 fn cases() -> impl Iterator<Item = Case> {
     let killed = |ranks, victim, phase| {
         let (hub, end, nodes) = (Hub::RankZero, End::Killed, None);
-        Case { ranks, victim, phase, hub, end, nodes }
+        Case { ranks, victim, phase, hub, end, nodes, ring: false }
     };
     let in_every_phase = Phase::ALL.into_iter().flat_map(move |phase| {
         // Rank 0 holds the hub.
@@ -37,15 +37,26 @@ fn cases() -> impl Iterator<Item = Case> {
     let sizes = sizes.into_iter().flat_map(move |phase| [killed(2, 1, phase), killed(4, 1, phase)]);
     let outside = [Phase::BeforeJoin, Phase::Joined, Phase::Opened, Phase::Pushing, Phase::Closing];
     let outside = outside.map(|phase| Case { hub: Hub::Parent, ..killed(3, 0, phase) });
-    let stopped = [Phase::Prepared, Phase::Ready, Phase::BetweenStarts];
-    let stopped = stopped.into_iter().flat_map(move |phase| {
-        [0, 1].map(|victim| Case { end: End::Stopped, ..killed(3, victim, phase) })
+    let stopped =
+        move |ranks, victim, phase| Case { end: End::Stopped, ..killed(ranks, victim, phase) };
+    let in_exchanges = [Phase::Connecting, Phase::Preparing, Phase::Importing];
+    let in_starts = [Phase::Prepared, Phase::Ready, Phase::BetweenStarts];
+    let in_rings = in_starts.into_iter().flat_map(move |phase| {
+        [(4, 0), (4, 2), (5, 3)]
+            .map(|(ranks, victim)| Case { ring: true, ..stopped(ranks, victim, phase) })
     });
+    let stopped = in_exchanges
+        .into_iter()
+        .chain(in_starts)
+        .flat_map(move |phase| [0, 1].map(|victim| stopped(3, victim, phase)))
+        .chain(in_rings);
     let tiers = [Phase::Importing, Phase::Prepared, Phase::Ready, Phase::Pushing];
     let tiers = tiers.into_iter().chain([Phase::BetweenStarts]).flat_map(move |phase| {
         [1, 3].map(|victim| Case { nodes: Some("2x2"), ..killed(4, victim, phase) })
     });
-    let waiting = Case { nodes: Some("2x1"), end: End::Stopped, ..killed(2, 1, Phase::Ready) };
-    let tiers = tiers.chain([waiting]);
+    let waiting = [("2x1", 2, 1), ("2x2", 4, 1), ("2x2", 4, 2)].map(|(nodes, ranks, victim)| {
+        Case { nodes: Some(nodes), end: End::Stopped, ..killed(ranks, victim, Phase::Ready) }
+    });
+    let tiers = tiers.chain(waiting);
     in_every_phase.chain(sizes).chain(outside).chain(stopped).chain(tiers)
 }

@@ -57,6 +57,7 @@ struct Processes {
     phase: Option<Phase>,
     /// The nodes, where there is a second fabric between them.
     nodes: Option<Topology>,
+    ring: bool,
     shard_bytes: usize,
     timeout: Duration,
     start_timeout: Duration,
@@ -81,6 +82,7 @@ impl Processes {
             hub,
             phase: parent.value("PHASE").ok(),
             nodes: parent.value("NODES").ok(),
+            ring: parent.value("RING")?,
             shard_bytes: parent.value("SHARD_BYTES")?,
             timeout: Duration::from_millis(parent.value("TIMEOUT_MILLIS")?),
             start_timeout: Duration::from_millis(parent.value("START_TIMEOUT_MILLIS")?),
@@ -116,7 +118,11 @@ impl Processes {
         step("prepare");
         let gather = group.all_gather::<u8>(self.shard_bytes).timeout(self.start_timeout);
         let tiered = self.nodes.is_some();
-        let gather = if tiered { gather.algorithm(Algorithm::Hierarchical) } else { gather };
+        let gather = match (tiered, self.ring) {
+            (true, _) => gather.algorithm(Algorithm::Hierarchical),
+            (_, true) => gather.algorithm(Algorithm::Ring),
+            _ => gather,
+        };
         let mut gather = match gather.in_place().prepare() {
             Ok(gather) => gather,
             Err(error) => {

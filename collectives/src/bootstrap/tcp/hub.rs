@@ -201,7 +201,7 @@ impl Shared {
             outbox.sender().send(encode_frame(&HelloReply::Welcome));
             let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
-            let replies = state.hub.apply(rank, Event::Joined);
+            let replies = state.hub.apply(rank, Event::Joined { runs_hub: hello.runs_hub });
             state.broadcast(&replies);
             None
         });
@@ -249,7 +249,7 @@ impl Shared {
 
 impl State {
     fn check(&self, hello: &Hello, hub_ranks: usize) -> Result<(), Refusal> {
-        let Hello { rank, ranks, ref host } = *hello;
+        let Hello { rank, ranks, ref host, .. } = *hello;
         if ranks as usize != hub_ranks {
             let hub_ranks = u32::try_from(hub_ranks).expect("checked when the hub was bound");
             return Err(Refusal::Ranks { rank, ranks, hub_ranks });

@@ -11,8 +11,8 @@
 //! | heartbeats | the deadline of any call that waits for a vanished host detects it; the standard library cannot enable TCP keepalive |
 //! | encryption and authentication | any process that reaches the port and speaks the protocol can join as a rank: keep the port inside the cluster |
 //!
-//! A rank whose exchange times out ends the group: ranks that wait in an exchange get its error,
-//! and listeners receive an [abort](super::Notice::Abort) whose record is the text of the error.
+//! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it has one,
+//! else with a record that names the first missing rank.
 
 mod hub;
 mod wire;
@@ -101,7 +101,8 @@ impl TcpBootstrap {
         check_ranks(ranks)?;
         let host = host_id();
         let size = u32::try_from(ranks).expect("checked above");
-        let hello = Hello { rank: rank.0, ranks: size, host: host.clone() };
+        let hello =
+            Hello { rank: rank.0, ranks: size, host: host.clone(), runs_hub: hub.is_some() };
         let stream = reach_hub(&address, &hello, deadline)?;
         let client = Arc::new(Client::new(rank, ranks));
         let outbox = open_connection(stream, &client, &address).map_err(|error| {
@@ -153,13 +154,27 @@ impl Bootstrap for TcpBootstrap {
         self.client.exchange(label, mine, deadline, |request| self.send(&request))
     }
 
+    fn missing(&self) -> Vec<Rank> {
+        self.client.missing()
+    }
+
+    fn broadcast(&self, message: &[u8]) -> Result<(), Error> {
+        self.client.check_send("broadcast", message)?;
+        self.send(&Request::Broadcast { message: Blob(message.to_vec()) });
+        Ok(())
+    }
+
+    fn relay(&self) -> Option<Rank> {
+        self.client.relay()
+    }
+
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
-        self.client.check_abort(record)?;
+        self.client.check_send("abort", record)?;
         self.send(&Request::Abort { record: Blob(record.to_vec()) });
         Ok(())
     }
 
-    fn listen(&self, listener: Listener) {
+    fn listen(&self, listener: Arc<dyn Listener>) {
         self.client.listen(listener);
     }
 

@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol after the preamble.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Maximum size of a frame of the handshake in bytes.
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
@@ -35,6 +35,8 @@ pub(super) struct Hello {
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) host: String,
+    /// Whether the process of this rank runs the hub.
+    pub(super) runs_hub: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -96,7 +96,7 @@ impl Prepared {
             Ok(start) => return Ok(start),
             Err(StartFailure::Refused(error)) => return Err(error),
             Err(StartFailure::Broken(error)) => self.shared.raise(self.watch.broken(&error)),
-            Err(StartFailure::Overdue) => self.shared.raise(self.watch.overdue(timeout)),
+            Err(StartFailure::Overdue) => self.shared.raise_late(&self.watch, timeout),
             Err(StartFailure::Aborted) => {}
         }
         self.fail()
@@ -185,10 +185,10 @@ impl Prepared {
                 None => self.watch.is_overdue().then(|| self.watch.timeout()),
             };
             if let Some(timeout) = overdue {
-                self.shared.raise(self.watch.overdue(timeout));
+                self.shared.raise_late(&self.watch, timeout);
                 return self.fail();
             }
-            if self.shared.somebody_left() && self.is_deserted(epoch)? {
+            if self.shared.has_any_left() && self.misses_left_rank(epoch)? {
                 return self.fail();
             }
             polls_several = self.shared.drive_others(&self.watch) || self.park_misses_events;
@@ -207,12 +207,12 @@ impl Prepared {
     }
 
     /// Returns whether a rank that has left still owes a signal. That ends the group.
-    fn is_deserted(&mut self, epoch: u64) -> Result<bool, Error> {
+    fn misses_left_rank(&mut self, epoch: u64) -> Result<bool, Error> {
         // The signals of a rank arrive before its goodbye, so this poll sees all of them.
         if self.poll(epoch)? {
             return Ok(false);
         }
-        let record = self.watch.deserted(&self.shared);
+        let record = self.watch.left(&self.shared);
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
@@ -231,9 +231,9 @@ impl Prepared {
         })
     }
 
-    /// Ends this plan after an abort: waits until every live rank knows of it, then releases the engines.
+    /// Ends this plan after an abort: waits until every live rank has received it, then releases the engines.
     fn fail<T>(&mut self) -> Result<T, Error> {
-        let error = self.shared.wait_until_told();
+        let error = self.shared.wait_acknowledged();
         self.executor().release();
         Err(error)
     }

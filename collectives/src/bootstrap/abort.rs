@@ -38,44 +38,47 @@ pub struct AbortRecord {
     pub epoch: u64,
     /// A sentence that describes the failure.
     pub text: String,
+    /// Whether `peer` did not answer when the other ranks asked why a deadline passed.
+    pub unanswered: bool,
 }
 
 impl AbortRecord {
-    pub(crate) fn lost(rank: Rank, how: &str) -> Self {
+    /// Creates the record of a deadline that passed outside of an operation.
+    pub fn timeout(peer: Option<Rank>, text: impl Into<String>) -> Self {
         Self {
-            cause: Cause::PeerLost,
+            cause: Cause::Timeout,
             by: None,
-            peer: Some(rank.0),
+            peer: peer.map(|peer| peer.0),
             operation: String::new(),
             phase: String::new(),
             epoch: 0,
-            text: format!("rank {rank} is lost: {how}"),
+            text: text.into(),
+            unanswered: false,
         }
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn lost(rank: Rank, how: &str) -> Self {
+        let text = format!("rank {rank} is lost: {how}");
+        Self { cause: Cause::PeerLost, ..Self::timeout(Some(rank), text) }
+    }
+
+    /// Encodes the record for [`Bootstrap::abort`](super::Bootstrap::abort).
+    pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// Decodes a record of `from`; a bootstrap that gives up an exchange sends plain text.
+    /// Decodes the record that `from` aborted with.
     pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
-        postcard::from_bytes(bytes).unwrap_or_else(|error| {
-            let (cause, text) = match std::str::from_utf8(bytes) {
-                Ok(text) => (Cause::Timeout, text.to_owned()),
-                Err(_) => {
-                    let text = "aborted, but the record of the cause cannot be decoded";
-                    (Cause::EngineFailed, format!("rank {from} {text}: {error}"))
-                }
-            };
-            Self {
-                cause,
-                by: Some(from.0),
-                peer: None,
-                operation: String::new(),
-                phase: String::new(),
-                epoch: 0,
-                text,
-            }
+        postcard::from_bytes(bytes).unwrap_or_else(|error| Self {
+            cause: Cause::EngineFailed,
+            by: Some(from.0),
+            peer: Some(from.0),
+            ..Self::timeout(
+                None,
+                format!(
+                    "rank {from} aborted the group, but the record of the cause cannot be decoded: {error}"
+                ),
+            )
         })
     }
 

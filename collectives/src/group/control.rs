@@ -1,0 +1,354 @@
+//! Decides why a group ends: [`Control`], one for each rank.
+//!
+//! The state is driven by events with the time at which they occur, and does no I/O. The group's threads and
+//! the simulation of the control plane drive the same.
+//!
+//! A rank whose deadline passes does not blame the rank that it waits for, because that rank may wait too. It
+//! sends an *inquiry*. Every rank answers with the ranks that it waits for. When all have answered, or after
+//! [`INQUIRY_TIMEOUT`], [`blame`] follows these waits from the rank that asked to a rank that does not answer
+//! or does not wait. The bootstrap delivers messages to all ranks in one order, so all ranks know the same
+//! answers, and the first abort record that it delivers counts.
+//!
+//! If the rank that relays the messages stops, no rank receives its own inquiry. Every rank then blames that
+//! rank, with the same record.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use peerlane_hal::Rank;
+use serde::{Deserialize, Serialize};
+
+use crate::bootstrap::Notice;
+use crate::bootstrap::abort::AbortRecord;
+
+/// Longest time that ranks have to answer an inquiry.
+pub(crate) const INQUIRY_TIMEOUT: Duration = Duration::from_millis(250);
+/// Longest time from a message of a rank until another rank has relayed it.
+pub(crate) const RELAY_TIMEOUT: Duration = Duration::from_millis(350);
+/// Longest time until all ranks have acknowledged the end of the group.
+pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The same after an inquiry, if all ranks have answered but those that the record blames.
+const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// A message of the control protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Message {
+    /// A deadline of the sender passed; every other rank answers.
+    Inquiry {
+        /// The ranks that the sender waits for.
+        waits: Vec<u32>,
+        /// The record of the timeout, without the other ranks' answers.
+        record: AbortRecord,
+    },
+    /// The answer of a rank to an inquiry.
+    Answer(Answer),
+}
+
+/// The answer of a rank to an inquiry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Answer {
+    /// The ranks that must act before this rank can go on; empty if it does not wait.
+    waits: Vec<u32>,
+    /// The record that this rank has adopted because it could not reach the others.
+    adopted: Option<AbortRecord>,
+}
+
+/// A request of the protocol to the bootstrap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Send these bytes to all ranks.
+    Broadcast(Vec<u8>),
+    /// End the group with this record.
+    Abort(AbortRecord),
+}
+
+/// The control protocol of one rank.
+#[derive(Debug)]
+pub(crate) struct Control {
+    rank: Rank,
+    left: Vec<bool>,
+    /// The rank that relays the messages, if one of the group does.
+    relay: Option<Rank>,
+    record: Option<AbortRecord>,
+    /// Time by which the other ranks must have acknowledged the record; `None` once they have.
+    acknowledge_by: Option<Instant>,
+    /// The first inquiry that was delivered.
+    inquiry: Option<Inquiry>,
+    /// What this rank sent and has not received itself.
+    pending: Option<Pending>,
+}
+
+/// An inquiry and its answers.
+#[derive(Debug)]
+struct Inquiry {
+    from: Rank,
+    record: AbortRecord,
+    answers: BTreeMap<Rank, Answer>,
+    until: Instant,
+}
+
+/// A message of this rank that the bootstrap has not delivered to this rank yet.
+#[derive(Debug)]
+struct Pending {
+    until: Instant,
+    /// The record of an abort; `None` for an inquiry.
+    record: Option<AbortRecord>,
+}
+
+impl Control {
+    /// Creates the state of a rank in a group of `ranks` ranks.
+    pub(crate) fn new(rank: Rank, ranks: usize, relay: Option<Rank>) -> Self {
+        Self {
+            rank,
+            left: vec![false; ranks],
+            relay,
+            record: None,
+            acknowledge_by: None,
+            inquiry: None,
+            pending: None,
+        }
+    }
+
+    /// Returns the reason why the group has ended, if it has.
+    pub(crate) fn record(&self) -> Option<&AbortRecord> {
+        self.record.as_ref()
+    }
+
+    /// Returns whether the group has ended, and every live rank knows it or cannot be reached.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.record.is_some() && self.acknowledge_by.is_none()
+    }
+
+    /// Returns whether `rank` has left the group.
+    pub(crate) fn has_left(&self, rank: Rank) -> bool {
+        self.left.get(rank.index()).is_some_and(|left| *left)
+    }
+
+    /// Handles a deadline of this rank that has passed. `record` blames the rank that this rank waits for.
+    #[must_use]
+    pub(crate) fn overdue(
+        &mut self,
+        now: Instant,
+        waits: Vec<u32>,
+        record: AbortRecord,
+    ) -> Option<Action> {
+        if self.record.is_some() || self.inquiry.is_some() || self.pending.is_some() {
+            return None;
+        }
+        self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
+        Some(Message::Inquiry { waits, record }.broadcast())
+    }
+
+    /// Ends the group with `record`, unless it has ended.
+    #[must_use]
+    pub(crate) fn abort(&mut self, now: Instant, record: AbortRecord) -> Option<Action> {
+        let is_pending = self.pending.as_ref().is_some_and(|pending| pending.record.is_some());
+        if self.record.is_some() || is_pending {
+            return None;
+        }
+        self.pending =
+            Some(Pending { until: now + self.relay_timeout(), record: Some(record.clone()) });
+        Some(Action::Abort(record))
+    }
+
+    /// Ends the group with `record` on this rank alone, because the other ranks cannot be reached.
+    pub(crate) fn adopt(&mut self, now: Instant, record: AbortRecord) {
+        self.end(now, record);
+        self.acknowledge_by = None;
+    }
+
+    /// Handles a notice of the bootstrap. `waits` returns the ranks that this rank waits for.
+    #[must_use]
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        notice: Notice,
+        waits: impl FnOnce() -> Vec<u32>,
+    ) -> Option<Action> {
+        match notice {
+            Notice::Abort { from, record } => self.end(now, AbortRecord::decode(&record, from)),
+            Notice::Lost { rank, how } => self.end(now, AbortRecord::lost(rank, &how)),
+            Notice::Acknowledged => self.acknowledge_by = None,
+            Notice::Left { rank } => {
+                if let Some(left) = self.left.get_mut(rank.index()) {
+                    *left = true;
+                }
+            }
+            Notice::Message { from, message } => {
+                // Bytes of another program version are ignored; the sender's timeout ends the group.
+                let message = postcard::from_bytes(&message).ok()?;
+                return self.receive_message(now, from, message, waits);
+            }
+        }
+        None
+    }
+
+    /// Returns the longest time from a message of this rank until it is delivered to this rank itself.
+    fn relay_timeout(&self) -> Duration {
+        // A relay in this process does not stop alone.
+        if self.relay == Some(self.rank) { ACKNOWLEDGE_TIMEOUT } else { RELAY_TIMEOUT }
+    }
+
+    fn receive_message(
+        &mut self,
+        now: Instant,
+        from: Rank,
+        message: Message,
+        waits: impl FnOnce() -> Vec<u32>,
+    ) -> Option<Action> {
+        if from == self.rank && self.pending.as_ref().is_some_and(|sent| sent.record.is_none()) {
+            self.pending = None;
+        }
+        let answer = match message {
+            Message::Inquiry { waits: asked, record } => {
+                let answer = Answer { waits: asked, adopted: None };
+                let Some(inquiry) = &mut self.inquiry else {
+                    let (answers, until) =
+                        (BTreeMap::from([(from, answer)]), now + INQUIRY_TIMEOUT);
+                    self.inquiry = Some(Inquiry { from, record, answers, until });
+                    if from == self.rank {
+                        return self.decide_if_complete(now);
+                    }
+                    let answer = Answer { waits: waits(), adopted: self.record.clone() };
+                    return Some(Message::Answer(answer).broadcast());
+                };
+                // The deadline of another rank passed too, so its inquiry answers the first one.
+                inquiry.answers.entry(from).or_insert(answer);
+                return self.decide_if_complete(now);
+            }
+            Message::Answer(answer) => answer,
+        };
+        self.inquiry.as_mut()?.answers.entry(from).or_insert(answer);
+        self.decide_if_complete(now)
+    }
+
+    /// Handles the passage of time.
+    #[must_use]
+    pub(crate) fn tick(&mut self, now: Instant) -> Option<Action> {
+        if self.acknowledge_by.is_some_and(|by| by <= now) {
+            self.acknowledge_by = None;
+        }
+        if self.record.is_some() {
+            return None;
+        }
+        if self.pending.as_ref().is_some_and(|sent| sent.until <= now) {
+            let record = self.relay_record();
+            self.adopt(now, record.clone());
+            return Some(Action::Abort(record));
+        }
+        let until = self.decide_at()?;
+        if until <= now { self.decide(now) } else { None }
+    }
+
+    /// Returns the time of the next [`tick`](Self::tick) that has an effect.
+    pub(crate) fn next_tick(&self) -> Option<Instant> {
+        if self.record.is_some() {
+            return self.acknowledge_by;
+        }
+        let sent = self.pending.as_ref().map(|sent| sent.until);
+        sent.into_iter().chain(self.decide_at()).min()
+    }
+
+    /// Returns the time at which this rank decides the inquiry, with or without all answers.
+    ///
+    /// The rank that asked decides first. Others follow, in case that rank has stopped since.
+    fn decide_at(&self) -> Option<Instant> {
+        let inquiry = self.inquiry.as_ref()?;
+        let has_decided = self.pending.as_ref().is_some_and(|sent| sent.record.is_some());
+        let backup = if inquiry.from == self.rank { Duration::ZERO } else { INQUIRY_TIMEOUT / 2 };
+        (!has_decided).then(|| inquiry.until + backup)
+    }
+
+    fn decide_if_complete(&mut self, now: Instant) -> Option<Action> {
+        let inquiry = self.inquiry.as_ref().filter(|inquiry| inquiry.from == self.rank)?;
+        let is_missing = |rank| !inquiry.answers.contains_key(&rank) && !self.has_left(rank);
+        if Rank::all(self.left.len()).any(is_missing) { None } else { self.decide(now) }
+    }
+
+    fn decide(&mut self, now: Instant) -> Option<Action> {
+        let inquiry = self.inquiry.as_ref()?;
+        let record = blame(inquiry, self.left.len());
+        self.abort(now, record)
+    }
+
+    fn end(&mut self, now: Instant, record: AbortRecord) {
+        if self.record.is_some() {
+            return;
+        }
+        // After an inquiry, all ranks but one have just answered.
+        let timeout =
+            if record.unanswered { ACKNOWLEDGE_ANSWERED_TIMEOUT } else { ACKNOWLEDGE_TIMEOUT };
+        self.acknowledge_by = Some(now + timeout);
+        self.record = Some(record);
+        self.pending = None;
+    }
+
+    /// Creates the record of a relay that does not deliver; it is the same on all ranks.
+    fn relay_record(&self) -> AbortRecord {
+        let text = match self.relay {
+            Some(rank) => format!(
+                "rank {rank} did not answer within {RELAY_TIMEOUT:?} after a timeout; it relays the messages of \
+                 the group"
+            ),
+            None => format!(
+                "the hub did not answer within {RELAY_TIMEOUT:?} after a timeout; it relays the messages of the \
+                 group"
+            ),
+        };
+        AbortRecord { unanswered: true, ..AbortRecord::timeout(self.relay, text) }
+    }
+}
+
+impl Message {
+    fn broadcast(&self) -> Action {
+        Action::Broadcast(postcard::to_stdvec(self).expect("plain data always encodes"))
+    }
+}
+
+/// Returns the record of an inquiry: it blames the rank at which the waits of the rank that asked end.
+fn blame(inquiry: &Inquiry, ranks: usize) -> AbortRecord {
+    if let Some(adopted) = inquiry.answers.values().find_map(|answer| answer.adopted.clone()) {
+        return adopted;
+    }
+    // The ranks that the rank that asked waits for, directly or through others, with the rank before each.
+    let mut reached = vec![inquiry.from.0];
+    let mut before: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut next = 0;
+    while let Some(&rank) = reached.get(next) {
+        next += 1;
+        let Some(answer) = inquiry.answers.get(&Rank(rank)) else { continue };
+        for &other in answer.waits.iter().filter(|other| (**other as usize) < ranks) {
+            if other != inquiry.from.0 && !before.contains_key(&other) {
+                before.insert(other, rank);
+                reached.push(other);
+            }
+        }
+    }
+    let answer = |rank: &u32| inquiry.answers.get(&Rank(*rank));
+    let silent = reached.iter().find(|rank| answer(rank).is_none());
+    let idle =
+        || reached.iter().find(|rank| answer(rank).is_some_and(|answer| answer.waits.is_empty()));
+    let mut record = inquiry.record.clone();
+    let Some(&blamed) = silent.or_else(idle) else {
+        record.peer = None;
+        record.text.push_str("; the ranks wait for each other");
+        return record;
+    };
+    record.unanswered = silent.is_some();
+    record.peer = Some(blamed);
+    if blamed == inquiry.from.0 {
+        return record;
+    }
+    let mut chain = vec![blamed];
+    while let Some(&rank) =
+        before.get(&chain[chain.len() - 1]).filter(|rank| **rank != inquiry.from.0)
+    {
+        chain.push(rank);
+    }
+    for pair in chain.windows(2).rev() {
+        record.text.push_str(&format!("; rank {} waits for rank {}", pair[1], pair[0]));
+    }
+    let end = if silent.is_some() { "does not answer" } else { "is alive but late" };
+    record.text.push_str(&format!("; rank {blamed} {end}"));
+    record
+}
