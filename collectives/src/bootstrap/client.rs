@@ -20,12 +20,14 @@ const START: &str = "the group did not start";
 pub(super) struct Client {
     rank: Rank,
     ranks: usize,
-    state: Monitor<State>,
+    state: Monitor<ClientState>,
     notifications: Mutex<Notifications>,
 }
 
+/// What one rank knows of its group. It is driven by the replies of the hub and does no I/O.
 #[derive(Default)]
-struct State {
+pub(crate) struct ClientState {
+    ranks: usize,
     joined: BTreeSet<Rank>,
     runs_hub: Option<Rank>,
     left: BTreeSet<Rank>,
@@ -50,7 +52,12 @@ struct Notifications {
 
 impl Client {
     pub(super) fn new(rank: Rank, ranks: usize) -> Self {
-        Self { rank, ranks, state: Monitor::new(State::default()), notifications: Mutex::default() }
+        Self {
+            rank,
+            ranks,
+            state: Monitor::new(ClientState::new(ranks)),
+            notifications: Mutex::default(),
+        }
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -88,36 +95,27 @@ impl Client {
     ) -> Result<Vec<Vec<u8>>, Error> {
         check_sizes(label, mine)?;
         let what = format!("exchange {label:?}");
-        let sequence = self.begin_exchange(&what)?;
+        let sequence = self.state.lock().begin_exchange(&what)?;
         send(Request::Contribute { sequence, label: label.to_owned(), blob: Blob(mine.to_vec()) });
         let settled = self.state.wait(deadline, |state| state.outcome(sequence, &what));
-        let missing = self.end_exchange(sequence);
-        settled.unwrap_or_else(|| {
+        let missing = self.state.lock().missing();
+        let result = settled.unwrap_or_else(|| {
             // The exchange failed here, so it must fail on every rank.
             let error = self.timeout_error(&what, &missing, deadline);
             if let Some(listener) = self.listener() {
-                let others: Vec<_> =
-                    missing.into_iter().filter(|rank| *rank != self.rank).collect();
+                let mut others = missing;
+                others.retain(|rank| *rank != self.rank);
+                if others.is_empty() {
+                    others.extend(self.relay().filter(|relay| *relay != self.rank));
+                }
                 return Err(listener.exchange_timed_out(&others, error));
             }
             let missing = error.peer().map(|rank| rank.0);
             send(Request::TimedOut { text: error.to_string(), missing });
             Err(error)
-        })
-    }
-
-    fn begin_exchange(&self, what: &str) -> Result<u64, Error> {
-        let mut state = self.state.lock();
-        if state.has_left {
-            return Err(left_error(what));
-        }
-        if let Some(end_cause) = &state.end_cause {
-            return Err(end_cause.error_after(what));
-        }
-        let sequence = state.next_sequence;
-        state.next_sequence += 1;
-        state.exchanges.entry(sequence).or_insert_with(|| Exchange::new(self.ranks));
-        Ok(sequence)
+        });
+        self.state.lock().end_exchange(sequence);
+        result
     }
 
     /// Returns the rank whose process runs the hub, if one does.
@@ -127,15 +125,8 @@ impl Client {
 
     /// Runs [`Bootstrap::missing`](super::Bootstrap::missing).
     pub(super) fn missing(&self) -> Vec<Rank> {
-        let state = self.state.lock();
-        let begun = state.exchanges.range(..state.next_sequence).next();
-        let missing = begun.into_iter().flat_map(|(_, exchange)| exchange.missing());
-        missing.filter(|rank| *rank != self.rank).collect()
-    }
-
-    fn end_exchange(&self, sequence: u64) -> Vec<Rank> {
-        let exchange = self.state.lock().exchanges.remove(&sequence);
-        exchange.map(|exchange| exchange.missing().collect()).unwrap_or_default()
+        let missing = self.state.lock().missing();
+        missing.into_iter().filter(|rank| *rank != self.rank).collect()
     }
 
     fn timeout_error(&self, what: &str, missing: &[Rank], deadline: Deadline) -> Error {
@@ -184,25 +175,17 @@ impl Client {
 
     /// Handles a reply of the hub, and returns whether this rank must now acknowledge it.
     pub(super) fn receive(&self, reply: Reply) -> bool {
-        let notice = self.state.change(|state| state.apply(reply, self.ranks));
+        let notice = self.state.change(|state| state.apply(reply));
         let Some(notice) = notice else { return false };
         let must_acknowledge = matches!(notice, Notice::Abort { .. } | Notice::Lost { .. });
         self.notify(notice);
         must_acknowledge
     }
 
-    /// Handles the end of the connection to the hub. If the group has not ended, rank 0, which hosts the
-    /// hub, counts as lost.
+    /// Handles the end of the connection to the hub.
     pub(super) fn close(&self, how: String) {
-        let (lost, unacknowledged) = self.state.change(|state| {
-            state.closed = true;
-            let lost = EndCause::Lost { rank: 0, how };
-            let new = state.end_cause.is_none().then(|| state.end_cause.insert(lost).notice());
-            (new.flatten(), !mem::replace(&mut state.acknowledged, true))
-        });
-        lost.into_iter()
-            .chain(unacknowledged.then_some(Notice::Acknowledged))
-            .for_each(|notice| self.notify(notice));
+        let notices = self.state.change(|state| state.close(how));
+        notices.into_iter().for_each(|notice| self.notify(notice));
     }
 
     pub(super) fn listen(&self, listener: Arc<dyn Listener>) {
@@ -227,9 +210,55 @@ impl Client {
     }
 }
 
-impl State {
+impl ClientState {
+    /// Creates the state of a rank that has received nothing yet.
+    pub(crate) fn new(ranks: usize) -> Self {
+        Self { ranks, ..Self::default() }
+    }
+
+    /// Begins the next exchange, and returns its sequence number.
+    pub(crate) fn begin_exchange(&mut self, what: &str) -> Result<u64, Error> {
+        if self.has_left {
+            return Err(left_error(what));
+        }
+        if let Some(end_cause) = &self.end_cause {
+            return Err(end_cause.error_after(what));
+        }
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(self.ranks));
+        Ok(sequence)
+    }
+
+    /// Ends an exchange, complete or not.
+    pub(crate) fn end_exchange(&mut self, sequence: u64) {
+        self.exchanges.remove(&sequence);
+    }
+
+    /// Returns the ranks that the exchange in progress still waits for.
+    pub(crate) fn missing(&self) -> Vec<Rank> {
+        let begun = self.exchanges.range(..self.next_sequence).next();
+        begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()
+    }
+
+    /// Handles the end of the connection to the hub. If the group has not ended, rank 0, which hosts the hub,
+    /// counts as lost.
+    pub(crate) fn close(&mut self, how: String) -> Vec<Notice> {
+        self.closed = true;
+        let mut notices = Vec::new();
+        if self.end_cause.is_none() {
+            let lost = EndCause::Lost { rank: 0, how };
+            notices.extend(self.end_cause.insert(lost).notice());
+        }
+        if !mem::replace(&mut self.acknowledged, true) {
+            notices.push(Notice::Acknowledged);
+        }
+        notices
+    }
+
     /// Handles a reply of the hub, and ignores ranks that the group does not have.
-    fn apply(&mut self, reply: Reply, ranks: usize) -> Option<Notice> {
+    pub(crate) fn apply(&mut self, reply: Reply) -> Option<Notice> {
+        let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
         match reply {
             Reply::Joined { ranks, runs_hub } => {
@@ -264,7 +293,11 @@ impl State {
 
     /// Returns the outcome of an exchange once it is known. What was complete before the end of the group
     /// stays complete, on every rank.
-    fn outcome(&mut self, sequence: u64, what: &str) -> Option<Result<Vec<Vec<u8>>, Error>> {
+    pub(crate) fn outcome(
+        &mut self,
+        sequence: u64,
+        what: &str,
+    ) -> Option<Result<Vec<Vec<u8>>, Error>> {
         let exchange = self.exchanges.get_mut(&sequence)?;
         if let Some(outcome) = exchange.outcome() {
             return Some(outcome);

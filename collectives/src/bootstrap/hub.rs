@@ -14,7 +14,7 @@ use crate::error::Error;
 
 /// An event of one rank.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     Joined {
         runs_hub: bool,
     },
@@ -26,7 +26,7 @@ pub(super) enum Event {
 }
 
 /// Tracks the membership of a group, and why it ended.
-pub(super) struct HubState {
+pub(crate) struct HubState {
     members: Vec<Membership>,
     /// The rank whose process runs the hub, if one does.
     runs_hub: Option<Rank>,
@@ -45,7 +45,7 @@ enum Membership {
 
 impl HubState {
     /// Creates the state of a group of `ranks` ranks, none of which has joined.
-    pub(super) fn new(ranks: usize) -> Self {
+    pub(crate) fn new(ranks: usize) -> Self {
         let members = vec![Membership::NotJoined; ranks];
         Self {
             members,
@@ -57,7 +57,7 @@ impl HubState {
     }
 
     /// Handles an event; the replies go to all ranks that are live afterwards.
-    pub(super) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
+    pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
             Event::Joined { runs_hub } => {
                 self.members[from.index()] = Membership::Joined;
@@ -131,7 +131,7 @@ impl HubState {
     }
 
     /// Ends the wait for acknowledgements: after the last one, or because a rank does not answer.
-    pub(super) fn stop_waiting(&mut self) -> Vec<Reply> {
+    pub(crate) fn stop_waiting(&mut self) -> Vec<Reply> {
         if !self.awaits_acknowledgement() {
             return Vec::new();
         }
@@ -139,21 +139,21 @@ impl HubState {
         vec![Reply::Acknowledged]
     }
 
-    pub(super) fn end_cause(&self) -> Option<&EndCause> {
+    pub(crate) fn end_cause(&self) -> Option<&EndCause> {
         self.end_cause.as_ref()
     }
 
     /// Returns whether the group has ended and some live rank may not know it yet.
-    pub(super) fn awaits_acknowledgement(&self) -> bool {
+    pub(crate) fn awaits_acknowledgement(&self) -> bool {
         self.end_cause.is_some() && !self.all_acknowledged
     }
 
-    pub(super) fn is_live(&self, rank: Rank) -> bool {
+    pub(crate) fn is_live(&self, rank: Rank) -> bool {
         self.members[rank.index()] == Membership::Joined
     }
 
     /// Returns the ranks that have joined and have neither left nor been lost.
-    pub(super) fn live(&self) -> impl Iterator<Item = Rank> {
+    pub(crate) fn live(&self) -> impl Iterator<Item = Rank> {
         self.ranks_where(|member| member == Membership::Joined)
     }
 
@@ -163,7 +163,7 @@ impl HubState {
 }
 
 /// Checks the number of ranks of a group.
-pub(super) fn check_ranks(ranks: usize) -> Result<(), Error> {
+pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
     if ranks == 0 {
         let text = "number of ranks is 0, expected at least 1";
         return Err(Error::new(ErrorKind::InvalidArgument, text));

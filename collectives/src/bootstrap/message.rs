@@ -12,14 +12,14 @@ use super::abort::AbortRecord;
 use crate::error::Error;
 
 /// Maximum size of one rank's contribution to an exchange, and of an abort record, in bytes.
-pub(super) const BLOB_BYTES_MAX: usize = (64 << 20) - 4096;
+pub(crate) const BLOB_BYTES_MAX: usize = (64 << 20) - 4096;
 
 /// Maximum length of a label in bytes.
-pub(super) const LABEL_BYTES_MAX: usize = 1024;
+pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 
 /// A message from a rank to the hub. The hub knows the sender from the connection.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Request {
+pub(crate) enum Request {
     /// This rank's contribution to exchange number `sequence`.
     Contribute { sequence: u64, label: String, blob: Blob },
     /// Not all ranks joined within `timeout`.
@@ -38,7 +38,7 @@ pub(super) enum Request {
 
 /// A message from the hub to every live rank; all ranks receive them in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Reply {
+pub(crate) enum Reply {
     /// All ranks that have joined so far, and the rank whose process runs the hub, if it has joined.
     Joined { ranks: Vec<u32>, runs_hub: Option<u32> },
     /// The contribution of rank `from` to exchange number `sequence`.
@@ -55,7 +55,7 @@ pub(super) enum Reply {
 
 /// The reason why a group ended; only the first reason counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum EndCause {
+pub(crate) enum EndCause {
     Abort { from: u32, record: Blob },
     TimedOut { from: u32, text: String, missing: Option<u32> },
     Lost { rank: u32, how: String },
@@ -64,7 +64,7 @@ pub(super) enum EndCause {
 
 impl EndCause {
     /// Returns the notice for listeners; there is none for a group that never started.
-    pub(super) fn notice(&self) -> Option<Notice> {
+    pub(crate) fn notice(&self) -> Option<Notice> {
         match self {
             Self::Abort { from, record } => {
                 Some(Notice::Abort { from: Rank(*from), record: record.0.clone() })
@@ -80,14 +80,14 @@ impl EndCause {
     }
 
     /// Returns the rank that did not answer when the others asked why a deadline passed, if there is one.
-    pub(super) fn unanswered(&self) -> Option<Rank> {
+    pub(crate) fn unanswered(&self) -> Option<Rank> {
         let Self::Abort { from, record } = self else { return None };
         let record = AbortRecord::decode(&record.0, Rank(*from));
         record.peer.filter(|_| record.unanswered).map(Rank)
     }
 
     /// Returns the error of `what`, which the end of the group interrupted.
-    pub(super) fn error(&self, what: &str) -> Error {
+    pub(crate) fn error(&self, what: &str) -> Error {
         let (kind, peer) = match self {
             Self::Abort { from, .. } => (ErrorKind::Aborted, Some(*from)),
             Self::TimedOut { missing, .. } => (ErrorKind::Timeout, *missing),
@@ -98,7 +98,7 @@ impl EndCause {
     }
 
     /// Returns the error of `what`, which was begun after the end of the group.
-    pub(super) fn error_after(&self, what: &str) -> Error {
+    pub(crate) fn error_after(&self, what: &str) -> Error {
         match self {
             Self::TimedOut { .. } => Error::new(ErrorKind::Aborted, format!("{what}: {self}")),
             _ => self.error(what),
@@ -126,7 +126,7 @@ impl fmt::Display for EndCause {
 }
 
 /// Adds `peer`, if there is one, to `error`.
-pub(super) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
+pub(crate) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
     match peer {
         Some(peer) => error.with_peer(peer),
         None => error,
@@ -135,7 +135,7 @@ pub(super) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
 
 /// Bytes that serde encodes in one piece and not one by one.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Blob(pub(super) Vec<u8>);
+pub(crate) struct Blob(pub(crate) Vec<u8>);
 
 impl fmt::Debug for Blob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -170,7 +170,7 @@ impl Visitor<'_> for BlobVisitor {
 }
 
 /// Formats ranks as `rank 2`, `ranks 1 and 2`, or `ranks 1, 2 and 3`.
-pub(super) struct RankList<'a>(pub(super) &'a [Rank]);
+pub(crate) struct RankList<'a>(pub(crate) &'a [Rank]);
 
 impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -184,7 +184,7 @@ impl fmt::Display for RankList<'_> {
 }
 
 /// Formats a duration as `5 s` or `0.25 s`.
-pub(super) struct Seconds(pub(super) Duration);
+pub(crate) struct Seconds(pub(crate) Duration);
 
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

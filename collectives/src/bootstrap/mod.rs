@@ -27,9 +27,9 @@ pub mod in_process;
 pub mod tcp;
 
 pub(crate) mod abort;
-mod client;
-mod hub;
-mod message;
+pub(crate) mod client;
+pub(crate) mod hub;
+pub(crate) mod message;
 
 /// An event of the group that a thread of the bootstrap delivers to the listener of every rank.
 ///

@@ -34,7 +34,12 @@ impl Offer {
 #[derive(Serialize, Deserialize)]
 enum Said {
     Ready(Offer),
-    Failed { kind: String, text: String },
+    /// `peer` is the rank that caused the failure, if it is known.
+    Failed {
+        kind: String,
+        text: String,
+        peer: Option<u32>,
+    },
 }
 
 /// Exchanges offers; either all ranks get all offers, or all ranks get an error.
@@ -52,7 +57,8 @@ pub(crate) fn agree(
         Ok(offer) => (Said::Ready(offer), None),
         Err(error) => {
             let (kind, text) = (error.kind().to_string(), error.to_string());
-            (Said::Failed { kind, text }, Some(error))
+            let peer = error.peer().map(|peer| peer.0);
+            (Said::Failed { kind, text, peer }, Some(error))
         }
     };
     let bytes = postcard::to_stdvec(&said).expect("plain data always encodes");
@@ -76,9 +82,9 @@ pub(crate) fn agree(
 fn parse(label: &str, rank: Rank, bytes: &[u8]) -> Result<Offer, Error> {
     match postcard::from_bytes(bytes) {
         Ok(Said::Ready(offer)) => Ok(offer),
-        Ok(Said::Failed { kind, text }) => {
+        Ok(Said::Failed { kind, text, peer }) => {
             let text = format!("{label}: rank {rank} failed ({kind}): {text}");
-            Err(Error::new(ErrorKind::Aborted, text).with_peer(rank))
+            Err(Error::new(ErrorKind::Aborted, text).with_peer(peer.map_or(rank, Rank)))
         }
         Err(error) => {
             let text = format!(

@@ -6,11 +6,15 @@
 //! A rank whose deadline passes does not blame the rank that it waits for, because that rank may wait too. It
 //! sends an *inquiry*. Every rank answers with the ranks that it waits for. When all have answered, or after
 //! [`INQUIRY_TIMEOUT`], [`blame`] follows these waits from the rank that asked to a rank that does not answer
-//! or does not wait. The bootstrap delivers messages to all ranks in one order, so all ranks know the same
+//! or does not wait. Before a rank that answers is blamed, the inquiry is repeated once, because that rank may
+//! have gone on a moment ago. The bootstrap delivers messages to all ranks in one order, so all ranks know the same
 //! answers, and the first abort record that it delivers counts.
 //!
 //! If the rank that relays the messages stops, no rank receives its own inquiry. Every rank then blames that
 //! rank, with the same record.
+
+#[cfg(test)]
+mod simulation;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,6 +29,8 @@ use crate::bootstrap::abort::AbortRecord;
 pub(crate) const INQUIRY_TIMEOUT: Duration = Duration::from_millis(250);
 /// Longest time from a message of a rank until another rank has relayed it.
 pub(crate) const RELAY_TIMEOUT: Duration = Duration::from_millis(350);
+/// Time until a rank asks again before it blames a rank that answered.
+const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time until all ranks have acknowledged the end of the group.
 pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The same after an inquiry, if all ranks have answered but those that the record blames.
@@ -39,6 +45,8 @@ enum Message {
         waits: Vec<u32>,
         /// The record of the timeout, without the other ranks' answers.
         record: AbortRecord,
+        /// Whether the sender has asked before, and now checks its conclusion.
+        confirms: bool,
     },
     /// The answer of a rank to an inquiry.
     Answer(Answer),
@@ -76,6 +84,16 @@ pub(crate) struct Control {
     inquiry: Option<Inquiry>,
     /// What this rank sent and has not received itself.
     pending: Option<Pending>,
+    /// The conclusion of this rank's first inquiry, which it checks with a second one.
+    conclusion: Option<Conclusion>,
+}
+
+/// The rank that an inquiry blames although it answered.
+#[derive(Debug)]
+struct Conclusion {
+    blamed: Option<u32>,
+    /// Time of the second inquiry; `None` once it was sent.
+    confirm_at: Option<Instant>,
 }
 
 /// An inquiry and its answers.
@@ -83,6 +101,7 @@ pub(crate) struct Control {
 struct Inquiry {
     from: Rank,
     record: AbortRecord,
+    confirms: bool,
     answers: BTreeMap<Rank, Answer>,
     until: Instant,
 }
@@ -106,6 +125,7 @@ impl Control {
             acknowledge_by: None,
             inquiry: None,
             pending: None,
+            conclusion: None,
         }
     }
 
@@ -136,7 +156,7 @@ impl Control {
             return None;
         }
         self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
-        Some(Message::Inquiry { waits, record }.broadcast())
+        Some(Message::Inquiry { waits, record, confirms: false }.broadcast())
     }
 
     /// Ends the group with `record`, unless it has ended.
@@ -163,7 +183,7 @@ impl Control {
         &mut self,
         now: Instant,
         notice: Notice,
-        waits: impl FnOnce() -> Vec<u32>,
+        waits: impl Fn() -> Vec<u32>,
     ) -> Option<Action> {
         match notice {
             Notice::Abort { from, record } => self.end(now, AbortRecord::decode(&record, from)),
@@ -194,18 +214,22 @@ impl Control {
         now: Instant,
         from: Rank,
         message: Message,
-        waits: impl FnOnce() -> Vec<u32>,
+        waits: impl Fn() -> Vec<u32>,
     ) -> Option<Action> {
         if from == self.rank && self.pending.as_ref().is_some_and(|sent| sent.record.is_none()) {
             self.pending = None;
         }
         let answer = match message {
-            Message::Inquiry { waits: asked, record } => {
+            Message::Inquiry { waits: asked, record, confirms } => {
+                if confirms && self.inquiry.as_ref().is_some_and(|first| first.from == from) {
+                    self.inquiry = None;
+                }
+                let asked = if confirms && from == self.rank { waits() } else { asked };
                 let answer = Answer { waits: asked, adopted: None };
                 let Some(inquiry) = &mut self.inquiry else {
                     let (answers, until) =
                         (BTreeMap::from([(from, answer)]), now + INQUIRY_TIMEOUT);
-                    self.inquiry = Some(Inquiry { from, record, answers, until });
+                    self.inquiry = Some(Inquiry { from, record, confirms, answers, until });
                     if from == self.rank {
                         return self.decide_if_complete(now);
                     }
@@ -236,8 +260,19 @@ impl Control {
             self.adopt(now, record.clone());
             return Some(Action::Abort(record));
         }
-        let until = self.decide_at()?;
-        if until <= now { self.decide(now) } else { None }
+        if self.decide_at().is_none_or(|at| at > now) {
+            return None;
+        }
+        if let Some(conclusion) = &mut self.conclusion
+            && conclusion.confirm_at.take().is_some()
+        {
+            let record = self.inquiry.as_ref()?.record.clone();
+            self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
+            return Some(
+                Message::Inquiry { waits: Vec::new(), record, confirms: true }.broadcast(),
+            );
+        }
+        self.decide(now)
     }
 
     /// Returns the time of the next [`tick`](Self::tick) that has an effect.
@@ -255,19 +290,44 @@ impl Control {
     fn decide_at(&self) -> Option<Instant> {
         let inquiry = self.inquiry.as_ref()?;
         let has_decided = self.pending.as_ref().is_some_and(|sent| sent.record.is_some());
+        if let Some(Conclusion { confirm_at, .. }) = self.conclusion
+            && confirm_at.is_some()
+        {
+            return confirm_at;
+        }
         let backup = if inquiry.from == self.rank { Duration::ZERO } else { INQUIRY_TIMEOUT / 2 };
         (!has_decided).then(|| inquiry.until + backup)
     }
 
     fn decide_if_complete(&mut self, now: Instant) -> Option<Action> {
         let inquiry = self.inquiry.as_ref().filter(|inquiry| inquiry.from == self.rank)?;
+        // The second inquiry follows the conclusion of the first one.
+        if inquiry.confirms != self.conclusion.is_some() {
+            return None;
+        }
         let is_missing = |rank| !inquiry.answers.contains_key(&rank) && !self.has_left(rank);
         if Rank::all(self.left.len()).any(is_missing) { None } else { self.decide(now) }
     }
 
     fn decide(&mut self, now: Instant) -> Option<Action> {
         let inquiry = self.inquiry.as_ref()?;
-        let record = blame(inquiry, self.left.len());
+        let (mut record, blamed) = blame(inquiry, &self.left);
+        if inquiry.from == self.rank && blamed.is_some() && !record.unanswered {
+            match &self.conclusion {
+                // A rank that answers may have gone on a moment ago, and what it sent may be on its way.
+                None if now < inquiry.until => {
+                    let confirm_at = Some(now + CONFIRM_PAUSE);
+                    self.conclusion = Some(Conclusion { blamed, confirm_at });
+                    return None;
+                }
+                Some(conclusion) if conclusion.blamed != blamed => {
+                    record = inquiry.record.clone();
+                    record.peer = None;
+                    record.text.push_str("; the ranks have gone on since");
+                }
+                _ => {}
+            }
+        }
         self.abort(now, record)
     }
 
@@ -305,10 +365,12 @@ impl Message {
     }
 }
 
-/// Returns the record of an inquiry: it blames the rank at which the waits of the rank that asked end.
-fn blame(inquiry: &Inquiry, ranks: usize) -> AbortRecord {
+/// Returns the record of an inquiry and the rank to blame: that at which the waits of the rank that asked end.
+///
+/// If the rank that asked does not wait for another rank, it is that rank, and its record stays unchanged.
+fn blame(inquiry: &Inquiry, left: &[bool]) -> (AbortRecord, Option<u32>) {
     if let Some(adopted) = inquiry.answers.values().find_map(|answer| answer.adopted.clone()) {
-        return adopted;
+        return (adopted, None);
     }
     // The ranks that the rank that asked waits for, directly or through others, with the rank before each.
     let mut reached = vec![inquiry.from.0];
@@ -317,7 +379,9 @@ fn blame(inquiry: &Inquiry, ranks: usize) -> AbortRecord {
     while let Some(&rank) = reached.get(next) {
         next += 1;
         let Some(answer) = inquiry.answers.get(&Rank(rank)) else { continue };
-        for &other in answer.waits.iter().filter(|other| (**other as usize) < ranks) {
+        // A rank that has left took part in all that the others wait for.
+        let is_live = |other: &&u32| left.get(**other as usize) == Some(&false);
+        for &other in answer.waits.iter().filter(is_live) {
             if other != inquiry.from.0 && !before.contains_key(&other) {
                 before.insert(other, rank);
                 reached.push(other);
@@ -330,15 +394,17 @@ fn blame(inquiry: &Inquiry, ranks: usize) -> AbortRecord {
         || reached.iter().find(|rank| answer(rank).is_some_and(|answer| answer.waits.is_empty()));
     let mut record = inquiry.record.clone();
     let Some(&blamed) = silent.or_else(idle) else {
+        // A rank that had stopped has just gone on, or ranks make their calls in different orders.
         record.peer = None;
-        record.text.push_str("; the ranks wait for each other");
-        return record;
+        record.text.push_str("; all ranks answer and wait for each other");
+        return (record, None);
     };
+    if blamed == inquiry.from.0 {
+        // It waits for its own copies, or for a hub outside of the group.
+        return (record, Some(blamed));
+    }
     record.unanswered = silent.is_some();
     record.peer = Some(blamed);
-    if blamed == inquiry.from.0 {
-        return record;
-    }
     let mut chain = vec![blamed];
     while let Some(&rank) =
         before.get(&chain[chain.len() - 1]).filter(|rank| **rank != inquiry.from.0)
@@ -350,5 +416,5 @@ fn blame(inquiry: &Inquiry, ranks: usize) -> AbortRecord {
     }
     let end = if silent.is_some() { "does not answer" } else { "is alive but late" };
     record.text.push_str(&format!("; rank {blamed} {end}"));
-    record
+    (record, Some(blamed))
 }
