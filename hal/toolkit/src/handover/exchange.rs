@@ -1,14 +1,17 @@
 //! The request for the descriptors of another process's memory, and the thread that answers such requests.
 
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -39,13 +42,7 @@ fn encode_request(claim: &Claim) -> Vec<u8> {
         .finish()
 }
 
-/// Reads a request; `None` if this build does not understand it.
-fn read_request(mut client: &UnixStream) -> std::io::Result<Option<Claim>> {
-    let mut request = [0; REQUEST_BYTES];
-    client.read_exact(&mut request)?;
-    Ok(parse_request(&request).ok().flatten())
-}
-
+/// Decodes a request; `None` if this build does not understand it.
 fn parse_request(request: &[u8]) -> Result<Option<Claim>, KeyError> {
     let mut reader = Reader::new(request);
     if reader.array("magic")? != MAGIC || reader.u16("version")? != VERSION {
@@ -246,8 +243,14 @@ fn socket_error(errno: Errno, deadline: Deadline) -> Refusal {
     }
 }
 
-/// Time limit of one request, since others wait for it.
+/// Time in which a client must send its request.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time in which a client must receive its answer, since other clients wait for it.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Largest number of clients that have not sent their request. The oldest is dropped for a new one.
+const CLIENTS_MAX: usize = 256;
+/// Pause after a system call that failed, for example because descriptors ran out.
+const POLL_PAUSE: Duration = Duration::from_millis(10);
 /// Time to wait for the name of the socket to be free.
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -293,6 +296,7 @@ impl Drop for Server {
 
 struct Thread {
     listener: Arc<UnixListener>,
+    closing: Arc<AtomicBool>,
     handle: Option<JoinHandle<()>>,
 }
 
@@ -303,19 +307,21 @@ impl Thread {
             .map_err(Refusal::io(format!("cannot create the abstract socket {name}")))?;
         let listener = bind(&address)
             .map_err(Refusal::io(format!("cannot listen at the abstract socket {name}")))?;
-        let listener = Arc::new(listener);
-        let accepting = Arc::clone(&listener);
+        listener.set_nonblocking(true).map_err(Refusal::io("cannot use the abstract socket"))?;
+        let (listener, closing) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
+        let (accepting, ends) = (Arc::clone(&listener), Arc::clone(&closing));
         let handle = std::thread::Builder::new()
             .name("peerlane-memory".to_owned())
-            .spawn(move || serve(&accepting))
+            .spawn(move || serve(&accepting, &ends))
             .map_err(Refusal::io("cannot start the thread that shares memory with peers"))?;
-        Ok(Self { listener, handle: Some(handle) })
+        Ok(Self { listener, closing, handle: Some(handle) })
     }
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Ends the `accept`. The descriptor closes with the last reference.
+        self.closing.store(true, Ordering::Release);
+        // Ends the `poll`. The descriptor closes with the last reference.
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(handle) = self.handle.take() {
             let _ = handle.join();
@@ -339,15 +345,77 @@ fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
     }
 }
 
-fn serve(listener: &UnixListener) {
-    loop {
-        match listener.accept() {
-            // The requesting process reports its own error.
-            Ok((client, _)) => drop(answer(&client)),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) if is_temporary(&error) => std::thread::sleep(Duration::from_millis(10)),
-            Err(_) => return,
+/// A client that has not sent its whole request.
+struct Client {
+    stream: UnixStream,
+    request: Vec<u8>,
+    deadline: Deadline,
+}
+
+/// Answers each client when its request has arrived, so that an idle client delays no other.
+fn serve(listener: &UnixListener, closing: &AtomicBool) {
+    let mut clients: VecDeque<Client> = VecDeque::new();
+    while !closing.load(Ordering::Acquire) {
+        let mut polled = vec![PollFd::new(listener, PollFlags::IN)];
+        polled.extend(clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
+        // The deadlines of the clients are in the order of their arrival.
+        let limit = clients.front().map(|client| client.deadline.remaining());
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        if rustix::event::poll(&mut polled, limit.as_ref()).is_err() {
+            std::thread::sleep(POLL_PAUSE);
+            continue;
         }
+        let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        let mut is_ready = ready[1..].iter();
+        clients.retain_mut(|client| {
+            let is_ready = is_ready.next() == Some(&true);
+            !client.deadline.has_passed()
+                && (!is_ready || client.read_and_answer().is_ok_and(|done| !done))
+        });
+        if ready[0] && !closing.load(Ordering::Acquire) && !accept(listener, &mut clients) {
+            return;
+        }
+    }
+}
+
+/// Accepts a client, and returns whether there can be more.
+fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
+    match listener.accept() {
+        Ok((stream, _)) => {
+            let deadline = Deadline::after(CLIENT_TIMEOUT);
+            if stream.set_nonblocking(true).is_ok() {
+                clients.push_back(Client { stream, request: Vec::new(), deadline });
+            }
+            if clients.len() > CLIENTS_MAX {
+                clients.pop_front();
+            }
+            true
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => true,
+        Err(error) if is_temporary(&error) => {
+            std::thread::sleep(POLL_PAUSE);
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+impl Client {
+    /// Reads what has arrived, and returns whether the client has its answer.
+    fn read_and_answer(&mut self) -> std::io::Result<bool> {
+        let mut bytes = [0; REQUEST_BYTES];
+        let wanted = REQUEST_BYTES - self.request.len();
+        match (&self.stream).read(&mut bytes[..wanted]) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => self.request.extend_from_slice(&bytes[..read]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        if self.request.len() < REQUEST_BYTES {
+            return Ok(false);
+        }
+        answer(&self.stream, &self.request)?;
+        Ok(true)
     }
 }
 
@@ -355,17 +423,18 @@ fn serve(listener: &UnixListener) {
 /// connection.
 fn is_temporary(error: &std::io::Error) -> bool {
     let errno = Errno::from_io_error(error);
-    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::CONNABORTED))
+    let temporary = [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::CONNABORTED];
+    errno.is_some_and(|errno| temporary.contains(&errno))
 }
 
-fn answer(mut client: &UnixStream) -> std::io::Result<()> {
-    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
-    client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
+    client.set_nonblocking(false)?;
+    client.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let user = sockopt::socket_peercred(client)?.uid;
     if user != rustix::process::geteuid() {
         return Ok(());
     }
-    let Some(claim) = read_request(client)? else { return Ok(()) };
+    let Some(claim) = parse_request(request).ok().flatten() else { return Ok(()) };
     let memory = find_any(&claim);
     let found = memory.as_deref().and_then(|memory| Some((memory, memory.descriptors()?)));
     let Some((memory, count)) = found.filter(|(_, count)| *count <= DESCRIPTORS_MAX) else {

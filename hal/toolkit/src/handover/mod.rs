@@ -1,9 +1,13 @@
 //! Hands memory of this process to other processes as file descriptors.
 //!
-//! - [`enter`] adds a registration and assigns its [`Generation`]; dropping the returned [`Entry`] removes it. A
-//!   key names a generation, so a key of freed memory finds nothing, even if new memory has the old address.
+//! - [`enter`] adds a registration and assigns its [`Generation`], a random number; dropping the returned
+//!   [`Entry`] removes it. A key contains the generation, so a key of freed memory finds nothing, even if new
+//!   memory has the old address, and a process without the key cannot request the memory.
 //! - [`find`] opens a registration of the same process, [`ask`] one of another process.
 //! - [`Server`] is the thread that answers requests; a fabric keeps it running while it is open.
+//!
+//! A descriptor gives access to the whole file or allocation that contains the registered memory, for as long
+//! as the other process keeps it open.
 //!
 //! Each process listens at an abstract socket named by its random token, so a killed process leaves no file
 //! behind. Only processes of the same user get an answer. A connection carries one request and one answer:
@@ -17,8 +21,7 @@
 mod exchange;
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, hash_map};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fd::OwnedFd;
@@ -38,8 +41,9 @@ const HERE: u8 = 0;
 const FREED: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Identifies a registration by the fields of a key. The generation alone would do; the other fields are
-/// checked too, so that a manipulated key opens nothing else.
+/// Identifies a registration by the fields of a key.
+///
+/// The generation alone identifies it. The other fields are checked too, so that a corrupt key is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The backend of the registration.
@@ -141,12 +145,7 @@ impl ProcessToken {
     /// Panics if the kernel has no random numbers, which it has once it has booted.
     pub fn own() -> Self {
         static TOKEN: OnceLock<ProcessToken> = OnceLock::new();
-        *TOKEN.get_or_init(|| {
-            let mut token = [0; 16];
-            let filled = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty());
-            assert_eq!(filled, Ok(token.len()), "the kernel has random numbers once it has booted");
-            Self(token)
-        })
+        *TOKEN.get_or_init(|| Self(random()))
     }
 
     /// Returns the name of the abstract socket at which the process hands out memory.
@@ -176,7 +175,7 @@ fn live() -> MutexGuard<'static, Live> {
 pub struct Entry(Generation);
 
 impl Entry {
-    /// Returns its generation, which this process has never used before.
+    /// Returns the generation of the registration, a random number.
     pub const fn generation(&self) -> Generation {
         self.0
     }
@@ -192,10 +191,26 @@ impl Drop for Entry {
 
 /// Adds a registration to the table of the process.
 pub fn enter(backend: BackendId, owner: Rank, role: Role, memory: Arc<dyn Handover>) -> Entry {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let generation = Generation(NEXT.fetch_add(1, Ordering::Relaxed));
-    live().insert(generation, Registered { backend, owner, role, memory });
-    Entry(generation)
+    let mut live = live();
+    loop {
+        // Random, so that a process without the key cannot guess it, and a changed bit opens nothing.
+        let generation = Generation(u64::from_ne_bytes(random()));
+        if let hash_map::Entry::Vacant(entry) = live.entry(generation) {
+            entry.insert(Registered { backend, owner, role, memory });
+            return Entry(generation);
+        }
+    }
+}
+
+/// Returns random bytes that other processes cannot predict.
+///
+/// # Panics
+/// Panics if the kernel has no random numbers, which it has once it has booted.
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled, Ok(N), "the kernel has random numbers once it has booted");
+    bytes
 }
 
 /// Returns the registration of this process that a key names, if it is alive and has the type `M`.
@@ -215,8 +230,10 @@ pub(super) fn find_any(claim: &Claim) -> Option<Arc<dyn Handover>> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixStream};
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use rustix::fs::MemfdFlags;
 
@@ -308,6 +325,36 @@ mod tests {
         let generations: HashSet<_> =
             (0..100).map(|_| enter_segments(None, None).0.generation()).collect();
         assert_eq!(generations.len(), 100);
+    }
+
+    #[test]
+    fn neighbours_of_a_generation_open_nothing() {
+        let _server = Server::enter().unwrap();
+        let entered: Vec<_> = (0..64).map(|_| enter_segments(Some(1), None)).collect();
+        for (_, claim) in &entered {
+            for bit in 0..64 {
+                let generation = Generation(claim.generation.0 ^ 1 << bit);
+                assert!(find::<Segments>(&Claim { generation, ..*claim }).is_none());
+            }
+            for generation in (0..200).map(Generation) {
+                assert!(find::<Segments>(&Claim { generation, ..*claim }).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn idle_clients_delay_neither_others_nor_the_end() {
+        let server = Server::enter().unwrap();
+        let name = ProcessToken::own().socket_name();
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let idle: Vec<_> = (0..40).map(|_| UnixStream::connect_addr(&address).unwrap()).collect();
+        let (_entry, claim) = enter_segments(Some(3), None);
+        let start = Instant::now();
+        assert_eq!(ask_self(&claim).unwrap().len(), 3);
+        drop(server);
+        // One client that is waited for would take 2 s.
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        drop(idle);
     }
 
     #[test]
