@@ -326,7 +326,7 @@ impl WordCalls for Context {
         Ok(())
     }
 
-    /// Returns the same for a driver without batches, because its plans must equal those of its peers.
+    /// Returns `Trusted` for every driver, because plans depend on it and must be equal on all ranks.
     fn batching(&self) -> Batching {
         Batching::Trusted
     }

@@ -15,7 +15,7 @@ use crate::memory::Memory;
 use crate::nic::Nic;
 use crate::options::Options;
 
-/// Connects a rank to its peers over a port of an RDMA NIC, or over several.
+/// Connects a rank to its peers over one or several ports of RDMA NICs.
 #[derive(Debug)]
 pub struct Fabric {
     memory: Memory,

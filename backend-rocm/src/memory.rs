@@ -201,8 +201,8 @@ impl RegionDevice for Context {
 }
 
 impl Context {
-    /// Returns what the HSA runtime reports for an address; `None` without that runtime, or if it does not
-    /// know the address.
+    /// Returns the HSA runtime's description of an address; `None` without that runtime or for an unknown
+    /// address.
     fn pointer_info(&self, address: DevicePtr) -> Option<hsa_amd_pointer_info_t> {
         let hsa = Hsa::load().ok()?;
         let mut info = hsa_amd_pointer_info_t {

@@ -26,11 +26,11 @@ pub(crate) struct LibrarySpec {
     pub(crate) files: &'static [&'static str],
     /// Folders inside `site-packages` of a Python installation.
     pub(crate) packages: &'static [&'static str],
-    /// How to install it.
+    /// Advice on how to install the library.
     pub(crate) advice: &'static str,
 }
 
-/// A loaded library and its path.
+/// A library that is loaded, and its path.
 #[derive(Debug)]
 pub(crate) struct LoadedLibrary {
     pub(crate) library: Library,

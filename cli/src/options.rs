@@ -68,8 +68,8 @@ pub(crate) struct PlanOptions {
     /// peers that a buffer is free
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: u32,
-    /// Set the order of signals: prompt (one after each put) or batched (all together, for engines
-    /// that send several signals at the cost of one) [default: prompt]
+    /// Set when a rank signals its peers: prompt (after each put) or batched (once after all puts) [default:
+    /// prompt]
     #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
     pub(crate) flags: Option<FlagOrder>,
     /// Print the result as one JSON object

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{DynError, Error as _, ErrorKind, Rank};
 
-/// A failure: its kind for programs, its text for people.
+/// The error of a collective, with a kind for programs and a text for users.
 ///
 /// The text states what happened, to which rank, device or field, and what was found and expected. The error of a backend is the
 /// [`source`](std::error::Error::source).

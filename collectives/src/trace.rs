@@ -25,16 +25,16 @@ pub struct Trace {
 pub struct TracedLane {
     /// The number of the lane in the plan.
     pub lane: LaneId,
-    /// The tier of its fabric.
+    /// Tier of the lane's fabric.
     pub tier: Tier,
-    /// The backend of its engine, such as `host`.
+    /// Backend of the lane's engine, such as `host`.
     pub backend: String,
 }
 
 /// A traced start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStart {
-    /// Its number, from 1.
+    /// Number of the start, from 1.
     pub epoch: u64,
     /// The time of the start in nanoseconds since 1970, which relates traces of several ranks.
     pub unix_ns: u64,
@@ -49,12 +49,12 @@ pub struct TracedStep {
     pub lane: LaneId,
     /// The step. A copy in several pieces has several traced steps.
     pub step: Step,
-    /// The bytes that it copies.
+    /// Number of bytes that the op copies.
     pub bytes: u64,
-    /// The time at which it was submitted, or first polled.
+    /// Time at which the op was submitted or first polled.
     pub submitted_ns: u64,
     /// The time at which all steps before it in the lane had ended.
     pub begin_ns: u64,
-    /// The time at which it was seen complete, if it was.
+    /// Time at which the op was found complete, if it was.
     pub end_ns: Option<u64>,
 }

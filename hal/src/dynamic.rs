@@ -1,4 +1,4 @@
-//! A fabric, its regions and its engines without their types.
+//! Type-erased fabrics, regions and engines.
 //!
 //! A program that selects a backend at run time uses these. Each type implements the trait of the typed one, so code that is
 //! generic over [`Fabric`] takes a [`DynFabric`] as well. A call costs one virtual call more, and an op one comparison of types

@@ -185,8 +185,9 @@ pub trait CopyEngine: Send + 'static {
     /// The error that poisoned the engine.
     fn completed(&mut self) -> Result<Ticket, Self::Error>;
 
-    /// Sleeps until [`completed`](Self::completed) may return more, a flag of this rank may have changed, the
-    /// [`waker`](Self::waker) was used, or `limit` has passed.
+    /// Sleeps until there may be progress, the [`waker`](Self::waker) was used, or `limit` has passed. There
+    /// may be progress if [`completed`](Self::completed) may return more or a flag of this rank may have
+    /// changed.
     ///
     /// It may return early. Call it at most once between two polls of the same flag. [`Duration::MAX`] sets no timer, which
     /// makes the sleep cheaper; another thread then keeps the deadline and uses the waker.

@@ -11,7 +11,7 @@ use crate::rank::Rank;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkKind {
-    /// The same device.
+    /// Both ranks use the same device.
     Local,
     /// Shared memory of one host.
     SharedMemory,

@@ -170,9 +170,9 @@ pub enum KeyError {
          both ranks"
     )]
     Backend {
-        /// The backend that reads it.
+        /// Backend that reads the key.
         expected: BackendId,
-        /// The backend that wrote it.
+        /// Backend that wrote the key.
         found: BackendId,
     },
     /// Bytes follow the payload.
@@ -186,7 +186,7 @@ pub enum KeyError {
     Field {
         /// The name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         found: u64,
         /// The valid values.
         expected: &'static str,

@@ -8,7 +8,7 @@
 pub struct Truncated {
     /// The field that was read.
     pub field: &'static str,
-    /// Its width in bytes.
+    /// Width of the field in bytes.
     pub expected: usize,
     /// The bytes that were left.
     pub left: usize,

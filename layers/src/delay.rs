@@ -48,10 +48,10 @@ impl<F: Fabric + 'static> Layer<F> for DelayLayer {
     }
 }
 
-/// An engine that delays its ops.
+/// Delays the ops of the engines of a fabric.
 pub struct Delay<F: Fabric> {
     engine: F::Engine,
-    /// Signals the hold flag.
+    /// Engine that signals the flag which the delayed ops wait for.
     opener: F::Engine,
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,

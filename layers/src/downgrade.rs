@@ -15,7 +15,7 @@ pub struct DowngradeLayer {
     pub queued_wait: bool,
     /// Largest number of ops in a slice, if it is less than the limit of the engine.
     pub slice_ops_max: usize,
-    /// Alignment of puts, if it is more than that of the engine.
+    /// Alignment of puts in bytes, if the layer requires more than the engine does.
     pub put_align_bytes: u64,
 }
 

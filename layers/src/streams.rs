@@ -72,7 +72,7 @@ struct Shared<F: Fabric> {
 
 struct Engines<F: Fabric> {
     engine: F::Engine,
-    /// Signals the hold flag.
+    /// Engine that signals the flag which held ops wait for.
     opener: F::Engine,
     /// Runs captured slices.
     replayer: F::Engine,

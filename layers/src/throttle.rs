@@ -68,7 +68,7 @@ impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
 /// An engine as slow as a network.
 pub struct Throttle<F: Fabric> {
     engine: F::Engine,
-    /// Signals the hold flag.
+    /// Engine that signals the flag which held ops wait for.
     opener: F::Engine,
     hold: HoldFlags<F>,
     caps: Caps,
@@ -248,7 +248,7 @@ impl<F: Fabric> fmt::Debug for Throttle<F> {
 /// Longest delay, however slow the wire; about three years.
 const LONGEST: Duration = Duration::from_secs(100_000_000);
 
-/// An op as the schedule sees it.
+/// An op, reduced to what its transfer time depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// A put of this many bytes.

@@ -401,7 +401,7 @@ impl<D: Fabric, N: Fabric> OpenGets<D, N> {
         self.next
     }
 
-    /// Returns whether a get of the same queue to the same peer waits for replies.
+    /// Returns whether a get of the queue and the peer of `op_id` still waits for replies.
     ///
     /// A direct get that is posted now would overtake it.
     pub(crate) fn is_incomplete(&self, op_id: OpId) -> bool {
@@ -600,7 +600,7 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         }
     }
 
-    /// Copies a slot to its destination, whose bounds the caller has checked.
+    /// Copies the bytes of a slot to their destination. The caller has checked its bounds.
     fn copy_from_slot(
         &self,
         (region, offset): (&Registration<D, N>, u64),

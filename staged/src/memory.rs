@@ -161,8 +161,8 @@ impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
         self.direct(region.map_err(Error::backend("register"))?, role)
     }
 
-    /// Adopts memory with the network. Memory that the network refuses is staged if it belongs to the
-    /// device of this fabric.
+    /// Registers memory of another fabric with the network. Memory that the network refuses is staged if it
+    /// belongs to the device of this fabric.
     unsafe fn adopt(&self, held: &DynRegion, role: Role) -> Result<Local<D, N>, Error> {
         // SAFETY: the caller keeps the contract of `adopt`, which is the same here.
         let adopted = unsafe { self.shared.network().memory().adopt(held, role) };

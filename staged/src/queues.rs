@@ -45,7 +45,7 @@ fn at<L>(region: &Arc<L>, offset: u64) -> At<'_, L> {
 pub(crate) struct NetworkQueue<N: Fabric> {
     engine: N::Engine,
     waiting: VecDeque<(NetworkOp<N>, Vec<OpId>)>,
-    /// Submitted ops with their tickets.
+    /// Ops that were submitted to the network, with their tickets.
     posted: VecDeque<(Ticket, NetworkOp<N>, Vec<OpId>)>,
 }
 

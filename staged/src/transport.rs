@@ -204,7 +204,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.queue(id).settle_release();
     }
 
-    /// Submits and processes what it can without blocking. Does not wake `by`, the caller's queue.
+    /// Submits and processes messages, and does not block. Does not wake `by`, the caller's queue.
     pub(crate) fn progress(&mut self, by: u64) -> Result<(), Error> {
         self.poison.check()?;
         if by != REPLIES {

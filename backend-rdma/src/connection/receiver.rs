@@ -241,7 +241,7 @@ impl WakeupEvent {
         self.asleep.store(asleep, Ordering::SeqCst);
     }
 
-    /// Wakes the thread if it sleeps.
+    /// Wakes the thread that sleeps in `park`, if one does.
     pub(crate) fn notify(&self) {
         if self.asleep.swap(false, Ordering::SeqCst) {
             // If the counter is full, the write fails, but the descriptor is readable.

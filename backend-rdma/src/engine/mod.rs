@@ -133,7 +133,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues a checked slice and posts what the limits allow.
+    /// Queues a checked slice and posts as many requests as the queue limits allow.
     fn enqueue(&mut self) -> Result<Ticket, Error> {
         for index in 0..self.resolved.len() {
             if let ResolvedOp::Peer(peer, _) = self.resolved[index] {
@@ -172,7 +172,7 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Posts what the limits allow and runs the loopback ops.
+    /// Posts as many queued requests as the queue limits allow, and runs the loopback ops.
     fn progress(&mut self) -> Result<(), Error> {
         for endpoint in self.endpoints.iter_mut().flatten() {
             if endpoint.has_work() {

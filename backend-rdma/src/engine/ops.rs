@@ -18,7 +18,7 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// Maximum number of bytes that one call copies, so that it does not block for long.
 const CALL_BYTES_MAX: usize = 4 << 20;
 
-/// A checked op with its addresses.
+/// An op whose bounds are checked and whose addresses are known.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ResolvedOp {
     /// A copy of zero bytes.

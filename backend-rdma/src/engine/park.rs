@@ -88,7 +88,7 @@ impl EventParker {
         Ok(())
     }
 
-    /// Sleeps; returns whether it took the event of an arrival.
+    /// Sleeps until an event or a timeout, and returns whether a message has arrived.
     fn sleep(
         &self,
         receiver: &SignalReceiver,

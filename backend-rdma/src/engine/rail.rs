@@ -89,7 +89,7 @@ pub(super) struct RailLimits {
 /// Describes a request that is about to be posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestInfo {
-    /// The number of its op, in the order of submission to the engine.
+    /// Number of the op, in the order of submission to the engine.
     pub(super) order: u64,
     pub(super) bytes: u64,
     /// Whether the request must be signaled.

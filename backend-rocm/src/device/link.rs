@@ -104,7 +104,7 @@ fn link_kind(kind: hsa_amd_link_info_type_t) -> LinkKind {
     }
 }
 
-/// Returns what the HSA runtime reports.
+/// Returns the link between two GPUs as the HSA runtime reports it.
 fn hsa_link(from: &Device, to: &Device) -> Result<DeviceLink, Error> {
     let hsa = Hsa::load()?;
     let agents = agents(hsa)?;

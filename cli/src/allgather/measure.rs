@@ -1,4 +1,4 @@
-//! Measures one size: its limit, a check, the timed iterations, and a second check.
+//! Measures one size: the limit of the machine, a check, the timed iterations, and a second check.
 
 use std::time::Duration;
 

@@ -37,8 +37,8 @@ pub(crate) struct NodeOptions {
     /// [default: one node per host; hosts differ by kernel or network namespace]
     #[arg(long, value_name = "NODES")]
     pub(crate) nodes: Option<Nodes>,
-    /// Select the fabric between nodes: same (a second fabric of the backend), rdma (NICs), or auto
-    /// (rdma between hosts, same between virtual nodes)
+    /// Select the fabric between nodes: same (the backend of the ranks inside a node), rdma (NICs),
+    /// or auto (rdma between hosts, same between virtual nodes)
     #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
     pub(crate) network: Network,
     /// Limit the rate at which a rank sends and receives between nodes, such as 2GB/s
@@ -47,8 +47,8 @@ pub(crate) struct NodeOptions {
     /// Add this latency to all copies and signals between nodes, such as 20us
     #[arg(long, value_name = "TIME", requires = "nodes")]
     pub(crate) network_delay: Option<Delay>,
-    /// Limit the rate at which a rank sends and receives inside its node, such as 2GB/s, so that
-    /// shared cores do not determine it (backend host only)
+    /// Limit the rate of each rank inside its node, such as 2GB/s, to simulate a slower link (backend host
+    /// only)
     #[arg(long, value_name = "RATE")]
     pub(crate) local_bandwidth: Option<Rate>,
 }

@@ -71,18 +71,16 @@ pub(crate) struct Options {
     /// outputs that are not in place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// Set how a GPU copies its own shard to its output: local (inside the GPU, with a kernel that
-    /// competes with compute work), link (back from a peer, only with copy engines), or auto (link
-    /// for small shards, otherwise local)
+    /// Set how a GPU copies its own shard to its output: local (with a kernel, which competes with compute
+    /// work), link (with a copy engine, back from a peer), or auto (link for small shards, otherwise local)
     #[arg(long, value_enum, default_value_t = SelfCopy::Auto, value_name = "HOW")]
     pub(crate) self_copy: SelfCopy,
-    /// Select the engines that copy between AMD GPUs (backend rocm only): streams (HIP streams),
-    /// sdma (SDMA engines that the host drives), or auto (the lowest predicted time at each size);
-    /// with sdma, each start is timed until its completion before the next begins
+    /// Select the engines that copy between AMD GPUs (backend rocm only): streams (HIP streams), sdma (SDMA
+    /// engines that the host drives), or auto (the lowest predicted time at each size)
     #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
     pub(crate) engine: EngineKind,
-    /// Fail instead of falling back to host memory (between GPUs without peer access) or to a thread
-    /// that polls lanes
+    /// Fail instead of falling back to host memory, if GPUs have no peer access, or to a thread that
+    /// drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
     /// Set the element type: u8, i32, i64, f16, bf16, f32 or f64
@@ -111,8 +109,8 @@ pub(crate) struct Options {
     /// the usual folders]
     #[arg(long, value_name = "PATH")]
     pub(crate) nccl: Option<PathBuf>,
-    /// Also time all-gathers and compute work, each alone and both together (backend cuda only);
-    /// gemm is bf16 matrix products of 8192 × 8192 with cuBLAS
+    /// Also measure how much all-gathers and compute work slow each other down (backend cuda only);
+    /// gemm multiplies bf16 matrices of 8192 × 8192 with cuBLAS
     #[arg(long, value_enum, value_name = "COMPUTE")]
     pub(crate) overlap: Option<ComputeWork>,
     /// Load cuBLAS from PATH, the file libcublas.so or the folder that contains it [default: search

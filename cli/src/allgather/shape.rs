@@ -21,8 +21,8 @@ pub(crate) struct ShapeOptions {
     /// as 1:2:3:0; 0 gives a rank no shard
     #[arg(long, value_name = "N:N:…")]
     pub(crate) shards: Option<Ratio>,
-    /// Measure an all-gather with a list of destinations instead of one contiguous output; the list
-    /// spreads the shards over two buffers, in reverse order and with gaps
+    /// Gather into several places instead of one contiguous output: two buffers, in reverse order and with
+    /// gaps
     #[arg(long, conflicts_with = "tensors")]
     pub(crate) list: bool,
     /// Gather N tensors in one operation, 1 to 1024, each with a piece from every rank

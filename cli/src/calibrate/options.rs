@@ -32,8 +32,8 @@ pub(crate) struct Options {
     /// Measure each size in this number of rounds; the fastest round counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) rounds: u32,
-    /// Check the predictions of the calibration: also measure sizes between those of the fit, and
-    /// write predicted times, measured times and chosen algorithms to FILE as JSON
+    /// Check the calibration at sizes that it was not fitted to, and write the predicted and measured times
+    /// to FILE as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) check: Option<PathBuf>,
     /// Read the measurements from FILE, which an earlier run wrote with --check, instead of

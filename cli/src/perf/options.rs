@@ -64,8 +64,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) window: u32,
-    /// Set the number of engines on which rank 0 submits puts and gets, 1 to 64, each with the same
-    /// number of messages
+    /// Set the number of queues (copy engines) to which rank 0 submits puts and gets, 1 to 64; each
+    /// gets the same number of messages
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) engines: u16,

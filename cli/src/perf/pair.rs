@@ -17,7 +17,7 @@ use crate::ranks::data::{TestData, overwrite};
 const ALIGN_BYTES: u64 = 4096;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// This rank and its connection to the other one.
+/// This rank and its connection to the other rank.
 pub(super) struct Pair<'a> {
     pub(super) options: &'a Options,
     pub(super) engines: Vec<BareEngine>,

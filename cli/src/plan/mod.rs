@@ -9,7 +9,7 @@ mod options;
 use document::Document;
 pub(crate) use options::Options;
 
-/// Creates plans, or reads them from a file, and prints them with the verdict.
+/// Creates plans, or reads them from a file, and prints them with the result of the verifier.
 ///
 /// # Errors
 /// If the options contradict each other, the plans have a fault, or stdout cannot be written.

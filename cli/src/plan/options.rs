@@ -42,8 +42,8 @@ pub(crate) struct Options {
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// Set the shard of each rank in bytes, one size for all, such as 1M, or one for each rank,
-    /// such as 1M,2M; then the offset of each cell is printed too
+    /// Set the shard of each rank in bytes: one size for all ranks, such as 1M, or one for each rank, such as
+    /// 1M,2M; this also prints byte offsets
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) shard_bytes: Vec<Size>,
     /// Print the plan of this rank only, such as 0; the plans of all ranks are verified in any case,

@@ -119,13 +119,13 @@ pub(crate) struct DeviceTimes {
     pub(crate) self_copy: String,
 }
 
-/// The same all-gather by another library.
+/// Result of another library for the same all-gather.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Baseline {
     pub(crate) path: String,
     #[serde(flatten)]
     pub(crate) times: Option<BaselineTimes>,
-    /// Why it was not timed.
+    /// Reason why the other library was not timed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) missing: Option<String>,
 }

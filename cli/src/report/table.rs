@@ -102,7 +102,7 @@ fn cells(row: &Row, Columns { chunks, limits, predictions, device }: Columns) ->
     cells
 }
 
-/// Formats another time and its share of the median.
+/// Formats the time of a part of an iteration, and its share of the median.
 fn time_and_share(time_and_share: Option<(f64, f64)>) -> [String; 2] {
     match time_and_share {
         Some((other, share)) => [time(other), format!("{:.0} %", share * 100.0)],

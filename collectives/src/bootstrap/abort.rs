@@ -26,9 +26,9 @@ pub enum Cause {
 pub struct AbortRecord {
     /// The class of the failure.
     pub cause: Cause,
-    /// The rank that detected it; `None` if the bootstrap did.
+    /// The rank that detected the failure; `None` if the bootstrap detected it.
     pub by: Option<u32>,
-    /// The rank that caused it, if known.
+    /// The rank that caused the failure, if it is known.
     pub peer: Option<u32>,
     /// The operation, such as `all-gather 1`; empty outside of one.
     pub operation: String,

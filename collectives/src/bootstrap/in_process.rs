@@ -22,7 +22,7 @@ use super::message::{Blob, Request};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// Connects one rank to its group; the thread that is the rank owns it.
+/// Connects one rank, a thread of this process, to its group.
 ///
 /// If it is dropped before it said [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct InProcessBootstrap {

@@ -41,7 +41,7 @@ pub enum Notice {
     Abort {
         /// The rank that aborted.
         from: Rank,
-        /// The record that it passed.
+        /// The encoded [`AbortRecord`] that the rank passed.
         record: Vec<u8>,
     },
     /// The connection of a rank closed without a goodbye.
@@ -55,7 +55,7 @@ pub enum Notice {
     Acknowledged,
     /// A rank, perhaps this one, has sent a [message](Bootstrap::broadcast).
     Message {
-        /// The rank that sent it.
+        /// The rank that sent the message.
         from: Rank,
         /// The bytes of the message.
         message: Vec<u8>,
@@ -113,8 +113,8 @@ pub trait Bootstrap: Send + Sync {
     /// If the other ranks can no longer be reached.
     fn broadcast(&self, message: &[u8]) -> Result<(), Error>;
 
-    /// Returns the rank whose process relays the messages of this rank: this rank itself in a group of one
-    /// process, and `None` if a process outside of the group does.
+    /// Returns the rank whose process relays the messages between ranks, such as the rank that runs the hub.
+    /// In a group of one process it is this rank; it is `None` if a process outside of the group relays them.
     fn relay(&self) -> Option<Rank>;
 
     /// Ends the group, with an encoded [`AbortRecord`] as the reason, and returns at once. The listener of

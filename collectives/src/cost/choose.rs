@@ -46,7 +46,7 @@ pub struct Question<'a> {
     pub refused: &'a [(Algorithm, &'a str)],
 }
 
-/// A choice, and its alternatives.
+/// The algorithm that was chosen, and the alternatives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// The algorithm.
@@ -202,7 +202,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Describes how another time compares with the chosen one.
+/// Describes how the time of an alternative compares with that of the chosen algorithm.
 fn relation(chosen: u64, other: u64, tolerance_divisor: u64) -> String {
     let times = other as f64 / chosen.max(1) as f64;
     if other.saturating_sub(other / tolerance_divisor) <= chosen {

@@ -28,7 +28,7 @@ pub(crate) struct CostRequest<'a> {
 
 /// The longest path of a start through one rank.
 pub(crate) struct PathEstimate {
-    /// The terms of its time, in order.
+    /// The terms that the predicted time is the sum of, in order.
     pub(crate) terms: Vec<Term>,
     /// Time in which the host of the rank is busy meanwhile, in picoseconds.
     pub(crate) host: u64,

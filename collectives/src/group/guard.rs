@@ -15,7 +15,7 @@ use crate::run::executor::DRAIN_TIMEOUT;
 
 /// The pause between two releases of engines that are not drained.
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
-/// The pause if a graph can be replayed at any time, or an engine does not drain.
+/// Pause between two releases while graphs may be replayed, or while an engine does not drain.
 const REPLAY_PAUSE: Duration = Duration::from_millis(20);
 
 impl Shared {

@@ -83,11 +83,11 @@ pub struct LaneReport {
 pub struct TierReport {
     /// The tier of the fabric.
     pub tier: Tier,
-    /// Bytes that it puts to other ranks.
+    /// Bytes that the lane puts to other ranks.
     pub put_bytes: u64,
-    /// Bytes that it gets from other ranks.
+    /// Bytes that the lane gets from other ranks.
     pub got_bytes: u64,
-    /// Bytes of its self copy.
+    /// Bytes of the lane's self copies.
     pub own_bytes: u64,
 }
 

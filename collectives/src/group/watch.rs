@@ -169,7 +169,7 @@ impl Watch {
 
     /// Creates the record of a passed deadline.
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
-        let (rank, epoch) = (self.rank, self.epoch());
+        let rank = self.rank;
         let Some((wait, seen)) = self.missing() else {
             let before = if self.is_on_stream() { " or earlier work on its stream" } else { "" };
             let text = format!("rank {rank} did not complete its copies{before}");
@@ -181,9 +181,13 @@ impl Watch {
             );
         };
         let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
+        let last = match seen {
+            0 => "has never signaled it".to_owned(),
+            start => format!("last signaled it in start {start}"),
+        };
         let text = format!(
             "within {timeout:?}: rank {rank} waited for the flag \"{flag}\" from rank {writer}, \
-             found epoch {seen}, expected {epoch}"
+             which {last}"
         );
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }

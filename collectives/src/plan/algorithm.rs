@@ -93,7 +93,7 @@ pub enum FlagOrder {
 }
 
 impl FlagOrder {
-    /// Both orders.
+    /// Lists both orders of flags.
     pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
 
     /// Returns the name in texts, options and reports.
@@ -137,7 +137,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Both tiers.
+    /// Lists both tiers.
     pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
 
     /// Returns the name in texts and reports.

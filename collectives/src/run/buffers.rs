@@ -30,7 +30,7 @@ pub(crate) type Kept = DynRegion;
 /// A buffer of an operation; the name is the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum BufferId {
-    /// A buffer of what this rank contributes; in place there is none, because it is in the output.
+    /// An input buffer of this rank. An operation in place has none.
     Input(u32),
     /// A buffer of the result.
     Output(u32),
@@ -93,7 +93,7 @@ impl FlagAddress {
     }
 }
 
-/// Identifies a start, and so its flags and its output.
+/// Identifies a start of an operation, which determines flag values and the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// A start that runs now; its number, from 1.
@@ -103,7 +103,7 @@ pub(crate) enum Start {
 }
 
 impl Start {
-    /// Returns the value of its flags.
+    /// Returns the value that flags have in this start.
     pub(crate) fn value(self) -> u64 {
         match self {
             Self::Eager(epoch) => epoch,
@@ -122,7 +122,7 @@ pub(crate) struct DoubleBuffering {
 }
 
 impl DoubleBuffering {
-    /// Creates it for `outputs` outputs, or returns `None` if the regions would be larger than any memory.
+    /// Creates the layout for `outputs` outputs; `None` if the regions would be larger than any memory.
     pub(crate) fn new(
         outputs: u32,
         output_bytes: u64,

@@ -44,7 +44,7 @@ pub(crate) struct ExecutorOptions {
 /// The reason why a start was not enqueued on a stream.
 #[derive(Debug)]
 pub(crate) enum StartFailure {
-    /// It was refused before anything was submitted; the group continues.
+    /// The start was refused before anything was submitted; the group continues.
     Refused(Error),
     /// An engine failed.
     Broken(Error),
@@ -428,7 +428,7 @@ mod tests {
         std::mem::take(&mut log.lock().unwrap().lines)
     }
 
-    /// Makes one start on a stream, as the handle of the operation does.
+    /// Enqueues one start of the operation on a stream.
     fn start_on(executor: &mut Executor, stream: &Stream) -> Result<(), StartFailure> {
         if executor.is_capturing(stream)? {
             return executor.forked(stream, Executor::capture);

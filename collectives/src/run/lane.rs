@@ -116,7 +116,7 @@ impl Lane {
         self.epoch > started
     }
 
-    /// Returns the last start that this lane has completed.
+    /// Returns the number of the last start of the operation that this lane has completed.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }

@@ -405,7 +405,7 @@ struct NetworkTime {
     puts: u64,
     /// The time of the lane's own steps.
     work: u64,
-    /// The time of its steps with waits, or the time in which a rank receives if that is longer.
+    /// Time of the steps with waits, or the time in which a rank receives if that is longer.
     time: u64,
     /// The time until the first chunk has arrived.
     first: u64,

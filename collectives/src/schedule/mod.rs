@@ -30,7 +30,7 @@ mod hierarchical;
 mod ring;
 mod steps;
 
-/// States what a plan is for, apart from the algorithm and the topology.
+/// Describes the collective of a plan: ranks, bytes and options, but not the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The collective.

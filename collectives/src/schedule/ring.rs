@@ -223,7 +223,7 @@ impl Direction<'_> {
         if leaves && request.has_network() { self.network } else { self.local }
     }
 
-    /// Returns the lane in which the rank `by` positions after this one waits for arrivals.
+    /// Returns the lane in which another rank waits for arrivals. That rank is `by` positions after this one.
     ///
     /// No local lane signals a network lane of a peer.
     fn reader(&self, request: &PlanRequest<'_>, by: usize) -> LaneId {

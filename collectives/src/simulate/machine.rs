@@ -399,7 +399,7 @@ pub(super) enum LaneState {
 /// A copy that was issued and has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyInFlight {
-    /// Its number in order of issue.
+    /// Number of the copy in order of issue.
     pub(super) number: u32,
     pub(super) step: u32,
     pub(super) peer: u32,
@@ -407,9 +407,9 @@ pub(super) struct CopyInFlight {
     pub(super) get: bool,
     /// Whether a peer has put the bytes here.
     pub(super) passed_on: bool,
-    /// The time at which it was issued.
+    /// Time at which the copy was issued.
     pub(super) issued: u64,
-    /// The time at which its bytes began to move, and the number of the flow within the lane.
+    /// Time at which the transfer began, and the number of the flow within the lane.
     pub(super) started: Option<(u64, u32)>,
     /// The step whose end allowed it to begin.
     pub(super) cause: u32,

@@ -86,7 +86,7 @@ pub struct Slice {
     /// The time at which the lane reached it. For a put that waited for others, the time at which its bytes
     /// began to move.
     pub begin_ps: u64,
-    /// The time at which its bytes had moved, the signal took effect, or the wait was passed.
+    /// Time at which the copy was complete, the signal took effect, or the wait was passed.
     pub end_ps: u64,
 }
 

@@ -18,7 +18,7 @@ pub enum Position {
     Exit,
 }
 
-/// A step and its location; the text is such as `rank 0, lane 0, step 3 (wait ready from 1)`.
+/// Location of a step, printed as `rank 0, lane 0, step 3 (wait ready from 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
     /// The rank of the plan.

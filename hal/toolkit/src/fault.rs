@@ -96,7 +96,7 @@ pub enum Fault {
     PeerLost {
         /// The peer.
         peer: Rank,
-        /// The sign by which it was detected.
+        /// Symptom by which the failure was detected.
         how: String,
     },
     /// An action did not finish in time.

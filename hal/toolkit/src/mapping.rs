@@ -170,8 +170,8 @@ impl Mapping {
 }
 
 impl Pages {
-    /// Faults every page in now, in huge pages where the system provides them, so that the first operation is
-    /// as fast as the next.
+    /// Faults in all pages, in huge pages where the system provides them. The first operation is then as fast
+    /// as the next.
     fn make_resident(&self) -> Result<(), MappingError> {
         if self.mapped_bytes >= HUGE_PAGE_BYTES {
             // Only a hint: it changes nothing where shared memory has no huge pages.

@@ -71,9 +71,8 @@ impl<E: Clone> EngineState<E> {
 }
 
 impl<E: Clone + From<Fault>> EngineState<E> {
-    /// Checks that the engine can take a slice: it has not failed and was not released, the slice is not too
-    /// long, and each op lies in its regions. Room in the queue is checked by
-    /// [`TicketCounter::check_room`](crate::TicketCounter::check_room).
+    /// Checks the state of the engine, the length of a slice, and that each op lies in its regions. Room in
+    /// the queue is checked by [`TicketCounter::check_room`](crate::TicketCounter::check_room).
     ///
     /// # Errors
     /// Returns the first error of the engine, [`Fault::Released`], or [`Fault::Argument`] for the first op
@@ -197,7 +196,7 @@ pub trait EngineRegion: RegionBounds {
         self.host_address().map(|base| base + word * WORD_BYTES)
     }
 
-    /// Returns whether it is host memory.
+    /// Returns whether the region is host memory.
     fn is_on_host(&self) -> bool {
         self.host_address().is_some()
     }

@@ -191,7 +191,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         Ok(())
     }
 
-    /// Returns what the engine supports.
+    /// Returns the capabilities of the engine.
     pub(crate) fn caps(&self) -> &Caps {
         self.state.caps()
     }

@@ -48,7 +48,7 @@ pub(super) struct PendingOp {
     /// Position among all ops of the engine.
     pub(super) order: u64,
     pub(super) command: Command,
-    /// Length of its pieces; 0 until the first is submitted.
+    /// Length of the pieces of the copy; 0 until the first piece is submitted.
     pub(super) piece_bytes: u64,
     /// Bytes that were submitted to engines.
     pub(super) submitted: u64,

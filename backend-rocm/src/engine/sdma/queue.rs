@@ -19,7 +19,7 @@ const RESOURCES_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two checks while a queue closes.
 const CLOSE_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A validated op and its peer.
+/// A checked op and the peer that it concerns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerCommand {
     pub(crate) peer: usize,
@@ -213,7 +213,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         others.filter_map(|(_, queue)| queue.first_order()).min().unwrap_or(u64::MAX)
     }
 
-    /// Submits what engines may hold, for all peers.
+    /// Submits as many queued copies of all peers as the SDMA engines may hold.
     ///
     /// # Safety
     /// The requirements are those of [`progress`](Self::progress).

@@ -104,7 +104,7 @@ impl fmt::Display for SdmaSet {
 /// Class of a link, which decides the engines that serve it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkClass {
-    /// Both ends are the same GPU.
+    /// The source and the destination are on the same GPU.
     SameGpu,
     /// The peer is a GPU of the same XGMI hive.
     Xgmi,
@@ -135,9 +135,9 @@ pub(crate) struct LinkInfo {
 /// The rule by which engines were selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SelectedBy {
-    /// The runtime prefers them for the link.
+    /// The runtime recommends the engines for the link.
     Preference,
-    /// This crate selected them from those that the runtime reported as idle.
+    /// This crate selected the engines from those that the runtime reported as idle.
     Idle,
     /// The backend selected the engines, by their numbers.
     Number,

@@ -160,7 +160,7 @@ impl Baselines {
 }
 
 impl NcclPath {
-    /// Returns the path; it is open only if it is open on every rank. Collective.
+    /// Returns the path if it is open on every rank, and the reason why not otherwise. Collective.
     fn agreed(name: &'static str, comm: &Comm, open: Result<OpenPath>) -> Result<Self> {
         let mine = open.as_ref().err().map(|why| why.text().to_owned());
         let refusals = comm.share("path of NCCL", &mine)?;

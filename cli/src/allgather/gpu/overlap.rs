@@ -39,7 +39,7 @@ const ALL_GATHERS_MAX: u32 = 4000;
 /// Device memory of the compute work.
 pub(super) const MEMORY_BYTES: u64 = 3 * MATRIX_BYTES + WORKSPACE_BYTES;
 
-/// Matrix products on their own stream.
+/// Runs matrix products on a stream of its own.
 pub(super) struct Compute {
     /// Declared before the memory that it uses.
     cublas: Cublas,
@@ -187,8 +187,8 @@ pub(super) fn measure_overlap(
     })
 }
 
-/// Runs both together, and again with more work on the side that ended too early. Returns the
-/// longest times of all ranks.
+/// Times all-gathers and products together, and repeats it with more work on the side that ended too early.
+/// Returns the longest times of all ranks.
 fn overlapped(
     timer: &mut StreamTimer,
     comm: &Comm,
@@ -214,8 +214,8 @@ fn overlapped(
     }
 }
 
-/// Runs both once. The products are enqueued first, because their queue holds all of them;
-/// enqueueing the all-gathers may block the host.
+/// Runs the all-gathers and the matrix products once, at the same time. The products are enqueued first,
+/// because their queue holds all of them; enqueueing the all-gathers may block the host.
 fn run(
     timer: &mut StreamTimer,
     compute: &Compute,
@@ -249,9 +249,7 @@ fn run(
 }
 
 impl OverlapCounts {
-    /// Returns timed all-gathers for about the duration of the timed products, preceded by the
-    /// duration of one product, and followed by enough to outlast products that are 10 % slower
-    /// than alone.
+    /// Returns the numbers of all-gathers and products for one overlapped run.
     fn of(product: Duration, gather: Duration, candidate: &Candidate<'_>) -> Self {
         let products = |count: f64| {
             let all_gathers = count * product.as_secs_f64() / gather.as_secs_f64().max(1e-9);

@@ -105,7 +105,8 @@ impl Hub {
         address
     }
 
-    /// Ends the group because it did not start in time. The direct call takes effect before a later close.
+    /// Ends the group because not all ranks have joined in time. The direct call takes effect before a later
+    /// close.
     pub(super) fn start_timed_out(&self, timeout: Duration) {
         self.shared.apply(Rank(0), Event::Request(Request::StartTimedOut { timeout }));
     }

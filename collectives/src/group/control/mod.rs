@@ -33,7 +33,7 @@ pub(crate) const RELAY_TIMEOUT: Duration = Duration::from_millis(350);
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time until all ranks have acknowledged the end of the group.
 pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The same after an inquiry, if all ranks have answered but those that the record blames.
+/// Longest time until all ranks have acknowledged the end of the group, if a rank did not answer an inquiry.
 const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A message of the control protocol.
@@ -96,7 +96,7 @@ struct Conclusion {
     confirm_at: Option<Instant>,
 }
 
-/// An inquiry and its answers.
+/// An inquiry and the answers that have arrived.
 #[derive(Debug)]
 struct Inquiry {
     from: Rank,

@@ -101,7 +101,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Allows starts to be recorded into graphs by [`Operation::start_on`]. There is one output then.
+    /// Allows [`Operation::start_on`] to record the operation into graphs. There is one output then.
     ///
     /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
     /// in the same order. The operation and its group must outlive the last replay. A replay has no deadline; when the group

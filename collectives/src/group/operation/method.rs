@@ -18,7 +18,7 @@ pub(super) struct Method {
 }
 
 impl Method {
-    /// Returns the choice and its predicted cost.
+    /// Returns the chosen algorithm and its predicted cost.
     ///
     /// `shape` contains everything but the number of chunks; `known` contains the links of the group, and whether they were measured.
     ///

@@ -91,7 +91,7 @@ struct State {
     output_buffers: u32,
     /// The windows that hold the input and the output, if any.
     windows: [Option<Arc<Inner>>; 2],
-    /// The entry that marks its windows as used.
+    /// The entry that marks the windows of the operation as used.
     uses: Option<Entry>,
 }
 

@@ -23,8 +23,8 @@ use crate::verify::{self, Budget};
 /// The largest output in bytes for which two outputs are the default. Above it, the second output costs more cache than the
 /// saved flags are worth: docs/adr/0007.
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
-/// The same limit for engines with batched flags, such as GPUs. Saving one phase of flags saves 7 to 20 µs up to this size, and
-/// 1 % beyond it (docs/perf/cuda-allgather.md).
+/// Largest output for which two outputs are used with batched flags, as on GPUs. Saving one phase of flags
+/// saves 7 to 20 µs up to this size, and 1 % beyond it (docs/perf/cuda-allgather.md).
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 
 /// The properties of the group on which the choices depend.
@@ -32,7 +32,7 @@ pub(super) struct GroupInfo<'a> {
     pub(super) rank: Rank,
     pub(super) topology: &'a Topology,
     pub(super) shared: &'a Arc<Shared>,
-    /// The links, and whether they were measured.
+    /// The links of the cost model, and whether they were measured.
     pub(super) links: (&'a Links, bool),
     /// Whether nodes have different backends.
     pub(super) mixed: bool,
@@ -40,7 +40,7 @@ pub(super) struct GroupInfo<'a> {
     pub(super) tiers: bool,
 }
 
-/// An operation with its plan: what the caller specified, what was chosen, and what follows from it.
+/// An operation with its plan.
 pub(super) struct OperationPlan {
     pub(super) spec: OperationSpec,
     pub(super) rank: Rank,
@@ -157,7 +157,7 @@ impl OperationPlan {
     }
 }
 
-/// Checks what depends on the specification alone.
+/// Checks a specification without the group's fabrics and links.
 fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
     check_timeout(spec.timeout)?;
     if let Err(text) = spec.collective.check(ranks, spec.in_place) {

@@ -18,7 +18,7 @@ pub struct Destination {
 /// The number of elements that each rank provides, equal on all ranks.
 #[derive(Clone, Debug)]
 pub(in crate::group) enum Shards {
-    /// The same number from every rank.
+    /// Every rank contributes this number of elements.
     Equal(usize),
     /// A number from one rank only.
     Root(Rank, usize),

@@ -36,7 +36,7 @@ pub(crate) enum Activity {
     Open,
     /// A start is open on a stream of the caller, which orders it.
     OnStream,
-    /// It has been recorded into a graph, whose replays are not known.
+    /// The operation was recorded into a graph, whose replays are not known.
     Captured,
 }
 
@@ -62,7 +62,7 @@ struct User {
     extents: Vec<Extent>,
     /// The operation; `None` if the host has borrowed the bytes.
     operation: Option<Arc<dyn Active>>,
-    /// The use that its operation is about to begin.
+    /// The use that the operation is about to begin.
     begun: Option<Activity>,
 }
 

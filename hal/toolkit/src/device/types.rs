@@ -82,7 +82,7 @@ pub enum CaptureState {
     Unknown,
 }
 
-/// Support of a driver for calls with several memory operations that run in order.
+/// Describes whether a driver runs several memory operations of one call in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
     /// One call takes several operations, runs them in order, and costs about as much as one operation.
@@ -180,7 +180,7 @@ pub enum Reachability {
 pub struct ConnectedPeer {
     /// The peer.
     pub peer: Rank,
-    /// The UUID of its device.
+    /// UUID of the peer's device.
     pub device: [u8; 16],
     /// The link that carries the bytes.
     pub kind: LinkKind,

@@ -135,7 +135,8 @@ impl Request<'_> {
         Ok(fds)
     }
 
-    /// A message arrived without its descriptors: the kernel drops them when this process may not open more.
+    /// Creates the error of a message without its descriptors, which the kernel drops at the limit of open
+    /// files.
     fn no_descriptor(&self) -> Refusal {
         Refusal::System {
             what:
@@ -270,7 +271,7 @@ struct Shared {
 static SHARED: Mutex<Shared> = Mutex::new(Shared { users: 0, thread: None });
 
 impl Server {
-    /// Starts the thread if it does not run.
+    /// Keeps the thread running, and starts it if necessary.
     ///
     /// # Errors
     /// Returns [`Refusal::System`] if the system has no socket or thread.
@@ -329,8 +330,8 @@ impl Drop for Thread {
     }
 }
 
-/// Listens as soon as the name is free. A process that another thread just starts holds the socket of the
-/// previous server between its fork and its exec.
+/// Opens the socket as soon as its name is free. A process that another thread just starts holds the socket
+/// of the previous server between its fork and its exec.
 fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
     let deadline = Deadline::after(BIND_TIMEOUT);
     loop {

@@ -50,9 +50,9 @@ pub struct Claim {
     pub backend: BackendId,
     /// The generation of the registration.
     pub generation: Generation,
-    /// The rank that owns it.
+    /// Rank that owns the registration.
     pub owner: Rank,
-    /// The role that it was registered with.
+    /// Role that the memory was registered with.
     pub role: Role,
 }
 
@@ -79,7 +79,7 @@ pub enum Refusal {
     Freed,
     /// The process has ended, or broke the protocol.
     Gone {
-        /// The sign by which it was detected.
+        /// Symptom by which the failure was detected.
         how: String,
     },
     /// The process did not answer in time.

@@ -47,7 +47,7 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 pub struct DeviceId {
     /// The UUID, which is the same in all processes.
     pub uuid: [u8; 16],
-    /// Whether it is a partition of a GPU.
+    /// Whether the device is a partition of a GPU.
     pub divided: bool,
     /// The name in the vendor's tools, such as `GPU-` and a UUID. Ordinals differ between processes.
     pub text: String,

@@ -75,7 +75,7 @@ struct Connected {
     owner: Owner,
     /// The reason why the two devices do not reach each other, if they do not.
     unreachable: Option<String>,
-    /// Whether it has exported host memory for data.
+    /// Whether this rank has exported host memory for data.
     on_host: bool,
 }
 

@@ -30,7 +30,7 @@ pub struct Local<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Local<D> {
-    /// Returns whether it is host memory.
+    /// Returns whether the region is host memory.
     pub fn is_on_host(&self) -> bool {
         self.registration.host().is_some()
     }

@@ -23,7 +23,7 @@ pub(super) struct SideStream<D: StreamDevice> {
     ended: Event<D>,
     /// Whether the next put here must be ordered behind the main stream.
     must_follow: bool,
-    /// Whether it holds puts that the main stream has not waited for.
+    /// Whether the stream holds puts that the main stream has not waited for.
     unjoined: bool,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Busy {
     pub(super) begun: bool,
 }
 
-/// Puts one slice onto its streams.
+/// Enqueues the ops of one slice on the streams.
 #[derive(Debug)]
 pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) context: &'a D,
@@ -156,7 +156,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         Ok(())
     }
 
-    /// Puts all copies onto their streams, before a flag.
+    /// Enqueues all pending copies on their streams, before a flag is signaled.
     fn issue_all(&mut self) -> Result<(), D::Error> {
         for stream_index in 0..self.copies.len() {
             if !self.copies[stream_index].is_empty() {

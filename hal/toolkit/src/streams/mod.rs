@@ -72,8 +72,8 @@ pub enum SignalBy {
 /// Largest number of ops in a slice. More than [`COMMANDS_MAX`] commands on one stream could block the
 /// caller, and a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
-/// Returns the largest number of commands that a slice of `ops` puts onto one stream: two for each op, more
-/// if every op is several memory operations, and the events around them.
+/// Returns the largest number of commands that a slice of `ops` ops enqueues on one stream. These are two for
+/// each op, more if every op is several memory operations, and the events around them.
 const fn commands_max(ops: usize) -> usize {
     ops * 19 / 8 + 8
 }

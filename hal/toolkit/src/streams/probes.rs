@@ -521,7 +521,7 @@ impl<D: StreamDevice> Drop for Executable<'_, D> {
     }
 }
 
-/// The halves differ, so that a write of only 32 bits is detected.
+/// Value that the probes write; its halves differ, so that a write of only 32 bits is detected.
 const PROBE_VALUE: u64 = 0x5EED_F1A6_0DDB_A115;
 
 /// Probes which method of signals reaches the word `target` of a peer, and whether copies do, by doing it and

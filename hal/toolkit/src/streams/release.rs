@@ -108,8 +108,7 @@ impl<D: WordCalls> Releaser<D> {
     }
 }
 
-/// Keeps one value for each flag: the largest awaited value in the upper half of the range, or in the lower
-/// half; if there is none, the largest of the other half.
+/// Keeps one awaited value for each flag: the largest of one half of the range, or else of the other half.
 fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
     targets.sort_unstable_by_key(|target| {
         let other_half = (target.value >= UPPER_HALF) != upper;

@@ -166,7 +166,7 @@ fn copy(
 pub(super) enum Target {
     /// This rank.
     Own,
-    /// A peer, with its rank as an index.
+    /// The peer with this rank.
     Peer(usize),
 }
 
