@@ -1,6 +1,5 @@
 //! Reads calibrations, and describes the machine that one is valid for.
 
-use std::fs;
 use std::path::Path;
 
 use peerlane::hal::LinkKind;
@@ -8,6 +7,7 @@ use peerlane::planning::cost::{Calibration, Key, Links};
 use peerlane::{cuda, host};
 
 use crate::error::{Failure, Result};
+use crate::text_file;
 
 /// Reads a calibration from a file.
 ///
@@ -15,8 +15,7 @@ use crate::error::{Failure, Result};
 /// If the file cannot be read, or was made for another key than `expected`.
 pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     let what = path.display();
-    let text = fs::read_to_string(path)
-        .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+    let text = text_file::read(path)?;
     let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
         Failure::usage(format!("{what} is not a file of `peerlane calibrate --out`: {error}"))
             .with_advice("create one with `peerlane calibrate --out FILE`")

@@ -36,6 +36,7 @@ mod plan;
 mod ranks;
 mod report;
 mod simulate;
+mod text_file;
 mod trace;
 mod units;
 

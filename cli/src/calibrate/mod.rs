@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::calibration::{known, machine};
 use crate::error::{Failure, Result};
 use crate::report::pretty_json;
+use crate::text_file;
 
 mod check;
 mod measure;
@@ -69,8 +70,7 @@ impl SampleSet {
     /// Reads the samples of an earlier check.
     fn read(path: &Path) -> Result<Self> {
         let what = path.display();
-        let text = fs::read_to_string(path)
-            .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+        let text = text_file::read(path)?;
         let check: Check = serde_json::from_str(&text).map_err(|error| {
             Failure::usage(format!("{what} is not a file of `peerlane calibrate --check`: {error}"))
                 .with_advice("create one with `peerlane calibrate --check FILE`")

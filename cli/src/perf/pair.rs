@@ -77,8 +77,14 @@ impl<'a> Pair<'a> {
     /// If memory cannot be allocated, or the host cannot access it.
     pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers> {
         let engines = self.engines.len();
-        let slot_bytes = bytes.next_multiple_of(ALIGN_BYTES).max(ALIGN_BYTES);
-        let mine = self.fabric.allocate(2 * engines as u64 * slot_bytes, Role::Data)?;
+        let slot_bytes = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES);
+        let buffer_bytes = slot_bytes.and_then(|bytes| bytes.checked_mul(2 * engines as u64));
+        let (Some(slot_bytes), Some(buffer_bytes)) = (slot_bytes, buffer_bytes) else {
+            return Err(Failure::usage(format!(
+                "--bytes {bytes} with {engines} engines needs more memory than can be addressed"
+            )));
+        };
+        let mine = self.fabric.allocate(buffer_bytes, Role::Data)?;
         if mine.space() != Space::Host {
             return Err(Failure::failed(
                 "the backend allocated device memory, expected host memory, which perf measures",

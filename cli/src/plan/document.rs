@@ -20,6 +20,7 @@ use crate::error::{Failure, Result};
 use crate::goal::provided;
 use crate::options::PlanOptions;
 use crate::report::pretty_json;
+use crate::text_file;
 
 /// The plans to print, the verdict on the plans of all ranks, and the layout of the cells.
 #[derive(Clone, Debug)]
@@ -194,8 +195,7 @@ enum JsonPlans {
 /// # Errors
 /// If the file cannot be read, does not contain plans, or the plans have a fault.
 pub(super) fn check(path: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::io(format_args!("cannot read {}", path.display()), &error))?;
+    let text = text_file::read(path)?;
     let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
     let plans = parse(&text).map_err(in_file)?;
     if plans.is_empty() {

@@ -14,6 +14,7 @@ use crate::error::{Failure, Result};
 use crate::options::{
     AlgorithmChoice, Nodes, PlanOptions, parse_algorithm, parse_ranks, shard_bytes,
 };
+use crate::text_file;
 use crate::units::{Delay, Rate, Size};
 
 /// Simulate an all-gather on modelled links: its duration and its critical path
@@ -226,8 +227,7 @@ impl LinkOptions {
     fn file(&self) -> Result<Option<Links>> {
         let Some(path) = &self.calibration else { return Ok(None) };
         let what = path.display();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Failure::io(format_args!("cannot read {what}"), &error))?;
+        let text = text_file::read(path)?;
         if let Ok(calibration) = serde_json::from_str::<Calibration>(&text) {
             return Ok(Some(calibration.links));
         }

@@ -1,6 +1,20 @@
 //! Tests the error texts for wrong command lines and for machines that lack something.
 
-use crate::common::run;
+use crate::common::{Ended, command, end, run};
+
+#[test]
+fn files_without_end_and_sizes_beyond_memory_are_errors() {
+    for words in ["plan --check /dev/zero", "simulate --calibration /dev/zero"] {
+        let Ended { code, stderr, .. } = end(&mut command(words));
+        assert_eq!(code, Some(2), "{stderr}");
+        let expected = "error: /dev/zero has more than 256 MiB, expected a text file";
+        assert!(stderr.contains(expected), "{words}: {stderr}");
+    }
+    let Ended { code, stderr, .. } = end(&mut command("perf --put --bytes 18446744073709551615"));
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("needs more memory than can be addressed"), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+}
 
 #[test]
 fn wrong_options_are_usage_errors_with_the_valid_values() {

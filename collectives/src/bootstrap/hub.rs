@@ -162,14 +162,17 @@ impl HubState {
     }
 }
 
+/// Largest number of ranks of a group. Every rank has a connection to the hub, and a host has 65,536 ports.
+pub(crate) const RANKS_MAX: usize = 1 << 16;
+
 /// Checks the number of ranks of a group.
 pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
     if ranks == 0 {
         let text = "number of ranks is 0, expected at least 1";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    if u32::try_from(ranks).is_err() {
-        let text = format!("number of ranks is {ranks}, expected at most {}", u32::MAX);
+    if ranks > RANKS_MAX {
+        let text = format!("number of ranks is {ranks}, expected at most {RANKS_MAX}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     Ok(())
@@ -212,6 +215,15 @@ mod tests {
         );
         assert!(!state.awaits_acknowledgement());
         assert_eq!(state.stop_waiting(), []);
+    }
+
+    #[test]
+    fn the_number_of_ranks_is_limited() {
+        assert!(check_ranks(1).is_ok() && check_ranks(RANKS_MAX).is_ok());
+        let text = |ranks| check_ranks(ranks).unwrap_err().to_string();
+        assert_eq!(text(0), "number of ranks is 0, expected at least 1");
+        let most = u32::MAX as usize;
+        assert_eq!(text(most), "number of ranks is 4294967295, expected at most 65536");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub struct InProcessBootstrap {
 /// Opens a group of `ranks` ranks and returns the handle of each, in rank order.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or does not fit in 32 bits;
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or more than 65,536;
 /// [`Other`](ErrorKind::Other) if the system cannot start the thread of the group.
 pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
     check_ranks(ranks)?;

@@ -29,7 +29,7 @@ fn a_peer_that_does_not_come_is_named_on_all_ranks() {
         error.to_string().replace("rank 2 waited", "rank 0 waited")
     });
     assert_eq!((&texts[0], &texts[1]), (&texts[1], &texts[2]));
-    assert_snapshot!(texts[0], @r#"all-gather 1, start 1, did not finish within 400ms: rank 0 waited for the flag "ready from 1" from rank 1, which has never signaled it"#);
+    assert_snapshot!(texts[0], @r#"all-gather 1, start 1, did not finish within 400ms: rank 0 waited for the flag "ready from 1" from rank 1, which has never signaled it; rank 1 is alive but late"#);
 }
 
 #[test]
