@@ -74,7 +74,8 @@ impl Drop for Local {
     }
 }
 
-impl Region for Local {
+// SAFETY: the region keeps its memory allocated until it is dropped.
+unsafe impl Region for Local {
     fn base(&self) -> NonNull<u8> {
         self.registration.base
     }
@@ -150,7 +151,8 @@ impl fmt::Debug for Remote {
     }
 }
 
-impl PeerMemory for Memory {
+// SAFETY: allocations are new, and a key is checked against the registration that it names.
+unsafe impl PeerMemory for Memory {
     type Error = Error;
     type Key = Key;
     type Local = Local;

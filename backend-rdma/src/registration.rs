@@ -306,7 +306,8 @@ mod tests {
         exported: bool,
     }
 
-    impl Region for Memory {
+    // SAFETY: the region keeps its memory allocated until it is dropped.
+    unsafe impl Region for Memory {
         fn base(&self) -> NonNull<u8> {
             NonNull::new(0x7_0000_1234 as *mut u8).unwrap()
         }

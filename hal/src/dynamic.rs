@@ -114,7 +114,8 @@ impl DynRegion {
     }
 }
 
-impl Region for DynRegion {
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl Region for DynRegion {
     fn base(&self) -> NonNull<u8> {
         self.region.base()
     }
@@ -259,7 +260,8 @@ impl fmt::Debug for DynFabric {
     }
 }
 
-impl Fabric for DynFabric {
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl Fabric for DynFabric {
     type Error = DynError;
     type Memory = Self;
     type Engine = DynEngine;
@@ -298,7 +300,8 @@ impl Fabric for DynFabric {
     }
 }
 
-impl PeerMemory for DynFabric {
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl PeerMemory for DynFabric {
     type Error = DynError;
     type Key = DynKey;
     type Local = DynRegion;
@@ -448,7 +451,8 @@ impl fmt::Debug for DynEngine {
     }
 }
 
-impl CopyEngine for DynEngine {
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl CopyEngine for DynEngine {
     type Error = DynError;
     type Local = DynRegion;
     type Remote = DynImport;
@@ -596,7 +600,8 @@ impl<E: CopyEngine> TypedEngine<E> {
     }
 }
 
-impl<E: CopyEngine> StreamOrdered for TypedEngine<E> {
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl<E: CopyEngine> StreamOrdered for TypedEngine<E> {
     type Error = DynError;
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, DynError> {

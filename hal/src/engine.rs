@@ -148,7 +148,11 @@ pub struct Caps {
 ///     Ok(true)
 /// }
 /// ```
-pub trait CopyEngine: Send + 'static {
+///
+/// # Safety
+/// An engine accesses only the bytes that the ops of a slice name, and only until the ticket of the slice is complete. It
+/// reports a ticket as complete when every op up to that slice is complete, and not before.
+pub unsafe trait CopyEngine: Send + 'static {
     /// The error of the backend.
     type Error: Error;
     /// A registered region of this rank.
@@ -221,7 +225,11 @@ pub trait CopyEngine: Send + 'static {
 /// Orders an engine against a stream of the caller.
 ///
 /// A stream is a reference to the stream type of the backend, such as `peerlane_cuda::Stream`.
-pub trait StreamOrdered {
+///
+/// # Safety
+/// Between [`fork`](Self::fork) and [`join`](Self::join), the engine's work follows the work that the caller enqueued on the stream
+/// before, and the caller's later work follows the engine's.
+pub unsafe trait StreamOrdered {
     /// The error of the backend.
     type Error: Error;
 

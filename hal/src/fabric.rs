@@ -78,7 +78,11 @@ impl Default for EngineRequirements {
 ///
 /// First [`connect`](Self::connect) all peers, then import their regions and create engines. An engine reaches the peers that
 /// were connected before it was created.
-pub trait Fabric: Send + Sync + 'static {
+///
+/// # Safety
+/// The rank never changes. Engines reach regions of this fabric's memory, of this rank and of connected peers, under the
+/// contract of their own traits.
+pub unsafe trait Fabric: Send + Sync + 'static {
     /// The error of the backend.
     type Error: Error;
     /// The memory of the fabric.

@@ -51,7 +51,11 @@ pub trait Flush: Send + Sync + fmt::Debug {
 }
 
 /// A registered region of this rank.
-pub trait Region: Send + Sync + 'static {
+///
+/// # Safety
+/// Until the region is dropped, its memory stays allocated, and the host can read and write `bytes` bytes from `base` in the space
+/// that [`space`](Self::space) returns. All methods describe this memory and never return anything else.
+pub unsafe trait Region: Send + Sync + 'static {
     /// Returns the address of the first byte, in the address space that [`space`](Self::space) names.
     fn base(&self) -> NonNull<u8>;
 
@@ -86,7 +90,11 @@ pub trait Region: Send + Sync + 'static {
 }
 
 /// Registers memory of this rank and imports memory of peers.
-pub trait PeerMemory: Send + Sync + 'static {
+///
+/// # Safety
+/// Memory that [`allocate`](Self::allocate) returns belongs to no one else. An imported region stands for the bytes that the peer
+/// registered under that key and for no others, and a key of freed memory cannot be imported.
+pub unsafe trait PeerMemory: Send + Sync + 'static {
     /// The error of the backend.
     type Error: Error;
     /// The key with which a peer imports a region.

@@ -139,7 +139,8 @@ impl<F: Fabric> Delay<F> {
     }
 }
 
-impl<F: Fabric> CopyEngine for Delay<F> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<F: Fabric> CopyEngine for Delay<F> {
     type Error = Error<F::Error>;
     type Local = Local<F>;
     type Remote = Remote<F>;

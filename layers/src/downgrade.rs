@@ -99,7 +99,8 @@ impl<E: CopyEngine> Downgrade<E> {
     }
 }
 
-impl<E: CopyEngine> CopyEngine for Downgrade<E> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<E: CopyEngine> CopyEngine for Downgrade<E> {
     type Error = Error<E::Error>;
     type Local = E::Local;
     type Remote = E::Remote;

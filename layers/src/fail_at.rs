@@ -66,7 +66,8 @@ impl<E: CopyEngine> FailAt<E> {
     }
 }
 
-impl<E: CopyEngine> CopyEngine for FailAt<E> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<E: CopyEngine> CopyEngine for FailAt<E> {
     type Error = Error<E::Error>;
     type Local = E::Local;
     type Remote = E::Remote;

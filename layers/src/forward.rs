@@ -46,7 +46,8 @@ pub(crate) use forward_to_engine;
 /// Implements `StreamOrdered` for a layer by forwarding each call to `self.engine`, after the call of `$before` if it is given.
 macro_rules! forward_streams {
     ([$($generics:tt)*] $layer:ty $(, $before:ident)?) => {
-        impl<$($generics)*> peerlane_hal::StreamOrdered for $layer {
+        // SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+        unsafe impl<$($generics)*> peerlane_hal::StreamOrdered for $layer {
             type Error = <Self as peerlane_hal::CopyEngine>::Error;
 
             fn is_capturing(&mut self, stream: &dyn std::any::Any) -> Result<bool, Self::Error> {

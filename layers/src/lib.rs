@@ -89,7 +89,8 @@ impl<F: Fabric, L: Layer<F>> Wrapped<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     type Error = Error<F::Error>;
     type Memory = Memory<F::Memory>;
     type Engine = L::Engine;
@@ -145,7 +146,8 @@ impl<M> fmt::Debug for Memory<M> {
     }
 }
 
-impl<M: PeerMemory> PeerMemory for Memory<M> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<M: PeerMemory> PeerMemory for Memory<M> {
     type Error = Error<M::Error>;
     type Key = M::Key;
     type Local = M::Local;

@@ -272,7 +272,8 @@ impl<F: Fabric + 'static> Streams<F> {
     }
 }
 
-impl<F: Fabric + 'static> CopyEngine for Streams<F> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
     type Error = Error<F::Error>;
     type Local = Local<F>;
     type Remote = Remote<F>;
@@ -369,7 +370,8 @@ impl<F: Fabric + 'static> CopyEngine for Streams<F> {
     }
 }
 
-impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
     type Error = Error<F::Error>;
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Self::Error> {

@@ -170,7 +170,8 @@ fn part<M>(whole: At<'_, M>, piece: Piece) -> At<'_, M> {
     At { offset: whole.offset.saturating_add(piece.offset), ..whole }
 }
 
-impl<F: Fabric> CopyEngine for Throttle<F> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
     type Error = Error<F::Error>;
     type Local = Local<F>;
     type Remote = Remote<F>;

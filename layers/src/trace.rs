@@ -137,7 +137,8 @@ impl<E: CopyEngine> Trace<E> {
     }
 }
 
-impl<E: CopyEngine> CopyEngine for Trace<E> {
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<E: CopyEngine> CopyEngine for Trace<E> {
     type Error = Error<E::Error>;
     type Local = E::Local;
     type Remote = E::Remote;

@@ -81,7 +81,8 @@ impl<D: Fabric, N: Fabric> RegionBounds for Remote<D, N> {
     }
 }
 
-impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
+// SAFETY: the layer passes all calls on to implementations that uphold the contract.
+unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
     type Error = Error;
     type Local = Local<D, N>;
     type Remote = Remote<D, N>;

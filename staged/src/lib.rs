@@ -167,7 +167,8 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
     }
 }
 
-impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
+// SAFETY: the layer passes all calls on to implementations that uphold the contract.
+unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
     type Error = Error;
     type Memory = Memory<D, N>;
     type Engine = Engine<D, N>;

@@ -133,7 +133,8 @@ impl<D: Fabric, N: Fabric> Memory<D, N> {
     }
 }
 
-impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
+// SAFETY: the layer passes all calls on to implementations that uphold the contract.
+unsafe impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
     type Error = Error;
     type Key = Key<NetKey<N>>;
     type Local = Local<D, N>;
@@ -244,7 +245,8 @@ impl<D: Fabric, N: Fabric> Drop for Local<D, N> {
     }
 }
 
-impl<D: Fabric, N: Fabric> Region for Local<D, N> {
+// SAFETY: the layer passes all calls on to implementations that uphold the contract.
+unsafe impl<D: Fabric, N: Fabric> Region for Local<D, N> {
     fn base(&self) -> NonNull<u8> {
         self.registration.backing.region().base()
     }

@@ -61,7 +61,8 @@ impl Comm {
     }
 }
 
-impl Bootstrap for Comm {
+// SAFETY: all calls are passed on to a bootstrap that upholds the contract.
+unsafe impl Bootstrap for Comm {
     fn rank(&self) -> Rank {
         self.bootstrap.rank()
     }

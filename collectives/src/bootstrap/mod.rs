@@ -79,7 +79,11 @@ pub trait Listener: Send + Sync {
 }
 
 /// Exchanges small messages among the ranks of one group, for one of its ranks.
-pub trait Bootstrap: Send + Sync {
+///
+/// # Safety
+/// [`exchange`](Self::exchange) returns exactly the bytes that each rank passed to this call, and no bytes of another call: the
+/// group trusts the keys of memory that it receives. `rank` and `ranks` never change and are right.
+pub unsafe trait Bootstrap: Send + Sync {
     /// Returns this rank.
     fn rank(&self) -> Rank;
 

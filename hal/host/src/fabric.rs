@@ -119,7 +119,8 @@ impl Fabric {
     }
 }
 
-impl FabricTrait for Fabric {
+// SAFETY: the rank is constant, and memory and engines uphold their contracts.
+unsafe impl FabricTrait for Fabric {
     type Error = Error;
     type Memory = Memory;
     type Engine = Engine;

@@ -76,7 +76,8 @@ impl Local {
     }
 }
 
-impl Region for Local {
+// SAFETY: the region keeps its memory allocated until it is dropped.
+unsafe impl Region for Local {
     fn base(&self) -> NonNull<u8> {
         self.registration.base()
     }
@@ -210,7 +211,8 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
     Ok(Arc::new(Registration { backing, bytes, owner, role }))
 }
 
-impl PeerMemory for Memory {
+// SAFETY: allocations are new, and a key is checked against the registration that it names.
+unsafe impl PeerMemory for Memory {
     type Error = Error;
     type Key = Key;
     type Local = Local;

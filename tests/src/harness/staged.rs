@@ -93,7 +93,8 @@ impl<D: Fabric, N: Fabric> StagedMemory<D, N> {
     }
 }
 
-impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
     type Error = Error;
     type Memory = StagedMemory<D, N>;
     type Engine = Engine<D, N>;
@@ -129,7 +130,8 @@ impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
 
 type NetKey<N> = <<N as Fabric>::Memory as PeerMemory>::Key;
 
-impl<D: Fabric, N: Fabric> PeerMemory for StagedMemory<D, N> {
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl<D: Fabric, N: Fabric> PeerMemory for StagedMemory<D, N> {
     type Error = Error;
     type Key = Key<NetKey<N>>;
     type Local = Local<D, N>;

@@ -34,7 +34,8 @@ impl<B> Gated<B> {
     }
 }
 
-impl<B: Bootstrap> Bootstrap for Gated<B> {
+// SAFETY: all calls are passed on to a bootstrap that upholds the contract.
+unsafe impl<B: Bootstrap> Bootstrap for Gated<B> {
     fn rank(&self) -> Rank {
         self.inner.rank()
     }

@@ -105,7 +105,8 @@ impl<const FLAW: u8> FlawedMemory<FLAW> {
     }
 }
 
-impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
+// SAFETY: it breaks the contract only in ways that the checks of this test find, in memory of the test.
+unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
     type Error = host::Error;
     type Key = FlawedKey<FLAW>;
     type Local = host::Local;
@@ -162,7 +163,8 @@ impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
     }
 }
 
-impl<const FLAW: u8> Fabric for Flawed<FLAW> {
+// SAFETY: it breaks the contract only in ways that the checks of this test find, in memory of the test.
+unsafe impl<const FLAW: u8> Fabric for Flawed<FLAW> {
     type Error = host::Error;
     type Memory = FlawedMemory<FLAW>;
     type Engine = host::Engine;

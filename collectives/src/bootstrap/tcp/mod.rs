@@ -132,7 +132,8 @@ impl TcpBootstrap {
     }
 }
 
-impl Bootstrap for TcpBootstrap {
+// SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged.
+unsafe impl Bootstrap for TcpBootstrap {
     fn rank(&self) -> Rank {
         self.client.rank()
     }

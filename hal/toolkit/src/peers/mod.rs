@@ -141,7 +141,8 @@ fn unreachable_peer<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Erro
     D::unreachable(error, format!("cannot access the memory of rank {peer} on {}", device.label()))
 }
 
-impl<D: PeerDevice> FabricTrait for Fabric<D> {
+// SAFETY: the rank is constant, and memory and engines uphold their contracts.
+unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
     type Error = D::Error;
     type Memory = Memory<D>;
     type Engine = D::Engine;

@@ -196,7 +196,8 @@ impl<D: RegionDevice> Memory<D> {
     }
 }
 
-impl<D: RegionDevice> PeerMemory for Memory<D> {
+// SAFETY: allocations are new, and a key is checked against the registration that it names.
+unsafe impl<D: RegionDevice> PeerMemory for Memory<D> {
     type Error = D::Error;
     type Key = Key<D::Vendor>;
     type Local = Local<D>;

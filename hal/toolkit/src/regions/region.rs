@@ -86,7 +86,8 @@ impl<D: RegionDevice> Local<D> {
     }
 }
 
-impl<D: RegionDevice> Region for Local<D> {
+// SAFETY: the region keeps its memory allocated until it is dropped.
+unsafe impl<D: RegionDevice> Region for Local<D> {
     fn base(&self) -> NonNull<u8> {
         NonNull::new(self.device_ptr() as *mut u8).expect("the driver allocates nothing at 0")
     }

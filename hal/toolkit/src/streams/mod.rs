@@ -264,7 +264,8 @@ impl<D: StreamDevice> Engine<D> {
     }
 }
 
-impl<D: StreamDevice> CopyEngine for Engine<D> {
+// SAFETY: ops are checked against their regions, and tickets complete after their ops.
+unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
     type Error = D::Error;
     type Local = Local<D>;
     type Remote = Remote<D>;
@@ -349,7 +350,8 @@ pub(super) struct Forked {
     pub(super) captured: Option<usize>,
 }
 
-impl<D: StreamDevice> StreamOrdered for Engine<D> {
+// SAFETY: events order the engine and the stream of the caller.
+unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
     type Error = D::Error;
 
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, D::Error> {
