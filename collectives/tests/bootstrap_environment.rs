@@ -47,6 +47,7 @@ fn torchrun_is_understood() {
         ranks: 8,
         local_rank: Some(1),
         local_ranks: Some(4),
+        job: None,
         hub: rank_zero("node0:29501"),
     };
     assert_eq!(place(variables), expected);
@@ -61,6 +62,7 @@ fn open_mpi_is_understood_also_inside_of_slurm() {
         ranks: 3,
         local_rank: Some(2),
         local_ranks: Some(3),
+        job: None,
         hub: rank_zero("127.0.0.1:29501"),
     };
     assert_eq!(place(variables), expected);
@@ -74,11 +76,31 @@ fn slurm_is_understood() {
         ranks: 16,
         local_rank: Some(3),
         local_ranks: None,
+        job: None,
         hub: rank_zero("node0:29501"),
     };
     assert_eq!(place(variables), expected);
     let one_host = place("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=1");
     assert_eq!(one_host.hub, rank_zero("127.0.0.1:29501"));
+}
+
+#[test]
+fn the_job_is_that_of_the_launcher() {
+    let job = |variables: &str| place(&format!("MASTER_ADDR=node0 {variables}")).job;
+    let torchrun = "RANK=0 WORLD_SIZE=2";
+    assert_eq!(job(torchrun), None);
+    assert_eq!(job(&format!("{torchrun} TORCHELASTIC_RUN_ID=none")), None);
+    assert_eq!(job(&format!("{torchrun} TORCHELASTIC_RUN_ID=a1")), Some("a1".into()));
+    let given = format!("{torchrun} TORCHELASTIC_RUN_ID=a1 PEERLANE_JOB_ID=b2");
+    assert_eq!(job(&given), Some("b2".into()));
+    let slurm = "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_ID=17";
+    assert_eq!(job(slurm), None);
+    assert_eq!(job(&format!("{slurm} SLURM_STEP_ID=3")), Some("17.3".into()));
+    let mpi = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2";
+    assert_eq!(job(&format!("{mpi} PMIX_NAMESPACE=prterun@1")), Some("prterun@1".into()));
+    assert_eq!(job(&format!("{mpi} OMPI_MCA_ess_base_jobid=42")), Some("42".into()));
+    let long = text(&format!("{torchrun} PEERLANE_JOB_ID={} MASTER_ADDR=n", "x".repeat(257)));
+    assert_snapshot!(long, @"PEERLANE_JOB_ID has 257 bytes, expected at most 256");
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn stranger(hub: &Hub, bytes: &[u8]) -> TcpStream {
 }
 
 fn hello(rank: u32, ranks: u32) -> Vec<u8> {
-    let hello = postcard::to_stdvec(&(rank, ranks, "a host", false)).unwrap();
+    let hello = postcard::to_stdvec(&(rank, ranks, "a host", None::<&str>, false)).unwrap();
     [&PREAMBLE[..], &(hello.len() as u32).to_le_bytes(), &hello].concat()
 }
 
@@ -119,6 +119,43 @@ fn a_hub_needs_ranks_and_a_free_port() {
     let error = Hub::bind("192.0.2.1:0", 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_snapshot!(error, @"cannot listen at 192.0.2.1:0 for the ranks of the group: Cannot assign requested address (os error 99)");
+}
+
+#[test]
+fn a_rank_of_another_job_is_refused() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let place = |rank, job: Option<&str>| Environment {
+        rank: Rank(rank),
+        ranks: 2,
+        local_rank: None,
+        local_ranks: None,
+        job: job.map(str::to_owned),
+        hub: HubAddress::RankZero(address.to_string()),
+    };
+    // Rank 1 of the first job starts last: rank 1 of the second job must not take its place.
+    thread::scope(|scope| {
+        let zero = scope.spawn(|| TcpBootstrap::join(&place(0, Some("a")), long()).unwrap());
+        let error = TcpBootstrap::join(&place(1, Some("b")), long()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the hub at HUB rejected this rank: this process belongs to job "b", the hub to job "a"; set MASTER_PORT or PEERLANE_PORT to a different port for every job"#);
+        let one = TcpBootstrap::join(&place(1, Some("a")), long()).unwrap();
+        let zero = zero.join().unwrap();
+        one.leave(long()).unwrap();
+        zero.leave(long()).unwrap();
+    });
+}
+
+#[test]
+fn a_hub_with_a_job_refuses_the_ranks_of_others() {
+    let hub = Hub::bind("127.0.0.1:0", 1).unwrap().with_job("a");
+    let place = |job: Option<&str>| Environment {
+        job: job.map(str::to_owned),
+        ..Environment::at_hub(hub.address(), Rank(0), 1)
+    };
+    let error = TcpBootstrap::join(&place(Some("b")), long()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    // A rank without an id may have been started by hand.
+    TcpBootstrap::join(&place(None), long()).unwrap().leave(long()).unwrap();
 }
 
 #[test]

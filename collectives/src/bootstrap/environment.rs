@@ -15,6 +15,9 @@
 //! - `PEERLANE_PORT` takes precedence over `MASTER_PORT`.
 //! - `PEERLANE_HUB=host:port` names an [external hub](super::tcp::Hub): rank 0 opens none, and the
 //!   address and ports above are ignored.
+//! - `PEERLANE_JOB_ID` identifies the job, so that two jobs at one port are told apart. The default is
+//!   `TORCHELASTIC_RUN_ID` unless it is `none`, `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid`, or
+//!   `SLURM_JOB_ID.SLURM_STEP_ID`.
 //!
 //! An empty variable counts as not set.
 
@@ -38,6 +41,9 @@ pub struct Environment {
     pub local_rank: Option<u32>,
     /// Number of ranks on this host, if the launcher sets it.
     pub local_ranks: Option<u32>,
+    /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets one: equal on all ranks of a job, and
+    /// different for other jobs.
+    pub job: Option<String>,
     /// The address of the hub.
     pub hub: HubAddress,
 }
@@ -55,7 +61,7 @@ impl Environment {
     /// Creates the environment of a rank whose group uses the open hub `hub`, without a launcher.
     pub fn at_hub(hub: impl ToString, rank: Rank, ranks: usize) -> Self {
         let hub = HubAddress::External(hub.to_string());
-        Self { rank, ranks, local_rank: None, local_ranks: None, hub }
+        Self { rank, ranks, local_rank: None, local_ranks: None, job: None, hub }
     }
 
     /// Reads the environment variables of this process; returns `None` if no launcher has set them.
@@ -82,6 +88,9 @@ impl Environment {
     }
 }
 
+/// Maximum length of a job id in bytes.
+const JOB_BYTES_MAX: usize = 256;
+
 /// The variables that one launcher sets.
 struct Launcher {
     rank: &'static str,
@@ -89,6 +98,8 @@ struct Launcher {
     local_rank: &'static str,
     local_ranks: Option<&'static str>,
     hosts: Option<&'static str>,
+    /// The variables that together identify the job, by version of the launcher.
+    jobs: &'static [&'static [&'static str]],
 }
 
 const LAUNCHERS: [Launcher; 3] = [
@@ -98,6 +109,7 @@ const LAUNCHERS: [Launcher; 3] = [
         local_rank: "LOCAL_RANK",
         local_ranks: Some("LOCAL_WORLD_SIZE"),
         hosts: None,
+        jobs: &[&["TORCHELASTIC_RUN_ID"]],
     },
     Launcher {
         rank: "OMPI_COMM_WORLD_RANK",
@@ -105,6 +117,7 @@ const LAUNCHERS: [Launcher; 3] = [
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_ranks: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         hosts: None,
+        jobs: &[&["PMIX_NAMESPACE"], &["OMPI_MCA_ess_base_jobid"]],
     },
     Launcher {
         rank: "SLURM_PROCID",
@@ -112,6 +125,7 @@ const LAUNCHERS: [Launcher; 3] = [
         local_rank: "SLURM_LOCALID",
         local_ranks: None,
         hosts: Some("SLURM_NNODES"),
+        jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
     },
 ];
 
@@ -163,7 +177,27 @@ impl Variables<'_> {
         let local_ranks = local_ranks.map(|(_, ranks)| ranks);
         let one_host = ranks == 1 || local_ranks == Some(ranks) || hosts == Some(1);
         let hub = self.hub(one_host)?;
-        Ok(Environment { rank: Rank(rank), ranks: ranks as usize, local_rank, local_ranks, hub })
+        let (rank, ranks, job) = (Rank(rank), ranks as usize, self.job(launcher)?);
+        Ok(Environment { rank, ranks, local_rank, local_ranks, job, hub })
+    }
+
+    fn job(&self, launcher: &Launcher) -> Result<Option<String>, Error> {
+        if let Some(job) = self.text("PEERLANE_JOB_ID") {
+            if job.len() > JOB_BYTES_MAX {
+                let bytes = job.len();
+                let text =
+                    format!("PEERLANE_JOB_ID has {bytes} bytes, expected at most {JOB_BYTES_MAX}");
+                return Err(invalid(text));
+            }
+            return Ok(Some(job));
+        }
+        let read = |names: &&[&str]| {
+            let values: Option<Vec<String>> = names.iter().map(|name| self.text(name)).collect();
+            values.map(|values| values.join("."))
+        };
+        let job = launcher.jobs.iter().find_map(read);
+        // torchrun sets this for every job without an id of its own.
+        Ok(job.filter(|job| job != "none" && job.len() <= JOB_BYTES_MAX))
     }
 
     fn hub(&self, one_host: bool) -> Result<HubAddress, Error> {

@@ -45,6 +45,8 @@ pub(super) struct Shared {
 
 struct State {
     hub: HubState,
+    /// The job of the group, once it is known.
+    job: Option<String>,
     connections: Vec<Option<Connection>>,
     closing: bool,
 }
@@ -72,7 +74,8 @@ impl Hub {
 
     fn accept_at(listener: TcpListener, ranks: usize) -> io::Result<Self> {
         let connections = (0..ranks).map(|_| None).collect();
-        let state = State { hub: HubState::new(ranks), connections, closing: false };
+        let hub = HubState::new(ranks);
+        let state = State { hub, job: None, connections, closing: false };
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared { address, ranks, state: Monitor::new(state) });
         let acceptor = {
@@ -84,6 +87,14 @@ impl Hub {
         Ok(Self { shared, acceptor: Some(acceptor) })
     }
 
+    /// Sets the id of the job; processes of another job cannot join. Without it, the first rank with an id
+    /// determines the job.
+    #[must_use]
+    pub fn with_job(self, job: impl Into<String>) -> Self {
+        self.shared.state.change(|state| state.job = Some(job.into()));
+        self
+    }
+
     /// Returns the address at which the hub listens, with the port that the system chose for port 0.
     pub fn address(&self) -> SocketAddr {
         self.shared.address
@@ -92,6 +103,11 @@ impl Hub {
     /// Returns the number of ranks of the group.
     pub fn ranks(&self) -> usize {
         self.shared.ranks
+    }
+
+    /// Returns the id of the job, if it is known.
+    pub(super) fn job(&self) -> Option<String> {
+        self.shared.state.lock().job.clone()
     }
 
     /// Returns an address at which a process of this host reaches the hub.
@@ -199,6 +215,7 @@ impl Shared {
                 return Some((refusal, outbox));
             }
             let rank = Rank(hello.rank);
+            state.job = state.job.take().or(hello.job);
             outbox.sender().send(encode_frame(&HelloReply::Welcome));
             let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
@@ -251,6 +268,11 @@ impl Shared {
 impl State {
     fn check(&self, hello: &Hello, hub_ranks: usize) -> Result<(), Refusal> {
         let Hello { rank, ranks, ref host, .. } = *hello;
+        if let (Some(job), Some(hub_job)) = (&hello.job, &self.job)
+            && job != hub_job
+        {
+            return Err(Refusal::Job { job: job.clone(), hub_job: hub_job.clone() });
+        }
         if ranks as usize != hub_ranks {
             let hub_ranks = u32::try_from(hub_ranks).expect("checked when the hub was bound");
             return Err(Refusal::Ranks { rank, ranks, hub_ranks });

@@ -70,13 +70,18 @@ impl TcpBootstrap {
     /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use;
     /// [`PeerLost`](ErrorKind::PeerLost) if a rank joined and was lost.
     pub fn join(environment: &Environment, deadline: Deadline) -> Result<Self, Error> {
-        let Environment { rank, ranks, ref hub, .. } = *environment;
+        let Environment { rank, ranks, ref hub, ref job, .. } = *environment;
         match hub {
             HubAddress::RankZero(address) if rank == Rank(0) => {
-                Self::join_with_hub(bind(address, ranks)?, deadline)
+                let hub = bind(address, ranks)?;
+                let hub = match job {
+                    Some(job) => hub.with_job(job),
+                    None => hub,
+                };
+                Self::join_with_hub(hub, deadline)
             }
             HubAddress::RankZero(address) | HubAddress::External(address) => {
-                Self::connect(address.clone(), None, rank, ranks, deadline)
+                Self::connect(address.clone(), None, rank, ranks, job.clone(), deadline)
             }
         }
     }
@@ -88,7 +93,8 @@ impl TcpBootstrap {
     /// Those of [`join`](Self::join).
     pub fn join_with_hub(hub: Hub, deadline: Deadline) -> Result<Self, Error> {
         let (address, ranks) = (hub.address_here().to_string(), hub.ranks());
-        Self::connect(address, Some(hub), Rank(0), ranks, deadline)
+        let job = hub.job();
+        Self::connect(address, Some(hub), Rank(0), ranks, job, deadline)
     }
 
     fn connect(
@@ -96,13 +102,14 @@ impl TcpBootstrap {
         hub: Option<Hub>,
         rank: Rank,
         ranks: usize,
+        job: Option<String>,
         deadline: Deadline,
     ) -> Result<Self, Error> {
         check_ranks(ranks)?;
         let host = host_id();
         let size = u32::try_from(ranks).expect("checked above");
         let hello =
-            Hello { rank: rank.0, ranks: size, host: host.clone(), runs_hub: hub.is_some() };
+            Hello { rank: rank.0, ranks: size, host: host.clone(), job, runs_hub: hub.is_some() };
         let stream = reach_hub(&address, &hello, deadline)?;
         let client = Arc::new(Client::new(rank, ranks));
         let outbox = open_connection(stream, &client, &address).map_err(|error| {

@@ -35,6 +35,8 @@ pub(super) struct Hello {
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) host: String,
+    /// The id of the job, if it has one.
+    pub(super) job: Option<String>,
     /// Whether the process of this rank runs the hub.
     pub(super) runs_hub: bool,
 }
@@ -48,6 +50,7 @@ pub(super) enum HelloReply {
 /// The reason why the hub refuses a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Refusal {
+    Job { job: String, hub_job: String },
     Ranks { rank: u32, ranks: u32, hub_ranks: u32 },
     OutOfRange { rank: u32, ranks: u32 },
     Taken { rank: u32, origin: String, same_host: bool },
@@ -58,6 +61,11 @@ pub(super) enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Job { job, hub_job } => write!(
+                f,
+                "this process belongs to job {job:?}, the hub to job {hub_job:?}; set MASTER_PORT or \
+                 PEERLANE_PORT to a different port for every job"
+            ),
             Self::Ranks { rank, ranks, hub_ranks } => write!(
                 f,
                 "rank {rank} expects {ranks} ranks, the hub expects {hub_ranks}; set the same \
