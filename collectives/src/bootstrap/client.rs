@@ -16,6 +16,10 @@ use crate::error::Error;
 
 const START: &str = "the group did not start";
 
+/// Largest number of exchanges by which a rank can be ahead of this one: it begins the next exchange when all
+/// ranks have contributed to the one before, or when their labels differ.
+const AHEAD_MAX: u64 = 2;
+
 /// Connects one rank to the hub.
 pub(super) struct Client {
     rank: Rank,
@@ -267,9 +271,9 @@ impl ClientState {
                 None
             }
             Reply::Contribution { from, sequence, label, blob } => {
-                // This rank has ended the exchange, so a late contribution is dropped.
-                let is_open =
-                    sequence >= self.next_sequence || self.exchanges.contains_key(&sequence);
+                // This rank has ended the exchange, or no correct rank can have begun it.
+                let begins = self.next_sequence..=self.next_sequence + AHEAD_MAX;
+                let is_open = begins.contains(&sequence) || self.exchanges.contains_key(&sequence);
                 if is_open && known(from) {
                     let exchange =
                         self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(ranks));
@@ -425,5 +429,25 @@ impl<T> Monitor<T> {
             let woken = self.changed.wait_timeout(value, remaining);
             value = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_exchanges_that_can_have_begun_are_kept() {
+        let mut state = ClientState::new(2);
+        for sequence in [0, 1, AHEAD_MAX, AHEAD_MAX + 1, 1 << 20, u64::MAX] {
+            let (label, blob) = ("a".to_owned(), Blob(vec![1; 100]));
+            state.apply(Reply::Contribution { from: 1, sequence, label, blob });
+        }
+        assert_eq!(state.exchanges.keys().copied().collect::<Vec<_>>(), [0, 1, AHEAD_MAX]);
+        let sequence = state.begin_exchange("a").unwrap();
+        state.end_exchange(sequence);
+        let (label, blob) = ("a".to_owned(), Blob(Vec::new()));
+        state.apply(Reply::Contribution { from: 1, sequence, label, blob });
+        assert!(!state.exchanges.contains_key(&sequence), "the exchange has ended");
     }
 }
