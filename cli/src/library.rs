@@ -77,6 +77,21 @@ impl LibrarySpec {
         )))
     }
 
+    /// Returns the other installed files of the library, besides `used`; links to the same file count once.
+    pub(crate) fn others(&self, used: &str) -> Vec<PathBuf> {
+        let canonical = |path: &Path| path.canonicalize().ok();
+        let mut seen: Vec<PathBuf> = canonical(Path::new(used)).into_iter().collect();
+        let installed = self.candidates().into_iter().filter(|path| path.is_absolute());
+        installed
+            .filter(|path| {
+                let Some(file) = canonical(path) else { return false };
+                let is_new = !seen.contains(&file);
+                seen.push(file);
+                is_new
+            })
+            .collect()
+    }
+
     fn open_given(&self, given: &Path) -> Result<LoadedLibrary> {
         let tried: Vec<PathBuf> = if given.is_dir() {
             self.files.iter().map(|file| given.join(file)).collect()
@@ -237,6 +252,30 @@ mod tests {
         assert!(error.contains("cannot load /proc/none.so, the file of --nothing"), "{error}");
         let error = NOTHING.open(Some(Path::new("/proc"))).unwrap_err().to_string();
         assert!(error.contains("/proc/libpeerlane-nothing.so.1"), "{error}");
+    }
+
+    #[test]
+    fn other_installations_are_listed_once() {
+        let root = std::env::temp_dir().join(format!("peerlane-others-{}", std::process::id()));
+        let file = |folder: &str| root.join(folder).join("libpeerlane-others.so.1");
+        for folder in ["lib", "lib64"] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        std::fs::write(file("lib"), "").unwrap();
+        std::os::unix::fs::symlink(file("lib"), file("lib64")).unwrap();
+        std::fs::write(file(""), "").unwrap();
+        let spec = LibrarySpec {
+            files: &["libpeerlane-others.so.1"],
+            variables: &["PEERLANE_TEST_OTHERS_HOME"],
+            ..NOTHING
+        };
+        // SAFETY: no other thread of this test program reads or changes this variable.
+        unsafe { std::env::set_var("PEERLANE_TEST_OTHERS_HOME", &root) };
+        let others = spec.others(&file("lib").display().to_string());
+        let all = spec.others("libpeerlane-others.so.1");
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(others, [file("")]);
+        assert_eq!(all, [file("lib"), file("")]);
     }
 
     #[test]
