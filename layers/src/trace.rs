@@ -84,7 +84,7 @@ impl<F: Fabric> Layer<F> for TraceLayer {
     }
 }
 
-/// An engine that writes a trace.
+/// Wraps an engine and records its calls.
 #[derive(Debug)]
 pub struct Trace<E> {
     engine: E,

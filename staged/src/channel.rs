@@ -86,7 +86,7 @@ pub(crate) struct Sender<N: Fabric> {
 
 /// Tells how much of an op was started.
 pub(crate) enum Started {
-    /// Nothing; the op has to wait.
+    /// Nothing was sent, and the op has to wait.
     Blocked,
     /// This many more bytes are in flight.
     Bytes(u64),

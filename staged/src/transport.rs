@@ -27,7 +27,7 @@ pub(crate) const REPLIES: u64 = 0;
 pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
 /// Maximum park of the progress thread while nothing is in flight; the network wakes it when bytes arrive.
 const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
-/// Time without a poll of an engine after which the progress thread drives the transport.
+/// Time after the last poll of an engine from which on the progress thread drives the transport.
 pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 /// Maximum number of passes in one call, which must not block for long.
 const PASSES_MAX: usize = 8;

@@ -239,7 +239,7 @@ impl SignalStream {
         self.known[index] = message;
     }
 
-    /// Returns the next signal if its markers have arrived.
+    /// Returns the next signal in order, if the markers of the other rails have arrived.
     fn next(&mut self) -> Option<Message> {
         let message = *self.held.front()?;
         let needed = |at: &usize| message.markers >> at & 1 == 1;

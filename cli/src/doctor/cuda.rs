@@ -85,7 +85,7 @@ fn limits(device: &Device) -> Option<Finding> {
     ))
 }
 
-/// Returns the result of trial allocations, for each device.
+/// Checks on each device which kinds of memory can be allocated and shared.
 fn handles(devices: &[Device]) -> Vec<Finding> {
     let of = |device: &Device| {
         let trials = cuda::try_handles(device.ordinal);
@@ -167,7 +167,10 @@ fn nccl() -> Finding {
         Err(error) => Finding::warning(
             "NCCL",
             error.text(),
-            format!("needed only for --vs nccl; {} PATH sets its path", nccl::LIBRARY.option),
+            format!(
+                "needed only for --vs nccl; give the path of the library with {} PATH",
+                nccl::LIBRARY.option
+            ),
         ),
     }
 }
@@ -179,7 +182,7 @@ fn cublas() -> Finding {
             "cuBLAS",
             error.text(),
             format!(
-                "needed only for --overlap gemm; {} PATH sets its path",
+                "needed only for --overlap gemm; give the path of the library with {} PATH",
                 cublas::LIBRARY.option
             ),
         ),

@@ -102,7 +102,7 @@ pub(crate) struct Predicted {
 pub(crate) struct Limit {
     /// Median of the copies.
     pub(crate) limit_us: f64,
-    /// Limit divided by the median of the operation: 1 is as fast as bare copies.
+    /// Time of bare copies of the same bytes, divided by the median time of the operation.
     pub(crate) limit_share: f64,
 }
 

@@ -136,7 +136,7 @@ fn is_entry(step: &Step) -> bool {
 pub(crate) struct FlagTiers {
     /// The tier of each lane, equal on all ranks.
     lanes: Box<[Tier]>,
-    /// The writers' tiers of the flags that a rank of the own node writes.
+    /// Tier of the lane that writes each flag, for writers on the node of this rank.
     node_writers: BTreeMap<Flag, Tier>,
 }
 

@@ -265,7 +265,7 @@ impl<'a> Machine<'a> {
         lane.cause = step;
     }
 
-    /// Adds the next step of the lane, a copy, to the copies in flight.
+    /// Finishes the issue of the lane's next step, a copy, which is in flight from now on.
     fn finish_issue(&mut self, number: u32, now: u64) {
         let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];

@@ -110,7 +110,7 @@ impl Simulation {
         self.ends_ps.iter().copied().max().unwrap_or(0)
     }
 
-    /// Returns the end of the last rank in seconds.
+    /// Returns the time at which the last rank has finished, in seconds.
     pub fn seconds(&self) -> f64 {
         self.end_ps() as f64 / 1e12
     }

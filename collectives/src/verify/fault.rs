@@ -205,7 +205,7 @@ pub enum Fault {
          waits for a flag"
     )]
     TwoReaders {
-        /// One wait.
+        /// The first of the two waits.
         first: Location,
         /// The other wait.
         second: Location,

@@ -18,7 +18,8 @@ pub(super) struct PlanSet {
     pub(super) ranks: u32,
     pub(super) chunks: u32,
     pub(super) in_place: bool,
-    /// Number of outputs between which starts alternate. Each has a set of flags of its own.
+    /// Number of outputs. Successive starts of the operation use them in turn. Each has a set of flags of its
+    /// own.
     pub(super) outputs: u32,
     pub(super) lanes_per_rank: usize,
     pub(super) symmetry: Symmetry,

@@ -55,7 +55,7 @@ pub(crate) use self::select::striped_rate;
 
 /// Largest number of ops of a slice.
 const SLICE_OPS_MAX: usize = 256;
-/// Largest number of ops that are not complete, of all slices.
+/// Largest number of incomplete ops in the queue.
 const QUEUE_OPS: usize = 1024;
 /// Time for which a parked rank spins before it sleeps.
 ///

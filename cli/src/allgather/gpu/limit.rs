@@ -18,7 +18,7 @@ pub(super) struct LimitBuffers {
     output: Memory,
     /// Outputs of the peers, starting with the next rank.
     peers: Vec<ImportedMemory>,
-    /// More streams than are used at the same time.
+    /// Streams for concurrent copies. There are more than are used at the same time.
     streams: Vec<Rc<Stream>>,
     event: Event,
 }

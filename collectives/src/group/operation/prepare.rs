@@ -58,7 +58,7 @@ struct Preparation<'g> {
     /// The reason why the network cannot register this rank's memory, if it cannot.
     refusal: Option<Arc<str>>,
     sides: Sides<'g>,
-    /// The capabilities of the engines, for each lane that has one.
+    /// Capabilities of the engines, one entry for each lane with an engine.
     caps: Vec<Caps>,
     /// The lanes with their programs, after the import.
     lanes: Vec<BoundLane>,

@@ -194,7 +194,7 @@ impl Request {
         self.outputs
     }
 
-    /// Returns the window that a buffer is, if it is one.
+    /// Returns the window of a buffer; `None` if the buffer is not part of a window.
     pub(super) fn window(&self, buffer: BufferId) -> Option<&Arc<Inner>> {
         self.windows.get(&buffer)
     }

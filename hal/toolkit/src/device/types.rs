@@ -98,7 +98,7 @@ pub enum Batching {
 pub enum CopyKind {
     /// Two addresses of this device.
     Local,
-    /// This device and a peer.
+    /// The copy is between this device and a peer's.
     Peer,
     /// A word of this device and the flag of a peer.
     Flag,

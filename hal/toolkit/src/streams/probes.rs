@@ -355,7 +355,7 @@ const GRAPH_TARGET: usize = GRAPH_WORDS;
 const GRAPH_FLAG: usize = 2 * GRAPH_WORDS;
 /// Shows whether a replay runs memory operations at all; the flag ends with its initial value.
 const GRAPH_MARK: usize = GRAPH_FLAG + 1;
-/// Number of words that are compared: the target, the flag, the mark.
+/// Number of words that the probe compares after a replay: the copied words, a flag, and a mark.
 const GRAPH_READ_WORDS: usize = GRAPH_WORDS + 2;
 
 /// Checks that captures can be used on this device, and probes it if necessary. The context is current and

@@ -320,7 +320,7 @@ impl PinnedPage {
         self.words()[word].store(value, Ordering::Release);
     }
 
-    /// Returns the address of a word for streams.
+    /// Returns the address at which streams access a word.
     pub(super) fn address(&self, word: usize) -> DevicePtr {
         debug_assert!(word < PAGE_WORDS, "the word lies in the page");
         self.device + (word * size_of::<u64>()) as u64
