@@ -252,11 +252,13 @@ fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, addres
 }
 
 /// Opens the hub of rank 0. It listens on all addresses of the host, because other hosts may know this one by
-/// another address, unless the address is a loopback address.
+/// another address, unless the address is a loopback address or `localhost`.
+///
+/// Other names do not tell: a host may resolve its own name to a loopback address.
 fn bind(address: &str, ranks: usize) -> Result<Hub, Error> {
     let (name, port) = address.rsplit_once(':').unwrap_or((address, "0"));
     let literal = name.trim_matches(['[', ']']).parse::<IpAddr>();
-    if literal.is_ok_and(|ip| ip.is_loopback()) {
+    if literal.is_ok_and(|ip| ip.is_loopback()) || name.eq_ignore_ascii_case("localhost") {
         return Hub::bind(address, ranks);
     }
     let both = Hub::bind(&format!("[::]:{port}"), ranks);
@@ -400,4 +402,27 @@ fn not_reached(address: &str, hello: &Hello, deadline: Deadline, reason: &str) -
         Seconds(deadline.timeout())
     );
     Error::new(ErrorKind::Timeout, text).with_peer(Rank(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_loopback_address_keeps_other_hosts_out() {
+        for (address, is_local) in [
+            ("127.0.0.1:0", true),
+            ("localhost:0", true),
+            ("LOCALHOST:0", true),
+            ("node0:0", false),
+            ("0.0.0.0:0", false),
+        ] {
+            let bound = bind(address, 1).unwrap().address().ip();
+            assert_eq!(
+                (bound.is_loopback(), bound.is_unspecified()),
+                (is_local, !is_local),
+                "{address}"
+            );
+        }
+    }
 }
