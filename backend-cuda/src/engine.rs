@@ -234,6 +234,12 @@ impl CopyCalls for Context {
         self.driver.memcpy_batch_async_v2.is_some() || self.driver.memcpy_batch_async.is_some()
     }
 
+    /// Returns true for copies inside a device, which are kernels of the driver at every size
+    /// (docs/perf/cuda-local-copies.md).
+    fn uses_compute_units(&self, copy_kind: CopyKind) -> bool {
+        copy_kind == CopyKind::Local
+    }
+
     unsafe fn copy(
         &self,
         stream: StreamHandle,

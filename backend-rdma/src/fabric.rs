@@ -165,6 +165,10 @@ unsafe impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: rate })
     }
 
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
+        Self::open_with(rank, ranks, self.resources().options.clone())
+    }
+
     fn engine(&mut self, _: EngineRequirements) -> Result<Engine, Error> {
         Engine::open(&self.memory.connections)
     }

@@ -14,6 +14,8 @@ pub(crate) struct Failure {
     text: String,
     advice: Option<String>,
     exit: Exit,
+    /// The kind of the library's error, if that is the cause.
+    kind: Option<ErrorKind>,
 }
 
 /// Kinds of program end with an error.
@@ -31,12 +33,17 @@ enum Exit {
 impl Failure {
     /// Creates a failure of an operation.
     pub(crate) fn failed(text: impl Into<String>) -> Self {
-        Self { text: text.into(), advice: None, exit: Exit::Failed }
+        Self { text: text.into(), advice: None, exit: Exit::Failed, kind: None }
+    }
+
+    /// Creates the failure of a wait that reached its deadline.
+    pub(crate) fn timeout(text: impl Into<String>) -> Self {
+        Self::of_kind(ErrorKind::Timeout, text.into())
     }
 
     /// Creates the error of an invalid command line.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
-        Self { text: text.into(), advice: None, exit: Exit::Usage }
+        Self { exit: Exit::Usage, ..Self::failed(text) }
     }
 
     /// Creates the failure of reading or writing `what`. A broken pipe is quiet.
@@ -54,7 +61,8 @@ impl Failure {
     }
 
     fn of_kind(kind: ErrorKind, text: String) -> Self {
-        Self { text, advice: advice(kind).map(str::to_owned), exit: Exit::Failed }
+        let advice = advice(kind).map(str::to_owned);
+        Self { advice, kind: Some(kind), ..Self::failed(text) }
     }
 
     /// Returns the failure with advice for the user.
@@ -67,6 +75,11 @@ impl Failure {
     /// Returns the text without the advice.
     pub(crate) fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Returns the kind of the library's error, if that is the cause.
+    pub(crate) fn kind(&self) -> Option<ErrorKind> {
+        self.kind
     }
 
     /// Returns the exit code: 0 for a closed pipe, 1 for a failure, 2 for a wrong command line.

@@ -29,7 +29,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// All types.
+    /// All element types.
     pub const ALL: [Self; 7] =
         [Self::U8, Self::I32, Self::I64, Self::F16, Self::Bf16, Self::F32, Self::F64];
 

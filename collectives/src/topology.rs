@@ -3,6 +3,7 @@
 //! Nodes may have different numbers of ranks, and the ranks of a node need not be consecutive. A topology contains no links
 //! and no rates; these belong to fabrics and to the cost model.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -43,6 +44,20 @@ impl Topology {
             members[node as usize].push(rank);
         }
         Ok(Self { node_of_rank: node_of_rank.to_vec(), members })
+    }
+
+    /// Creates a topology in which ranks with equal keys, such as the name of their host, share a node. Nodes are numbered in
+    /// order of appearance.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no key.
+    pub fn by_key<K: Ord>(key_of_rank: impl IntoIterator<Item = K>) -> Result<Self, Error> {
+        let mut nodes = BTreeMap::new();
+        let number = |key| {
+            let next = Rank::at(nodes.len()).0;
+            *nodes.entry(key).or_insert(next)
+        };
+        Self::of_nodes(&key_of_rank.into_iter().map(number).collect::<Vec<_>>())
     }
 
     /// Creates a topology of `nodes` nodes with `ranks_per_node` consecutive ranks each.

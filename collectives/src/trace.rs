@@ -10,7 +10,7 @@ use crate::plan::{LaneId, Step, Tier};
 /// The traced starts of one operation on one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
-    /// The rank.
+    /// The rank that was traced.
     pub rank: u32,
     /// The lanes in which this rank has work.
     pub lanes: Vec<TracedLane>,
@@ -31,7 +31,7 @@ pub struct TracedLane {
     pub backend: String,
 }
 
-/// A traced start.
+/// A start whose steps were timed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStart {
     /// Number of the start, from 1.
@@ -45,7 +45,7 @@ pub struct TracedStart {
 /// A traced step, with times in nanoseconds after the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStep {
-    /// The lane.
+    /// The lane that made the step.
     pub lane: LaneId,
     /// The step. A copy in several pieces has several traced steps.
     pub step: Step,

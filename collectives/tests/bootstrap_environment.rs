@@ -1,9 +1,15 @@
 //! What launchers say, and what is wrong with it.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
 use insta::assert_snapshot;
+use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
+use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 /// Reads an environment given as `NAME=value NAME=value`.
 fn read(variables: &str) -> Result<Option<Environment>, Error> {
@@ -48,6 +54,8 @@ fn torchrun_is_understood() {
         local_rank: Some(1),
         local_ranks: Some(4),
         job: None,
+        secret: None,
+        allow_unauthenticated: false,
         hub: rank_zero("node0:29501"),
     };
     assert_eq!(place(variables), expected);
@@ -63,6 +71,8 @@ fn open_mpi_is_understood_also_inside_of_slurm() {
         local_rank: Some(2),
         local_ranks: Some(3),
         job: None,
+        secret: None,
+        allow_unauthenticated: false,
         hub: rank_zero("127.0.0.1:29501"),
     };
     assert_eq!(place(variables), expected);
@@ -77,6 +87,8 @@ fn slurm_is_understood() {
         local_rank: Some(3),
         local_ranks: None,
         job: None,
+        secret: None,
+        allow_unauthenticated: false,
         hub: rank_zero("node0:29501"),
     };
     assert_eq!(place(variables), expected);
@@ -101,6 +113,76 @@ fn the_job_is_that_of_the_launcher() {
     assert_eq!(job(&format!("{mpi} OMPI_MCA_ess_base_jobid=42")), Some("42".into()));
     let long = text(&format!("{torchrun} PEERLANE_JOB_ID={} MASTER_ADDR=n", "x".repeat(257)));
     assert_snapshot!(long, @"PEERLANE_JOB_ID has 257 bytes, expected at most 256");
+}
+
+#[test]
+fn the_secret_is_a_text_or_a_file_of_its_owner() {
+    let torchrun = "RANK=0 WORLD_SIZE=2 MASTER_ADDR=node0";
+    let read = |variables: &str| place(&format!("{torchrun} {variables}"));
+    let refused = |variables: &str| text(&format!("{torchrun} {variables}"));
+    let secret = Some(Secret::new("0123456789abcdef").unwrap());
+    let found = read("PEERLANE_SECRET=0123456789abcdef");
+    assert_eq!(found.secret, secret);
+    assert!(!format!("{found:?}").contains("0123456789abcdef"), "{found:?}");
+    assert_snapshot!(refused("PEERLANE_SECRET=0123456789abcde"), @"PEERLANE_SECRET has 15 bytes, expected 16 to 4096; create one with `openssl rand -hex 32`");
+    assert_snapshot!(refused(&format!("PEERLANE_SECRET={}", "x".repeat(4097))), @"PEERLANE_SECRET has 4097 bytes, expected 16 to 4096; create one with `openssl rand -hex 32`");
+    assert_snapshot!(refused(&format!("PEERLANE_SECRET={}", "\u{fffd}".repeat(9))), @"PEERLANE_SECRET is not UTF-8");
+
+    let directory = std::env::temp_dir().join(format!("peerlane-secret-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("secret");
+    let variable = format!("PEERLANE_SECRET_FILE={}", path.display());
+    let masked = |text: String| text.replace(&*directory.to_string_lossy(), "DIRECTORY");
+    let write = |text: &str, mode: u32| {
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    };
+    assert_snapshot!(masked(refused(&variable)), @"the secret in the file DIRECTORY/secret (PEERLANE_SECRET_FILE) cannot be read: No such file or directory (os error 2)");
+    let text = refused(&format!("PEERLANE_SECRET_FILE={}", directory.display()));
+    assert_snapshot!(masked(text), @"the secret in the file DIRECTORY (PEERLANE_SECRET_FILE) is not in a regular file");
+    write("0123456789abcdef\n", 0o600);
+    assert_eq!(read(&variable).secret, secret);
+    assert_eq!(Some(Secret::read(&path).unwrap()), secret);
+    assert_snapshot!(refused(&format!("{variable} PEERLANE_SECRET=0123456789abcdef")), @"both PEERLANE_SECRET and PEERLANE_SECRET_FILE are set, expected at most one of them");
+    for mode in [0o640, 0o604] {
+        write("0123456789abcdef\n", mode);
+        assert!(refused(&variable).contains("can be accessed by other users"));
+    }
+    assert_snapshot!(masked(refused(&variable)), @"the secret in the file DIRECTORY/secret (PEERLANE_SECRET_FILE) can be accessed by other users (mode 0604), expected mode 0600; run `chmod 600 DIRECTORY/secret`");
+    write("\n", 0o600);
+    assert_snapshot!(masked(refused(&variable)), @"the secret in the file DIRECTORY/secret (PEERLANE_SECRET_FILE) has 0 bytes, expected 16 to 4096; create one with `openssl rand -hex 32`");
+    write(&"x".repeat(1 << 20), 0o600);
+    assert_snapshot!(masked(refused(&variable)), @"the secret in the file DIRECTORY/secret (PEERLANE_SECRET_FILE) has more than 4096 bytes");
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn without_a_secret_the_hub_stays_on_its_host() {
+    // torchrun sets `MASTER_ADDR` to the name of the host also if all ranks are on it.
+    let one_host = "RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node0";
+    assert_eq!(place(one_host).hub, rank_zero("127.0.0.1:29501"));
+    for address in ["localhost", "127.0.0.2", "::1"] {
+        let hub =
+            place(&format!("RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR={address}")).hub;
+        let address = if address == "::1" { "[::1]" } else { address };
+        assert_eq!(hub, rank_zero(&format!("{address}:29501")));
+    }
+    for open in ["PEERLANE_SECRET=0123456789abcdef", "PEERLANE_ALLOW_UNAUTHENTICATED=1"] {
+        assert_eq!(place(&format!("{one_host} {open}")).hub, rank_zero("node0:29501"));
+    }
+
+    // The same error on every rank, from the variables alone.
+    let join = |variables: &str| {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let error = TcpBootstrap::join(&place(variables), deadline).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        error.to_string()
+    };
+    let text = join("RANK=0 WORLD_SIZE=4 MASTER_ADDR=node0");
+    assert_eq!(join("RANK=1 WORLD_SIZE=4 MASTER_ADDR=node0"), text);
+    assert_snapshot!(text, @"the hub's address node0:29501 (MASTER_ADDR) can be reached from other hosts, but there is no secret; set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network");
+    assert_snapshot!(join("RANK=0 WORLD_SIZE=4 PEERLANE_HUB=10.0.0.1:77"), @"the hub's address 10.0.0.1:77 (PEERLANE_HUB) can be reached from other hosts, but there is no secret; set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network");
+    assert_snapshot!(Hub::bind("0.0.0.0:0", 2).unwrap_err(), @"the hub cannot listen at 0.0.0.0:0 without a secret, because other hosts can reach this address; set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network");
 }
 
 #[test]
@@ -132,6 +214,7 @@ fn says_which_variable_is_wrong_and_why() {
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 MASTER_PORT=70000"), @r#"MASTER_PORT is "70000", expected a port from 1 to 65535"#);
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_PORT=0"), @r#"PEERLANE_PORT is "0", expected a port from 1 to 65535"#);
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_HUB=node0"), @r#"PEERLANE_HUB is "node0", expected a host and a port, such as 10.0.0.1:29501"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_ALLOW_UNAUTHENTICATED=yes"), @r#"PEERLANE_ALLOW_UNAUTHENTICATED is "yes", expected 1 or 0"#);
     let last = "RANK=0 WORLD_SIZE=1 MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True";
     assert_snapshot!(text(last), @"MASTER_PORT is 65535, which torchrun uses itself, and no port follows it; set PEERLANE_PORT to a free port, the same on every rank");
 }

@@ -50,6 +50,18 @@ fn open_with_own_hub(ranks: usize) -> Opened {
 
 bootstrap_checks::run_all!(open);
 
+mod with_own_hub {
+    use super::{bootstrap_checks, open_with_own_hub};
+
+    bootstrap_checks::run_all!(open_with_own_hub, shrinking:
+        the_ranks_that_are_left_find_each_other,
+        a_group_that_has_shrunk_can_shrink_again,
+        an_excluded_rank_is_not_waited_for,
+        a_rank_that_comes_late_is_left_out_and_told,
+        an_attempt_can_be_repeated,
+    );
+}
+
 /// The port of a connection is different in every run.
 fn without_ports(text: impl ToString) -> String {
     let text = text.to_string();
@@ -191,4 +203,18 @@ fn a_killed_process_is_noticed_at_once() {
     assert!(start.elapsed() < AT_ONCE, "noticed after {:?}", start.elapsed());
     assert!(other.wait().unwrap().success());
     killed.wait().unwrap();
+}
+
+/// A process that runs, but in which nobody calls `shrink`, does not keep the others from going on unless it is the first
+/// of them.
+#[test]
+fn a_rank_that_does_not_answer_is_named() {
+    let Opened { ranks, keep: _keep } = open(2);
+    let deadline = Deadline::after(Duration::from_secs(1));
+    let error = ranks[1].shrink(&[], deadline).map(drop).unwrap_err();
+    assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(0))));
+    assert_snapshot!(without_ports(error), @"shrink: rank 0 at 127.0.0.1:PORT did not answer within 1 s: its process runs, but has not called `shrink`");
+    let start = Instant::now();
+    let alone = ranks[0].shrink(&[], Deadline::after(Duration::from_secs(4))).unwrap();
+    assert_eq!((alone.ranks(), start.elapsed() > Duration::from_secs(2)), (1, true));
 }

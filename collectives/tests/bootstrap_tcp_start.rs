@@ -1,21 +1,19 @@
 //! The start of a group of processes: who is taken, who is refused, and who is missed.
 
+mod bootstrap_raw;
+
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bootstrap_raw::{AT_ONCE, PREAMBLE, Silent, challenge, hello, sealed, stranger};
 use insta::{allow_duplicates, assert_snapshot};
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
-use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
+use peerlane_collectives::bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
-
-const PREAMBLE: &[u8; 12] = b"PEERLANE\x02\0\0\0";
-
-/// Far below [`long`], yet enough for a crowded machine: what comes sooner was not waited for.
-const AT_ONCE: Duration = Duration::from_secs(15);
 
 fn hub(ranks: usize) -> Hub {
     Hub::bind("127.0.0.1:0", ranks).unwrap()
@@ -45,54 +43,6 @@ fn text(error: &Error, names: &[(SocketAddr, &str)]) -> String {
         .fold(error.to_string(), |text, (address, name)| text.replace(&address.to_string(), name))
 }
 
-/// Somebody who says what it likes.
-fn stranger(hub: &Hub, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(hub.address()).unwrap();
-    stream.set_read_timeout(Some(AT_ONCE)).unwrap();
-    stream.write_all(bytes).unwrap();
-    stream
-}
-
-fn hello(rank: u32, ranks: u32) -> Vec<u8> {
-    let hello = postcard::to_stdvec(&(rank, ranks, "a host", None::<&str>, false)).unwrap();
-    [&PREAMBLE[..], &(hello.len() as u32).to_le_bytes(), &hello].concat()
-}
-
-/// A rank that is there and only listens.
-struct Silent(TcpStream);
-
-impl Silent {
-    fn join(hub: &Hub, rank: u32, ranks: u32) -> Self {
-        let mut stream = stranger(hub, &hello(rank, ranks));
-        stream.read_exact(&mut [0; PREAMBLE.len()]).unwrap();
-        let mut silent = Self(stream);
-        assert_eq!(silent.frame(), [0], "not welcome");
-        silent
-    }
-
-    fn origin(&self) -> SocketAddr {
-        self.0.local_addr().unwrap()
-    }
-
-    fn frame(&mut self) -> Vec<u8> {
-        let mut length = [0; 4];
-        self.0.read_exact(&mut length).unwrap();
-        let mut body = vec![0; u32::from_le_bytes(length) as usize];
-        self.0.read_exact(&mut body).unwrap();
-        body
-    }
-
-    /// Waits until `count` ranks are there, of which the hub tells in messages of number 0.
-    fn wait_here(&mut self, count: u8) {
-        while self.frame()[..2] != [0, count] {}
-    }
-
-    /// Waits until the group is over, which is message number 2.
-    fn wait_over(&mut self) {
-        while self.frame()[0] != 2 {}
-    }
-}
-
 /// Checks that a group of two still comes together at `hub`.
 fn assert_starts(hub: &Hub) {
     thread::scope(|scope| {
@@ -116,7 +66,8 @@ fn a_hub_needs_ranks_and_a_free_port() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_snapshot!(text(&error, &[(address, "HUB")]), @"cannot listen at HUB: the port is in use; set PEERLANE_PORT or MASTER_PORT to a free port, the same on every rank");
 
-    let error = Hub::bind("192.0.2.1:0", 2).unwrap_err();
+    let options = HubOptions::default().allow_unauthenticated(true);
+    let error = options.bind("192.0.2.1:0", 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_snapshot!(error, @"cannot listen at 192.0.2.1:0 for the ranks of the group: Cannot assign requested address (os error 99)");
 }
@@ -130,6 +81,8 @@ fn a_rank_of_another_job_is_refused() {
         local_rank: None,
         local_ranks: None,
         job: job.map(str::to_owned),
+        secret: None,
+        allow_unauthenticated: false,
         hub: HubAddress::RankZero(address.to_string()),
     };
     // Rank 1 of the first job starts last: rank 1 of the second job must not take its place.
@@ -147,7 +100,7 @@ fn a_rank_of_another_job_is_refused() {
 
 #[test]
 fn a_hub_with_a_job_refuses_the_ranks_of_others() {
-    let hub = Hub::bind("127.0.0.1:0", 1).unwrap().with_job("a");
+    let hub = HubOptions::default().job("a").bind("127.0.0.1:0", 1).unwrap();
     let place = |job: Option<&str>| Environment {
         job: job.map(str::to_owned),
         ..Environment::at_hub(hub.address(), Rank(0), 1)
@@ -250,7 +203,10 @@ fn a_hub_that_is_not_there_is_waited_for_and_then_named() {
     assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(0))));
     assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: Connection refused (os error 111); check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no firewall blocks the connection");
 
-    let place = Environment::at_hub("no-such-host.invalid:1", Rank(1), 2);
+    let place = Environment {
+        allow_unauthenticated: true,
+        ..Environment::at_hub("no-such-host.invalid:1", Rank(1), 2)
+    };
     let error = TcpBootstrap::join(&place, after_ms(200)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.to_string().contains("the hub at no-such-host.invalid:1 within 0.2 s: "));
@@ -289,18 +245,26 @@ fn strangers_do_not_disturb_a_group() {
     foreign.read_to_end(&mut answer).unwrap();
     assert_eq!(&answer[..12], PREAMBLE);
     let answer = String::from_utf8(answer.split_off(12)).unwrap();
-    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 2. It received bytes of another protocol.");
+    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 4. It received bytes of another protocol.");
 
-    let oversized = [&PREAMBLE[..], &[255; 4]].concat();
-    let malformed = [&PREAMBLE[..], &[1, 0, 0, 0, 200]].concat();
-    for bytes in [b"PEERLANE\x02\0\0\0".to_vec(), oversized, malformed] {
-        let mut stream = stranger(&hub, &bytes);
+    let mut old = stranger(&hub, b"PEERLANE\x02\0\0\0");
+    let mut answer = Vec::new();
+    let _ = old.read_to_end(&mut answer);
+    assert_eq!(answer, PREAMBLE);
+
+    let trailing = sealed(None, &[&hello(0, 2)[..], &[0]].concat());
+    for bytes in [vec![255; 4], vec![1, 0, 0, 0, 200], sealed(None, &[200]), trailing] {
+        let (mut stream, _) = challenge(&hub);
+        stream.write_all(&bytes).unwrap();
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
-        assert_eq!(answer, PREAMBLE, "{bytes:?}");
+        // Nothing, or that the hello is refused.
+        let refused = sealed(None, &[1, 0]);
+        assert!(answer.is_empty() || answer == refused, "{bytes:?}: {answer:?}");
     }
     let _silent = stranger(&hub, b"");
-    let _cut = stranger(&hub, &hello(0, 2)[..20]);
+    let mut cut = challenge(&hub).0;
+    cut.write_all(&sealed(None, &hello(0, 2))[..20]).unwrap();
     assert_starts(&hub);
 }
 
@@ -309,7 +273,7 @@ fn a_rank_that_sends_no_frames_is_lost() {
     for (bytes, wanted) in [
         (
             &[255; 4][..],
-            "received the header of a frame of 4294967295 bytes, expected at most 67108864 bytes",
+            "received the header of a frame of 4294967295 bytes, expected at most 16777216 bytes",
         ),
         (&[2, 0, 0, 0, 99, 99], "received a frame that is not a message of this protocol"),
     ] {
@@ -346,10 +310,10 @@ fn what_is_no_hub_is_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the process that listens at HUB is not a Peerlane hub: its first bytes are "SSH-2.0-Open"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank"#);
 
-    let address = impostor(b"PEERLANE\x03\0\0\0");
+    let address = impostor(b"PEERLANE\x05\0\0\0");
     let error = join(address, 1, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 3 of the protocol, expected 2; run the same Peerlane on all ranks");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 5 of the protocol, expected 4; run the same Peerlane on all ranks");
 
     let address = impostor(b"");
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();

@@ -143,6 +143,10 @@ unsafe impl Region for DynRegion {
     fn flush(&self) -> Option<Arc<dyn Flush>> {
         self.region.flush()
     }
+
+    fn allow_reuse(&self) {
+        self.region.allow_reuse();
+    }
 }
 
 impl fmt::Debug for DynRegion {
@@ -295,6 +299,10 @@ unsafe impl Fabric for DynFabric {
         self.0.link(peer)
     }
 
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, DynError> {
+        self.0.reopen(rank, ranks)
+    }
+
     fn engine(&mut self, requirements: EngineRequirements) -> Result<DynEngine, DynError> {
         self.0.engine(requirements).map(DynEngine)
     }
@@ -347,6 +355,7 @@ trait ErasedFabric: Send + Sync {
     fn address(&self) -> Vec<u8>;
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), DynError>;
     fn link(&self, peer: Rank) -> Option<Link>;
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError>;
     fn engine(
         &mut self,
         requirements: EngineRequirements,
@@ -390,6 +399,10 @@ impl<F: Fabric> ErasedFabric for TypedFabric<F> {
 
     fn link(&self, peer: Rank) -> Option<Link> {
         self.0.link(peer)
+    }
+
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError> {
+        self.0.reopen(rank, ranks).map(DynFabric::new).map_err(DynError::new)
     }
 
     fn engine(
@@ -486,6 +499,10 @@ unsafe impl CopyEngine for DynEngine {
         self.0.release()
     }
 
+    fn compute_bytes(&mut self, ops: &[Op<'_, DynRegion, DynImport>], captured: bool) -> u64 {
+        self.0.compute_bytes(ops, captured)
+    }
+
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>> {
         self.0.streams()
     }
@@ -500,6 +517,7 @@ trait ErasedEngine: Send {
     fn is_busy(&self) -> bool;
     fn waker(&self) -> Waker;
     fn release(&mut self) -> Result<(), DynError>;
+    fn compute_bytes(&mut self, ops: &[Op<'_, DynRegion, DynImport>], captured: bool) -> u64;
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>>;
 }
 
@@ -555,6 +573,12 @@ where
 
     fn release(&mut self) -> Result<(), DynError> {
         self.engine.release().map_err(DynError::new)
+    }
+
+    fn compute_bytes(&mut self, ops: &[Op<'_, DynRegion, DynImport>], captured: bool) -> u64 {
+        // `submit` refuses a slice with a region of another type.
+        let typed: Option<Ops<'_, E>> = ops.iter().map(typed_op).collect();
+        typed.map_or(0, |ops| self.engine.compute_bytes(&ops, captured))
     }
 
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>> {
@@ -614,5 +638,9 @@ unsafe impl<E: CopyEngine> StreamOrdered for TypedEngine<E> {
 
     fn join(&mut self, into: &dyn Any) -> Result<(), DynError> {
         self.stream_order()?.join(into).map_err(DynError::new)
+    }
+
+    fn replay_wait(&mut self) -> Result<Option<Duration>, DynError> {
+        self.stream_order()?.replay_wait().map_err(DynError::new)
     }
 }

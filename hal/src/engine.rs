@@ -67,7 +67,7 @@ pub enum Op<'a, L, R> {
     Signal {
         /// The flag. Only this engine writes it.
         flag: Flag<'a, R>,
-        /// The new value.
+        /// The value that the flag gets.
         value: u64,
     },
     /// Blocks the ops behind it until a flag of this rank is at least `value`.
@@ -218,6 +218,11 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// The error that poisoned the engine.
     fn release(&mut self) -> Result<(), Self::Error>;
 
+    /// Returns the bytes of a slice that compute units of a device would copy; 0 if copy engines, NICs or processors copy all.
+    ///
+    /// Nothing is submitted. With `captured`, the slice is one of a [captured](StreamOrdered::fork) start.
+    fn compute_bytes(&mut self, ops: &[Op<'_, Self::Local, Self::Remote>], captured: bool) -> u64;
+
     /// Returns the ordering against streams of the caller, or `None` if the backend has no streams.
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>>;
 }
@@ -258,6 +263,14 @@ pub unsafe trait StreamOrdered {
     /// # Errors
     /// The error of the vendor's call, or the error that poisoned the engine. The fork has ended even then.
     fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error>;
+
+    /// Returns how long a replay of a recorded slice has waited for its flags, or `None` if no replay waits.
+    ///
+    /// With several such replays, the longest wait counts. The time counts from the first call that finds the replay waiting.
+    ///
+    /// # Errors
+    /// The error of the vendor's call.
+    fn replay_wait(&mut self) -> Result<Option<Duration>, Self::Error>;
 }
 
 /// Returns the stream as the stream type of a backend.

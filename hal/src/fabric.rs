@@ -122,6 +122,16 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// Returns the link to a connected peer, or `None` if it is not connected.
     fn link(&self, peer: Rank) -> Option<Link>;
 
+    /// Opens another fabric with the same options on the same device, as `rank` of `ranks`. It has no connections, and this
+    /// fabric with its memory and engines stays valid.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if there is no such rank;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the fabric needs another one that it does not hold.
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Self::Error>
+    where
+        Self: Sized;
+
     /// Creates an engine that reaches every connected peer.
     ///
     /// Ranks of one fabric that pass equal requirements get engines with equal [`Caps`](crate::Caps).

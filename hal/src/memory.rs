@@ -87,6 +87,12 @@ pub unsafe trait Region: Send + Sync + 'static {
     /// All regions of one device return the same flush. If no way to flush is known, the flush fails, and the memory must not
     /// receive data from other devices.
     fn flush(&self) -> Option<Arc<dyn Flush>>;
+
+    /// Allows the backend to use the memory for another region after this one is dropped.
+    ///
+    /// The caller guarantees that no peer writes to this region any more. Without this call, memory that peers may still write to
+    /// is not used again.
+    fn allow_reuse(&self);
 }
 
 /// Registers memory of this rank and imports memory of peers.
@@ -110,7 +116,9 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), which names the size.
     fn allocate(&self, bytes: u64, role: Role) -> Result<Self::Local, Self::Error>;
 
-    /// Allocates flags that the host can read, for an engine without [`queued_wait`](crate::Caps::queued_wait).
+    /// Allocates zeroed flags that the host can read and write.
+    ///
+    /// They are for an engine without [`queued_wait`](crate::Caps::queued_wait), and for waits in graphs, which the host releases.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).

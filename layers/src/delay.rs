@@ -68,7 +68,7 @@ pub struct Delay<F: Fabric> {
 }
 
 impl<F: Fabric> Delay<F> {
-    /// Creates a delayed engine of `fabric`, which is connected to itself.
+    /// Creates a delayed engine on `fabric`. The fabric is connected to its own rank.
     ///
     /// # Errors
     /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
@@ -195,7 +195,7 @@ unsafe impl<F: Fabric> CopyEngine for Delay<F> {
         self.lags || self.engine.is_busy()
     }
 
-    forward_to_engine!(waker release streams);
+    forward_to_engine!(waker release compute_bytes streams);
 }
 
 forward_streams!([F: Fabric] Delay<F>);

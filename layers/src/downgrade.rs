@@ -118,7 +118,7 @@ unsafe impl<E: CopyEngine> CopyEngine for Downgrade<E> {
         unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
     }
 
-    forward_to_engine!(completed park is_busy waker release streams);
+    forward_to_engine!(completed park is_busy waker release compute_bytes streams);
 }
 
 forward_streams!([E: CopyEngine] Downgrade<E>);

@@ -108,7 +108,7 @@ unsafe impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    forward_to_engine!(caps is_busy waker streams);
+    forward_to_engine!(caps is_busy waker compute_bytes streams);
 }
 
 forward_streams!([E: CopyEngine] FailAt<E>, check);

@@ -33,6 +33,15 @@ macro_rules! forward_to_engine {
             self.engine.release().map_err($crate::Error::Inner)
         }
     };
+    (=> compute_bytes) => {
+        fn compute_bytes(
+            &mut self,
+            ops: &[peerlane_hal::Op<'_, Self::Local, Self::Remote>],
+            captured: bool,
+        ) -> u64 {
+            self.engine.compute_bytes(ops, captured)
+        }
+    };
     (=> streams) => {
         fn streams(
             &mut self,
@@ -66,6 +75,12 @@ macro_rules! forward_streams {
                 $(self.$before()?;)?
                 let streams = self.engine.streams().expect("the engine has streams");
                 streams.join(into).map_err($crate::Error::Inner)
+            }
+
+            fn replay_wait(&mut self) -> Result<Option<std::time::Duration>, Self::Error> {
+                $(self.$before()?;)?
+                let streams = self.engine.streams().expect("the engine has streams");
+                streams.replay_wait().map_err($crate::Error::Inner)
             }
         }
     };

@@ -20,7 +20,7 @@ pub(crate) struct HoldFlags<F: Fabric> {
 }
 
 impl<F: Fabric> HoldFlags<F> {
-    /// Allocates flags of `fabric`, which is connected to itself.
+    /// Allocates flags on `fabric`. The fabric is connected to its own rank.
     pub(crate) fn new(fabric: &F) -> Result<Self, Error<F::Error>> {
         let memory = fabric.memory();
         let local = memory.allocate(BYTES, Role::Flags).map_err(Error::Inner)?;

@@ -48,7 +48,7 @@ pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
 /// Wraps the engines of a fabric.
-pub trait Layer<F: Fabric>: Send + Sync + 'static {
+pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
     /// The engine that the layer makes.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
@@ -122,6 +122,11 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
 
     fn link(&self, peer: Rank) -> Option<Link> {
         self.fabric.link(peer).map(|link| self.layer.link(link))
+    }
+
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Self::Error> {
+        let fabric = self.fabric.reopen(rank, ranks).map_err(Error::Inner)?;
+        Ok(Self { fabric, layer: self.layer.clone() })
     }
 
     fn engine(&mut self, requirements: EngineRequirements) -> Result<L::Engine, Self::Error> {

@@ -76,6 +76,8 @@ struct Engines<F: Fabric> {
     opener: F::Engine,
     /// Runs captured slices.
     replayer: F::Engine,
+    /// The times at which the replayed slices that are not complete were submitted.
+    replays: Vec<Instant>,
     /// The error of a failed job.
     broken: Option<Error<F::Error>>,
     // Declared after the engines, so that it is dropped last.
@@ -238,6 +240,7 @@ impl<F: Fabric + 'static> Streams<F> {
             engine,
             opener,
             replayer,
+            replays: Vec::new(),
             broken: None,
             hold: HoldFlags::new(fabric)?,
             released: false,
@@ -255,6 +258,8 @@ impl<F: Fabric + 'static> Streams<F> {
         let slice: Vec<StoredOp<F>> = ops.iter().map(StoredOp::of).collect();
         let shared = Arc::clone(&self.shared);
         stream.run(move || {
+            let begun = Instant::now();
+            shared.engines().replays.push(begun);
             let (mut ticket, mut releases) = (None, None);
             shared.hold(|engines| {
                 let before = *releases.get_or_insert(engines.releases);
@@ -268,6 +273,7 @@ impl<F: Fabric + 'static> Streams<F> {
                 let done = engines.replayer.completed().map_err(Error::Inner)?;
                 Ok(ticket.is_some_and(|ticket| done >= ticket))
             });
+            shared.engines().replays.retain(|replay| *replay != begun);
         });
     }
 }
@@ -365,6 +371,10 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         engines.replayer.release().map_err(Error::Inner)
     }
 
+    fn compute_bytes(&mut self, ops: &[Op<'_, Local<F>, Remote<F>>], captured: bool) -> u64 {
+        self.shared.engines().engine.compute_bytes(ops, captured)
+    }
+
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
         Some(self)
     }
@@ -394,6 +404,10 @@ unsafe impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
             shared.hold(|engines| Ok(engines.engine.completed().map_err(Error::Inner)? >= last));
         });
         Ok(())
+    }
+
+    fn replay_wait(&mut self) -> Result<Option<Duration>, Self::Error> {
+        Ok(self.shared.engines().replays.iter().min().map(Instant::elapsed))
     }
 }
 

@@ -235,7 +235,7 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    forward_to_engine!(is_busy waker streams);
+    forward_to_engine!(is_busy waker compute_bytes streams);
 }
 
 forward_streams!([F: Fabric] Throttle<F>);
@@ -277,7 +277,7 @@ struct Schedule {
     /// Number of ended holds, and of marks seen.
     open: u64,
     passed: u64,
-    /// Earliest time to leave: when the last wait passed.
+    /// Earliest time at which the next transfer may begin: the end of the last wait.
     ready: Instant,
     out_free: Instant,
     in_free: Instant,

@@ -175,7 +175,7 @@ unsafe impl<E: CopyEngine> CopyEngine for Trace<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    forward_to_engine!(caps park is_busy waker streams);
+    forward_to_engine!(caps park is_busy waker compute_bytes streams);
 }
 
 forward_streams!([E: CopyEngine] Trace<E>);

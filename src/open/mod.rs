@@ -4,7 +4,6 @@
 //! instead, and returns a [`Selection`] that says what was found and why it was chosen. A [`Survey`] shows what the machine has
 //! without opening anything.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -403,13 +402,7 @@ fn select_network(
 
 /// Returns the topology in which the ranks of a machine are a node.
 fn machines(all: &[RankDevices]) -> Result<Topology, Error> {
-    let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
-    let mut nodes = Vec::with_capacity(all.len());
-    for found in all {
-        let next = Rank::at(numbers.len()).0;
-        nodes.push(*numbers.entry(&found.host).or_insert(next));
-    }
-    Topology::of_nodes(&nodes)
+    Topology::by_key(all.iter().map(|found| &found.host))
 }
 
 #[cfg(test)]

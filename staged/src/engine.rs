@@ -143,6 +143,15 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         transport.progress(self.id)
     }
 
+    /// Returns 0: copy engines copy between a device and the host.
+    fn compute_bytes(
+        &mut self,
+        _ops: &[Op<'_, Local<D, N>, Remote<D, N>>],
+        _captured: bool,
+    ) -> u64 {
+        0
+    }
+
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
         None
     }

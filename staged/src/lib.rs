@@ -167,6 +167,13 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
     }
 }
 
+impl<D: Fabric, N: Fabric> Staged<D, N> {
+    /// Calls `use_network` with the network fabric.
+    pub fn with_network<R>(&self, use_network: impl FnOnce(&N) -> R) -> R {
+        use_network(&self.memory.shared.network())
+    }
+}
+
 // SAFETY: the layer passes all calls on to implementations that uphold the contract.
 unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
     type Error = Error;
@@ -241,6 +248,13 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
             link.kind = LinkKind::HostStaged;
         }
         Some(link)
+    }
+
+    /// Fails: a staged fabric needs a device fabric, which it does not hold. [`with_network`](Staged::with_network)
+    /// reopens the network.
+    fn reopen(&self, _: Rank, _: usize) -> Result<Self, Error> {
+        let text = "a staged fabric holds no device fabric; open a new one on a reopened network and device fabric";
+        Err(Error::new(ErrorKind::Unavailable, text))
     }
 
     fn engine(&mut self, requirements: EngineRequirements) -> Result<Engine<D, N>, Error> {

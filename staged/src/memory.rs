@@ -277,6 +277,10 @@ unsafe impl<D: Fabric, N: Fabric> Region for Local<D, N> {
     fn flush(&self) -> Option<Arc<dyn Flush>> {
         self.registration.backing.region().flush()
     }
+
+    fn allow_reuse(&self) {
+        self.registration.backing.region().allow_reuse();
+    }
 }
 
 impl<D: Fabric, N: Fabric> Remote<D, N> {

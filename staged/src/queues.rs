@@ -169,7 +169,7 @@ impl<D: Fabric> CopyQueue<D> {
         self.in_flight.is_empty()
     }
 
-    /// Updates `done`, and returns whether copies have completed.
+    /// Updates `done`, and returns whether more copies are complete than before.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         // An idle queue has nothing to receive either: the device is connected only to itself.
         if self.is_idle() {

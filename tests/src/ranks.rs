@@ -11,7 +11,7 @@ use peerlane_hal::{Caps, CopyEngine, Deadline, Fabric, PeerMemory, Rank, RemoteK
 
 use crate::data::POISON;
 use crate::engine::TestEngine;
-use crate::failure::{Failure, Outcome, ensure_all, ensure_bytes};
+use crate::failure::{Failure, Outcome, ensure, ensure_all, ensure_bytes};
 use crate::harness::{ErrorOf, FabricOf, Harness, LocalOf, OwnMemory, RemoteOf};
 
 /// Runs `body` as each of `ranks` ranks. Returns the failure of a rank that failed by itself, in
@@ -79,9 +79,33 @@ pub(crate) struct Window<H: Harness> {
 impl<'w, H: Harness> Participant<'w, H> {
     /// Opens the fabric and connects all ranks.
     fn open(harness: &'w H, rendezvous: &'w Rendezvous, rank: Rank, ranks: usize) -> Outcome<Self> {
+        let fabric = harness.open(rank, ranks).map_err(|e| Failure::from(e).within("open"))?;
+        Self::connect(harness, rendezvous, (rank, ranks), fabric, 0)
+    }
+
+    /// Opens the fabric of this rank again, as another rank of as many, and connects all ranks; collective. The rank takes part
+    /// in exchanges as the new one from then on.
+    pub(crate) fn reopen(&self, rank: Rank) -> Outcome<Self> {
+        let fabric = self.fabric.reopen(rank, self.ranks);
+        let fabric = fabric.map_err(|e| Failure::from(e).within("reopen"))?;
+        let found = fabric.rank();
+        ensure!(found == rank, "the fabric was reopened as rank {rank}, but it is rank {found}");
+        ensure!(
+            Rank::all(self.ranks).all(|peer| fabric.link(peer).is_none()),
+            "the reopened fabric of rank {rank} is connected before `connect`"
+        );
+        Self::connect(self.harness, self.rendezvous, (rank, self.ranks), fabric, self.exchanges)
+    }
+
+    fn connect(
+        harness: &'w H,
+        rendezvous: &'w Rendezvous,
+        (rank, ranks): (Rank, usize),
+        mut fabric: FabricOf<H>,
+        exchanges: usize,
+    ) -> Outcome<Self> {
         let timeout = harness.timeout();
-        let mut fabric = harness.open(rank, ranks).map_err(|e| Failure::from(e).within("open"))?;
-        let addresses = rendezvous.exchange(rank, 0, fabric.address())?;
+        let addresses = rendezvous.exchange(rank, exchanges, fabric.address())?;
         for (peer, address) in Rank::all(ranks).zip(addresses) {
             let connected = fabric.connect(peer, &address, Deadline::after(timeout));
             connected.map_err(|e| Failure::from(e).within(format!("connect rank {peer}")))?;
@@ -90,8 +114,8 @@ impl<'w, H: Harness> Participant<'w, H> {
             .engine(Default::default())
             .map_err(|e| Failure::from(e).within("engine"))?
             .caps();
-        let mut me =
-            Self { harness, rendezvous, me: rank.index(), ranks, fabric, caps, exchanges: 1 };
+        let (me, exchanges) = (rank.index(), exchanges + 1);
+        let mut me = Self { harness, rendezvous, me, ranks, fabric, caps, exchanges };
         // No rank may be signalled before it is connected.
         me.barrier()?;
         Ok(me)

@@ -124,6 +124,7 @@ mod tests {
     use crate::middleware::{Downgrade, Error, Layer, Layered};
 
     /// A layer whose hardware is absent.
+    #[derive(Clone)]
     struct Absent;
 
     impl<F: Fabric> Layer<F> for Absent {

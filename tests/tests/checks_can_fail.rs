@@ -202,6 +202,16 @@ fn main() -> ExitCode {
             "what_one_fabric_allocated_another_can_register",
             "timed out after 1s: waited for flag 3",
         ),
+        flawed::<{ flaw::REUSED_AS_IT_WAS }>(
+            "ReusedAsItWas",
+            "memory_that_is_reused_is_zeroed",
+            "flag 0 is 1, expected 0",
+        ),
+        flawed::<{ flaw::REOPENS_AS_ITSELF }>(
+            "ReopensAsItself",
+            "a_fabric_opens_again_as_another_rank",
+            "the fabric was reopened as rank 1, but it is rank 0",
+        ),
         flawed::<{ flaw::ANY_ADDRESS_CONNECTS }>(
             "AnyAddressConnects",
             "malformed_addresses_are_refused",

@@ -34,7 +34,8 @@ pub(crate) struct SignalReceiver {
     sleepers: Mutex<Vec<Weak<WakeupEvent>>>,
     /// The number of threads that sleep.
     pub(crate) asleep: AtomicUsize,
-    /// Whether peers write flags without a message. Then no thread may sleep long.
+    /// Whether peers write flags directly, without a message that this rank processes. Then no thread may
+    /// sleep long.
     pub(crate) direct_writes: AtomicBool,
     /// The flushes that make received data visible to devices.
     flushes: Mutex<Vec<Arc<dyn Flush>>>,

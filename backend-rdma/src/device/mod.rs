@@ -42,7 +42,7 @@ pub struct Device {
 /// A port of a NIC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Port {
-    /// The number, from 1.
+    /// The number of the port on its device, from 1.
     pub number: u8,
     /// Whether the port is active.
     pub active: bool,

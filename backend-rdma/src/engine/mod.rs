@@ -378,6 +378,11 @@ unsafe impl CopyEngine for Engine {
         Ok(())
     }
 
+    /// Returns 0: NICs copy.
+    fn compute_bytes(&mut self, _ops: &[Op<'_, Local, Remote>], _captured: bool) -> u64 {
+        0
+    }
+
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
         None
     }

@@ -75,7 +75,7 @@ impl Cq {
         self.context.check("ibv_req_notify_cq", code)
     }
 
-    /// Takes all events. Two threads must not call it at the same time.
+    /// Discards all pending events. Two threads must not call it at the same time.
     pub(crate) fn drain_events(&self) {
         let library = self.context.library;
         let (mut queue, mut tag) = (null_mut(), null_mut());

@@ -238,6 +238,10 @@ impl CopyCalls for Context {
         false
     }
 
+    fn uses_compute_units(&self, copy_kind: CopyKind) -> bool {
+        self.memcpy_kind(copy_kind) == hipMemcpyKind::hipMemcpyDeviceToDevice
+    }
+
     fn needs_probe(&self, copy_kind: CopyKind) -> bool {
         self.memcpy_kind(copy_kind) == hipMemcpyKind::hipMemcpyDeviceToDeviceNoCU
     }

@@ -162,6 +162,13 @@ unsafe impl CopyEngine for Engine {
         }
     }
 
+    fn compute_bytes(&mut self, ops: &[Op<'_, Local, Remote>], captured: bool) -> u64 {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.compute_bytes(ops, captured),
+            Queue::Sdma(_) => 0,
+        }
+    }
+
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Error>> {
         match &mut self.0 {
             Queue::Streams(engine) => Some(&mut **engine),

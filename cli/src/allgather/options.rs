@@ -79,8 +79,8 @@ pub(crate) struct Options {
     /// engines that the host drives), or auto (the lowest predicted time at each size)
     #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
     pub(crate) engine: EngineKind,
-    /// Fail instead of falling back to host memory, if GPUs have no peer access, or to a thread that
-    /// drives the copies
+    /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units that
+    /// copy, such as the own shard of a GPU, or to a thread that drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
     /// Set the element type: u8, i32, i64, f16, bf16, f32 or f64
@@ -96,7 +96,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) limit: bool,
     /// Capture the all-gather into a graph and time its replays (backends cuda, and rocm with
-    /// streams)
+    /// streams); an algorithm that cannot be captured is not timed, and its row has the reason
     #[arg(long)]
     pub(crate) graph: bool,
     /// Also time the all-gathers of another library in the same processes, in turn with Peerlane

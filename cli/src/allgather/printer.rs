@@ -12,7 +12,7 @@ use super::options::Options;
 use super::timeline::{self, Traced};
 use crate::error::{Failure, Result};
 use crate::ranks::OutputHandler;
-use crate::report::{JsonLines, OutputFile, Progress, Row, lanes, plot, tables};
+use crate::report::{JsonLines, MissingRow, OutputFile, Progress, Row, lanes, plot, tables};
 use crate::trace::render;
 use crate::units::Size;
 
@@ -24,7 +24,7 @@ pub(crate) struct Printer {
     /// Current activity, for the text of a failure.
     activity: String,
     rows: Vec<Row>,
-    /// Reasons for the choice of algorithms.
+    /// Reasons for the choice of algorithms, and for missing rows.
     notes: Vec<String>,
     explains: bool,
     trace: Option<OutputFile>,
@@ -75,6 +75,18 @@ impl Printer {
                     progress.advance();
                 }
                 self.rows.push(*row);
+            }
+            ProgressEvent::Missing { row } => {
+                if let Some(json) = &mut self.json {
+                    json.write(&row)?;
+                }
+                if let Some(progress) = &self.progress {
+                    progress.advance();
+                }
+                let note = format!("{}: n/a, {}", row.algorithm, row.missing);
+                if !self.notes.contains(&note) {
+                    self.notes.push(note);
+                }
             }
             ProgressEvent::Explanation { text } => self.notes.push(text),
             ProgressEvent::Trace { starts } => self.traced = starts,
@@ -168,6 +180,8 @@ pub(crate) enum ProgressEvent {
     Activity { activity: Activity, total_bytes: u64 },
     /// A size is finished with one algorithm.
     Row { row: Box<Row> },
+    /// A size cannot run with one algorithm.
+    Missing { row: Box<MissingRow> },
     /// The reason for the choice of an algorithm.
     Explanation { text: String },
     /// Steps of all ranks in the traced starts.
@@ -207,6 +221,7 @@ impl fmt::Display for ProgressEvent {
             }
             Self::Explanation { .. } => f.write_str("explaining"),
             Self::Trace { .. } => f.write_str("tracing"),
+            Self::Missing { row } => write!(f, "skipped {}", Size(row.total_bytes)),
             Self::Row { row } => write!(f, "finished {}", Size(row.total_bytes)),
         }
     }

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
-use peerlane::group::Report;
+use peerlane::Algorithm;
+use peerlane::group::{Fallback, Report};
 use peerlane::hal::BackendId;
 use peerlane::planning::plan::Tier;
 
 use super::setup::Setup;
+use crate::error::Failure;
 use crate::ranks::statistics::Statistics;
-use crate::report::{LaneRow, Limit, Predicted, Row, TierRow, bandwidths, microseconds};
+use crate::report::{
+    LaneRow, Limit, MissingRow, Predicted, Row, TierRow, bandwidths, microseconds,
+};
 
 /// Measured values of one all-gather.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +41,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row
         put_bytes: moved.put_bytes,
         got_bytes: moved.got_bytes,
         own_bytes: moved.own_bytes,
+        compute_bytes: moved.compute_bytes,
     });
     Row {
         collective: report.collective.to_string(),
@@ -71,6 +76,26 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row
     }
 }
 
+/// Creates the row of an algorithm that cannot run.
+pub(super) fn missing(
+    setup: &Setup<'_>,
+    algorithm: Option<Algorithm>,
+    total_bytes: u64,
+    why: &Failure,
+) -> MissingRow {
+    MissingRow {
+        collective: setup.options.collective.to_string(),
+        backend: setup.backend.clone(),
+        ranks: setup.ranks(),
+        nodes: setup.topology.notation(),
+        algorithm: algorithm.map_or("auto", Algorithm::name).to_owned(),
+        dtype: setup.options.dtype.to_string(),
+        in_place: setup.options.in_place,
+        total_bytes,
+        missing: why.text().to_owned(),
+    }
+}
+
 fn tier(tier: Tier) -> String {
     tier.to_string()
 }
@@ -95,7 +120,9 @@ fn engine(report: &Report) -> String {
         _ => format!("{count} × {name}"),
     });
     let mut text = names.collect::<Vec<_>>().join(" + ");
-    let mut fallbacks: Vec<_> = report.fallbacks.iter().map(|fallback| fallback.name()).collect();
+    // Links and threads change the whole run; copies by compute units are listed with the lanes.
+    let slow = report.fallbacks.iter().filter(|it| !matches!(it, Fallback::Compute(_)));
+    let mut fallbacks: Vec<_> = slow.map(Fallback::name).collect();
     fallbacks.dedup();
     for name in fallbacks {
         text = format!("{text}, {name}");

@@ -12,9 +12,9 @@ use crate::units::{Delay, Size};
 /// Measure bare puts, gets and signals between two ranks, without a group
 ///
 /// Spawns two processes on this machine. Under a launcher that has started two ranks, for instance
-/// on two machines, it joins them. By hand: set RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST on one machine
-/// and RANK=1 with the same other variables on the second machine, where HOST is the machine of
-/// rank 0.
+/// on two machines, it joins them. By hand: set RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST
+/// PEERLANE_SECRET=SECRET on one machine and RANK=1 with the same other variables on the second
+/// machine, where HOST is the machine of rank 0 and SECRET is the output of `openssl rand -hex 32`.
 ///
 /// The measurements correspond to those of perftest: compare with ib_write_bw, ib_read_bw and
 /// ib_write_lat at the same sizes, iterations, window (--tx-depth there) and number of engines

@@ -107,6 +107,14 @@ unsafe impl Bootstrap for Comm {
     fn leave(&self, deadline: Deadline) -> std::result::Result<(), Error> {
         self.bootstrap.leave(deadline)
     }
+
+    fn shrink(
+        &self,
+        excluded: &[Rank],
+        deadline: Deadline,
+    ) -> std::result::Result<Box<dyn Bootstrap>, Error> {
+        self.bootstrap.shrink(excluded, deadline)
+    }
 }
 
 impl fmt::Debug for Comm {

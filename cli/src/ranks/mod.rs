@@ -12,8 +12,9 @@
 use std::process::Command;
 use std::time::Duration;
 
+use peerlane::bootstrap::Secret;
 use peerlane::bootstrap::environment::Environment;
-use peerlane::bootstrap::tcp::Hub;
+use peerlane::bootstrap::tcp::HubOptions;
 
 use crate::error::{Failure, Result};
 
@@ -55,7 +56,7 @@ impl LaunchedBy {
     }
 }
 
-/// Spawns `ranks` processes of this program with its own arguments, and passes their output to
+/// Spawns `ranks` processes of this program with its own arguments and a random secret, and passes their output to
 /// `handler` until all have ended.
 ///
 /// # Errors
@@ -67,7 +68,8 @@ pub(crate) fn spawn(
 ) -> Result<()> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find the file of this program", &error))?;
-    let hub = Hub::bind("127.0.0.1:0", ranks)?;
+    let secret = Secret::random()?;
+    let hub = HubOptions::default().secret(secret.clone()).bind("127.0.0.1:0", ranks)?;
     let address = hub.address().to_string();
     let command = |rank: usize| {
         let mut command = Command::new(&program);
@@ -75,6 +77,8 @@ pub(crate) fn spawn(
             .args(std::env::args_os().skip(1))
             .arg(format!("--spawned-by={}", std::process::id()))
             .env("PEERLANE_HUB", &address)
+            .env("PEERLANE_SECRET", secret.expose())
+            .env_remove("PEERLANE_SECRET_FILE")
             .envs([("RANK", rank), ("LOCAL_RANK", rank)].map(|(name, n)| (name, n.to_string())))
             .envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, ranks.to_string())));
         command

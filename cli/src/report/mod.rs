@@ -8,7 +8,7 @@ mod table;
 pub(crate) use output::{JsonLines, OutputFile, Progress, pretty_json, print};
 pub(crate) use plot::plot;
 pub(crate) use row::{
-    Baseline, DeviceTimes, LaneRow, Limit, Overlap, Predicted, Row, TierRow, bandwidths,
-    microseconds,
+    Baseline, DeviceTimes, LaneRow, Limit, MissingRow, Overlap, Predicted, Row, TierRow,
+    bandwidths, microseconds,
 };
 pub(crate) use table::{aligned, lanes, tables};

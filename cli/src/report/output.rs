@@ -72,7 +72,7 @@ pub(crate) struct JsonLines<W = Box<dyn Write>> {
 }
 
 impl JsonLines {
-    /// Opens `path`, or stdout for `-`.
+    /// Opens the file at `path` for writing, or stdout if `path` is `-`.
     ///
     /// # Errors
     /// If the file cannot be created.

@@ -64,6 +64,21 @@ pub(crate) struct Row {
     pub(crate) fallbacks: Vec<String>,
 }
 
+/// A size that an algorithm cannot run; the field names are those of [`Row`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MissingRow {
+    pub(crate) collective: String,
+    pub(crate) backend: String,
+    pub(crate) ranks: usize,
+    pub(crate) nodes: String,
+    pub(crate) algorithm: String,
+    pub(crate) dtype: String,
+    pub(crate) in_place: bool,
+    pub(crate) total_bytes: u64,
+    /// Reason why nothing was measured.
+    pub(crate) missing: String,
+}
+
 /// One lane of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaneRow {
@@ -87,6 +102,8 @@ pub(crate) struct TierRow {
     pub(crate) put_bytes: u64,
     pub(crate) got_bytes: u64,
     pub(crate) own_bytes: u64,
+    /// Bytes that compute units copy.
+    pub(crate) compute_bytes: u64,
 }
 
 /// Prediction of the cost model.

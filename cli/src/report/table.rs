@@ -217,8 +217,12 @@ fn lane_line(row: &Row) -> String {
         )
     });
     let tiers = row.tiers.iter().filter_map(|moved| {
-        let named =
-            [("put", moved.put_bytes), ("got", moved.got_bytes), ("self copy", moved.own_bytes)];
+        let named = [
+            ("put", moved.put_bytes),
+            ("got", moved.got_bytes),
+            ("self copy", moved.own_bytes),
+            ("of these by compute units", moved.compute_bytes),
+        ];
         let words = named.iter().filter(|(_, bytes)| *bytes > 0);
         let words: Vec<_> = words.map(|(name, bytes)| format!("{} {name}", Size(*bytes))).collect();
         (!words.is_empty()).then(|| format!("{}: {}", moved.tier, words.join(", ")))
@@ -358,6 +362,7 @@ mod tests {
             put_bytes,
             got_bytes: 0,
             own_bytes,
+            compute_bytes: 0,
         };
         Row {
             algorithm: "hierarchical".into(),

@@ -69,9 +69,9 @@ pub(crate) struct Options {
 enum AlgorithmArg {
     /// The algorithm that the cost model chooses.
     Auto,
-    /// All algorithms.
+    /// Simulates all algorithms.
     All,
-    /// The given algorithm.
+    /// Simulates one algorithm.
     Named(Algorithm),
 }
 

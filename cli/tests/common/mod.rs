@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Variables of launchers that the test machine may have set.
-const LAUNCHER_VARIABLES: [&str; 12] = [
+const LAUNCHER_VARIABLES: [&str; 16] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -16,6 +16,10 @@ const LAUNCHER_VARIABLES: [&str; 12] = [
     "MASTER_PORT",
     "PEERLANE_HUB",
     "PEERLANE_PORT",
+    "PEERLANE_JOB_ID",
+    "PEERLANE_SECRET",
+    "PEERLANE_SECRET_FILE",
+    "PEERLANE_ALLOW_UNAUTHENTICATED",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "SLURM_PROCID",
@@ -96,7 +100,8 @@ fn parent_of(process: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-fn variable(process: u32, name: &str) -> Option<String> {
+/// Returns what follows `name` in the environment of a process, such as `RANK=`.
+pub(crate) fn variable(process: u32, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{process}/environ")).ok()?;
     let environment = String::from_utf8(environment).ok()?;
     environment.split('\0').find_map(|pair| pair.strip_prefix(name)).map(str::to_owned)

@@ -6,9 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use peerlane::bootstrap::environment::Environment;
+use peerlane::bootstrap::tcp::TcpBootstrap;
+use peerlane::{Deadline, ErrorKind, Rank};
 use rustix::process::Signal;
 
-use crate::common::{command, has_moved_bytes, ranks_of, signal};
+use crate::common::{command, has_moved_bytes, ranks_of, signal, variable};
 
 const RANKS: usize = 3;
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -107,4 +110,31 @@ fn no_rank_outlives_the_program() {
         assert_eq!(ended.status.code(), None, "{last:?}: {said}");
         until("all ranks are gone", || (!ranks.iter().any(|rank| lives(*rank))).then_some(()));
     }
+}
+
+#[test]
+fn spawned_ranks_have_a_random_secret_that_a_stranger_needs() {
+    let mut secrets = Vec::new();
+    for _ in 0..2 {
+        let (mut child, ranks) = endless("60");
+        let hub = variable(ranks[0], "PEERLANE_HUB=").unwrap();
+        let of_rank = |rank: &u32| variable(*rank, "PEERLANE_SECRET=").unwrap();
+        let mut all: Vec<String> = ranks.iter().map(of_rank).collect();
+        all.dedup();
+        assert!(all.len() == 1 && all[0].len() == 64, "{all:?}");
+        let deadline = Deadline::after(WAIT_MAX);
+        let error = TcpBootstrap::join(&Environment::at_hub(hub, Rank(1), RANKS), deadline);
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert!(error.to_string().contains("has a secret, but rank 1 has none"), "{error}");
+        assert!(child.try_wait().unwrap().is_none());
+        signal(child.id(), Signal::KILL);
+        child.wait().unwrap();
+        secrets.extend(all);
+    }
+    assert_ne!(secrets[0], secrets[1]);
+    // A secret of the user is for other jobs.
+    let mut program = command("allgather --ranks 2 --max-bytes 1K --iterations 1 --json -");
+    program.env("PEERLANE_SECRET_FILE", "/no/such/file");
+    assert!(!crate::common::end(&mut program).rows().is_empty());
 }

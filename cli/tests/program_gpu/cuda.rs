@@ -91,6 +91,41 @@ fn captured_starts_are_replayed_and_checked() {
 }
 
 #[test]
+fn an_algorithm_that_cannot_be_captured_has_a_row_with_the_reason() {
+    let reason = "double-ring cannot be captured: a graph contains only one lane of each rank, and rank 0 has \
+                  another one that a thread cannot drive; use direct or ring, or remove `capturable()`";
+    // With two ranks, the second lane of a double ring is empty.
+    for ranks in [3, 4] {
+        let line = format!("allgather --backend cuda --ranks {ranks} --graph {SMALL}");
+        let ended = run(&format!("{line} --algorithm all"), &[]);
+        let (refused, rows): (Vec<_>, Vec<_>) =
+            ended.rows().into_iter().partition(|row| row.get("missing").is_some());
+        let measured: Vec<_> =
+            rows.iter().map(|row| (row["algorithm"].as_str().unwrap(), &row["captured"])).collect();
+        let captured = &Value::Bool(true);
+        let size = ["direct", "pull", "ring"].map(|algorithm| (algorithm, captured));
+        assert_eq!(measured, [size, size].concat(), "1 KiB and 4 KiB");
+        assert!(rows.iter().all(|row| row["checked"] == true));
+        assert_eq!(refused.len(), 2, "{refused:?}");
+        for row in &refused {
+            assert_eq!(
+                (&row["algorithm"], &row["missing"]),
+                (&"double-ring".into(), &reason.into())
+            );
+            assert_eq!(row["ranks"], ranks);
+        }
+        assert!(number(&refused[0], "total_bytes") < number(&refused[1], "total_bytes"));
+        assert_eq!(
+            ended.stderr.matches(&format!("double-ring: n/a, {reason}")).count(),
+            1,
+            "{ended:?}"
+        );
+        let ended = run(&format!("{line} --algorithm double-ring"), &[]);
+        assert!(ended.error(1).contains(reason), "{ended:?}");
+    }
+}
+
+#[test]
 fn odd_sizes_of_every_width_gather_between_gpus() {
     for dtype in ["u8", "bf16", "f64"] {
         let line = format!("allgather --backend cuda --ranks 3 --dtype {dtype} --min-bytes 1");
@@ -199,6 +234,64 @@ fn gpus_without_peer_access_gather_through_the_host() {
 }
 
 #[test]
+fn copies_by_compute_units_are_reported_and_strict_refuses_them() {
+    let one = "--min-bytes 4M --max-bytes 4M --iterations 2 --warmup 1 --timeout 20 --json -";
+    let of = |ranks: u32, options: &str, settings: &[_]| {
+        run(&format!("allgather --backend cuda --ranks {ranks} {options} {one}"), settings)
+    };
+    let shard = 2 << 20;
+    for (ranks, options, own_bytes, compute_bytes) in [
+        (2, "", shard, shard),
+        (2, "--self-copy local", shard, shard),
+        (2, "--self-copy local --graph", shard, shard),
+        (2, "--self-copy link", shard, 0),
+        (2, "--self-copy link --graph", shard, 0),
+        // Nothing is put to a peer, so nothing can come back.
+        (2, "--self-copy link --algorithm pull", shard, shard),
+        (2, "--in-place", 0, 0),
+        (1, "--self-copy link", 2 * shard, 2 * shard),
+        (1, "--in-place --graph", 0, 0),
+    ] {
+        let row = &check(&of(ranks, options, &[]), ranks.into())[0];
+        let tier = &row["tiers"][0];
+        assert_eq!(
+            (&tier["own_bytes"], &tier["compute_bytes"]),
+            (&own_bytes.into(), &compute_bytes.into())
+        );
+        let expected: Vec<Value> = match compute_bytes {
+            0 => Vec::new(),
+            bytes => vec![
+                format!(
+                    "compute units copy {bytes} bytes from the rank to itself; run in place, or \
+                     select `SelfCopy::Link` (--self-copy link) and an algorithm that puts these \
+                     bytes to a peer too"
+                )
+                .into(),
+            ],
+        };
+        assert_eq!(row["fallbacks"], Value::Array(expected.clone()), "{options}");
+        let strict = of(ranks, &format!("{options} --strict"), &[]);
+        match expected.first() {
+            None => drop(check(&strict, ranks.into())),
+            Some(fallback) => {
+                let text = format!(
+                    "strict is set, but the operation needs a fallback: {}",
+                    fallback.as_str().unwrap()
+                );
+                assert!(strict.error(1).contains(&text), "{strict:?}");
+            }
+        }
+    }
+    // Small shards go back over the link.
+    let line = format!("allgather --backend cuda --ranks 3 --strict {SMALL}");
+    assert!(check(&run(&line, &[]), 3).iter().all(|row| row["tiers"][0]["compute_bytes"] == 0));
+    let ended = of(2, "--self-copy link", &[("DEVICES", "1")]);
+    let row = &check(&ended, 2)[0];
+    assert_eq!(row["tiers"][0]["compute_bytes"], 2 * shard, "a put to the same device, and back");
+    assert!(ended.stderr.contains("because ranks share a device"), "{ended:?}");
+}
+
+#[test]
 fn missing_bytes_are_detected() {
     let line = format!("allgather --backend cuda --ranks 2 {SMALL}");
     let ended = run(&line, &[("DROP_COPIES", "local")]);
@@ -209,10 +302,14 @@ fn missing_bytes_are_detected() {
     assert!(ended.error(1).contains("to a peer did not arrive"), "{ended:?}");
 }
 
-#[test]
-fn a_killed_rank_is_named_and_the_others_end() {
-    let line = "allgather --backend cuda --ranks 3 --min-bytes 64K --max-bytes 64K --timeout 10";
-    let child = simulated(&format!("{line} --iterations 1000000"), &[]).spawn().unwrap();
+/// Runs all-gathers on three ranks, and sends `signal` to rank 1 while they run. Returns the errors.
+fn lose_rank_1(line: &str, lost_by: rustix::process::Signal) -> String {
+    // Large enough for graphs with branches.
+    let (bytes, iterations) =
+        if line.contains("--graph") { ("6M", 2000) } else { ("64K", 1_000_000) };
+    let size = format!("--min-bytes {bytes} --max-bytes {bytes} --iterations {iterations}");
+    let line = format!("allgather --backend cuda --ranks 3 {size} {line}");
+    let child = simulated(&line, &[]).spawn().unwrap();
     let begun = Instant::now();
     let victim = loop {
         let ranks = ranks_of(child.id());
@@ -222,14 +319,32 @@ fn a_killed_rank_is_named_and_the_others_end() {
         assert!(begun.elapsed() < Duration::from_secs(20), "the ranks never ran");
         sleep(Duration::from_millis(20));
     };
-    signal(victim, rustix::process::Signal::KILL);
+    // By then the graphs run.
+    sleep(Duration::from_millis(300));
+    signal(victim, lost_by);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("rank 1 was killed by signal 9"), "{stderr}");
-    assert!(stderr.contains("rank 1 is lost"), "{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    stderr
+}
+
+#[test]
+fn a_killed_rank_is_named_and_the_others_end() {
+    for line in ["--timeout 10", "--timeout 10 --graph"] {
+        let stderr = lose_rank_1(line, rustix::process::Signal::KILL);
+        assert!(stderr.contains("rank 1 was killed by signal 9"), "{line}: {stderr}");
+        assert!(stderr.contains("rank 1 is lost"), "{line}: {stderr}");
+        assert!(!stderr.contains("did not complete within"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_while_graphs_run() {
+    let stderr = lose_rank_1("--timeout 2 --graph", rustix::process::Signal::STOP);
+    assert!(stderr.contains("rank 1 does not answer"), "{stderr}");
+    assert!(!stderr.contains("did not complete within"), "{stderr}");
 }
 
 /// Returns a stand-in for a vendor's library, which cargo builds with the tests of this package.

@@ -104,9 +104,41 @@ fn an_unavailable_engine_is_named() {
 }
 
 #[test]
+fn copies_by_compute_units_are_reported_and_strict_refuses_them() {
+    for (engine, no_cu, share) in [
+        ("streams", "works", 0),
+        ("streams", "drop", 1),
+        ("streams", "refuse", 1),
+        ("sdma", "drop", 0),
+    ] {
+        let line = format!("allgather --backend rocm --ranks 3 --engine {engine} {SMALL}");
+        let settings = [("NO_CU", no_cu)];
+        for row in check(&run(&line, &settings), 3) {
+            let tier = &row["tiers"][0];
+            let all = tier["own_bytes"].as_u64().unwrap() + tier["put_bytes"].as_u64().unwrap();
+            assert_eq!(tier["compute_bytes"], share * all, "{engine} {no_cu}: {row}");
+            assert_eq!(row["fallbacks"].as_array().unwrap().len() as u64, share, "{row}");
+        }
+        let strict = run(&format!("{line} --strict"), &settings);
+        if share == 0 {
+            check(&strict, 3);
+        } else {
+            let text = "the driver has no copies without compute units";
+            assert!(strict.error(1).contains(text), "{strict:?}");
+        }
+    }
+}
+
+#[test]
 fn captured_starts_are_replayed_and_checked() {
-    let rows = check(&run(&format!("allgather --backend rocm --ranks 3 --graph {SMALL}"), &[]), 3);
+    let line = format!("allgather --backend rocm --ranks 3 --graph {SMALL}");
+    let rows = check(&run(&line, &[]), 3);
     assert!(rows.iter().all(|row| row["captured"] == true));
+    let rows = run(&format!("{line} --algorithm double-ring,ring"), &[]).rows();
+    let missing = |row: &Value| row["missing"].as_str().map(str::to_owned);
+    let missing: Vec<_> = rows.iter().map(|row| missing(row).unwrap_or_default()).collect();
+    assert!(missing[0].starts_with("double-ring cannot be captured: "), "{rows:?}");
+    assert_eq!((missing[1].as_str(), &rows[1]["algorithm"]), ("", &"ring".into()));
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub struct AbortRecord {
     pub operation: String,
     /// The step that was waited for, as in the text of the plan.
     pub phase: String,
-    /// The start of the operation, from 1.
+    /// The start of the operation, from 1; 0 for a start that a graph replays.
     pub epoch: u64,
     /// A sentence that describes the failure.
     pub text: String,

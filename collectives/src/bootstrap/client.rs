@@ -4,17 +4,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::message::{
-    BLOB_BYTES_MAX, Blob, EndCause, LABEL_BYTES_MAX, RankList, Reply, Request, Seconds, with_peer,
+    BLOB_BYTES_MAX, Blob, EndCause, FRAME_BYTES_MAX, LABEL_BYTES_MAX, RankList, Reply, Request,
+    Seconds, with_peer,
 };
-use super::{Listener, Notice};
+use super::{AbortRecord, Listener, Notice};
 use crate::error::Error;
 
 const START: &str = "the group did not start";
+
+/// Time that a rank waits for the hub to say why the group did not start.
+const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Maximum number of bytes of messages that are kept for a rank that has no listener yet.
+const QUEUED_BYTES_MAX: usize = FRAME_BYTES_MAX;
 
 /// Largest number of exchanges by which a rank can be ahead of this one: it begins the next exchange when all
 /// ranks have contributed to the one before, or when their labels differ.
@@ -34,6 +43,7 @@ pub(crate) struct ClientState {
     ranks: usize,
     joined: BTreeSet<Rank>,
     runs_hub: Option<Rank>,
+    addresses: Vec<Option<SocketAddr>>,
     left: BTreeSet<Rank>,
     /// The sequence number of this rank's next exchange.
     next_sequence: u64,
@@ -52,6 +62,8 @@ pub(crate) struct ClientState {
 struct Notifications {
     listener: Option<Arc<dyn Listener>>,
     queued: Vec<Notice>,
+    /// Bytes of the messages among them.
+    queued_bytes: usize,
 }
 
 impl Client {
@@ -72,19 +84,29 @@ impl Client {
         self.ranks
     }
 
-    /// Waits until every rank has joined.
-    pub(super) fn wait_started(&self, deadline: Deadline) -> Result<(), Error> {
-        let settled = self.state.wait(deadline, |state| {
+    /// Waits until every rank has joined. If the deadline passes, `time_out` tells the hub, which knows why ranks are
+    /// missing and answers all ranks.
+    pub(super) fn wait_started(
+        &self,
+        deadline: Deadline,
+        time_out: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let settled = |state: &mut ClientState| {
             if state.joined.len() == self.ranks {
                 return Some(Ok(()));
             }
             state.end_cause.as_ref().map(|end_cause| Err(end_cause.error(START)))
+        };
+        let answered = self.state.wait(deadline, settled).or_else(|| {
+            time_out();
+            self.state.wait(Deadline::after(START_ANSWER_TIMEOUT), settled)
         });
-        settled.unwrap_or_else(|| {
+        answered.unwrap_or_else(|| {
             let joined = &self.state.lock().joined;
             let missing = Rank::all(self.ranks).filter(|rank| !joined.contains(rank));
             let missing = missing.map(|rank| rank.0).collect();
-            Err(EndCause::NotStarted { missing, timeout: deadline.timeout() }.error(START))
+            let timeout = deadline.timeout();
+            Err(EndCause::NotStarted { missing, timeout, refused: None }.error(START))
         })
     }
 
@@ -125,6 +147,15 @@ impl Client {
     /// Returns the rank whose process runs the hub, if one does.
     pub(super) fn relay(&self) -> Option<Rank> {
         self.state.lock().runs_hub
+    }
+
+    /// Returns the ranks that can take part if the group shrinks, with the addresses at which they listen: those that
+    /// listen and have not left.
+    pub(super) fn remaining(&self) -> Vec<(Rank, SocketAddr)> {
+        let state = self.state.lock();
+        let address = |rank: Rank| state.addresses.get(rank.index()).copied().flatten();
+        let ranks = Rank::all(self.ranks).filter(|rank| !state.left.contains(rank));
+        ranks.filter_map(|rank| Some((rank, address(rank)?))).collect()
     }
 
     /// Runs [`Bootstrap::missing`](super::Bootstrap::missing).
@@ -177,19 +208,21 @@ impl Client {
         self.state.wait(deadline, |state| state.closed.then_some(())).is_some()
     }
 
-    /// Handles a reply of the hub, and returns whether this rank must now acknowledge it.
-    pub(super) fn receive(&self, reply: Reply) -> bool {
-        let notice = self.state.change(|state| state.apply(reply));
-        let Some(notice) = notice else { return false };
+    /// Handles a reply of the hub, and returns the answer of this rank if there is one.
+    pub(super) fn receive(&self, reply: Reply) -> Option<Request> {
+        let notice = self.state.change(|state| state.apply(reply))?;
         let must_acknowledge = matches!(notice, Notice::Abort { .. } | Notice::Lost { .. });
-        self.notify(notice);
-        must_acknowledge
+        let answer =
+            self.notify(notice).map(|record| Request::Abort { record: Blob(record.encode()) });
+        answer.or_else(|| must_acknowledge.then_some(Request::Acknowledge))
     }
 
     /// Handles the end of the connection to the hub.
     pub(super) fn close(&self, how: String) {
         let notices = self.state.change(|state| state.close(how));
-        notices.into_iter().for_each(|notice| self.notify(notice));
+        for notice in notices {
+            self.notify(notice);
+        }
     }
 
     pub(super) fn listen(&self, listener: Arc<dyn Listener>) {
@@ -202,15 +235,28 @@ impl Client {
         self.notifications.lock().unwrap_or_else(PoisonError::into_inner).listener.clone()
     }
 
-    fn notify(&self, notice: Notice) {
+    /// Passes a notice to the listener. Returns the cause of an abort if too many messages wait for a listener.
+    fn notify(&self, notice: Notice) -> Option<AbortRecord> {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state.lock().has_left {
-            return;
+            return None;
         }
-        match &notifications.listener {
-            Some(listener) => listener.notice(notice),
-            None => notifications.queued.push(notice),
+        if let Some(listener) = &notifications.listener {
+            listener.notice(notice);
+            return None;
         }
+        if let Notice::Message { from, message } = &notice {
+            notifications.queued_bytes += message.len() + size_of::<Notice>();
+            if notifications.queued_bytes > QUEUED_BYTES_MAX {
+                let how = format!(
+                    "it sent more than {QUEUED_BYTES_MAX} bytes of messages before rank {} listens",
+                    self.rank
+                );
+                return Some(AbortRecord::lost(*from, &how));
+            }
+        }
+        notifications.queued.push(notice);
+        None
     }
 }
 
@@ -265,7 +311,8 @@ impl ClientState {
         let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
         match reply {
-            Reply::Joined { ranks, runs_hub } => {
+            Reply::Joined { ranks, runs_hub, addresses } => {
+                self.addresses = addresses;
                 self.runs_hub = runs_hub.filter(|rank| known(*rank)).map(Rank);
                 self.joined.extend(ranks.into_iter().filter(|rank| known(*rank)).map(Rank));
                 None

@@ -15,16 +15,24 @@
 //! - `PEERLANE_PORT` takes precedence over `MASTER_PORT`.
 //! - `PEERLANE_HUB=host:port` names an [external hub](super::tcp::Hub): rank 0 opens none, and the
 //!   address and ports above are ignored.
+//! - `PEERLANE_SECRET`, or a file that only its owner can access and that `PEERLANE_SECRET_FILE` names, holds
+//!   the [secret](super::Secret) of the job: 16 to 4096 bytes, the same on all ranks. Only processes that know
+//!   it can join.
+//! - Without a secret, the address of the hub must be a loopback address. If the launcher says that all ranks
+//!   are on one host, it is 127.0.0.1, whatever `MASTER_ADDR` is. `PEERLANE_ALLOW_UNAUTHENTICATED=1` permits
+//!   other addresses, at which any process can then join.
 //! - `PEERLANE_JOB_ID` identifies the job, so that two jobs at one port are told apart. The default is
 //!   `TORCHELASTIC_RUN_ID` unless it is `none`, `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid`, or
 //!   `SLURM_JOB_ID.SLURM_STEP_ID`.
 //!
 //! An empty variable counts as not set.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use super::secret::Secret;
 use crate::error::Error;
 
 /// The port of the hub if no variable names one.
@@ -44,6 +52,10 @@ pub struct Environment {
     /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets one: equal on all ranks of a job, and
     /// different for other jobs.
     pub job: Option<String>,
+    /// The secret of the job, equal on all ranks.
+    pub secret: Option<Secret>,
+    /// Whether the hub may be at an address that other hosts can reach although there is no secret.
+    pub allow_unauthenticated: bool,
     /// The address of the hub.
     pub hub: HubAddress,
 }
@@ -61,7 +73,16 @@ impl Environment {
     /// Creates the environment of a rank whose group uses the open hub `hub`, without a launcher.
     pub fn at_hub(hub: impl ToString, rank: Rank, ranks: usize) -> Self {
         let hub = HubAddress::External(hub.to_string());
-        Self { rank, ranks, local_rank: None, local_ranks: None, job: None, hub }
+        Self {
+            rank,
+            ranks,
+            local_rank: None,
+            local_ranks: None,
+            job: None,
+            secret: None,
+            allow_unauthenticated: false,
+            hub,
+        }
     }
 
     /// Reads the environment variables of this process; returns `None` if no launcher has set them.
@@ -86,6 +107,35 @@ impl Environment {
         }
         Ok(None)
     }
+
+    /// Checks that only processes with the secret, or of this host, can join at the address of the hub.
+    pub(super) fn check_authentication(&self) -> Result<(), Error> {
+        let (variable, address) = match &self.hub {
+            HubAddress::RankZero(address) => ("MASTER_ADDR", address),
+            HubAddress::External(address) => ("PEERLANE_HUB", address),
+        };
+        if self.secret.is_some() || self.allow_unauthenticated || is_loopback(address) {
+            return Ok(());
+        }
+        Err(invalid(format!(
+            "the hub's address {address} ({variable}) can be reached from other hosts, but there is no secret; \
+             {NO_SECRET_HELP}"
+        )))
+    }
+}
+
+/// What a user can do if there is no secret.
+pub(super) const NO_SECRET_HELP: &str = "set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks \
+    (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network";
+
+/// Returns whether only processes of this host reach `address`, whatever the name service says.
+///
+/// A host may resolve its own name to a loopback address, but other hosts do not, so no other name counts.
+pub(super) fn is_loopback(address: &str) -> bool {
+    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
+    let literal = name.trim_matches(['[', ']']).parse::<IpAddr>();
+    literal.is_ok_and(|ip| ip.to_canonical().is_loopback())
+        || name.eq_ignore_ascii_case("localhost")
 }
 
 /// Maximum length of a job id in bytes.
@@ -176,9 +226,42 @@ impl Variables<'_> {
         let hosts = launcher.hosts.map(|name| self.number(name)).transpose()?.flatten();
         let local_ranks = local_ranks.map(|(_, ranks)| ranks);
         let one_host = ranks == 1 || local_ranks == Some(ranks) || hosts == Some(1);
-        let hub = self.hub(one_host)?;
-        let (rank, ranks, job) = (Rank(rank), ranks as usize, self.job(launcher)?);
-        Ok(Environment { rank, ranks, local_rank, local_ranks, job, hub })
+        let (secret, allow_unauthenticated) = (self.secret()?, self.allow_unauthenticated()?);
+        let is_open = secret.is_some() || allow_unauthenticated;
+        Ok(Environment {
+            rank: Rank(rank),
+            ranks: ranks as usize,
+            local_rank,
+            local_ranks,
+            job: self.job(launcher)?,
+            secret,
+            allow_unauthenticated,
+            hub: self.hub(one_host, is_open)?,
+        })
+    }
+
+    fn secret(&self) -> Result<Option<Secret>, Error> {
+        match (self.text("PEERLANE_SECRET"), self.text("PEERLANE_SECRET_FILE")) {
+            (None, None) => Ok(None),
+            (Some(text), None) => Secret::from_source("PEERLANE_SECRET", &text).map(Some),
+            (None, Some(path)) => {
+                let source = format!("the secret in the file {path} (PEERLANE_SECRET_FILE)");
+                Secret::read_source(&source, Path::new(&path)).map(Some)
+            }
+            (Some(_), Some(_)) => Err(invalid(
+                "both PEERLANE_SECRET and PEERLANE_SECRET_FILE are set, expected at most one of them",
+            )),
+        }
+    }
+
+    fn allow_unauthenticated(&self) -> Result<bool, Error> {
+        match self.text("PEERLANE_ALLOW_UNAUTHENTICATED").as_deref() {
+            None | Some("0") => Ok(false),
+            Some("1") => Ok(true),
+            Some(text) => {
+                Err(invalid(format!("PEERLANE_ALLOW_UNAUTHENTICATED is {text:?}, expected 1 or 0")))
+            }
+        }
     }
 
     fn job(&self, launcher: &Launcher) -> Result<Option<String>, Error> {
@@ -200,7 +283,9 @@ impl Variables<'_> {
         Ok(job.filter(|job| job != "none" && job.len() <= JOB_BYTES_MAX))
     }
 
-    fn hub(&self, one_host: bool) -> Result<HubAddress, Error> {
+    /// Returns the address of the hub. If other hosts may not reach it and need not, it is on the loopback interface:
+    /// torchrun sets `MASTER_ADDR` to the host's name also if all ranks are on that host.
+    fn hub(&self, one_host: bool, is_open: bool) -> Result<HubAddress, Error> {
         if let Some(address) = self.text("PEERLANE_HUB") {
             let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
             return match port.map(|(_, port)| port.parse::<u16>()) {
@@ -211,21 +296,21 @@ impl Variables<'_> {
                 ))),
             };
         }
-        let host = match self.text("MASTER_ADDR") {
-            Some(host) => host,
-            None if one_host => "127.0.0.1".into(),
-            None => {
-                return Err(invalid(
-                    "MASTER_ADDR is not set; set it on every rank to the name or address of the \
-                     host of rank 0",
-                ));
-            }
-        };
         let port = self.hub_port()?;
-        Ok(HubAddress::RankZero(match host.parse::<Ipv6Addr>() {
+        let address = self.text("MASTER_ADDR").map(|host| match host.parse::<Ipv6Addr>() {
             Ok(host) => format!("[{host}]:{port}"),
             Err(_) => format!("{host}:{port}"),
-        }))
+        });
+        match address {
+            Some(address) if is_open || !one_host || is_loopback(&address) => {
+                Ok(HubAddress::RankZero(address))
+            }
+            _ if one_host => Ok(HubAddress::RankZero(format!("127.0.0.1:{port}"))),
+            _ => Err(invalid(
+                "MASTER_ADDR is not set; set it on every rank to the name or address of the host \
+                 of rank 0",
+            )),
+        }
     }
 
     fn hub_port(&self) -> Result<u16, Error> {

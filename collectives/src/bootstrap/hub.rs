@@ -4,12 +4,13 @@
 //! replies go to every live rank in one order. That order decides everything on which ranks must agree:
 //! which abort or loss was first, and whether an exchange was complete before it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::message::{EndCause, Reply, Request};
+use super::message::{EndCause, FRAME_BYTES_MAX, Reply, Request};
 use crate::error::Error;
 
 /// An event of one rank.
@@ -17,6 +18,7 @@ use crate::error::Error;
 pub(crate) enum Event {
     Joined {
         runs_hub: bool,
+        address: Option<SocketAddr>,
     },
     Request(Request),
     /// The rank ended without a goodbye.
@@ -25,9 +27,22 @@ pub(crate) enum Event {
     },
 }
 
+/// Maximum number of bytes that a rank may contribute to exchanges to which others have not contributed. It is one
+/// exchange ahead, or two if labels differ.
+pub(crate) const AHEAD_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
+
+/// The bytes that a contribution costs without its label and its blob.
+const CONTRIBUTION_BYTES: usize = 64;
+
 /// Tracks the membership of a group, and why it ended.
 pub(crate) struct HubState {
     members: Vec<Membership>,
+    /// The addresses at which the ranks listen if the group shrinks.
+    addresses: Vec<Option<SocketAddr>>,
+    /// The contributions of each rank to exchanges to which not all others have contributed.
+    ahead: Vec<Ahead>,
+    /// The number of connections that the hub has refused, and the last of them.
+    refused: Option<(u64, String)>,
     /// The rank whose process runs the hub, if one does.
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
@@ -43,12 +58,22 @@ enum Membership {
     Gone,
 }
 
+/// The contributions of a rank to exchanges to which not all others have contributed.
+#[derive(Clone, Default)]
+struct Ahead {
+    sizes: VecDeque<usize>,
+    bytes: usize,
+}
+
 impl HubState {
     /// Creates the state of a group of `ranks` ranks, none of which has joined.
     pub(crate) fn new(ranks: usize) -> Self {
         let members = vec![Membership::NotJoined; ranks];
         Self {
             members,
+            addresses: vec![None; ranks],
+            ahead: vec![Ahead::default(); ranks],
+            refused: None,
             runs_hub: None,
             end_cause: None,
             unacknowledged: BTreeSet::new(),
@@ -59,32 +84,52 @@ impl HubState {
     /// Handles an event; the replies go to all ranks that are live afterwards.
     pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
-            Event::Joined { runs_hub } => {
+            Event::Joined { runs_hub, address } => {
                 self.members[from.index()] = Membership::Joined;
+                self.addresses[from.index()] = address;
                 if runs_hub {
                     self.runs_hub = Some(from);
                 }
-                vec![Reply::Joined {
-                    ranks: rank_numbers(self.ranks_where(|member| member != Membership::NotJoined)),
-                    runs_hub: self.runs_hub.map(|rank| rank.0),
-                }]
+                let ranks = self.ranks_where(|member| member != Membership::NotJoined);
+                let ranks = rank_numbers(ranks);
+                let is_complete = ranks.len() == self.members.len();
+                let addresses = if is_complete { self.addresses.clone() } else { Vec::new() };
+                let runs_hub = self.runs_hub.map(|rank| rank.0);
+                vec![Reply::Joined { ranks, runs_hub, addresses }]
             }
             _ if !self.is_live(from) => Vec::new(),
             Event::Request(request) => self.handle(from, request),
-            Event::Lost { how } => {
-                self.members[from.index()] = Membership::Gone;
-                let mut replies = self.end_group(EndCause::Lost { rank: from.0, how });
-                replies.extend(self.acknowledge(from));
-                replies
-            }
+            Event::Lost { how } => self.lose(from, how),
         }
+    }
+
+    fn lose(&mut self, rank: Rank, how: String) -> Vec<Reply> {
+        self.members[rank.index()] = Membership::Gone;
+        let mut replies = self.end_group(EndCause::Lost { rank: rank.0, how });
+        replies.extend(self.acknowledge(rank));
+        replies
+    }
+
+    /// Counts a refused connection, which the error of a group that does not start mentions. `which` says from
+    /// where it came and why it was refused.
+    pub(crate) fn refuse(&mut self, which: String) {
+        let count = self.refused.as_ref().map_or(0, |(count, _)| *count);
+        self.refused = Some((count + 1, which));
     }
 
     fn handle(&mut self, from: Rank, request: Request) -> Vec<Reply> {
         match request {
             Request::Contribute { .. } if self.end_cause.is_some() => Vec::new(),
             Request::Contribute { sequence, label, blob } => {
-                vec![Reply::Contribution { from: from.0, sequence, label, blob }]
+                let bytes = self.count_ahead(from, label.len() + blob.0.len());
+                if bytes <= AHEAD_BYTES_MAX {
+                    return vec![Reply::Contribution { from: from.0, sequence, label, blob }];
+                }
+                let how = format!(
+                    "it sent {bytes} bytes for exchanges that other ranks have not begun, expected at most \
+                     {AHEAD_BYTES_MAX} bytes"
+                );
+                self.lose(from, how)
             }
             Request::StartTimedOut { timeout } => self.start_timed_out(timeout),
             Request::Abort { record } => self.end_group(EndCause::Abort { from: from.0, record }),
@@ -102,12 +147,33 @@ impl HubState {
         }
     }
 
+    /// Counts a contribution of `from`, and returns how many bytes `from` is ahead of the slowest rank. Every rank
+    /// contributes to all exchanges in the same order, so the first contributions of all ranks belong together.
+    fn count_ahead(&mut self, from: Rank, bytes: usize) -> usize {
+        let own = &mut self.ahead[from.index()];
+        own.sizes.push_back(bytes + CONTRIBUTION_BYTES);
+        own.bytes += bytes + CONTRIBUTION_BYTES;
+        let has_contributed = |(member, ahead): (&Membership, &Ahead)| {
+            *member == Membership::Gone || !ahead.sizes.is_empty()
+        };
+        while self.members.iter().zip(&self.ahead).all(has_contributed) {
+            for ahead in &mut self.ahead {
+                ahead.bytes -= ahead.sizes.pop_front().unwrap_or_default();
+            }
+        }
+        self.ahead[from.index()].bytes
+    }
+
     fn start_timed_out(&mut self, timeout: Duration) -> Vec<Reply> {
         let missing = rank_numbers(self.ranks_where(|member| member == Membership::NotJoined));
         if missing.is_empty() {
             return Vec::new();
         }
-        self.end_group(EndCause::NotStarted { missing, timeout })
+        let refused = self.refused.as_ref().map(|(count, last)| match count {
+            1 => format!("the hub refused a connection from {last}"),
+            _ => format!("the hub refused {count} connections, the last from {last}"),
+        });
+        self.end_group(EndCause::NotStarted { missing, timeout, refused })
     }
 
     fn end_group(&mut self, end_cause: EndCause) -> Vec<Reply> {
@@ -184,13 +250,13 @@ fn rank_numbers(ranks: impl Iterator<Item = Rank>) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::Blob;
+    use super::super::message::{BLOB_BYTES_MAX, Blob};
     use super::*;
 
     fn full(ranks: usize) -> HubState {
         let mut state = HubState::new(ranks);
         for rank in Rank::all(ranks) {
-            state.apply(rank, Event::Joined { runs_hub: false });
+            state.apply(rank, Event::Joined { runs_hub: false, address: None });
         }
         state
     }
@@ -242,12 +308,37 @@ mod tests {
     fn a_start_timeout_names_the_missing_ranks_and_counts_only_before_the_start() {
         let give_up = || Event::Request(Request::StartTimedOut { timeout: Duration::from_secs(5) });
         let mut state = HubState::new(4);
-        state.apply(Rank(1), Event::Joined { runs_hub: false });
-        state.apply(Rank(3), Event::Joined { runs_hub: false });
-        let missing = EndCause::NotStarted { missing: vec![0, 2], timeout: Duration::from_secs(5) };
+        state.apply(Rank(1), Event::Joined { runs_hub: false, address: None });
+        state.apply(Rank(3), Event::Joined { runs_hub: false, address: None });
+        let (timeout, refused) = (Duration::from_secs(5), None);
+        let missing = EndCause::NotStarted { missing: vec![0, 2], timeout, refused };
         assert!(missing.to_string().starts_with("ranks 0 and 2 did not connect within 5 s; "));
         assert_eq!(state.apply(Rank(3), give_up()), [Reply::Ended(missing)]);
         assert_eq!(full(2).apply(Rank(0), give_up()), []);
+    }
+
+    #[test]
+    fn a_rank_that_is_too_many_bytes_ahead_is_lost() {
+        let give = |bytes| {
+            let (label, blob) = ("a".into(), Blob(vec![0; bytes]));
+            Event::Request(Request::Contribute { sequence: 0, label, blob })
+        };
+        let mut state = full(3);
+        state.apply(Rank(2), Event::Request(Request::Leave));
+        // The other rank keeps up, and the third has left.
+        for _ in 0..3 {
+            for rank in [0, 1] {
+                let replies = state.apply(Rank(rank), give(BLOB_BYTES_MAX));
+                assert!(matches!(replies[..], [Reply::Contribution { .. }]), "{replies:?}");
+            }
+        }
+        for _ in 0..2 {
+            assert_eq!(state.apply(Rank(1), give(BLOB_BYTES_MAX)).len(), 1);
+        }
+        let how = "it sent 33554626 bytes for exchanges that other ranks have not begun, expected at most 33554432 bytes";
+        let lost = EndCause::Lost { rank: 1, how: how.into() };
+        assert_eq!(state.apply(Rank(1), give(8191)), [Reply::Ended(lost)]);
+        assert!(!state.is_live(Rank(1)));
     }
 
     #[test]

@@ -8,15 +8,16 @@
 //! else with a record that names the first missing rank.
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::{panic, thread};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::client::Client;
+use super::client::{Client, Monitor};
 use super::hub::{Event, HubState, check_ranks};
 use super::message::{Blob, Request};
 use super::{Bootstrap, Listener, host_id};
@@ -29,6 +30,65 @@ pub struct InProcessBootstrap {
     client: Arc<Client>,
     events: Sender<(Rank, Event)>,
     host: String,
+    shrinks: Arc<Monitor<Shrinks>>,
+    /// The number of calls of `shrink`.
+    shrink_calls: AtomicUsize,
+}
+
+/// The calls of [`Bootstrap::shrink`] of all ranks of a group.
+#[derive(Default)]
+struct Shrinks {
+    /// The ranks that have left or whose handle is dropped.
+    gone: BTreeSet<Rank>,
+    /// The first calls of all ranks, the second calls, and so on.
+    rounds: Vec<Round>,
+}
+
+#[derive(Default)]
+struct Round {
+    called: BTreeSet<Rank>,
+    /// The handles of the new group that its ranks have not taken, once it is formed.
+    formed: Option<BTreeMap<Rank, InProcessBootstrap>>,
+}
+
+impl Shrinks {
+    /// Returns the handle of `own` in the new group of a round. Forms the group first if all `expected` ranks have
+    /// called `shrink` or are gone, or if `now` is set.
+    fn take(
+        &mut self,
+        round: usize,
+        own: Rank,
+        expected: &[Rank],
+        now: bool,
+    ) -> Option<Result<InProcessBootstrap, Error>> {
+        let Round { called, formed } = &mut self.rounds[round];
+        if formed.is_none() {
+            let awaited = |rank: &Rank| !called.contains(rank) && !self.gone.contains(rank);
+            if !now && expected.iter().any(awaited) {
+                return None;
+            }
+            match group(called.len()) {
+                Ok(handles) => *formed = Some(called.iter().copied().zip(handles).collect()),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        let handle = formed.as_mut().and_then(|handles| handles.remove(&own));
+        Some(handle.ok_or_else(|| {
+            let text = format!(
+                "the group has shrunk without rank {own}, which did not call `shrink` in time"
+            );
+            Error::new(ErrorKind::Aborted, text)
+        }))
+    }
+
+    fn remove(&mut self, rank: Rank) {
+        self.gone.insert(rank);
+        for round in &mut self.rounds {
+            round.called.remove(&rank);
+            // The ranks of the new group lose this one.
+            round.formed.as_mut().map(|handles| handles.remove(&rank));
+        }
+    }
 }
 
 /// Opens a group of `ranks` ranks and returns the handle of each, in rank order.
@@ -40,10 +100,13 @@ pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
     check_ranks(ranks)?;
     let clients: Vec<_> = Rank::all(ranks).map(|rank| Arc::new(Client::new(rank, ranks))).collect();
     let (events, inbox) = channel();
+    let shrinks = Arc::new(Monitor::new(Shrinks::default()));
     let handles = clients.iter().map(|client| InProcessBootstrap {
         client: Arc::clone(client),
         events: events.clone(),
         host: host_id(),
+        shrinks: Arc::clone(&shrinks),
+        shrink_calls: AtomicUsize::new(0),
     });
     let handles = handles.collect();
     thread::Builder::new()
@@ -111,14 +174,14 @@ fn distance_from_cause(kind: ErrorKind) -> u32 {
 fn run_hub(clients: &[Arc<Client>], inbox: &Receiver<(Rank, Event)>) {
     let mut state = HubState::new(clients.len());
     for rank in Rank::all(clients.len()) {
-        state.apply(rank, Event::Joined { runs_hub: false });
+        state.apply(rank, Event::Joined { runs_hub: false, address: None });
     }
     while let Ok((from, event)) = inbox.recv() {
         let mut replies = VecDeque::from(state.apply(from, event));
         while let Some(reply) = replies.pop_front() {
             for rank in state.live().collect::<Vec<_>>() {
-                if clients[rank.index()].receive(reply.clone()) {
-                    replies.extend(state.apply(rank, Event::Request(Request::Acknowledge)));
+                if let Some(request) = clients[rank.index()].receive(reply.clone()) {
+                    replies.extend(state.apply(rank, Event::Request(request)));
                 }
             }
         }
@@ -186,13 +249,35 @@ unsafe impl Bootstrap for InProcessBootstrap {
     }
 
     fn leave(&self, _deadline: Deadline) -> Result<(), Error> {
+        self.shrinks.change(|shrinks| shrinks.remove(self.client.rank()));
         if self.client.begin_leave()? { self.send(Event::Request(Request::Leave)) } else { Ok(()) }
+    }
+
+    fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
+        let (own, round) = (self.client.rank(), self.shrink_calls.fetch_add(1, Ordering::Relaxed));
+        let ranks = Rank::all(self.client.ranks());
+        let expected: Vec<_> = ranks.filter(|rank| !excluded.contains(rank)).collect();
+        self.shrinks.change(|shrinks| {
+            if shrinks.rounds.len() <= round {
+                shrinks.rounds.resize_with(round + 1, Round::default);
+            }
+            shrinks.rounds[round].called.insert(own);
+        });
+        let half = Deadline::after(deadline.remaining() / 2);
+        let formed = self.shrinks.wait(half, |shrinks| shrinks.take(round, own, &expected, false));
+        let formed = formed
+            .or_else(|| self.shrinks.change(|shrinks| shrinks.take(round, own, &expected, true)));
+        let formed = formed.expect("the group is formed at the latest now")?;
+        // The others wait until the group is formed.
+        self.shrinks.change(|_| ());
+        Ok(Box::new(formed))
     }
 }
 
 impl Drop for InProcessBootstrap {
     fn drop(&mut self) {
         self.client.stop_notifications();
+        self.shrinks.change(|shrinks| shrinks.remove(self.client.rank()));
         let how = if thread::panicking() {
             "its thread panicked"
         } else {

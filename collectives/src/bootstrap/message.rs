@@ -1,6 +1,7 @@
 //! Defines the messages between ranks and the hub, both inside a process and over TCP.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
@@ -12,7 +13,10 @@ use super::abort::AbortRecord;
 use crate::error::Error;
 
 /// Maximum size of one rank's contribution to an exchange, and of an abort record, in bytes.
-pub(crate) const BLOB_BYTES_MAX: usize = (64 << 20) - 4096;
+pub(crate) const BLOB_BYTES_MAX: usize = FRAME_BYTES_MAX - 4096;
+
+/// Maximum size of an encoded message in bytes.
+pub(crate) const FRAME_BYTES_MAX: usize = 16 << 20;
 
 /// Maximum length of a label in bytes.
 pub(crate) const LABEL_BYTES_MAX: usize = 1024;
@@ -39,8 +43,9 @@ pub(crate) enum Request {
 /// A message from the hub to every live rank; all ranks receive them in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// All ranks that have joined so far, and the rank whose process runs the hub, if it has joined.
-    Joined { ranks: Vec<u32>, runs_hub: Option<u32> },
+    /// All ranks that have joined so far, and the rank whose process runs the hub, if it has joined. Once all
+    /// have joined, `addresses` are those at which the ranks listen if the group shrinks.
+    Joined { ranks: Vec<u32>, runs_hub: Option<u32>, addresses: Vec<Option<SocketAddr>> },
     /// The contribution of rank `from` to exchange number `sequence`.
     Contribution { from: u32, sequence: u64, label: String, blob: Blob },
     /// The group has ended.
@@ -56,10 +61,25 @@ pub(crate) enum Reply {
 /// The reason why a group ended; only the first reason counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndCause {
-    Abort { from: u32, record: Blob },
-    TimedOut { from: u32, text: String, missing: Option<u32> },
-    Lost { rank: u32, how: String },
-    NotStarted { missing: Vec<u32>, timeout: Duration },
+    Abort {
+        from: u32,
+        record: Blob,
+    },
+    TimedOut {
+        from: u32,
+        text: String,
+        missing: Option<u32>,
+    },
+    Lost {
+        rank: u32,
+        how: String,
+    },
+    /// `refused` says which connections the hub has refused.
+    NotStarted {
+        missing: Vec<u32>,
+        timeout: Duration,
+        refused: Option<String>,
+    },
 }
 
 impl EndCause {
@@ -112,13 +132,15 @@ impl fmt::Display for EndCause {
             Self::Abort { from, .. } => write!(f, "rank {from} has aborted the group"),
             Self::TimedOut { from, text, .. } => write!(f, "rank {from} timed out: {text}"),
             Self::Lost { rank, how } => write!(f, "rank {rank} is lost: {how}"),
-            Self::NotStarted { missing, timeout } => {
+            Self::NotStarted { missing, timeout, refused } => {
                 let missing: Vec<_> = missing.iter().copied().map(Rank).collect();
-                let (missing, timeout) = (RankList(&missing), Seconds(*timeout));
-                write!(
-                    f,
-                    "{missing} did not connect within {timeout}; check that every rank was started \
-                     with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+                write!(f, "{} did not connect within {}", RankList(&missing), Seconds(*timeout))?;
+                if let Some(refused) = refused {
+                    write!(f, "; {refused}")?;
+                }
+                f.write_str(
+                    "; check that every rank was started with the same WORLD_SIZE, MASTER_ADDR and \
+                     MASTER_PORT",
                 )
             }
         }

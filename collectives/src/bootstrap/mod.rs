@@ -10,6 +10,7 @@
 //! | `tcp/` | the bootstrap for processes |
 //! | `client` | one rank's side of both |
 //! | `hub` | the state of a group, which decides what all ranks receive |
+//! | `secret` | the secret of a job, and proofs of it |
 //! | `abort` | the reason why a group has ended |
 //! | `message` | what ranks and the hub send each other |
 
@@ -21,6 +22,7 @@ use peerlane_hal::{Deadline, Rank};
 use crate::error::Error;
 
 pub use self::abort::{AbortRecord, Cause};
+pub use self::secret::Secret;
 
 pub mod environment;
 pub mod in_process;
@@ -30,6 +32,8 @@ pub(crate) mod abort;
 pub(crate) mod client;
 pub(crate) mod hub;
 pub(crate) mod message;
+
+mod secret;
 
 /// An event of the group that a thread of the bootstrap delivers to the listener of every rank.
 ///
@@ -137,6 +141,18 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// # Errors
     /// If the other ranks can no longer be reached.
     fn leave(&self, deadline: Deadline) -> Result<(), Error>;
+
+    /// Connects the remaining ranks of a group that has ended to each other, and returns the bootstrap of the new
+    /// group. The ranks keep their order and are numbered from 0.
+    ///
+    /// Every remaining rank calls it with the same `excluded` ranks, which do not take part. It waits for every other
+    /// rank whose process still runs, but no longer than half of the time until the deadline.
+    ///
+    /// # Errors
+    /// [`Aborted`](peerlane_hal::ErrorKind::Aborted) if the new group was formed without this rank;
+    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the rank that did not answer;
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap cannot connect ranks again.
+    fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error>;
 }
 
 /// Identifies this host: the result is equal in two processes if and only if they can share memory.

@@ -44,9 +44,9 @@ pub struct Key {
 pub struct Calibration {
     /// The conditions of the measurement.
     pub key: Key,
-    /// The links.
+    /// The links that the measurements were fitted to.
     pub links: Links,
-    /// The measurements.
+    /// The measurements that the links were fitted to.
     pub samples: Vec<Sample>,
     /// The relative error of the prediction for each sample, before the correction by
     /// [residuals](Links::residuals).
@@ -164,7 +164,7 @@ impl Links {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// The algorithm.
+    /// The algorithm that was measured.
     pub algorithm: Algorithm,
     /// Chunks of a shard.
     pub chunks: u32,
@@ -208,7 +208,7 @@ impl Sample {
 const FACTOR_MIN: f64 = 1e-3;
 const FACTOR_MAX: f64 = 1e3;
 
-/// The correction for all-gathers of equal shards at one size.
+/// The correction of the predicted time of all-gathers with equal shards, at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residual {

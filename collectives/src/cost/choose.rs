@@ -34,7 +34,7 @@ pub struct Question<'a> {
     pub shard_bytes: &'a [u64],
     /// The shape of the plan, except for [`Shape::chunks`].
     pub shape: Shape,
-    /// The links.
+    /// The links that costs are predicted for.
     pub links: &'a Links,
     /// Whether the links were measured here. Otherwise a less simple plan must be faster by a fifth.
     pub measured: bool,
@@ -49,11 +49,11 @@ pub struct Question<'a> {
 /// The algorithm that was chosen, and the alternatives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// The algorithm.
+    /// The algorithm that was chosen.
     pub algorithm: Algorithm,
     /// Chunks of a shard.
     pub chunks: u32,
-    /// The predicted cost.
+    /// The predicted cost of the algorithm.
     pub cost: Cost,
     /// The best candidate of every algorithm, the fastest first.
     pub candidates: Vec<Candidate>,
@@ -67,11 +67,11 @@ pub struct Choice {
 /// One algorithm with its best number of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
-    /// The algorithm.
+    /// The algorithm that was considered.
     pub algorithm: Algorithm,
     /// Chunks of a shard.
     pub chunks: u32,
-    /// The predicted cost.
+    /// The predicted cost of the algorithm.
     pub cost: Cost,
 }
 

@@ -23,7 +23,7 @@ pub struct Cost {
     pub picoseconds: u64,
     /// The terms of the longest path, in order.
     pub terms: Vec<Term>,
-    /// The self copies.
+    /// The copies from this rank to itself.
     pub own: Traffic,
     /// Puts and gets over the local fabric.
     pub local: Traffic,

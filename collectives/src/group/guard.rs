@@ -4,6 +4,7 @@
 //! releases the waits of starts on streams and of graphs, because no other thread does.
 
 use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -11,20 +12,45 @@ use peerlane_hal::Deadline;
 
 use crate::group::control::ACKNOWLEDGE_TIMEOUT;
 use crate::group::shared::{Closed, Shared, State, Watched};
+use crate::group::watch::Watch;
 use crate::run::executor::DRAIN_TIMEOUT;
 
 /// The pause between two releases of engines that are not drained.
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
-/// Pause between two releases while graphs may be replayed, or while an engine does not drain.
-const REPLAY_PAUSE: Duration = Duration::from_millis(20);
+/// Longest pause between two releases while graphs may be replayed, or while an engine does not drain.
+const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(20);
+/// Longest interval at which starts on streams and replays are checked, and thus how late a deadline may be noticed.
+const STREAM_CHECK_MAX: Duration = Duration::from_millis(50);
+/// Number of operations with starts on streams for which the first check allocates nothing.
+const STREAMS_MIN: usize = 16;
+/// Number of checks within the timeout of an operation, at least.
+const STREAM_CHECKS: u32 = 16;
+
+/// Tracks the release of engines after an abort.
+struct Release {
+    /// The time after which an engine that does not drain is released less often.
+    drain: Deadline,
+    /// The last time at which a replay waited.
+    replay_at: Instant,
+}
+
+impl Release {
+    fn new() -> Self {
+        Self { drain: Deadline::after(DRAIN_TIMEOUT), replay_at: Instant::now() }
+    }
+}
 
 impl Shared {
     /// Runs until the group is closed.
     ///
-    /// If no start is open, it wakes after the group's timeout, before any new start can be overdue.
+    /// If no start is open, it wakes after the group's timeout, before any new start can be overdue. The first start on a stream
+    /// after that wakes it.
     pub(crate) fn guard(&self) {
-        let mut drain = None;
+        let mut release = None;
+        let mut checked_at = Instant::now();
         let mut judged = false;
+        // Checks allocate nothing, because starts run beside them.
+        let mut streams = Vec::with_capacity(STREAMS_MIN);
         let mut state = self.state();
         let how = loop {
             if let Some(how) = state.closed {
@@ -32,10 +58,10 @@ impl Shared {
             }
             let pause;
             if state.control.record().is_some() {
-                let streams = on_streams(&state);
+                on_streams(&state, &mut streams);
                 drop(state);
-                let drain = *drain.get_or_insert_with(|| Deadline::after(DRAIN_TIMEOUT));
-                pause = self.release_streams(&streams, drain);
+                pause = self.release_streams(&streams, release.get_or_insert_with(Release::new));
+                streams.clear();
                 state = self.state();
                 if state.closed.is_some() {
                     continue;
@@ -50,12 +76,27 @@ impl Shared {
                     state = self.state();
                     continue;
                 }
+                // Before the look: a start that is opened after the look wakes the guard.
+                self.guard_sleeps.store(true, Ordering::SeqCst);
+                let until_check = check_interval(&state)
+                    .map(|interval| interval.saturating_sub(checked_at.elapsed()));
+                self.guard_sleeps.store(until_check.is_none(), Ordering::SeqCst);
+                if until_check.is_some_and(|pause| pause.is_zero()) {
+                    on_streams(&state, &mut streams);
+                    drop(state);
+                    self.check_streams(&streams);
+                    streams.clear();
+                    checked_at = Instant::now();
+                    state = self.state();
+                    continue;
+                }
                 // From this look until it sleeps, the guard holds the lock.
-                pause = next_due(&state).unwrap_or(self.timeout);
+                let until_due = next_due(&state).unwrap_or(self.timeout);
+                pause = until_check.map_or(until_due, |until_check| until_due.min(until_check));
             }
             state = self.sleep(state, pause);
         };
-        let streams = on_streams(&state);
+        on_streams(&state, &mut streams);
         drop(state);
         self.end(&streams, how);
     }
@@ -87,18 +128,52 @@ impl Shared {
         }
     }
 
+    /// Notes which starts on streams are complete, since the next one's deadline begins then. Ends the group if a replay has
+    /// waited for longer than the timeout of its operation.
+    fn check_streams(&self, streams: &[Watched]) {
+        for watched in streams {
+            let watch = &watched.watch;
+            let Some(mut executor) = watched.free_executor() else { continue };
+            let driven = match watch.due() {
+                Some(_) if watch.is_on_stream() => executor.drive().map(drop),
+                _ => Ok(()),
+            };
+            let waited = driven.and_then(|()| {
+                self.close_done(watch, &executor);
+                if watch.is_captured() { executor.replay_wait() } else { Ok(None) }
+            });
+            drop(executor);
+            match waited {
+                Err(error) => return self.raise(watch.broken(&error)),
+                Ok(waited) => {
+                    watch.set_replay_waits(waited.is_some());
+                    if waited.is_some_and(|waited| waited >= watch.timeout()) {
+                        return self.raise_late(watch, watch.timeout());
+                    }
+                }
+            }
+        }
+    }
+
     /// Releases engines after an abort, and returns the pause before the next release.
-    fn release_streams(&self, streams: &[Watched], drain: Deadline) -> Duration {
+    ///
+    /// Each wait of a graph is released by its own write, so there is no pause while a replay waits. A replay that has just
+    /// ended may be followed by another, so the pause grows with the time since the last one.
+    fn release_streams(&self, streams: &[Watched], state: &mut Release) -> Duration {
         if streams.is_empty() {
             return self.timeout;
         }
         self.wait_acknowledged();
         let drained = release(streams);
+        if replay_waits(streams) {
+            state.replay_at = Instant::now();
+        }
         let replayed = streams.iter().any(|watched| watched.watch.is_captured());
-        match (drained, drain.has_passed()) {
-            (true, _) if !replayed => self.timeout,
+        match (drained, replayed) {
+            (_, true) => (state.replay_at.elapsed() / 4).min(RELEASE_PAUSE_MAX),
+            (true, false) => self.timeout,
+            (false, false) if state.drain.has_passed() => RELEASE_PAUSE_MAX,
             (false, false) => RELEASE_PAUSE,
-            _ => REPLAY_PAUSE,
         }
     }
 
@@ -129,13 +204,13 @@ impl Shared {
     }
 }
 
-/// Returns the operations with starts on streams.
-fn on_streams(state: &MutexGuard<'_, State>) -> Vec<Watched> {
+/// Adds the operations with starts on streams.
+fn on_streams(state: &MutexGuard<'_, State>, streams: &mut Vec<Watched>) {
     let on_stream = |watched: &&Watched| {
         let watch = &watched.watch;
         watch.is_on_stream() || watch.is_captured()
     };
-    state.watched.iter().filter(on_stream).cloned().collect()
+    streams.extend(state.watched.iter().filter(on_stream).cloned());
 }
 
 fn overdue(state: &MutexGuard<'_, State>) -> Vec<Watched> {
@@ -147,6 +222,24 @@ fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {
     let now = Instant::now();
     let dues = state.watched.iter().filter_map(|watched| watched.watch.due());
     dues.filter(|due| *due > now).min().map(|due| due - now)
+}
+
+/// Returns the interval of checks; `None` if no start on a stream is open and no operation is captured.
+fn check_interval(state: &MutexGuard<'_, State>) -> Option<Duration> {
+    let checked =
+        |watch: &Watch| watch.is_captured() || watch.is_on_stream() && watch.due().is_some();
+    let watches = state.watched.iter().map(|watched| &watched.watch);
+    let timeouts = watches.filter(|watch| checked(watch)).map(|watch| watch.timeout());
+    timeouts.min().map(|timeout| (timeout / STREAM_CHECKS).min(STREAM_CHECK_MAX))
+}
+
+/// Returns whether a replay waits, as of the last release.
+fn replay_waits(streams: &[Watched]) -> bool {
+    let waits = |watched: &Watched| {
+        let executor = watched.free_executor();
+        executor.is_some_and(|mut executor| matches!(executor.replay_wait(), Ok(Some(_))))
+    };
+    streams.iter().any(waits)
 }
 
 /// Releases engines that no other thread drives, and returns whether all are drained.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, DynFabric, Fabric, PeerMemory, Rank, Role};
+use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Role};
 
 use agreement::{Offer, agree};
 pub use buffer::Buffer;
@@ -189,6 +189,75 @@ impl Group {
         let passed = barrier.run();
         self.barrier = Some(barrier);
         passed
+    }
+
+    /// Opens a group of the ranks that remain after this group has ended, with new fabrics on the same devices.
+    ///
+    /// Every remaining rank calls it. The ranks keep their order and are numbered from 0, and the topology, timeout and other
+    /// options stay. The rank that the [abort record](Self::abort_record) names does not take part. Other ranks do if their
+    /// process runs and they call this before half of the [timeout](Self::timeout) has passed; whoever calls later gets an
+    /// error. After a partition of the network, the ranks of each part can form a group, so compare the number of ranks with
+    /// what the program needs.
+    ///
+    /// Operations, windows and memory of the old group do not belong to the new one. A call that failed, because another
+    /// rank was lost meanwhile, can be repeated.
+    ///
+    /// ```
+    /// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// use peerlane_collectives::group::Group;
+    /// use peerlane_host as host;
+    ///
+    /// let results = in_process::run(3, |bootstrap| {
+    ///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    ///     let mut group = Group::open(bootstrap, fabric)?;
+    ///     if group.rank().0 == 1 {
+    ///         return Ok(None); // The group is dropped, and the others lose this rank.
+    ///     }
+    ///     let error = group.barrier().unwrap_err();
+    ///     let mut group = group.shrink()?;
+    ///     group.barrier()?;
+    ///     let new = (group.rank().0, group.ranks());
+    ///     group.close()?;
+    ///     Ok(Some((error.peer().map(|peer| peer.0), new)))
+    /// });
+    /// assert_eq!(results.unwrap(), [Some((Some(1), (0, 2))), None, Some((Some(1), (1, 2)))]);
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the group has not ended;
+    /// the reason why the group has ended, if it names this rank;
+    /// [`Aborted`](ErrorKind::Aborted) if this rank called too late;
+    /// [`Timeout`](ErrorKind::Timeout) and [`PeerLost`](ErrorKind::PeerLost), naming the rank by its number in this group
+    /// until the new one is formed, and by its number there afterwards;
+    /// [`Unavailable`](ErrorKind::Unavailable) if the bootstrap or the fabric cannot be opened again.
+    pub fn shrink(&self) -> Result<Self, Error> {
+        let Some(record) = self.abort_record() else {
+            let text = "shrink: the group has not ended; only a group that lost a rank or was aborted can shrink";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        };
+        let old = &self.shared.bootstrap;
+        if record.peer == Some(old.rank().0) {
+            return Err(record.to_error(old.rank()));
+        }
+        let deadline = Deadline::after(self.shared.timeout);
+        let excluded: Vec<_> = record.peer.map(Rank).into_iter().collect();
+        let bootstrap = old.shrink(&excluded, deadline)?;
+        let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
+        let node = self.topology.node(old.rank()).to_le_bytes();
+        let nodes = bootstrap.exchange("shrink", &node, deadline)?;
+        let reopen = |fabric: &DynFabric| {
+            fabric.reopen(rank, ranks).map_err(|error| Error::of_fabric("reopen a fabric", error))
+        };
+        let network = self.network.as_ref().map(|network| match network::wrapper(network) {
+            Some(staged) => staged.with_network(reopen),
+            None => reopen(network),
+        });
+        GroupOptions::default()
+            .timeout(self.shared.timeout)
+            .strict(self.strict)
+            .topology(Topology::by_key(&nodes)?)
+            .measured_links(self.links_measured.then(|| self.links.clone()))
+            .open_with(bootstrap, reopen(&self.fabric)?, network.transpose()?)
     }
 
     /// Closes the group after every rank has called this; its operations can no longer start. Collective.

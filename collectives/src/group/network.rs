@@ -38,6 +38,11 @@ pub(super) fn staged(
     Ok(DynFabric::new(Staged::open(local, network, ranks, refused, deadline)?))
 }
 
+/// Returns the fabric that [`staged`] has wrapped `network` in, if it has.
+pub(super) fn wrapper(network: &DynFabric) -> Option<&Staged<DynFabric, DynFabric>> {
+    network.downcast_ref()
+}
+
 /// Describes the local fabric of a rank to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FabricReport {

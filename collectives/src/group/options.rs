@@ -1,6 +1,5 @@
 //! Options for opening groups.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,7 +104,13 @@ impl GroupOptions {
         self.open_with(Box::new(bootstrap), DynFabric::new(local), Some(network))
     }
 
-    fn open_with(
+    /// Sets the links that were measured, if they were.
+    pub(super) fn measured_links(mut self, links: Option<Links>) -> Self {
+        self.links = links;
+        self
+    }
+
+    pub(super) fn open_with(
         self,
         bootstrap: Box<dyn Bootstrap>,
         mut fabric: DynFabric,
@@ -296,13 +301,8 @@ fn connect(
 
 /// Returns the topology in which ranks with the same host share a node; nodes are numbered in order of appearance.
 fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
-    let mut hosts: BTreeMap<&[u8], u32> = BTreeMap::new();
-    let mut nodes = Vec::with_capacity(offers.len());
-    for (index, offer) in offers.iter().enumerate() {
-        let next = Rank::at(hosts.len()).0;
-        nodes.push(*hosts.entry(blob(offer, Rank::at(index), HOST)?).or_insert(next));
-    }
-    Topology::of_nodes(&nodes)
+    let hosts = Rank::all(offers.len()).zip(offers).map(|(rank, offer)| blob(offer, rank, HOST));
+    Topology::by_key(hosts.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// # Errors

@@ -12,9 +12,9 @@ use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 /// How a prepared operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The collective.
+    /// The collective that was prepared.
     pub collective: Collective,
-    /// The algorithm.
+    /// The algorithm that moves the blocks.
     pub algorithm: Algorithm,
     /// The choice of the algorithm, with its alternatives and the predicted cost.
     pub choice: Choice,
@@ -53,7 +53,7 @@ pub struct Report {
 /// The link to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkReport {
-    /// The peer.
+    /// The rank at the other end of the link.
     pub peer: Rank,
     /// The tier of the fabric.
     pub tier: Tier,
@@ -87,11 +87,13 @@ pub struct TierReport {
     pub put_bytes: u64,
     /// Bytes that the lane gets from other ranks.
     pub got_bytes: u64,
-    /// Bytes of the lane's self copies.
+    /// Bytes of the lane's self copies; 0 in place.
     pub own_bytes: u64,
+    /// Bytes that compute units of the device copy; copy engines, NICs or processors copy the others.
+    pub compute_bytes: u64,
 }
 
-/// A slower method that is used because the best one is not available.
+/// A method that is slower, or uses compute units, where the best one is not available or not selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
@@ -102,6 +104,8 @@ pub enum Fallback {
     },
     /// Data to a peer takes a slower path because the devices have no direct one.
     Link(LinkReport),
+    /// Compute units of the device make copies, such as a copy from the rank's input to its output.
+    Compute(TierReport),
     /// Starts on a stream need a thread of this rank, because an engine cannot wait by itself.
     Driven(LaneReport),
 }
@@ -112,6 +116,7 @@ impl Fallback {
         match self {
             Self::Staged { .. } => LinkKind::HostStaged.name(),
             Self::Link(link) => link.kind.name(),
+            Self::Compute(_) => "by compute units",
             Self::Driven(_) => "driven by a thread",
         }
     }
@@ -126,6 +131,24 @@ impl fmt::Display for Fallback {
             }
             Self::Link(LinkReport { peer, kind, .. }) => {
                 write!(f, "copies to rank {peer} go {}", kind.name())
+            }
+            Self::Compute(TierReport { own_bytes, compute_bytes, .. })
+                if compute_bytes <= own_bytes =>
+            {
+                write!(
+                    f,
+                    "compute units copy {compute_bytes} bytes from the rank to itself; run in place, or \
+                     select `SelfCopy::Link` (--self-copy link) and an algorithm that puts these bytes \
+                     to a peer too"
+                )
+            }
+            Self::Compute(TierReport { compute_bytes, .. }) => {
+                write!(
+                    f,
+                    "compute units make copies of {compute_bytes} bytes, because ranks share a device or \
+                     the driver has no copies without compute units; give each rank a device, and see \
+                     `peerlane doctor`"
+                )
             }
             Self::Driven(LaneReport { lane, backend, .. }) => {
                 write!(
@@ -173,9 +196,12 @@ impl fmt::Display for Report {
             let network = if *tier == Tier::Network { " (network)" } else { "" };
             write!(f, "; lane {lane} on {backend}{network} by {kind}, waits {waits}")?;
         }
-        for TierReport { tier, put_bytes, got_bytes, .. } in &self.tiers {
-            if put_bytes + got_bytes > 0 {
-                write!(f, "; {tier}: {put_bytes} bytes put, {got_bytes} got")?;
+        for TierReport { tier, put_bytes, got_bytes, own_bytes, .. } in &self.tiers {
+            if put_bytes + got_bytes + own_bytes > 0 {
+                write!(
+                    f,
+                    "; {tier}: {put_bytes} bytes put, {got_bytes} got, {own_bytes} self copy"
+                )?;
             }
         }
         Ok(())

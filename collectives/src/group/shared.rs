@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     has_left: AtomicBool,
     /// The number of operations with an open start.
     open: AtomicUsize,
+    /// Whether the watchdog sleeps without checking starts on streams.
+    pub(super) guard_sleeps: AtomicBool,
     /// Memory of operations of an aborted group; see [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<Kept>>,
     pub(super) progress: Mutex<Option<JoinHandle<()>>>,
@@ -58,7 +60,7 @@ pub(crate) enum Closed {
 pub(super) struct Watched {
     pub(super) watch: Arc<Watch>,
     executor: Arc<Mutex<Executor>>,
-    pub(super) wakers: Vec<Waker>,
+    pub(super) wakers: Arc<[Waker]>,
 }
 
 impl Watched {
@@ -87,6 +89,7 @@ impl Shared {
             aborted: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
             open: AtomicUsize::new(0),
+            guard_sleeps: AtomicBool::new(false),
             quarantined: Mutex::default(),
             progress: Mutex::default(),
             progress_sleeps: AtomicBool::new(false),
@@ -111,8 +114,8 @@ impl Shared {
     /// Returns the ranks that must act before the calls and the open starts of this rank can complete.
     fn waits(&self, watched: &[Watched]) -> Vec<u32> {
         let exchange = self.bootstrap.missing().into_iter();
-        let open = watched.iter().filter(|watched| watched.watch.due().is_some());
-        let starts = open.flat_map(|watched| watched.watch.missing_writers());
+        let waiting = watched.iter().filter(|watched| watched.watch.is_waiting());
+        let starts = waiting.flat_map(|watched| watched.watch.missing_writers());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).collect();
         ranks.into_iter().map(|rank| rank.0).collect()
     }
@@ -189,6 +192,14 @@ impl Shared {
             Some(record) => Err(record.to_error(self.bootstrap.rank())),
             None => Err(Error::new(ErrorKind::Aborted, "the group was closed before")),
         }
+    }
+
+    /// Makes the watchdog look at the replays of `watch` from now on.
+    pub(crate) fn watch_replays(&self, watch: &Watch) {
+        watch.mark_captured();
+        // The watchdog holds the lock from its look at the operations until it sleeps.
+        drop(self.state());
+        self.changed.notify_all();
     }
 
     /// Returns the abort record, if there is one.
@@ -269,7 +280,7 @@ impl Shared {
         &self,
         watch: &Arc<Watch>,
         executor: &Arc<Mutex<Executor>>,
-        wakers: Vec<Waker>,
+        wakers: Arc<[Waker]>,
     ) {
         let (watch, executor) = (Arc::clone(watch), Arc::clone(executor));
         self.state().watched.push(Watched { watch, executor, wakers });
@@ -306,7 +317,8 @@ impl Shared {
         }
         watch.open(epoch, deadline);
         self.wake_progress();
-        if deadline.timeout() < self.timeout {
+        let unchecked = watch.is_on_stream() && self.guard_sleeps.load(Ordering::SeqCst);
+        if unchecked || deadline.timeout() < self.timeout {
             // The watchdog may sleep past it. It holds the lock from its look at the deadlines until it
             // sleeps, so behind the lock it is either asleep or still to look.
             drop(self.state());

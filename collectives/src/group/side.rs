@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, Deadline, DynEngine, DynFabric, DynKey, DynRegion,
+    BackendId, Caps, CopyEngine, Deadline, DynEngine, DynError, DynFabric, DynKey, DynRegion,
     EngineRequirements, ErrorKind, Fabric, Link, PeerMemory, Rank, Region, RemoteKey, Space,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::plan::Tier;
-use crate::run::buffers::{BufferId, DoubleBuffering, Kept, OperationBuffers, RankRegions};
-use crate::run::port::{EnginePort, Port};
+use crate::run::buffers::{BufferId, DoubleBuffering, Kept, OperationBuffers, RankRegions, Start};
+use crate::run::port::{BoundStep, EnginePort, Port, resolve};
 
 /// The keys of one rank's buffers on one fabric.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -62,14 +62,27 @@ impl<'f> Side<'f> {
         self.windows.insert(buffer, RankRegions::new(region));
     }
 
-    /// Allocates a buffer; flags must be allocated after the engines.
-    pub(crate) fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
+    /// Allocates the flags, after the engines. With `on_host`, the host can access them.
+    pub(crate) fn allocate_flags(&mut self, bytes: u64, on_host: bool) -> Result<(), Error> {
         let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
-        let memory = self.fabric.memory();
-        let region = match buffer {
-            BufferId::Flags if polled => memory.allocate_polled_flags(bytes),
-            buffer => memory.allocate(bytes, buffer.role()),
-        };
+        if !polled && !on_host {
+            return self.allocate(BufferId::Flags, bytes);
+        }
+        let region = self.fabric.memory().allocate_polled_flags(bytes);
+        self.insert_allocated(BufferId::Flags, region)
+    }
+
+    /// Allocates a buffer.
+    pub(crate) fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
+        let region = self.fabric.memory().allocate(bytes, buffer.role());
+        self.insert_allocated(buffer, region)
+    }
+
+    fn insert_allocated(
+        &mut self,
+        buffer: BufferId,
+        region: Result<DynRegion, DynError>,
+    ) -> Result<(), Error> {
         let region =
             region.map_err(|error| Error::of_fabric(format!("allocate {buffer}"), error))?;
         self.insert(buffer, region);
@@ -160,6 +173,11 @@ impl<'f> Side<'f> {
         Ok(())
     }
 
+    /// Returns whether the host can read the flags of a buffer.
+    pub(crate) fn has_host_flags(&self, buffer: BufferId) -> bool {
+        self.window(buffer).local().flags().is_some()
+    }
+
     /// Creates one more engine.
     pub(crate) fn engine(&mut self, requirements: EngineRequirements) -> Result<Caps, Error> {
         let engine = self.fabric.engine(requirements);
@@ -169,24 +187,34 @@ impl<'f> Side<'f> {
         Ok(caps)
     }
 
+    /// Returns whether the engine with that number works on streams.
+    pub(crate) fn has_streams(&mut self, engine: usize) -> bool {
+        self.engines[engine].streams().is_some()
+    }
+
+    /// Returns the bytes that compute units copy in the slices of a start, by the engine with that number.
+    pub(crate) fn compute_bytes<'s>(
+        &mut self,
+        engine: usize,
+        slices: impl Iterator<Item = &'s [BoundStep]>,
+        start: Start,
+        buffering: DoubleBuffering,
+    ) -> u64 {
+        let buffers = self.buffers(buffering);
+        let engine = &mut self.engines[engine];
+        let bytes = |steps: &[BoundStep]| {
+            let ops: Vec<_> = steps.iter().map(|step| resolve(&buffers, step, start)).collect();
+            engine.compute_bytes(&ops, start == Start::Captured)
+        };
+        slices.map(bytes).sum()
+    }
+
     /// Returns the ports of the engines, in the order of their creation, and the buffers.
     pub(crate) fn finish(
-        mut self,
+        self,
         buffering: DoubleBuffering,
     ) -> (Vec<Box<dyn Port>>, Arc<OperationBuffers>) {
-        let backend = self.fabric.backend();
-        let (inputs, outputs) = (self.take(BufferId::Input), self.take(BufferId::Output));
-        let flags = self.windows.remove(&BufferId::Flags).expect("every side has flags");
-        let cross_tier_flags = self.windows.remove(&BufferId::CrossTierFlags);
-        let keep = std::mem::take(&mut self.keep);
-        let buffers = Arc::new(OperationBuffers {
-            inputs,
-            outputs,
-            flags,
-            cross_tier_flags,
-            buffering,
-            keep,
-        });
+        let (backend, buffers) = (self.fabric.backend(), Arc::new(self.buffers(buffering)));
         let port = |engine| Box::new(EnginePort::new(engine, backend, Arc::clone(&buffers))) as _;
         (self.engines.into_iter().map(port).collect(), Arc::clone(&buffers))
     }
@@ -195,14 +223,26 @@ impl<'f> Side<'f> {
         self.windows.get(&buffer).expect("a buffer is made before it is used")
     }
 
-    /// Removes the buffers from number 0 to the last one; missing ones are empty.
-    fn take(&mut self, name: fn(u32) -> BufferId) -> Vec<RankRegions> {
+    fn buffers(&self, buffering: DoubleBuffering) -> OperationBuffers {
+        OperationBuffers {
+            inputs: self.numbered(BufferId::Input),
+            outputs: self.numbered(BufferId::Output),
+            flags: self.window(BufferId::Flags).clone(),
+            cross_tier_flags: self.windows.get(&BufferId::CrossTierFlags).cloned(),
+            buffering,
+            keep: self.keep.clone(),
+        }
+    }
+
+    /// Returns the buffers from number 0 to the last one; missing ones are empty.
+    fn numbered(&self, name: fn(u32) -> BufferId) -> Vec<RankRegions> {
         let (first, last) = (name(0), name(u32::MAX));
         let count = match self.windows.range(first..=last).next_back() {
             Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,
             _ => 0,
         };
-        (0..count).map(|number| self.windows.remove(&name(number)).unwrap_or_default()).collect()
+        let buffer = |number| self.windows.get(&name(number)).cloned().unwrap_or_default();
+        (0..count).map(buffer).collect()
     }
 }
 

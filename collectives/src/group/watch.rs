@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank, Region};
 
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
@@ -28,6 +28,7 @@ pub(crate) struct Watch {
     origin: Instant,
     on_stream: AtomicBool,
     captured: AtomicBool,
+    replay_waits: AtomicBool,
     beside: AtomicBool,
 }
 
@@ -53,6 +54,7 @@ impl Watch {
             origin: Instant::now(),
             on_stream: AtomicBool::new(false),
             captured: AtomicBool::new(false),
+            replay_waits: AtomicBool::new(false),
             beside: AtomicBool::new(false),
         }
     }
@@ -64,6 +66,11 @@ impl Watch {
     /// Returns memory that one fabric of this rank allocated and another registered.
     pub(crate) fn kept(&self) -> impl Iterator<Item = &Kept> {
         self.views.kept()
+    }
+
+    /// Allows the local fabric to use the flags for other operations. No peer writes to them any more.
+    pub(crate) fn allow_reuse_of_flags(&self) {
+        self.views.local.flags.local().allow_reuse();
     }
 
     /// Records that there can be starts on a stream.
@@ -78,6 +85,11 @@ impl Watch {
     /// Records that there can be replays of a graph.
     pub(crate) fn mark_captured(&self) {
         self.captured.store(true, Ordering::Release);
+    }
+
+    /// Records whether a replay waits for a flag.
+    pub(crate) fn set_replay_waits(&self, waits: bool) {
+        self.replay_waits.store(waits, Ordering::Release);
     }
 
     /// Records that the progress thread drives open starts.
@@ -138,28 +150,44 @@ impl Watch {
         self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Returns the first flag that the oldest open start still misses, in the order of the plan, and its value.
-    pub(crate) fn missing(&self) -> Option<(AwaitedFlag, u64)> {
-        let epoch = self.epoch();
-        self.waits.iter().find_map(|wait| {
+    /// Returns the first flag that the waiting start still misses, in the order of the plan, and its value if it is known.
+    pub(crate) fn missing(&self) -> Option<(AwaitedFlag, Option<u64>)> {
+        self.missing_flags().next()
+    }
+
+    /// Returns the ranks whose signals the waiting start still misses.
+    ///
+    /// A replay resets the flags that it has passed, so the ranks that signaled these are included.
+    pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
+        let writers = self.missing_flags().map(|(wait, _)| self.writers.of(wait.flag));
+        writers.filter(|rank| *rank != self.rank).collect()
+    }
+
+    /// Returns the flags that the waiting start still misses.
+    ///
+    /// A read of a flag can be stuck behind copies on the device. This and all further flags are then taken as missing, so that
+    /// the answer to an inquiry is not late.
+    fn missing_flags(&self) -> impl Iterator<Item = (AwaitedFlag, Option<u64>)> {
+        let start = self.waiting();
+        let mut is_stuck = false;
+        self.waits.iter().filter_map(move |wait| {
+            let start = start?;
             let view = self.views.of(wait.tier)?;
-            let seen = view.flag_value(wait.address, Start::Eager(epoch))?;
-            (seen < epoch).then_some((*wait, seen))
+            let value = if is_stuck { None } else { view.flag_value(wait.address, start) };
+            is_stuck |= value.is_none();
+            value.is_none_or(|value| value < start.value()).then_some((*wait, value))
         })
     }
 
-    /// Returns the ranks whose signals the oldest open start still misses.
-    pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
-        let epoch = self.epoch();
-        let is_missing = |wait: &&AwaitedFlag| {
-            let seen = self
-                .views
-                .of(wait.tier)
-                .and_then(|view| view.flag_value(wait.address, Start::Eager(epoch)));
-            seen.is_some_and(|seen| seen < epoch)
-        };
-        let missing = self.waits.iter().filter(is_missing);
-        missing.map(|wait| self.writers.of(wait.flag)).filter(|rank| *rank != self.rank).collect()
+    /// Returns the oldest open start, or the start that a replay waits in.
+    fn waiting(&self) -> Option<Start> {
+        let replay = self.replay_waits.load(Ordering::Acquire).then_some(Start::Captured);
+        self.due().map(|_| Start::Eager(self.epoch())).or(replay)
+    }
+
+    /// Returns whether a start is open, or a replay waits for a flag.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting().is_some()
     }
 
     /// Returns the oldest open start.
@@ -170,6 +198,18 @@ impl Watch {
     /// Creates the record of a passed deadline.
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let rank = self.rank;
+        if let Some(Start::Captured) = self.waiting()
+            && let writers = self.missing_writers()
+            && let Some(first) = writers.first()
+        {
+            let names: Vec<_> = writers.iter().map(Rank::to_string).collect();
+            let ranks = if names.len() == 1 { "rank" } else { "ranks" };
+            let text = format!(
+                "within {timeout:?}: rank {rank} waited for signals from {ranks} {}",
+                names.join(", ")
+            );
+            return self.record(Cause::Timeout, Some(*first), "replay", &text);
+        }
         let Some((wait, seen)) = self.missing() else {
             let before = if self.is_on_stream() { " or earlier work on its stream" } else { "" };
             let text = format!("rank {rank} did not complete its copies{before}");
@@ -182,12 +222,12 @@ impl Watch {
         };
         let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
         let last = match seen {
-            0 => "has never signaled it".to_owned(),
-            start => format!("last signaled it in start {start}"),
+            None => String::new(),
+            Some(0) => ", which has never signaled it".to_owned(),
+            Some(start) => format!(", which last signaled it in start {start}"),
         };
         let text = format!(
-            "within {timeout:?}: rank {rank} waited for the flag \"{flag}\" from rank {writer}, \
-             which {last}"
+            "within {timeout:?}: rank {rank} waited for the flag \"{flag}\" from rank {writer}{last}"
         );
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }
@@ -216,14 +256,18 @@ impl Watch {
     }
 
     fn record(&self, cause: Cause, peer: Option<Rank>, phase: &str, text: &str) -> AbortRecord {
-        let (operation, epoch) = (self.operation.clone(), self.epoch());
+        let operation = self.operation.clone();
+        let (epoch, start) = match self.waiting() {
+            Some(Start::Captured) => (0, "a replayed start".to_owned()),
+            _ => (self.epoch(), format!("start {}", self.epoch())),
+        };
         AbortRecord {
             cause,
             by: Some(self.rank.0),
             peer: peer.map(|peer| peer.0),
             phase: phase.to_owned(),
             epoch,
-            text: format!("{operation}, start {epoch}, did not finish {text}"),
+            text: format!("{operation}, {start}, did not finish {text}"),
             unanswered: false,
             operation,
         }

@@ -213,7 +213,7 @@ pub enum OutputPlacement {
 pub struct Placement {
     /// The input; unused in place.
     pub input: InputPlacement,
-    /// The output.
+    /// The positions of the blocks in the output.
     pub output: OutputPlacement,
 }
 

@@ -76,7 +76,7 @@ pub enum Flag {
     },
     /// The cell has arrived in the reader's output.
     Arrived {
-        /// The cell.
+        /// The cell that has arrived.
         cell: Cell,
         /// The lane of the reader that waits. If two lanes need a cell, each has its own flag.
         lane: LaneId,
@@ -110,7 +110,7 @@ pub enum Step {
         /// The owner of the output.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// The cell.
+        /// The cell that is copied.
         cell: Cell,
         /// The buffer that is read.
         from: Source,
@@ -120,7 +120,7 @@ pub enum Step {
         /// The rank whose memory is read.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// The cell.
+        /// The cell that is copied.
         cell: Cell,
         /// The buffer that is read.
         from: Source,
@@ -130,12 +130,12 @@ pub enum Step {
         /// The reader of the flag.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// The flag.
+        /// The flag that is set.
         flag: Flag,
     },
     /// Holds the lane until a flag of this rank is signalled.
     Wait {
-        /// The flag.
+        /// The flag that the lane waits for.
         flag: Flag,
     },
 }

@@ -60,7 +60,7 @@ impl fmt::Display for Plan {
 pub(crate) struct StepOf {
     /// The rank of the plan.
     pub(crate) rank: Rank,
-    /// The step.
+    /// The step that the line describes.
     pub(crate) step: Step,
 }
 

@@ -13,7 +13,7 @@ const NAP_MIN: Duration = Duration::from_micros(50);
 const WAIT_FRACTION: u32 = 16;
 /// Where a poll is slow, naps last this many polls, so that a long wait never uses much of a processor.
 const POLLS_PER_NAP: u32 = 16;
-/// Limits the effect of a single poll that was interrupted by the scheduler.
+/// Longest nap where polls are slow, since a single slow poll may have been interrupted by the scheduler.
 const SLOW_NAP_MAX: Duration = Duration::from_millis(50);
 
 /// The back-off of one thread.

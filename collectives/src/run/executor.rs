@@ -193,12 +193,6 @@ impl Executor {
                  `capturable()`",
             );
         }
-        if captures && !self.lanes.iter().all(|lane| lane.takes_stream() || lane.can_be_armed()) {
-            return refuse(
-                "the operation cannot be captured: a graph cannot contain some of its lanes, and \
-                 the host cannot read their flags",
-            );
-        }
         Ok(captures)
     }
 
@@ -248,6 +242,15 @@ impl Executor {
         }
         // SAFETY: as above.
         unsafe { home.capture_rest() }.map_err(StartFailure::before_submit)
+    }
+
+    /// Returns how long a replay has waited for a flag, or `None` if no replay waits.
+    pub(crate) fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
+        let mut longest = None;
+        for lane in &mut self.lanes {
+            longest = longest.max(lane.replay_wait()?);
+        }
+        Ok(longest)
     }
 
     /// Releases all waits after an abort, until the engines are drained.
@@ -375,6 +378,10 @@ mod tests {
 
         fn join(&mut self, _into: &dyn Any) -> Result<(), Error> {
             self.record("join")
+        }
+
+        fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
+            Ok(None)
         }
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Lane {
     tracer: Option<Tracer>,
     /// The next step of the current replay, if the lane takes part in replays.
     armed: Option<usize>,
-    /// The start that is being submitted, and its next step.
+    /// The number of the start that is being submitted.
     epoch: u64,
     next: usize,
     /// Starts that are completely submitted and not complete, each with its last ticket.
@@ -81,15 +81,6 @@ impl Lane {
         self.is_polled() || !self.queues_waits()
     }
 
-    /// Returns whether the host can read the lane's flags. A lane that takes no stream needs that for replays.
-    pub(crate) fn can_be_armed(&self) -> bool {
-        let readable = |step: &BoundStep| match *step {
-            BoundStep::Wait { flag } => self.port.flag(flag, Start::Captured).is_some(),
-            _ => true,
-        };
-        self.program.steps.iter().all(readable)
-    }
-
     /// Makes the lane take part in every replay from now on.
     pub(crate) fn arm(&mut self) {
         self.armed.get_or_insert(0);
@@ -109,6 +100,11 @@ impl Lane {
 
     pub(crate) fn join(&mut self, into: &dyn Any) -> Result<(), Error> {
         self.port.join(into)
+    }
+
+    /// Returns how long a replay has waited for a flag, or `None` if no replay waits.
+    pub(crate) fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
+        if self.takes_stream { self.port.replay_wait() } else { Ok(None) }
     }
 
     /// Returns whether all starts up to `started` have been submitted.
@@ -357,7 +353,7 @@ const TRACED_STEPS_MAX: usize = 1 << 18;
 /// Records when the steps of one lane were submitted and seen complete.
 struct Tracer {
     lane: LaneId,
-    /// The plan's step of every bound step.
+    /// For every step, the step of the plan that it was made from.
     origins: Box<[Step]>,
     records: Vec<StepRecord>,
     /// The records before this index have ended.

@@ -49,6 +49,9 @@ pub(crate) trait Port: Send {
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Error>;
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error>;
     fn join(&mut self, into: &dyn Any) -> Result<(), Error>;
+
+    /// Returns how long a replay has waited for a flag, or `None` if no replay waits.
+    fn replay_wait(&mut self) -> Result<Option<Duration>, Error>;
 }
 
 type Ops<'a> = Vec<Op<'a, DynRegion, DynImport>>;
@@ -138,9 +141,14 @@ impl Port for EnginePort {
             .join(into)
             .map_err(|error| Error::of_fabric("join the engine to the stream", error))
     }
+
+    fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
+        let Some(streams) = self.engine.streams() else { return Ok(None) };
+        streams.replay_wait().map_err(|error| Error::of_fabric("query the running graphs", error))
+    }
 }
 
-fn resolve<'a>(
+pub(crate) fn resolve<'a>(
     buffers: &'a OperationBuffers,
     step: &BoundStep,
     start: Start,

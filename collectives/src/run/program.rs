@@ -48,6 +48,14 @@ pub(crate) struct Binding<'a> {
     pub(crate) with_origins: bool,
 }
 
+impl Program {
+    /// Returns the slices in which a lane submits a start, if waits are queued: the entry, then the rest.
+    pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[BoundStep]> {
+        let (entry, rest) = self.steps.split_at(self.entry_steps);
+        entry.chunks(slice_ops_max).chain(rest.chunks(slice_ops_max))
+    }
+}
+
 impl Binding<'_> {
     /// Returns the program of one lane. Copies of no bytes are left out.
     pub(crate) fn bind(&self, lane: LaneId) -> Program {

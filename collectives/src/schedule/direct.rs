@@ -224,7 +224,8 @@ struct LaneTime {
 }
 
 impl LaneTime {
-    /// Estimates a lane to `peers` peers, among ranks whose blocks have `among` bytes; lane 0 makes the self copy.
+    /// Creates the cost estimate of a lane that sends to `peers` peers. The ranks' blocks have `among` bytes;
+    /// lane 0 makes the self copy.
     fn new(
         request: &CostRequest<'_>,
         link: &EffectiveLink,

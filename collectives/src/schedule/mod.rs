@@ -33,7 +33,7 @@ mod steps;
 /// Describes the collective of a plan: ranks, bytes and options, but not the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// The collective.
+    /// The collective that the schedule runs.
     pub collective: Collective,
     /// Number of chunks of each block, 1 to [`CHUNKS_MAX`].
     pub chunks: u32,

@@ -423,7 +423,7 @@ pub(super) struct DeferredSignal {
     pub(super) ordered_after: Option<u32>,
     /// The number of the last put that must end first.
     pub(super) number: u32,
-    /// The time at which the lane reached the signal.
+    /// The time at which the lane began the signal.
     pub(super) at: u64,
 }
 

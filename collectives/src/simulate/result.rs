@@ -77,11 +77,11 @@ pub struct Incast {
 /// A timed step of a traced rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The rank.
+    /// The rank that makes the step.
     pub rank: Rank,
-    /// The lane.
+    /// The lane that contains the step.
     pub lane: LaneId,
-    /// The step.
+    /// The step of the plan.
     pub step: Step,
     /// The time at which the lane reached it. For a put that waited for others, the time at which its bytes
     /// began to move.
@@ -224,11 +224,11 @@ fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
 /// A step of the critical path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStep {
-    /// The rank.
+    /// The rank that makes the step.
     pub rank: Rank,
-    /// The lane.
+    /// The lane that contains the step.
     pub lane: LaneId,
-    /// The step.
+    /// The step of the plan.
     pub step: Step,
     /// The end of the step before it on the path, in picoseconds; 0 for the first one.
     pub begin_ps: u64,

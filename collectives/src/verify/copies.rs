@@ -110,7 +110,7 @@ impl WaitRange {
 pub(super) struct Getter {
     /// The rank that gets.
     pub(super) rank: Rank,
-    /// The lane that represents the getting one.
+    /// The lane that makes the gets, or the lane that represents it.
     pub(super) lane: usize,
     /// The waits after which its last get is known to be complete.
     pub(super) waits: WaitRange,
@@ -247,7 +247,7 @@ fn joins_home(set: &PlanSet, flags: &Flags, lane: usize) -> bool {
     closed.lane == LaneId::HOME || (*peer == closed.rank && set.lanes[reader].lane == LaneId::HOME)
 }
 
-/// The first wait of each lane of each rank for a signal after the current step.
+/// For each lane of each rank, its first wait for a signal after the current step.
 struct NextWaits<'a> {
     set: &'a PlanSet,
     at: Vec<Option<u32>>,

@@ -10,7 +10,7 @@ use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, StepOf, Tie
 /// The position of a step in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// In the entry, the steps that begin the lane after the caller.
+    /// The entry of the lane: the steps before those of the plan.
     Entry,
     /// The step with this number in the plan, from 1, in the order of the lines of the text form.
     Step(usize),
@@ -27,7 +27,7 @@ pub struct Location {
     pub lane: LaneId,
     /// The position in the lane.
     pub position: Position,
-    /// The step.
+    /// The step at this position.
     pub step: Step,
 }
 
@@ -60,7 +60,7 @@ pub enum Fault {
         field: String,
         /// The value of the field.
         found: String,
-        /// The expected value.
+        /// The value in the plan of rank 0.
         expected: String,
     },
     /// The number of chunks is out of bounds.
@@ -86,7 +86,7 @@ pub enum Fault {
     Collective {
         /// The rank of the plan.
         rank: Rank,
-        /// The reason.
+        /// The reason why it does not.
         text: String,
     },
     /// A step reads an output of a collective in which every output holds other blocks.
@@ -97,7 +97,7 @@ pub enum Fault {
     UnequalOutputs {
         /// The location of the step.
         location: Location,
-        /// The collective.
+        /// The collective of the plan.
         collective: Collective,
     },
     /// The plan has no lane, not even lane 0.
@@ -130,7 +130,7 @@ pub enum Fault {
     NeverCopied {
         /// The owner of the output.
         rank: Rank,
-        /// The cell.
+        /// The cell that is missing.
         cell: Cell,
     },
     /// The caller gets an output before a cell is known to have arrived.
@@ -138,7 +138,7 @@ pub enum Fault {
     NotArrived {
         /// The owner of the output.
         rank: Rank,
-        /// The cell.
+        /// The cell that is missing.
         cell: Cell,
         /// The number of the start.
         start: u32,
@@ -146,9 +146,9 @@ pub enum Fault {
     /// Two steps copy the same cell into the same output.
     #[error("{second}: the same cell is already copied to the same output by {first}")]
     CopiedTwice {
-        /// One step.
+        /// One step that copies the cell.
         first: Location,
-        /// The other step.
+        /// The other step that copies the cell.
         second: Location,
     },
     /// A step copies a cell that is in the output from the start.
@@ -196,7 +196,7 @@ pub enum Fault {
     TwoWriters {
         /// One signal.
         first: Location,
-        /// The other signal.
+        /// A signal in another lane.
         second: Location,
     },
     /// Two lanes wait for one flag.
@@ -207,7 +207,7 @@ pub enum Fault {
     TwoReaders {
         /// The first of the two waits.
         first: Location,
-        /// The other wait.
+        /// A wait in another lane.
         second: Location,
     },
     /// A wait is in another lane than the flag names.
@@ -230,7 +230,7 @@ pub enum Fault {
         location: Location,
         /// The reader of the flag.
         reader: Rank,
-        /// The flag.
+        /// The flag that is signalled or waited for too often.
         flag: Flag,
         /// The number of signals in one start.
         signals: usize,
@@ -243,9 +243,9 @@ pub enum Fault {
          pass too early; expected one signal"
     )]
     Repeated {
-        /// The first signal.
+        /// The first signal in the start.
         first: Location,
-        /// The next signal.
+        /// The next signal in the same start.
         second: Location,
     },
     /// A flag is signalled again before its reader is known to have consumed the last signal.
@@ -384,7 +384,7 @@ pub enum FaultClass {
 }
 
 impl FaultClass {
-    /// All classes.
+    /// All classes of faults.
     pub const ALL: &'static [Self] = &[
         Self::Disagreement,
         Self::Unknown,

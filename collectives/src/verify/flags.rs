@@ -40,7 +40,7 @@ impl Flags {
     }
 }
 
-/// A signal or a wait of a rank that the followed lane represents.
+/// A signal or a wait in a lane, or in the lanes of other ranks for which this lane stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct NamingStep {
     flag: Flag,

@@ -102,7 +102,7 @@ impl PlanSet {
         self.lanes[lane].location(at)
     }
 
-    /// Returns the location of a step in the lane of a rank that the followed lane represents.
+    /// Returns the location of a step in the lane of `rank` for which the given lane stands.
     pub(super) fn rotated_location(&self, rank: Rank, (lane, at): (usize, usize)) -> Location {
         let location = self.location(lane, at);
         let step = self.symmetry.rotated_step(self.symmetry.rotation_of(rank), location.step);

@@ -1,4 +1,4 @@
-//! Proves the plans that an algorithm makes, for any number of ranks.
+//! Proves that the plans of an algorithm are correct, for any number of ranks.
 //!
 //! For few ranks, all plans are made and verified. For more, one rank represents its orbit: plans are made one by one, each
 //! is compared with the rotated plan of its representative, and dropped. Two sets of plans that differ only by a rotation of

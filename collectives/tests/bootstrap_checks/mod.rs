@@ -2,6 +2,7 @@
 
 pub(crate) mod endings;
 pub(crate) mod exchanges;
+pub(crate) mod shrinking;
 
 use std::any::Any;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -99,6 +100,13 @@ macro_rules! run_all {
             a_goodbye_is_no_loss,
             nothing_follows_a_goodbye,
             a_goodbye_after_an_abort_succeeds,
+        );
+        bootstrap_checks::run_all!($open, shrinking:
+            the_ranks_that_are_left_find_each_other,
+            a_group_that_has_shrunk_can_shrink_again,
+            an_excluded_rank_is_not_waited_for,
+            a_rank_that_comes_late_is_left_out_and_told,
+            an_attempt_can_be_repeated,
         );
     };
     ($open:expr, $topic:ident: $($check:ident),* $(,)?) => {

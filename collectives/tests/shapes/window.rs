@@ -91,15 +91,18 @@ fn the_own_shard_may_come_from_a_buffer_or_from_a_window() {
 #[test]
 fn the_callers_own_memory_becomes_a_window() {
     in_flat_group(2, |group| {
-        let me = group.rank();
-        let mut buffer = group.allocate::<f32>(8)?;
-        buffer.as_mut_slice()?.fill(me.0 as f32);
+        let own = group.rank().0 as f32;
+        let mut memory = vec![own; 10];
+        // SAFETY: nothing uses the memory until the barrier below, after which no rank has the window.
+        let buffer = unsafe { group.register(&mut memory[1..9]) }?;
         let window = group.window_over(buffer)?;
         let mut gather = group.all_gather_into(&window, 2..6).in_place().prepare()?;
         gather.run()?;
-        let other = [0.0, 0.0, 1.0, 1.0];
-        assert_eq!(window.slice(2..6)?[..], other);
-        assert_eq!((window.slice(0..2)?[0], window.slice(6..8)?[1]), (me.0 as f32, me.0 as f32));
+        assert_eq!(window.slice(0..8)?[..], [own, own, 0.0, 0.0, 1.0, 1.0, own, own]);
+        window.slice_mut(0..2)?.fill(7.0);
+        drop((gather, window));
+        group.barrier()?;
+        assert_eq!(memory, [own, 7.0, 7.0, 0.0, 0.0, 1.0, 1.0, own, own, own]);
         Ok(())
     });
 }

@@ -22,15 +22,17 @@ fn lanes_and_bytes_of_both_tiers_are_named() {
         assert!(bytes.eq(expected), "{:?}", report.tiers);
         Ok(report.to_string())
     });
-    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a shard in 2 chunk(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host by processor, waits queued; lane 1 on host (network) by processor, waits polled; local: 200 bytes put, 0 got; network: 100 bytes put, 0 got");
+    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a shard in 2 chunk(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host by processor, waits queued; lane 1 on host (network) by processor, waits polled; local: 200 bytes put, 0 got, 100 self copy; network: 100 bytes put, 0 got, 0 self copy");
 }
 
 /// One node needs no network, and a rank that is alone on its node makes no local copies to others.
 #[test]
 fn a_report_has_only_lanes_with_steps() {
     in_tiers(&Topology::flat(2).unwrap(), WAITS[0], |group| {
-        let report = group.all_gather::<u8>(8).prepare()?.report().clone();
+        // The processor copies, so `strict` has nothing to refuse.
+        let report = group.all_gather::<u8>(8).strict(true).prepare()?.report().clone();
         assert_eq!((report.lanes.len(), report.tiers.len()), (1, 1));
+        assert_eq!((report.tiers[0].own_bytes, report.tiers[0].compute_bytes), (8, 0));
         Ok(())
     });
     in_tiers(&Topology::even(2, 1).unwrap(), WAITS[0], |group| {

@@ -1,6 +1,6 @@
 //! The fabric of one machine: every rank reaches every other one through shared memory.
 //!
-//! An address names the process and the rank's doorbell, a small region on which parked ranks sleep.
+//! An address names the host, the process and the rank's doorbell, a small region on which parked ranks sleep.
 //! `connect` imports that doorbell.
 
 use std::sync::{Arc, Mutex};
@@ -14,12 +14,12 @@ use super::options::Options;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{
     BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link, LinkKind,
-    Rank, Role,
+    PeerMemory as _, Rank, Region as _, Role,
 };
-use peerlane_toolkit::handover::{ProcessToken, Server};
+use peerlane_toolkit::handover::{Host, ProcessToken, Server};
 
 const ADDRESS_MAGIC: [u8; 4] = *b"PLRA";
-const ADDRESS_VERSION: u16 = 1;
+const ADDRESS_VERSION: u16 = 2;
 
 /// Connects the ranks of one machine through shared memory.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Fabric {
     memory: Memory,
     doorbell: Arc<Doorbell>,
     /// Keeps the doorbell importable.
-    doorbell_region: Arc<Local>,
+    doorbell_region: Local,
     _server: Server,
 }
 
@@ -48,14 +48,10 @@ impl Fabric {
     /// # Errors
     /// As [`open`](Self::open), and [`Error::Argument`] for options that contradict each other.
     pub fn open_with(rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
-        if rank.index() >= ranks {
-            return Err(Error::Argument(format!(
-                "rank {rank} is out of range: expected a rank below {ranks}, the number of ranks"
-            )));
-        }
+        check_rank(rank, ranks)?;
         options.check()?;
         let server = Server::enter().map_err(Error::of_handover(rank, 0))?;
-        let doorbell_region = Arc::new(Local::allocate(rank, Doorbell::BYTES, Role::Flags)?);
+        let doorbell_region = Local::allocate(rank, Doorbell::BYTES, Role::Flags)?;
         let doorbell = Doorbell::of(doorbell_region.share());
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
@@ -69,12 +65,18 @@ impl Fabric {
     /// As [`open_with`](Self::open_with).
     pub fn second(&self, options: Options) -> Result<Self, Error> {
         options.check()?;
-        let (rank, ranks) = (self.memory.rank, self.ranks);
+        self.with_doorbell(self.memory.rank, self.ranks, options)
+    }
+
+    /// Opens a fabric that shares the doorbell of this one.
+    fn with_doorbell(&self, rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
         let server = Server::enter().map_err(Error::of_handover(rank, 0))?;
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
-        let (doorbell, doorbell_region) =
-            (Arc::clone(&self.doorbell), Arc::clone(&self.doorbell_region));
+        let base = self.doorbell_region.base();
+        // SAFETY: the doorbell keeps the memory allocated, and it is accessed as atomics only.
+        let doorbell_region = unsafe { memory.register(base, Doorbell::BYTES, Role::Flags) }?;
+        let doorbell = Arc::clone(&self.doorbell);
         Ok(Self { ranks, options, memory, doorbell, doorbell_region, _server: server })
     }
 
@@ -106,6 +108,7 @@ impl Fabric {
         if rank != peer {
             return malformed(format!("the address belongs to rank {rank}, expected rank {peer}"));
         }
+        let host = Host::read(&mut reader).map_err(short)?;
         let process = ProcessToken(reader.array("process token").map_err(short)?);
         let generation = reader.u64("doorbell").map(Generation).map_err(short)?;
         if !reader.rest().is_empty() {
@@ -114,9 +117,19 @@ impl Fabric {
                 reader.rest().len()
             ));
         }
+        Host::own().check_reaches(self.rank(), peer, &host)?;
         let (role, access, bytes) = (Role::Flags, Access::Shared { head: 0 }, Doorbell::BYTES);
         Ok(Key { process, generation, rank, role, access, bytes })
     }
+}
+
+fn check_rank(rank: Rank, ranks: usize) -> Result<(), Error> {
+    if rank.index() >= ranks {
+        return Err(Error::Argument(format!(
+            "rank {rank} is out of range: expected a rank below {ranks}, the number of ranks"
+        )));
+    }
+    Ok(())
 }
 
 // SAFETY: the rank is constant, and memory and engines uphold their contracts.
@@ -138,11 +151,13 @@ unsafe impl FabricTrait for Fabric {
     }
 
     fn address(&self) -> Vec<u8> {
-        Writer::new()
+        let start = Writer::new()
             .bytes(&ADDRESS_MAGIC)
             .u16(ADDRESS_VERSION)
             .u16(BackendId::HOST.0)
-            .u32(self.memory.rank.0)
+            .u32(self.memory.rank.0);
+        Host::own()
+            .write(start)
             .bytes(&ProcessToken::own().0)
             .u64(self.doorbell_region.generation().0)
             .finish()
@@ -173,6 +188,12 @@ unsafe impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: None })
     }
 
+    /// The new fabric shares the doorbell of this one, as a [second](Self::second) fabric does.
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
+        check_rank(rank, ranks)?;
+        self.with_doorbell(rank, ranks, self.options)
+    }
+
     fn engine(&mut self, _: EngineRequirements) -> Result<Engine, Error> {
         let neighbours =
             CoreNeighbours::new(self.memory.peers.doorbells().into_iter(), &self.doorbell);
@@ -188,7 +209,6 @@ mod tests {
 
     use super::*;
     use peerlane_hal::{CopyEngine, Flag, Op};
-    use peerlane_hal::{PeerMemory, Region};
 
     #[test]
     fn a_park_on_one_fabric_is_ended_by_a_signal_over_the_second() {

@@ -202,6 +202,16 @@ impl Drop for Pages {
     }
 }
 
+/// Returns the numbers of the device and the inode of a file.
+///
+/// # Errors
+/// Returns [`MappingError::System`].
+pub(crate) fn file_id(fd: &OwnedFd) -> Result<(u64, u64), MappingError> {
+    let stat = rustix::fs::fstat(fd)
+        .map_err(MappingError::system("cannot read the inode of shared memory"))?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
 /// The memory of this machine, from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryInfo {

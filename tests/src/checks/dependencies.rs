@@ -1,9 +1,11 @@
 //! Checks contract 9: dependencies.
 
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
-use peerlane_hal::{Fabric, PeerMemory, Region, Role};
+use peerlane_hal::{Fabric, PeerMemory, Rank, Region, Role};
 
+use super::rounds::Rounds;
 use crate::data::{aligned, pattern, seed};
 use crate::engine::{OpOf, put, signal, wait_reset};
 use crate::failure::{Failure, Outcome, ensure};
@@ -198,5 +200,48 @@ pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
         let seen = data.flag_value(0);
         ensure!(seen.is_none(), "flag_value(0) of a data region returned {seen:x?}, expected None");
         me.barrier()
+    })
+}
+
+/// Fills flags, drops them for reuse, and allocates flags of the same length.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn memory_that_is_reused_is_zeroed<H: Harness>(harness: &H) -> Outcome {
+    const WORDS: usize = 8;
+    on_ranks(harness, 1, |me| {
+        for round in 0..3 {
+            let region = me.fabric.memory().allocate_polled_flags(WORDS as u64 * 8)?;
+            let Some(flags) = region.flags() else {
+                return Err(Failure::new("flags() of polled flags returned None"));
+            };
+            for (word, flag) in flags.iter().enumerate().take(WORDS) {
+                let seen = flag.swap(u64::MAX, Ordering::AcqRel);
+                ensure!(seen == 0, "allocation {round}: flag {word} is {seen:x}, expected 0");
+            }
+            region.allow_reuse();
+        }
+        me.barrier()
+    })
+}
+
+/// Opens the fabric of every rank again as the next rank, and sends over both in turn.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_fabric_opens_again_as_another_rank<H: Harness>(harness: &H) -> Outcome {
+    on_each(harness, 1..=3, |me| {
+        let bytes = aligned(&me.caps, 1000);
+        let rounds = Rounds::open(me, bytes)?;
+        let mut engine = me.engine()?;
+        rounds.round(me, &mut engine, 1, bytes)?;
+        let mut again = me.reopen(Rank::at(me.rank_after(1)))?;
+        let later = Rounds::open(&mut again, bytes)?;
+        let mut later_engine = again.engine()?;
+        for round in 1..=2 {
+            later.round(&again, &mut later_engine, round, bytes)?;
+            rounds.round(me, &mut engine, round + 1, bytes)?;
+        }
+        again.barrier()
     })
 }

@@ -108,6 +108,8 @@ checks! {
     dependencies::ones_own_key_gives_an_alias [];
     dependencies::what_one_fabric_allocated_another_can_register [];
     dependencies::a_region_tells_what_its_flags_hold [];
+    dependencies::memory_that_is_reused_is_zeroed [];
+    dependencies::a_fabric_opens_again_as_another_rank [];
     polling::a_polled_engine_moves_when_it_is_polled [Polled];
     polling::park_returns_when_a_flag_of_this_rank_is_signalled [];
     polling::an_idle_or_blocked_engine_is_not_busy [];

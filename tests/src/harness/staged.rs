@@ -12,6 +12,9 @@ use peerlane_staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
 
 use super::{FabricOf, Harness, LocalOf, OwnMemory};
 
+/// The timeout of a connection of a device to itself.
+const REOPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Runs checks on staged device memory: the device of one harness, the network of another. All data
 /// is in device memory, on each rank's own device.
 #[derive(Debug)]
@@ -41,13 +44,9 @@ impl<D: Harness, N: Harness> Harness for StagedHarness<D, N> {
         let network = self.network.open(rank, ranks);
         let network = network.map_err(|error| Error::of_backend("open the network", error))?;
         // Each rank opens its device as the only rank of a node.
-        let of_device = |error| Error::of_backend("open the device", error);
-        let mut device = self.device.open(Rank(0), 1).map_err(of_device)?;
-        let address = device.address();
-        device.connect(Rank(0), &address, deadline).map_err(of_device)?;
-        let staged = Staged::open(&mut device, network, ranks, true, deadline)?;
-        let memory = StagedMemory { device: Mutex::new(device), memory: staged.memory().clone() };
-        Ok(StagedFabric { staged, memory })
+        let device = self.device.open(Rank(0), 1);
+        let device = device.map_err(|error| Error::of_backend("open the device", error))?;
+        StagedFabric::over(device, network, ranks, deadline)
     }
 
     fn required(&self) -> bool {
@@ -79,6 +78,17 @@ fn device_of<D: Harness, N: Harness>(region: &Local<FabricOf<D>, FabricOf<N>>) -
 pub struct StagedFabric<D: Fabric, N: Fabric> {
     staged: Staged<D, N>,
     memory: StagedMemory<D, N>,
+}
+
+impl<D: Fabric, N: Fabric> StagedFabric<D, N> {
+    fn over(mut device: D, network: N, ranks: usize, deadline: Deadline) -> Result<Self, Error> {
+        let address = device.address();
+        let connected = device.connect(Rank(0), &address, deadline);
+        connected.map_err(|error| Error::of_backend("connect the device", error))?;
+        let staged = Staged::open(&mut device, network, ranks, true, deadline)?;
+        let memory = StagedMemory { device: Mutex::new(device), memory: staged.memory().clone() };
+        Ok(Self { staged, memory })
+    }
 }
 
 /// The memory of a [`StagedFabric`].
@@ -121,6 +131,14 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
 
     fn link(&self, peer: Rank) -> Option<Link> {
         self.staged.link(peer)
+    }
+
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
+        let device = self.memory.device().reopen(Rank(0), 1);
+        let device = device.map_err(|error| Error::of_backend("reopen the device", error))?;
+        let network = self.staged.with_network(|network| network.reopen(rank, ranks));
+        let network = network.map_err(|error| Error::of_backend("reopen the network", error))?;
+        Self::over(device, network, ranks, Deadline::after(REOPEN_TIMEOUT))
     }
 
     fn engine(&mut self, requirements: EngineRequirements) -> Result<Self::Engine, Error> {

@@ -82,6 +82,10 @@ unsafe impl<B: Bootstrap> Bootstrap for Gated<B> {
         self.pass(LEAVE);
         self.inner.leave(deadline)
     }
+
+    fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
+        self.inner.shrink(excluded, deadline)
+    }
 }
 
 impl<B> fmt::Debug for Gated<B> {

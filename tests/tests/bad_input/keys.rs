@@ -133,6 +133,10 @@ unsafe impl<B: Bootstrap> Bootstrap for Cutting<B> {
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
         self.inner.leave(deadline)
     }
+
+    fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
+        self.inner.shrink(excluded, deadline)
+    }
 }
 
 #[test]

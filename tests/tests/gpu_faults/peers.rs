@@ -4,20 +4,19 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_conformance::processes::Child;
 use peerlane_conformance::{GpuDriver, Outcome};
 
 use super::Fault;
 use super::processes::{finish, patience, ranks, says};
 use super::survivor::Phase;
-use crate::support::data::{check, unexpected};
+use crate::support::data::check;
 use crate::vendor::ENGINES;
 
 /// The kind that takes streams.
 const STREAMS: &str = "streams";
 /// A survivor that has said that it waits is waiting by then.
-const SETTLING: Duration = Duration::from_millis(30);
+const SETTLING: Duration = Duration::from_millis(100);
 /// The timeout of a start to which a peer never comes.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 const LONG_TIMEOUT: Duration = Duration::from_secs(20);
@@ -59,13 +58,17 @@ pub(crate) fn faults() -> Vec<Fault> {
     };
     let mut losses: Vec<Loss> = Phase::ALL.map(|phase| killed(3, 1, phase)).into();
     losses.push(killed(3, 0, Phase::WhileItPushes));
+    losses.push(killed(2, 0, Phase::ReplayedMany));
     for phase in [Phase::BeforeItStarts, Phase::WhileItPushes, Phase::Replayed] {
         losses.extend([killed(2, 1, phase), killed(4, 2, phase)]);
     }
     for end in [End::Silent, End::Stopped] {
-        for phase in [Phase::BeforeItStarts, Phase::HostWaits] {
+        for phase in [Phase::BeforeItStarts, Phase::HostWaits, Phase::Replayed, Phase::BesideADrop]
+        {
             losses.push(Loss { end, ..killed(3, 1, phase) });
         }
+        losses.push(Loss { end, ..killed(2, 0, Phase::ReplayedMany) });
+        losses.push(Loss { end, ..killed(2, 0, Phase::DroppedReplays) });
     }
     // Engines that the host drives lose peers while the host waits.
     for engine in ENGINES.iter().copied().filter(|engine| *engine != STREAMS) {
@@ -129,21 +132,20 @@ impl Loss {
             self.judge("the silent rank", &text)?;
             children[victim].finish(patience())?;
         }
-        self.gather_again(&mut children)?;
+        self.expect_shrunk(&mut children)?;
         drop(children.remove(victim));
         finish(children)
     }
 
-    /// Those who are left find each other, on the devices that they had.
-    fn gather_again(self, children: &mut [Child]) -> Outcome {
-        let ranks = self.ranks - 1;
-        let hub = Hub::bind("127.0.0.1:0", ranks).map_err(unexpected)?;
+    /// Those who are left shrink the group, on the devices that they have.
+    fn expect_shrunk(self, children: &mut [Child]) -> Outcome {
         for (place, rank) in self.survivors().enumerate() {
             children[rank].expect("alive", patience())?;
-            children[rank].send_line(format_args!("{} {place}", hub.address()))?;
+            let said = children[rank].expect("shrunk", patience())?;
+            let expected = format!("to rank {place} of {}", self.ranks - 1);
+            check(said == expected, || format!("rank {rank} shrunk {said}, expected {expected}"))?;
         }
-        let mut survivors = self.survivors();
-        survivors.try_for_each(|rank| children[rank].expect("gathered again", patience()).map(drop))
+        Ok(())
     }
 
     /// Names the victim, and what was waited for.
@@ -155,7 +157,13 @@ impl Loss {
         }
         let begins = format!("fell in start: timeout, rank {victim}: ");
         // Whoever was first has written the record.
-        let flag = format!("waited for the flag \"ready from {victim}\" from rank {victim}");
-        says(who, text, &begins, &["start 1", "within 1s", &flag])
+        let (start, awaited) = match self.phase.is_replayed() {
+            true => ("a replayed start", "waited for signals from rank".to_owned()),
+            false => (
+                "start 1",
+                format!("waited for the flag \"ready from {victim}\" from rank {victim}"),
+            ),
+        };
+        says(who, text, &begins, &[start, "within 1s", &awaited])
     }
 }

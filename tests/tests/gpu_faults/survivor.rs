@@ -11,9 +11,10 @@ use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
 use super::rank::fallen;
 use crate::support::data::{POISON, same, unexpected};
-use crate::support::test_rank::{CaptureMode, TIMEOUT, TestRank, gather_once, open_group};
+use crate::support::test_rank::{CaptureMode, TestRank, gather_once};
 
 const STARTS: usize = 3;
+const SHARD_BYTES: usize = 5001;
 /// How long a start is driven whose copies are to be under way.
 const PUSHED: Duration = Duration::from_millis(15);
 /// Within which a stream must be free again whatever happens.
@@ -32,28 +33,48 @@ pub(crate) enum Phase {
     AfterItPushed,
     /// The others replay graphs.
     Replayed,
+    /// The others replay graphs of many starts.
+    ReplayedMany,
+    /// The others replay graphs of many starts, and drop the operation before the graphs have run.
+    DroppedReplays,
+    /// Nothing; the others have starts on their streams, and drop another operation.
+    BesideADrop,
 }
 
 impl Phase {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::BeforeItStarts,
         Self::HostWaits,
         Self::WhileItPushes,
         Self::AfterItPushed,
         Self::Replayed,
+        Self::ReplayedMany,
+        Self::DroppedReplays,
+        Self::BesideADrop,
     ];
+
+    pub(crate) fn is_replayed(self) -> bool {
+        matches!(self, Self::Replayed | Self::ReplayedMany | Self::DroppedReplays)
+    }
 
     fn shard_bytes(self, driver: GpuDriver) -> usize {
         match (self, driver) {
             // Long enough for a signal to arrive before the copies are over.
             (Self::WhileItPushes, GpuDriver::Device) => 256 << 20,
             (Self::WhileItPushes, GpuDriver::Simulated) => 64 << 10,
-            _ => 5001,
+            // Long enough for branches in the graph.
+            (Self::ReplayedMany | Self::DroppedReplays, _) => (1 << 20) + 1,
+            _ => SHARD_BYTES,
         }
     }
 
     fn starts(self, driver: GpuDriver) -> usize {
-        if self == Self::WhileItPushes && driver == GpuDriver::Device { 100 } else { STARTS }
+        match (self, driver) {
+            (Self::WhileItPushes, GpuDriver::Device) => 100,
+            (Self::ReplayedMany | Self::DroppedReplays, GpuDriver::Device) => 2000,
+            (Self::ReplayedMany | Self::DroppedReplays, GpuDriver::Simulated) => 100,
+            _ => STARTS,
+        }
     }
 }
 
@@ -65,6 +86,9 @@ impl fmt::Display for Phase {
             Self::WhileItPushes => "while_it_pushes",
             Self::AfterItPushed => "after_it_pushed",
             Self::Replayed => "replayed",
+            Self::ReplayedMany => "replayed_many",
+            Self::DroppedReplays => "dropped_replays",
+            Self::BesideADrop => "beside_a_drop",
         })
     }
 }
@@ -83,15 +107,21 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let mut test_rank = TestRank::open(parent)?;
     let builder = test_rank.group.all_gather::<u8>(phase.shard_bytes(test_rank.gpu.driver));
     let builder = builder.outputs(1).timeout(timeout);
-    let builder = if phase == Phase::Replayed { builder.capturable() } else { builder };
+    let builder = if phase.is_replayed() { builder.capturable() } else { builder };
     let mut gather = builder.prepare().map_err(unexpected)?;
+    let mut other = None;
+    if phase == Phase::BesideADrop {
+        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
+        let gather = other.insert(builder.prepare().map_err(unexpected)?);
+        gather.run().map_err(unexpected)?;
+    }
     if victim {
         be_lost(parent, &test_rank, gather, phase)
     } else {
-        let error = lose(parent, &mut test_rank, &mut gather, phase)?;
+        let error = lose(parent, &mut test_rank, (&mut gather, other), phase)?;
         parent.print_line(fallen("start", &error));
         drop(gather);
-        live_on(parent, test_rank)
+        live_on(parent, &test_rank)
     }
 }
 
@@ -142,7 +172,7 @@ fn queue(test_rank: &TestRank, gather: &mut AllGather<u8>, phase: Phase) -> Resu
 fn lose(
     parent: &Parent,
     test_rank: &mut TestRank,
-    gather: &mut AllGather<u8>,
+    (gather, other): (&mut AllGather<u8>, Option<AllGather<u8>>),
     phase: Phase,
 ) -> Outcome<Error> {
     match phase {
@@ -150,16 +180,23 @@ fn lose(
             parent.print_line("waits");
             return gather.run().err().ok_or_else(|| Failure::new("a start without a peer ended"));
         }
-        Phase::Replayed => {
+        _ if phase.is_replayed() => {
             let stream = &test_rank.stream;
             let mode = CaptureMode::Global;
             let graph =
                 stream.record(mode, || queue(test_rank, gather, phase).map_err(unexpected))?;
+            // A device has no room for many starts, so the call blocks.
+            parent.print_line("waits");
             for _ in 0..2 {
                 graph.replay()?;
             }
-            parent.print_line("waits");
-            stream.finish_within(PATIENCE)?;
+            if phase == Phase::DroppedReplays {
+                while gather.check().is_ok() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            } else {
+                stream.finish_within(PATIENCE)?;
+            }
         }
         _ => {
             if phase == Phase::AfterItPushed {
@@ -168,6 +205,7 @@ fn lose(
             }
             queue(test_rank, gather, phase).map_err(unexpected)?;
             parent.print_line("waits");
+            drop(other);
             test_rank.stream.finish_within(PATIENCE)?;
         }
     }
@@ -175,26 +213,22 @@ fn lose(
     late.ok_or_else(|| Failure::new("a start of a group that is over has finished"))
 }
 
-/// Uses the device as before, and gathers with those who are left.
-fn live_on(parent: &Parent, test_rank: TestRank) -> Outcome {
-    let TestRank { gpu, stream, group, ranks, .. } = test_rank;
-    drop(group);
+/// Uses the device as before, and shrinks the group to those who are left.
+fn live_on(parent: &Parent, test_rank: &TestRank) -> Outcome {
+    let TestRank { gpu, stream, group, .. } = test_rank;
     let (memory, seen) = (gpu.memory(1000)?, gpu.pinned(1000)?);
     stream.copy_out(&seen, 0, memory.address, 1000)?;
-    stream.finish()?;
+    stream.finish_within(PATIENCE)?;
     same("memory of the device", &seen.read(0, 1000), &[POISON; 1000])?;
     parent.print_line("alive");
-    let told = parent.read_line()?;
-    let place = told.split_once(' ').and_then(|(hub, me)| Some((hub, me.parse().ok()?)));
-    let (hub, me) = place.ok_or_else(|| Failure::new(format!("told {told:?}")))?;
-    let ranks = ranks - 1;
-    let mut group = open_group(&gpu, hub, me, ranks, TIMEOUT)?;
-    let mut gather = group.all_gather::<u8>(5001).prepare().map_err(unexpected)?;
+    let mut shrunk = group.shrink().map_err(unexpected)?;
+    let (me, ranks) = (shrunk.rank().index(), shrunk.ranks());
+    let mut gather = shrunk.all_gather::<u8>(5001).prepare().map_err(unexpected)?;
     for round in 1..=3 {
-        gather_once(&gpu, &stream, &mut gather, (me, ranks), round)?;
+        gather_once(gpu, stream, &mut gather, (me, ranks), round)?;
     }
     drop(gather);
-    group.close().map_err(unexpected)?;
-    parent.print_line("gathered again");
+    shrunk.close().map_err(unexpected)?;
+    parent.print_line(format_args!("shrunk to rank {me} of {ranks}"));
     Ok(())
 }

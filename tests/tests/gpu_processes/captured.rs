@@ -1,6 +1,7 @@
 //! Captures starts in graphs, and replays these between eager starts.
 
 use peerlane_collectives::group::AllGather;
+use peerlane_collectives::plan::Algorithm;
 use peerlane_conformance::Outcome;
 use peerlane_hal::ErrorKind;
 
@@ -11,13 +12,16 @@ use crate::support::test_rank::{CaptureMode, Form, TestRank};
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::{CallerStream, Graph};
 
-const SHARD_BYTES: usize = 5001;
+pub(super) const SHARD_BYTES: usize = 5001;
 /// Nothing that could disturb a capture is done by any thread meanwhile.
 const GLOBAL: CaptureMode = CaptureMode::Global;
 const THREAD: CaptureMode = CaptureMode::ThreadLocal;
 
 pub(crate) fn cases() -> Vec<Case> {
-    let mut cases = vec![Case::new("not capturable", refused_before_recording)];
+    let mut cases = vec![
+        Case::new("not capturable", refused_before_recording),
+        Case::new("an algorithm for no graph", refused_when_prepared),
+    ];
     for (starts, replays, form, mode) in [
         (1, 1, Form::OneOutput, GLOBAL),
         (1, 5, Form::InPlace, THREAD),
@@ -28,7 +32,9 @@ pub(crate) fn cases() -> Vec<Case> {
     ] {
         let name = format!("a graph of {starts}, {replays} replays, {form:?}, {mode:?}");
         cases.push(Case::new(name, move |test_rank| {
-            replayed(test_rank, starts, replays, form, mode)
+            let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
+            let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+            replayed(test_rank, &mut gather, starts, replays, mode)
         }));
     }
     cases.push(Case::new("two graphs by turns", two_graphs));
@@ -58,6 +64,23 @@ fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
     start_once(test_rank, &stream, &mut gather, &mut book)?;
     stream.finish()?;
     book.check()
+}
+
+/// A second lane on streams is refused by all ranks, before anything is recorded.
+fn refused_when_prepared(test_rank: &mut TestRank) -> Outcome {
+    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).algorithm(Algorithm::DoubleRing);
+    match builder.capturable().prepare() {
+        // Two ranks need no second lane.
+        Ok(mut gather) => test_rank.gather_once(&mut gather),
+        Err(error) => {
+            check(error.kind() == ErrorKind::InvalidArgument, || format!("{error:?}"))?;
+            let text = error.to_string();
+            let expected = "double-ring cannot be captured: a graph contains only one lane of each rank, \
+                            and rank 0 has another one that a thread cannot drive; use direct or ring, or \
+                            remove `capturable()`";
+            check(test_rank.ranks > 2 && text == expected, || text)
+        }
+    }
 }
 
 /// A graph of starts, with the places on the device that it reads and writes.
@@ -99,23 +122,21 @@ impl Recording {
 }
 
 /// Replays with data of their own, with nobody waiting between them, and starts that run at once.
-fn replayed(
+pub(super) fn replayed(
     test_rank: &mut TestRank,
+    gather: &mut AllGather<u8>,
     starts: usize,
     replays: usize,
-    form: Form,
     mode: CaptureMode,
 ) -> Outcome {
-    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
-    let mut gather = form.of(builder).prepare().map_err(unexpected)?;
     let stream = test_rank.gpu.stream()?;
-    let recording = Recording::new(test_rank, &stream, &mut gather, starts, mode)?;
+    let recording = Recording::new(test_rank, &stream, gather, starts, mode)?;
     let mut pages = Pages::new(test_rank, starts * replays)?;
     let mut book = Book::new(test_rank, SHARD_BYTES, replays)?;
     for index in 0..replays {
         pages.replay(test_rank, &stream, &recording)?;
         if index % 2 == 0 {
-            start_once(test_rank, &stream, &mut gather, &mut book)?;
+            start_once(test_rank, &stream, gather, &mut book)?;
         }
     }
     stream.finish()?;

@@ -12,6 +12,7 @@ mod parent;
 mod shapes;
 mod streams;
 mod together;
+mod windows;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -81,17 +82,19 @@ enum Scenario {
     OwnMemory,
     Captured,
     Together,
+    Windows,
 }
 
 impl Scenario {
     /// Those of every number of ranks up to four.
-    const SMALL: [Self; 6] = [
+    const SMALL: [Self; 7] = [
         Self::Shapes,
         Self::BackToBack,
         Self::Delayed,
         Self::OwnMemory,
         Self::Captured,
         Self::Together,
+        Self::Windows,
     ];
 
     /// Returns whether these engines can run it: engines that the host drives take no streams.
@@ -114,6 +117,7 @@ impl Scenario {
             Self::OwnMemory => own_memory::cases(),
             Self::Captured => captured::cases(),
             Self::Together => together::cases(),
+            Self::Windows => windows::cases(),
         }
     }
 }
@@ -128,6 +132,7 @@ impl fmt::Display for Scenario {
             Self::OwnMemory => "own_memory",
             Self::Captured => "captured",
             Self::Together => "together",
+            Self::Windows => "windows",
         })
     }
 }

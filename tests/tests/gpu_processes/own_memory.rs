@@ -94,7 +94,7 @@ fn segments(test_rank: &mut TestRank) -> Outcome {
 }
 
 /// Registered memory of the caller's.
-fn buffer(test_rank: &TestRank, address: u64, bytes: usize) -> Outcome<Buffer<u8>> {
+pub(super) fn buffer(test_rank: &TestRank, address: u64, bytes: usize) -> Outcome<Buffer<u8>> {
     let base = NonNull::new(address as *mut u8).expect("the driver allocates nothing at 0");
     // SAFETY: whoever calls keeps the memory until all ranks have passed the barrier of `gather`.
     let buffer = unsafe { test_rank.group.register_at(base, bytes) };
@@ -113,7 +113,7 @@ fn gather(test_rank: &mut TestRank, buffers: [Buffer<u8>; 2], shard_bytes: usize
 }
 
 /// Fails if anything outside of the spans was written to.
-fn margins_are_whole(
+pub(super) fn margins_are_whole(
     test_rank: &TestRank,
     memory: &DeviceMemory,
     spans: &[(usize, usize)],

@@ -1,5 +1,6 @@
 //! Runs one case from the side of the test that starts the ranks.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::str::FromStr;
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::tcp;
 use peerlane_collectives::error::Error;
+use peerlane_collectives::topology::Topology;
 use peerlane_conformance::processes::{Child, named_files};
 use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{Deadline, Rank};
@@ -157,6 +159,7 @@ impl Case {
             fates.push(Fate { rank, after: ended.elapsed(), words });
         }
         self.judge(&fates)?;
+        self.expect_shrunk(&mut children)?;
         self.gather_again(&mut children)?;
         drop(children);
         check(named_files() == files, || format!("files are left behind: {:?}", named_files()))
@@ -182,6 +185,12 @@ impl Case {
         self.end == End::Stopped || self.phase == Phase::BeforeJoin
     }
 
+    /// Whether the survivors have a group, and enough time to find each other.
+    fn shrinks(self) -> bool {
+        let has_group = !matches!(self.phase.others_are_in(), "join" | "open" | "close");
+        has_group && self.timeout() == KILLED_TIMEOUT
+    }
+
     fn takes_the_hub(self) -> bool {
         self.victim == 0 && self.hub == Hub::RankZero
     }
@@ -204,6 +213,7 @@ impl Case {
                 ("PHASE", phase),
                 ("NODES", self.nodes.unwrap_or("none").to_owned()),
                 ("RING", self.ring.to_string()),
+                ("SHRINKS", self.shrinks().to_string()),
                 ("SHARD_BYTES", self.phase.shard_bytes().to_string()),
                 ("HUB", if address.is_none() && rank == 0 { "own" } else { "told" }.to_owned()),
                 ("TIMEOUT_MILLIS", self.timeout().as_millis().to_string()),
@@ -264,6 +274,27 @@ impl Case {
             let words: Vec<_> = fates.iter().map(|fate| &fate.words).collect();
             format!("the records differ: {words:#?}")
         })
+    }
+
+    /// The survivors have shrunk the group at once, and gathered.
+    fn expect_shrunk(self, children: &mut [Child]) -> Outcome {
+        if !self.shrinks() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let topology: Option<Topology> = self.nodes.and_then(|nodes| nodes.parse().ok());
+        let node = |rank| topology.as_ref().map_or(0, |topology| topology.node(Rank::at(rank)));
+        let nodes: BTreeSet<_> = self.survivors().map(node).collect();
+        let (ranks, nodes) = (self.survivors().count(), nodes.len());
+        for (rank, survivor) in self.survivors().enumerate() {
+            let said = children[survivor].expect("shrunk", patience())?;
+            let expected = format!("to rank {rank} of {ranks} on {nodes} nodes");
+            check(said == expected, || {
+                format!("rank {survivor} shrunk {said}, expected {expected}")
+            })?;
+        }
+        let (took, limit) = (begun.elapsed(), KILLED_TIMEOUT / 2);
+        check(took < limit, || format!("the survivors shrunk in {took:?}, expected {limit:?}"))
     }
 
     /// Those who are left find each other again, gather, and are clean.

@@ -58,6 +58,8 @@ struct Processes {
     /// The nodes, where there is a second fabric between them.
     nodes: Option<Topology>,
     ring: bool,
+    /// Whether the group shrinks after its end.
+    shrinks: bool,
     shard_bytes: usize,
     timeout: Duration,
     start_timeout: Duration,
@@ -83,6 +85,7 @@ impl Processes {
             phase: parent.value("PHASE").ok(),
             nodes: parent.value("NODES").ok(),
             ring: parent.value("RING")?,
+            shrinks: parent.value("SHRINKS")?,
             shard_bytes: parent.value("SHARD_BYTES")?,
             timeout: Duration::from_millis(parent.value("TIMEOUT_MILLIS")?),
             start_timeout: Duration::from_millis(parent.value("START_TIMEOUT_MILLIS")?),
@@ -127,7 +130,8 @@ impl Processes {
             Ok(gather) => gather,
             Err(error) => {
                 is_repeated(&error, group.barrier().err())?;
-                return fell("prepare", error, group.abort_record());
+                fell("prepare", error, group.abort_record())?;
+                return self.shrink(parent, &group);
             }
         };
         self.reach(parent, Phase::Prepared)?;
@@ -135,13 +139,15 @@ impl Processes {
         fill(&mut gather, self.environment.rank)?;
         if let Err(error) = self.first_start(parent, &mut gather)? {
             is_final(&mut gather, &mut group, &error)?;
-            return fell("start 1", error, group.abort_record());
+            fell("start 1", error, group.abort_record())?;
+            return self.shrink(parent, &group);
         }
         self.reach(parent, Phase::BetweenStarts)?;
         step("start 2");
         if let Err(error) = gather.run() {
             is_final(&mut gather, &mut group, &error)?;
-            return fell("start 2", error, group.abort_record());
+            fell("start 2", error, group.abort_record())?;
+            return self.shrink(parent, &group);
         }
         verify(&mut gather, self.environment.ranks)?;
         drop(gather);
@@ -150,6 +156,18 @@ impl Processes {
             return fell("close", error, None);
         }
         parent.print_line("ended");
+        Ok(())
+    }
+
+    /// Goes on with the survivors, while the old group and its operations still exist.
+    fn shrink(&self, parent: &Parent, group: &Group) -> Outcome {
+        if !self.shrinks {
+            return Ok(());
+        }
+        let shrunk = group.shrink().map_err(unexpected)?;
+        let (rank, ranks, nodes) = (shrunk.rank(), shrunk.ranks(), shrunk.topology().nodes());
+        gather_and_close(shrunk)?;
+        parent.print_line(format_args!("shrunk to rank {rank} of {ranks} on {nodes} nodes"));
         Ok(())
     }
 
@@ -273,7 +291,11 @@ fn again(told: &str) -> Outcome {
     let deadline = Deadline::after(Duration::from_secs(20));
     let bootstrap = TcpBootstrap::join(&environment, deadline).map_err(unexpected)?;
     let fabric = host::Fabric::open(rank, ranks)?;
-    let mut group = Group::open(bootstrap, fabric).map_err(unexpected)?;
+    gather_and_close(Group::open(bootstrap, fabric).map_err(unexpected)?)
+}
+
+fn gather_and_close(mut group: Group) -> Outcome {
+    let (rank, ranks) = (group.rank(), group.ranks());
     let mut gather = group.all_gather::<u8>(AGAIN_BYTES).prepare().map_err(unexpected)?;
     for _ in 0..3 {
         fill(&mut gather, rank)?;

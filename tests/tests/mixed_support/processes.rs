@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_collectives::bootstrap::Secret;
+use peerlane_collectives::bootstrap::tcp::HubOptions;
 use peerlane_conformance::Outcome;
 use peerlane_conformance::processes::{Child, finish_all};
 use peerlane_hal::Deadline;
@@ -86,7 +87,9 @@ impl Processes {
         shards: &[usize],
         start: impl Fn(usize, &[(&str, String)]) -> Outcome<Child>,
     ) -> Outcome {
-        let hub = Hub::bind(hub, self.ranks.len()).map_err(unexpected)?;
+        let secret = Secret::random().map_err(unexpected)?;
+        let options = HubOptions::default().secret(secret.clone());
+        let hub = options.bind(hub, self.ranks.len()).map_err(unexpected)?;
         let shards: Vec<String> = shards.iter().map(ToString::to_string).collect();
         let nodes: Vec<String> = self.ranks.iter().map(|(node, _)| node.to_string()).collect();
         let start = |(rank, (node, kind)): (usize, &(usize, Kind))| {
@@ -97,6 +100,7 @@ impl Processes {
                 ("SHARDS", shards.join(",")),
                 ("KIND", kind.to_string()),
                 ("HUB", hub.address().to_string()),
+                ("SECRET", secret.expose().to_owned()),
                 ("SCENARIO", self.scenario.to_string()),
             ];
             start(*node, &values)

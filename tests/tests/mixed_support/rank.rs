@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::error::Error;
@@ -75,7 +76,9 @@ impl<'p> Player<'p> {
         let nodes: Vec<u32> = nodes.split(',').filter_map(|node| node.parse().ok()).collect();
         let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
         let hub: String = parent.value("HUB")?;
-        let environment = Environment::at_hub(hub, Rank::at(me), ranks);
+        let secret = Secret::new(&parent.value::<String>("SECRET")?).map_err(unexpected)?;
+        let environment =
+            Environment { secret: Some(secret), ..Environment::at_hub(hub, Rank::at(me), ranks) };
         let bootstrap =
             TcpBootstrap::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
         let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);

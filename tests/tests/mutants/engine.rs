@@ -320,6 +320,10 @@ unsafe impl CopyEngine for Mutant {
         self.engine.release().map_err(Error::Inner)
     }
 
+    fn compute_bytes(&mut self, ops: &[HostOp<'_>], captured: bool) -> u64 {
+        self.engine.compute_bytes(ops, captured)
+    }
+
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {
         None
     }

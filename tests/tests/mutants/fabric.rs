@@ -1,6 +1,7 @@
 //! Wraps fabrics of the host backend and breaks one rule of their keys, imports or addresses.
 
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerlane_conformance::Harness;
@@ -26,6 +27,10 @@ pub(crate) mod flaw {
     pub(crate) const REGISTERED_IS_COPIED: u8 = 6;
     /// A malformed address is connected to nobody.
     pub(crate) const ANY_ADDRESS_CONNECTS: u8 = 5;
+    /// Flags are as an earlier region left them.
+    pub(crate) const REUSED_AS_IT_WAS: u8 = 7;
+    /// A fabric is reopened as the rank that it was.
+    pub(crate) const REOPENS_AS_ITSELF: u8 = 8;
 }
 
 /// The harness of a broken fabric.
@@ -43,10 +48,7 @@ impl<const FLAW: u8> Harness for FabricMutant<FLAW> {
     fn open(&self, rank: Rank, ranks: usize) -> Result<Flawed<FLAW>, host::Error> {
         let fabric = host::Fabric::open(rank, ranks)?;
         // Memory of a second fabric, since the first cannot be borrowed and wrapped at once.
-        let mut own = host::Fabric::open(rank, ranks)?;
-        let address = own.address();
-        own.connect(rank, &address, Deadline::after(self.timeout))?;
-        Ok(Flawed { memory: FlawedMemory { own }, fabric })
+        Flawed::over(fabric, host::Fabric::open(rank, ranks)?)
     }
 
     fn timeout(&self) -> Duration {
@@ -57,6 +59,14 @@ impl<const FLAW: u8> Harness for FabricMutant<FLAW> {
 pub(crate) struct Flawed<const FLAW: u8> {
     memory: FlawedMemory<FLAW>,
     fabric: host::Fabric,
+}
+
+impl<const FLAW: u8> Flawed<FLAW> {
+    fn over(fabric: host::Fabric, mut own: host::Fabric) -> Result<Self, host::Error> {
+        let address = own.address();
+        own.connect(own.rank(), &address, Deadline::after(Duration::from_secs(5)))?;
+        Ok(Self { memory: FlawedMemory { own }, fabric })
+    }
 }
 
 pub(crate) struct FlawedMemory<const FLAW: u8> {
@@ -117,7 +127,11 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
     }
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<host::Local, host::Error> {
-        self.own.memory().allocate_polled_flags(bytes)
+        let flags = self.own.memory().allocate_polled_flags(bytes)?;
+        if FLAW == flaw::REUSED_AS_IT_WAS {
+            flags.flags().into_iter().flatten().for_each(|flag| flag.store(1, Ordering::Release));
+        }
+        Ok(flags)
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<host::Local, host::Error> {
@@ -205,6 +219,11 @@ unsafe impl<const FLAW: u8> Fabric for Flawed<FLAW> {
 
     fn link(&self, peer: Rank) -> Option<Link> {
         self.fabric.link(peer)
+    }
+
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, host::Error> {
+        let rank = if FLAW == flaw::REOPENS_AS_ITSELF { self.rank() } else { rank };
+        Self::over(self.fabric.reopen(rank, ranks)?, self.memory.own.reopen(rank, ranks)?)
     }
 
     fn engine(&mut self, requirements: EngineRequirements) -> Result<host::Engine, host::Error> {

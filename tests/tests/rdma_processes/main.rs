@@ -14,7 +14,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_collectives::bootstrap::Secret;
+use peerlane_collectives::bootstrap::tcp::HubOptions;
 use peerlane_conformance::Outcome;
 use peerlane_conformance::processes::{Child, Parent, finish_all};
 use peerlane_hal::Deadline;
@@ -87,7 +88,9 @@ impl Processes {
 
     fn run(self) -> Outcome {
         let ranks = self.node_of_rank.len();
-        let hub = Hub::bind(&hub_address(), ranks).map_err(unexpected)?;
+        let secret = Secret::random().map_err(unexpected)?;
+        let options = HubOptions::default().secret(secret.clone());
+        let hub = options.bind(&hub_address(), ranks).map_err(unexpected)?;
         let nodes = nodes();
         let placed: Vec<String> = self.node_of_rank.iter().map(ToString::to_string).collect();
         let start = |(rank, node): (usize, &usize)| {
@@ -96,6 +99,7 @@ impl Processes {
                 ("RANKS", ranks.to_string()),
                 ("NODES", placed.join(",")),
                 ("HUB", hub.address().to_string()),
+                ("SECRET", secret.expose().to_owned()),
                 ("SCENARIO", self.scenario.to_string()),
             ];
             start(&nodes[*node], &values)

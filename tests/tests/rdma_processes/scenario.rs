@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::group::{Group, GroupOptions};
@@ -125,7 +126,8 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let nodes: Vec<u32> = nodes.split(',').filter_map(|node| node.parse().ok()).collect();
     let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
     let hub: String = parent.value("HUB")?;
-    let environment = Environment::at_hub(hub, rank, ranks);
+    let secret = Secret::new(&parent.value::<String>("SECRET")?).map_err(unexpected)?;
+    let environment = Environment { secret: Some(secret), ..Environment::at_hub(hub, rank, ranks) };
     let bootstrap =
         TcpBootstrap::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
     let mut options = Options { device, ..Options::default() };

@@ -2,7 +2,7 @@
 //! later call must return the cause.
 
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use insta::assert_snapshot;
 use peerlane_conformance::middleware::{Stream, StreamLayer};
@@ -47,6 +47,30 @@ fn waiting_on_the_host_says_the_same() {
         let error = lease.wait().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
         assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+        done.open();
+    });
+}
+
+/// The time of a start begins when the start before it completes, and not when that is noticed.
+#[test]
+fn a_deadline_counts_from_the_end_of_the_start_before() {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let done = Gate::default();
+    in_group(2, TIMEOUT, |mut group| {
+        let mut gather = group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare().unwrap();
+        let stream = Stream::new();
+        let begun = Instant::now();
+        if group.rank() == Rank(1) {
+            std::thread::sleep(TIMEOUT / 2);
+            drop(gather.start_on(&stream).unwrap());
+            return done.wait();
+        }
+        for _ in 0..2 {
+            drop(gather.start_on(&stream).unwrap());
+        }
+        assert!(stream.is_idle_within(LONG), "the stream is blocked");
+        let took = begun.elapsed();
+        assert!(took > TIMEOUT && took < TIMEOUT * 7 / 4, "{took:?}");
         done.open();
     });
 }

@@ -27,6 +27,14 @@ pub(super) trait Implementation {
     /// If the start is refused.
     fn start(&mut self) -> Result<()>;
 
+    /// Returns the error of the replays so far, if there is one.
+    ///
+    /// # Errors
+    /// If a peer is lost.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns the location of the last result: the shards in rank order, tensor by tensor.
     ///
     /// # Errors
@@ -133,8 +141,10 @@ impl<'a> Candidate<'a> {
     pub(super) fn enqueue(&mut self, starts: u32) -> Result<()> {
         match &self.graph {
             None => (0..starts).try_for_each(|_| self.implementation.start()),
-            Some(graph) => (0..starts / STARTS_IN_A_GRAPH)
-                .try_for_each(|_| self.gpu.launch(graph, &self.stream)),
+            Some(graph) => (0..starts / STARTS_IN_A_GRAPH).try_for_each(|_| {
+                self.implementation.check()?;
+                self.gpu.launch(graph, &self.stream)
+            }),
         }
     }
 
@@ -214,8 +224,7 @@ pub(super) fn with_timeout<T>(
     let (done, waits) = channel::<()>();
     let guard = move || {
         if waits.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
-            let failure = Failure::failed(format!("{what} did not complete within {timeout:?}"))
-                .with_advice("check that all ranks run, or raise --timeout if they are slow");
+            let failure = Failure::timeout(format!("{what} did not complete within {timeout:?}"));
             // If stderr is closed, the failure cannot be reported anywhere.
             writeln!(std::io::stderr(), "{failure}").ok();
             std::io::stdout().flush().ok();

@@ -164,8 +164,7 @@ impl Gpu {
             if deadline.has_passed() {
                 let Self { ordinal, timeout, .. } = self;
                 let text = format!("GPU {ordinal}: {what} did not complete within {timeout:?}");
-                return Err(Failure::failed(text)
-                    .with_advice("check that all ranks run, or raise --timeout if they are slow"));
+                return Err(Failure::timeout(text));
             }
             if started_at.elapsed() < SPIN {
                 std::thread::yield_now();

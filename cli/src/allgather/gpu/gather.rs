@@ -81,6 +81,10 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
         }
     }
 
+    fn check(&self) -> Result<()> {
+        Ok(self.operation.check()?)
+    }
+
     fn fork(&mut self) -> Result<()> {
         if self.operation.report().takes_streams() {
             return Ok(());

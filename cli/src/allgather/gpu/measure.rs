@@ -3,10 +3,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::collective::Collective;
 use peerlane::group::Report;
+use peerlane::{ErrorKind, Group};
 
 use super::baselines::Baselines;
 use super::candidate::{Candidate, with_timeout};
@@ -78,14 +78,27 @@ impl GpuMeasurement<'_> {
         let Self { setup, comm, timer, baselines, compute, sink, group, .. } = self;
         let (options, gpu, stream) = (setup.options, timer.gpu.clone(), Rc::clone(&timer.stream));
         let mut report_event = |event| if rank.0 == 0 { sink(event) } else { Ok(()) };
-        let (mut candidates, mut reports) = (Vec::new(), Vec::new());
+        let (mut candidates, mut reports, mut refused) = (Vec::new(), Vec::new(), None);
         for algorithm in setup.algorithms() {
             let variant = Variant { algorithm, captured: options.graph, traced: false };
-            let prepared = gather::prepare(setup, group, &stream, shard_length, variant)?;
+            let prepared = gather::prepare(setup, group, &stream, shard_length, variant);
+            let prepared = match prepared {
+                // All ranks get the same refusal, before anything is captured.
+                Err(why) if options.graph && why.kind() == Some(ErrorKind::InvalidArgument) => {
+                    let row = Box::new(row::missing(setup, algorithm, total_bytes, &why));
+                    report_event(ProgressEvent::Missing { row })?;
+                    refused.get_or_insert(why);
+                    continue;
+                }
+                prepared => prepared?,
+            };
             let memory = (prepared.input, prepared.report.outputs);
             let implementation = prepared.implementation;
             candidates.push(Candidate::open(implementation, &gpu, &stream, memory, options.graph)?);
             reports.push(prepared.report);
+        }
+        if let Some(why) = refused.filter(|_| reports.is_empty()) {
+            return Err(why);
         }
         for path in baselines.iter().flat_map(|baselines| baselines.paths()) {
             if let Some((implementation, input)) = path.at(own.1, comm, options.in_place, &stream) {

@@ -13,8 +13,10 @@
 //! | `content` | filling and comparing GPU memory |
 //! | `device`, `driver` | a GPU and the calls of its driver |
 
-use peerlane::Algorithm;
+use std::time::Duration;
+
 use peerlane::bootstrap::Bootstrap;
+use peerlane::{Algorithm, Group};
 
 use super::backend::GpuSlot;
 use super::context::RankContext;
@@ -43,6 +45,9 @@ use measure::GpuMeasurement;
 use overlap::Compute;
 use timer::StreamTimer;
 
+/// The longest time from a deadline until the ranks have agreed on the rank that is to blame.
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Runs this rank on its GPU.
 ///
 /// # Errors
@@ -50,7 +55,9 @@ use timer::StreamTimer;
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
     let RankContext { options, comm, rank_topology, seed, sink } = context;
     let lengths = options.sweep(comm.ranks()).shard_lengths();
-    let gpu = Gpu::open(backend, slot.ordinal, options.run.timeout)?;
+    // Longer than the group's, so that the group names the rank that is to blame.
+    let timeout = options.run.timeout + AGREEMENT_TIMEOUT;
+    let gpu = Gpu::open(backend, slot.ordinal, timeout)?;
     let device = Some(slot.ordinal);
     let mut group = topology::open(options, &comm, rank_topology, backend, device)?;
     let setup = Setup::of(options, &comm, rank_topology, &group)?;
@@ -77,18 +84,26 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
     measurement.report_event(ProgressEvent::Begin {
         rows: lengths.len() * measurement.setup.algorithms().len(),
     })?;
-    for (index, length) in lengths.iter().enumerate() {
-        measurement.size(index, *length)?;
-    }
-    if let Some(length) = lengths.last().filter(|_| options.trace.is_some()) {
-        measurement.trace(*length)?;
-    }
+    let traced = lengths.last().filter(|_| options.trace.is_some());
+    let mut lengths = lengths.iter().enumerate();
+    let measured = lengths.try_for_each(|(index, length)| measurement.size(index, *length));
+    let measured =
+        measured.and_then(|()| traced.map_or(Ok(()), |length| measurement.trace(*length)));
+    measured.map_err(|failure| cause(&mut measurement.group, failure))?;
     let GpuMeasurement { timer, baselines, compute, group, .. } = measurement;
     drop((timer, compute));
     if let Some(baselines) = baselines {
         baselines.close()?;
     }
     Ok(group.close()?)
+}
+
+/// Returns the error with which the group has ended, or `failure` if the group has not ended.
+fn cause(group: &mut Group, failure: Failure) -> Failure {
+    match group.abort_record() {
+        Some(_) => group.barrier().map_or_else(Failure::from, |()| failure),
+        None => failure,
+    }
 }
 
 /// Checks that the largest size fits into the free memory of this GPU.

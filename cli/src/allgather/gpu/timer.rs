@@ -1,4 +1,4 @@
-//! Times starts back to back: many in a row on one stream, between two events.
+//! Measures the time of a start: many starts run back to back on one stream, between two events.
 //!
 //! Each measurement begins with an all-gather of 0 bytes, so that the GPUs begin together although
 //! their hosts do not. Then come some untimed starts, so that the queue is full when the timed ones

@@ -1,11 +1,14 @@
 //! Implements the hub: the process that every rank of a group is connected to.
 //!
 //! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in
-//! the kernel while there is nothing to send. All share one [`HubState`] under a lock, and the order of
+//! the kernel while there is nothing to send. A connection that fails the handshake has no effect on the group: it is
+//! counted, and closed after a while. The number of connections in the handshake is limited. All share one [`HubState`] under a lock, and the order of
 //! changes under the lock is the order in which every rank receives replies.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
+use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -14,16 +17,28 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::super::client::Monitor;
+use super::super::environment::{NO_SECRET_HELP, is_loopback};
 use super::super::hub::{Event, HubState, check_ranks};
 use super::super::message::{RankList, Reply, Request, Seconds};
+use super::super::secret::{Secret, random_bytes};
+use super::formation::{self, Formation, Probes};
+use super::handshake::{
+    GroupId, HANDSHAKE_BYTES_MAX, Hello, HelloReply, OpenError, PreambleError, Refusal, Sealed,
+    Side, VERSION, preamble, read_preamble,
+};
 use super::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, HANDSHAKE_BYTES_MAX, Hello, HelloReply, Outbox, PreambleError,
-    Refusal, VERSION, encode_frame, preamble, read_frame, read_preamble,
+    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, encode_frame, is_timeout, read_frame,
 };
 use crate::error::Error;
 
 /// Maximum time that the hub waits until every live rank has acknowledged the end of the group.
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Number of connections in the handshake, beyond one for each rank, before the oldest is closed.
+const STRANGERS_MAX: usize = 64;
+
+/// The pause between two looks at the ranks that have not arrived at a hub that forms a group.
+const FORM_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pause after a connection that could not be accepted, for example because descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -40,14 +55,22 @@ pub struct Hub {
 pub(super) struct Shared {
     address: SocketAddr,
     ranks: usize,
+    secret: Option<Secret>,
+    allow_unauthenticated: bool,
+    group: GroupId,
     state: Monitor<State>,
 }
 
 struct State {
     hub: HubState,
+    /// The ranks of a group that shrinks, if this hub is for those that remain.
+    formation: Option<Formation>,
     /// The job of the group, once it is known.
     job: Option<String>,
     connections: Vec<Option<Connection>>,
+    /// The connections in the handshake, in the order in which they were accepted.
+    pending: BTreeMap<u64, TcpStream>,
+    accepted: u64,
     closing: bool,
 }
 
@@ -59,40 +82,133 @@ struct Connection {
     outbox: Option<Outbox>,
 }
 
-impl Hub {
-    /// Opens the hub of a group of `ranks` ranks at `address`, such as `127.0.0.1:29501`. Port 0 selects any
+/// Options of a [`Hub`].
+#[derive(Clone, Debug, Default)]
+pub struct HubOptions {
+    pub(super) job: Option<String>,
+    pub(super) secret: Option<Secret>,
+    pub(super) allow_unauthenticated: bool,
+}
+
+impl HubOptions {
+    /// Sets the id of the job; processes of another job cannot join. Without it, the first rank with an id
+    /// determines the job.
+    #[must_use]
+    pub fn job(mut self, job: impl Into<String>) -> Self {
+        self.job = Some(job.into());
+        self
+    }
+
+    /// Sets the secret of the job; only processes that know it can join.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// Sets whether a hub without a secret may listen at an address that other hosts can reach. Any process that
+    /// reaches the address can then join.
+    #[must_use]
+    pub fn allow_unauthenticated(mut self, allow: bool) -> Self {
+        self.allow_unauthenticated = allow;
+        self
+    }
+
+    /// Opens the hub of a group of `ranks` ranks at `address`, such as `10.0.0.1:29501`. Port 0 selects any
     /// free port.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks,
-    /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not one of this host.
-    pub fn bind(address: &str, ranks: usize) -> Result<Self, Error> {
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks, and for an address that other hosts can
+    /// reach if there is no secret; [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not
+    /// one of this host.
+    pub fn bind(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         check_ranks(ranks)?;
+        let is_open = self.secret.is_some() || self.allow_unauthenticated;
+        let no_secret = || {
+            let text = format!(
+                "the hub cannot listen at {address} without a secret, because other hosts can reach this address; \
+                 {NO_SECRET_HELP}"
+            );
+            Error::new(ErrorKind::InvalidArgument, text)
+        };
+        if !is_open && !is_loopback(address) {
+            return Err(no_secret());
+        }
         let listener = TcpListener::bind(address).map_err(|error| cannot_listen(address, error))?;
-        Self::accept_at(listener, ranks).map_err(|error| cannot_listen(address, error))
+        let bound = listener.local_addr().map_err(|error| cannot_listen(address, error))?;
+        // The name service can give `localhost` any address.
+        if !is_open && !bound.ip().is_loopback() {
+            return Err(no_secret());
+        }
+        let group = random_bytes()?;
+        self.accept_at(listener, bound, group, ranks, None)
+            .map_err(|error| cannot_listen(address, error))
     }
 
-    fn accept_at(listener: TcpListener, ranks: usize) -> io::Result<Self> {
-        let connections = (0..ranks).map(|_| None).collect();
-        let hub = HubState::new(ranks);
-        let state = State { hub, job: None, connections, closing: false };
-        let address = listener.local_addr()?;
-        let shared = Arc::new(Shared { address, ranks, state: Monitor::new(state) });
+    /// Opens the hub of the ranks that remain of a group. The group is formed at the latest when `until` passes.
+    pub(super) fn form(
+        self,
+        listener: &TcpListener,
+        formation: Formation,
+        until: Deadline,
+    ) -> Result<Hub, Error> {
+        let group = random_bytes()?;
+        let failed = |error: io::Error| {
+            let text = format!("shrink: cannot start the hub of the new group: {error}");
+            Error::new(ErrorKind::Other, text).with_source(error)
+        };
+        let address = listener.local_addr().map_err(failed)?;
+        let listener = listener.try_clone().map_err(failed)?;
+        let ranks = formation.ranks();
+        let hub =
+            self.accept_at(listener, address, group, ranks, Some(formation)).map_err(failed)?;
+        let shared = Arc::clone(&hub.shared);
+        thread::Builder::new()
+            .name("peerlane-hub-form".into())
+            .spawn(move || shared.form_group(until))
+            .map_err(failed)?;
+        Ok(hub)
+    }
+
+    fn accept_at(
+        self,
+        listener: TcpListener,
+        address: SocketAddr,
+        group: GroupId,
+        ranks: usize,
+        formation: Option<Formation>,
+    ) -> io::Result<Hub> {
+        let state = State {
+            hub: HubState::new(ranks),
+            formation,
+            job: self.job.clone(),
+            connections: (0..ranks).map(|_| None).collect(),
+            pending: BTreeMap::new(),
+            accepted: 0,
+            closing: false,
+        };
+        let Self { secret, allow_unauthenticated, .. } = self;
+        let state = Monitor::new(state);
+        let shared =
+            Arc::new(Shared { address, ranks, secret, allow_unauthenticated, group, state });
         let acceptor = {
             let shared = Arc::clone(&shared);
             thread::Builder::new()
                 .name("peerlane-hub".into())
                 .spawn(move || accept(&listener, &shared))?
         };
-        Ok(Self { shared, acceptor: Some(acceptor) })
+        Ok(Hub { shared, acceptor: Some(acceptor) })
     }
+}
 
-    /// Sets the id of the job; processes of another job cannot join. Without it, the first rank with an id
-    /// determines the job.
-    #[must_use]
-    pub fn with_job(self, job: impl Into<String>) -> Self {
-        self.shared.state.change(|state| state.job = Some(job.into()));
-        self
+impl Hub {
+    /// Opens the hub of a group of `ranks` ranks at a loopback address, such as `127.0.0.1:29501`. Port 0 selects any
+    /// free port. It has no secret, so every process of this host can join; [`HubOptions`] sets one.
+    ///
+    /// # Errors
+    /// Those of [`HubOptions::bind`].
+    pub fn bind(address: &str, ranks: usize) -> Result<Self, Error> {
+        HubOptions::default().bind(address, ranks)
     }
 
     /// Returns the address at which the hub listens, with the port that the system chose for port 0.
@@ -103,6 +219,16 @@ impl Hub {
     /// Returns the number of ranks of the group.
     pub fn ranks(&self) -> usize {
         self.shared.ranks
+    }
+
+    /// Returns the secret of the job, if the hub has one.
+    pub(super) fn secret(&self) -> Option<Secret> {
+        self.shared.secret.clone()
+    }
+
+    /// Returns whether ranks without a secret may listen at an address that other hosts can reach.
+    pub(super) fn allows_unauthenticated(&self) -> bool {
+        self.shared.allow_unauthenticated
     }
 
     /// Returns the id of the job, if it is known.
@@ -164,6 +290,9 @@ impl Drop for Hub {
         });
         let outboxes: Vec<_> = state.change(|state| {
             state.closing = true;
+            for stream in mem::take(&mut state.pending).values() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
             state
                 .connections
                 .iter_mut()
@@ -191,61 +320,140 @@ impl fmt::Debug for Hub {
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for stream in listener.incoming() {
+    loop {
+        let accepted = listener.accept();
         if shared.state.lock().closing {
             return;
         }
-        let Ok(stream) = stream else {
+        let begun = accepted.and_then(|(stream, origin)| {
+            let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
+            Ok((shared.begin(&stream)?, stream, origin))
+        });
+        let Ok((number, stream, origin)) = begun else {
             thread::sleep(ACCEPT_PAUSE);
             continue;
         };
-        let shared = Arc::clone(shared);
-        // If no thread can be started, the stream closes and the rank tries again.
-        let _ = thread::Builder::new()
+        let server = Arc::clone(shared);
+        let thread = thread::Builder::new()
             .name("peerlane-hub-read".into())
-            .spawn(move || serve(&shared, stream));
+            .spawn(move || serve(&server, stream, origin, number));
+        // If no thread can be started, the stream closes and the rank tries again.
+        if thread.is_err() {
+            shared.state.lock().pending.remove(&number);
+        }
     }
 }
 
 impl Shared {
-    /// Answers a rank that has said hello, and returns whether it joins the group.
-    pub(super) fn admit(&self, hello: Hello, origin: SocketAddr, outbox: Outbox) -> bool {
-        let refused = self.state.change(|state| {
-            if let Err(refusal) = state.check(&hello, self.ranks) {
-                return Some((refusal, outbox));
+    /// Begins the handshake of a connection. If there are too many, the oldest is closed, because a rank needs little
+    /// time for its handshake and tries again.
+    fn begin(&self, stream: &TcpStream) -> io::Result<u64> {
+        let pending = stream.try_clone()?;
+        let mut state = self.state.lock();
+        if state.pending.len() >= self.ranks + STRANGERS_MAX
+            && let Some((_, oldest)) = state.pending.pop_first()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        state.accepted += 1;
+        let number = state.accepted;
+        state.pending.insert(number, pending);
+        Ok(number)
+    }
+
+    /// Forms the group of the ranks that remain: when the processes of all others have ended, or `until` has passed.
+    fn form_group(&self, until: Deadline) {
+        let mut probes = Probes::default();
+        loop {
+            let absent = {
+                let state = self.state.lock();
+                if state.closing {
+                    return;
+                }
+                formation::absent(state.formation.as_ref())
+            };
+            let Some(absent) = absent else { return };
+            if until.has_passed() || probes.are_gone(&absent, until) {
+                return self.state.change(State::form);
             }
-            let rank = Rank(hello.rank);
+            thread::sleep(FORM_PAUSE);
+        }
+    }
+
+    /// Waits until the group that the rank of a hello wants to join has its ranks.
+    fn await_formation(&self, hello: &Hello, number: u64) -> Result<(), Refusal> {
+        self.state.change(|state| {
+            let Some(formation) = &mut state.formation else {
+                return if hello.shrinks.is_some() { Err(Refusal::OtherGroup) } else { Ok(()) };
+            };
+            // While it waits, it is none of the connections that are closed if there are too many.
+            let stream = state.pending.remove(&number).ok_or(Refusal::Closing)?;
+            formation.arrive(hello, number, stream)
+        })?;
+        let formed = |state: &mut State| {
+            let is_formed = formation::absent(state.formation.as_ref()).is_none();
+            (state.closing || is_formed).then_some(())
+        };
+        // The group is formed at the latest when the deadline of its hub passes.
+        let _ = self.state.wait(Deadline::after(Deadline::TIMEOUT_MAX), formed);
+        Ok(())
+    }
+
+    /// Answers a rank that has said hello, and returns the reason if it does not join the group.
+    fn admit(
+        self: &Arc<Self>,
+        hello: Hello,
+        (origin, number): (SocketAddr, u64),
+        outbox: Outbox,
+        seal: impl Fn(&HelloReply) -> Sealed,
+    ) -> Result<Rank, Refusal> {
+        let awaited = self.await_formation(&hello, number);
+        let admitted = self.change(|state| {
+            // A connection that was closed as the oldest must not join.
+            let seat = awaited.and_then(|()| match state.pending.contains_key(&number) {
+                true => state.seat(&hello, number, self.ranks),
+                false => Err(Refusal::Closing),
+            });
+            let group = self.group;
+            let reply = match seat {
+                Ok((rank, ranks)) => HelloReply::Welcome { group, rank: rank.0, ranks },
+                Err(refusal) => HelloReply::Refused(refusal),
+            };
+            // An empty queue is not full.
+            let _ = outbox.sender().send(encode_frame(&seal(&reply)));
+            let rank = match reply {
+                HelloReply::Welcome { rank, .. } => Rank(rank),
+                HelloReply::Refused(refusal) => return Err((refusal, outbox)),
+            };
+            state.pending.remove(&number);
             state.job = state.job.take().or(hello.job);
-            outbox.sender().send(encode_frame(&HelloReply::Welcome));
             let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
-            let replies = state.hub.apply(rank, Event::Joined { runs_hub: hello.runs_hub });
-            state.broadcast(&replies);
-            None
+            let (runs_hub, address) = (hello.runs_hub, hello.address);
+            Ok((rank, state.apply(rank, Event::Joined { runs_hub, address })))
         });
-        let Some((refusal, outbox)) = refused else { return true };
-        outbox.sender().send(encode_frame(&HelloReply::Refused(refusal)));
-        false
+        // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
+        admitted.map(|(rank, _)| rank).map_err(|(refusal, _)| refusal)
     }
 
     /// Handles an event of a rank and sends the replies to all live ranks.
-    pub(super) fn apply(self: &Arc<Self>, from: Rank, event: Event) {
-        let (must_acknowledge, outbox) = self.state.change(|state| {
+    fn apply(self: &Arc<Self>, from: Rank, event: Event) {
+        let outboxes = self.change(|state| state.apply(from, event));
+        // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
+        drop(outboxes);
+    }
+
+    /// Changes the state, and limits the wait for acknowledgements if the group has ended.
+    fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> R) -> R {
+        let (result, must_acknowledge) = self.state.change(|state| {
             let ended_before = state.hub.end_cause().is_some();
-            let replies = state.hub.apply(from, event);
-            state.broadcast(&replies);
-            let connection = state.connections[from.index()].as_mut();
-            let gone = connection.filter(|_| !state.hub.is_live(from));
-            (
-                !ended_before && state.hub.awaits_acknowledgement(),
-                gone.and_then(|connection| connection.outbox.take()),
-            )
+            let result = change(state);
+            (result, !ended_before && state.hub.awaits_acknowledgement())
         });
         if must_acknowledge {
             self.stop_waiting_later();
         }
-        // Dropping the outbox waits until its last frames are written, so it happens outside of the lock.
-        drop(outbox);
+        result
     }
 
     /// Starts a thread that stops waiting for ranks that do not acknowledge in time.
@@ -258,6 +466,7 @@ impl Shared {
             if acknowledged.is_none() {
                 shared.state.change(|state| {
                     let replies = state.hub.stop_waiting();
+                    // A rank that does not read cannot receive it.
                     state.broadcast(&replies);
                 });
             }
@@ -266,8 +475,26 @@ impl Shared {
 }
 
 impl State {
-    fn check(&self, hello: &Hello, hub_ranks: usize) -> Result<(), Refusal> {
+    /// Forms the group of the remaining ranks that have arrived.
+    fn form(&mut self) {
+        let Some(formation) = &mut self.formation else { return };
+        self.pending.append(&mut formation.form());
+        let ranks = formation.formed_ranks().unwrap_or_default();
+        self.hub = HubState::new(ranks);
+        self.connections = (0..ranks).map(|_| None).collect();
+    }
+
+    /// Returns the rank under which a connection joins, and the number of ranks of its group.
+    fn seat(&self, hello: &Hello, number: u64, hub_ranks: usize) -> Result<(Rank, u32), Refusal> {
         let Hello { rank, ranks, ref host, .. } = *hello;
+        if let Some(formation) = &self.formation {
+            if self.closing {
+                return Err(Refusal::Closing);
+            }
+            let ranks = formation.formed_ranks().unwrap_or_default();
+            let ranks = u32::try_from(ranks).expect("not more than before");
+            return Ok((formation.member(rank, number)?, ranks));
+        }
         if let (Some(job), Some(hub_job)) = (&hello.job, &self.job)
             && job != hub_job
         {
@@ -287,19 +514,59 @@ impl State {
         if let Some(cause) = self.hub.end_cause() {
             return Err(Refusal::Ended { cause: cause.to_string() });
         }
-        if self.closing { Err(Refusal::Closing) } else { Ok(()) }
+        if self.closing { Err(Refusal::Closing) } else { Ok((Rank(rank), ranks)) }
     }
 
-    fn broadcast(&self, replies: &[Reply]) {
+    /// Counts a connection that failed the handshake.
+    fn count_refused(&mut self, origin: SocketAddr, number: u64, reason: &str) {
+        let reason = match self.pending.contains_key(&number) {
+            true => reason,
+            false => "too many connections had not joined",
+        };
+        self.hub.refuse(format!("{origin}: {reason}"));
+    }
+
+    /// Handles an event of a rank and sends the replies to all live ranks. Returns the queues of the ranks that are
+    /// gone afterwards.
+    fn apply(&mut self, from: Rank, event: Event) -> Vec<Outbox> {
+        let is_message = matches!(event, Event::Request(Request::Broadcast { .. }));
+        let mut events = VecDeque::from([(from, event)]);
+        let mut gone = Vec::new();
+        while let Some((rank, event)) = events.pop_front() {
+            let replies = self.hub.apply(rank, event);
+            for (reader, text) in self.broadcast(&replies) {
+                // A rank that has contributed to an exchange must have read the one before. Messages have no such
+                // limit, so their sender is too fast.
+                let (lost, how) = if is_message && self.hub.is_live(from) {
+                    (from, format!("it sent messages faster than rank {reader} reads"))
+                } else {
+                    (reader, text)
+                };
+                events.push_back((lost, Event::Lost { how }));
+            }
+            if !self.hub.is_live(rank) {
+                let connection = self.connections[rank.index()].as_mut();
+                gone.extend(connection.and_then(|connection| connection.outbox.take()));
+            }
+        }
+        gone
+    }
+
+    /// Sends replies to all live ranks, and returns those whose queue is full.
+    fn broadcast(&self, replies: &[Reply]) -> Vec<(Rank, String)> {
+        let mut full = Vec::new();
         for reply in replies {
             let frame = encode_frame(reply);
             for rank in self.hub.live() {
                 let connection = self.connections[rank.index()].as_ref();
-                if let Some(outbox) = connection.and_then(|connection| connection.outbox.as_ref()) {
-                    outbox.sender().send(Arc::clone(&frame));
+                if let Some(outbox) = connection.and_then(|connection| connection.outbox.as_ref())
+                    && !outbox.sender().send(Arc::clone(&frame))
+                {
+                    full.push((rank, outbox.sender().full_text()));
                 }
             }
         }
+        full
     }
 }
 
@@ -314,18 +581,26 @@ fn cannot_listen(address: &str, error: io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, text).with_source(error)
 }
 
-/// Time that a new connection has to send its hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time of the handshake of a connection.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes that are read from a connection that is rejected, and the time for that, so that the other side
 /// can read the answer.
 const REJECT_BYTES: u64 = 64 << 10;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves a connection until it ends. A connection that is no rank of this group gets a text and is
+/// Serves a connection until it ends. A connection that is no rank of this group gets an answer and is
 /// closed, without effect on the group.
-fn serve(shared: &Arc<Shared>, stream: TcpStream) {
-    let Some((rank, origin)) = handshake(shared, &stream) else { return };
+fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u64) {
+    let rank = match handshake(shared, &stream, origin, number) {
+        Ok(rank) => rank,
+        Err(rejection) => {
+            shared.state.lock().count_refused(origin, number, &rejection.reason);
+            reject(&stream, &rejection.answer);
+            shared.state.lock().pending.remove(&number);
+            return;
+        }
+    };
     let mut reader = BufReader::new(stream);
     let how = loop {
         match read_frame::<Request>(&mut reader, FRAME_BYTES_MAX) {
@@ -341,34 +616,74 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) {
     shared.apply(rank, Event::Lost { how });
 }
 
-fn handshake(shared: &Arc<Shared>, stream: &TcpStream) -> Option<(Rank, SocketAddr)> {
-    let origin = origin(stream).ok()?;
-    stream.set_nodelay(true).ok()?;
-    (&mut &*stream).write_all(&preamble()).ok()?;
-    let mut reader = DeadlineReader { stream, deadline: Deadline::after(HELLO_TIMEOUT) };
-    match read_preamble(&mut reader) {
-        Ok(()) => {}
-        Err(PreambleError::Io(_)) => return None,
-        Err(PreambleError::Foreign(_)) => {
-            reject(stream, &foreign_text(shared.ranks));
-            return None;
-        }
-        Err(PreambleError::Version(_)) => {
-            // The rank knows the hub's version from the preamble and reports it better.
-            reject(stream, &[]);
-            return None;
-        }
-    }
-    let hello: Hello = read_frame(&mut reader, HANDSHAKE_BYTES_MAX).ok()??;
-    stream.set_read_timeout(None).ok()?;
-    let outbox = Outbox::open(stream).ok()?;
-    let rank = Rank(hello.rank);
-    shared.admit(hello, origin, outbox).then_some((rank, origin))
+/// The reason why a connection is not one of a rank of this group, and the last bytes that are sent to it.
+struct Rejection {
+    reason: String,
+    answer: Vec<u8>,
 }
 
-fn origin(stream: &TcpStream) -> io::Result<SocketAddr> {
-    let address = stream.peer_addr()?;
-    Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
+impl From<String> for Rejection {
+    fn from(reason: String) -> Self {
+        Self { reason, answer: Vec::new() }
+    }
+}
+
+fn handshake(
+    shared: &Arc<Shared>,
+    stream: &TcpStream,
+    origin: SocketAddr,
+    number: u64,
+) -> Result<Rank, Rejection> {
+    let failed = |error: io::Error| {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        Rejection::from(match error.kind() {
+            _ if is_timeout(&error) => {
+                format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
+            }
+            UnexpectedEof | BrokenPipe | ConnectionReset => "it closed before it joined".to_owned(),
+            _ => error.to_string(),
+        })
+    };
+    stream.set_nodelay(true).map_err(failed)?;
+    (&mut &*stream).write_all(&preamble()).map_err(failed)?;
+    let mut reader = DeadlineReader { stream, deadline: Deadline::after(HANDSHAKE_TIMEOUT) };
+    read_preamble(&mut reader).map_err(|error| match error {
+        PreambleError::Io(error) => failed(error),
+        PreambleError::Foreign(_) => {
+            let reason = "it sent bytes of another protocol".to_owned();
+            Rejection { reason, answer: foreign_text(shared.ranks) }
+        }
+        // The rank knows the hub's version from the preamble and reports it better.
+        PreambleError::Version(version) => {
+            format!("it uses version {version} of the protocol, expected {VERSION}").into()
+        }
+    })?;
+    let nonce = random_bytes().map_err(|error| error.to_string())?;
+    (&mut &*stream).write_all(&encode_frame(&nonce)).map_err(failed)?;
+    let request: Sealed = match read_frame(&mut reader, HANDSHAKE_BYTES_MAX) {
+        Ok(Some(request)) => request,
+        Ok(None) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+        Err(FrameError::Io(error)) => return Err(failed(error)),
+        Err(error) => return Err(error.to_string().into()),
+    };
+    let secret = shared.secret.as_ref();
+    let seal =
+        |reply: &HelloReply| Sealed::new(secret, Side::Hub, &[&nonce, &request.message.0], reply);
+    let hello = request.open(secret, Side::Rank, &[&nonce]).map_err(|error| {
+        let reason = match error {
+            OpenError::NoProof => "it has no secret, but the hub has one",
+            OpenError::NoSecret => "it has a secret, but the hub has none",
+            OpenError::WrongProof => "it has another secret than the hub",
+            OpenError::Malformed => "it sent a message that is no hello",
+        };
+        let answer = encode_frame(&seal(&HelloReply::Refused(Refusal::Unproven))).to_vec();
+        Rejection { reason: reason.to_owned(), answer }
+    })?;
+    stream.set_read_timeout(None).map_err(failed)?;
+    let outbox = Outbox::open(stream, shared.ranks).map_err(failed)?;
+    Ok(shared
+        .admit(hello, (origin, number), outbox, seal)
+        .map_err(|refusal| refusal.to_string())?)
 }
 
 fn foreign_text(ranks: usize) -> Vec<u8> {

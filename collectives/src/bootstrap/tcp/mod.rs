@@ -9,36 +9,47 @@
 //! | left out on purpose | reason |
 //! | --- | --- |
 //! | heartbeats | the deadline of any call that waits for a vanished host detects it; the standard library cannot enable TCP keepalive |
-//! | encryption and authentication | any process that reaches the port and speaks the protocol can join as a rank: keep the port inside the cluster |
+//! | encryption, and the integrity of messages after the handshake | they protect against a third party on the path; the network of a job is trusted |
+//!
+//! Ranks and hub prove to each other that they know the secret of the job, in the `handshake`. Without a secret the hub
+//! listens on a loopback address only, unless the environment or [`HubOptions`] permit other addresses.
 //!
 //! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it has one,
 //! else with a record that names the first missing rank.
 
+mod formation;
+mod handshake;
 mod hub;
 mod wire;
 
 use std::fmt;
 use std::io::{self, BufReader, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
+use serde::de::DeserializeOwned;
 
-pub use self::hub::Hub;
+pub use self::hub::{Hub, HubOptions};
 
+use self::formation::{Formation, Probes};
+use self::handshake::{
+    GroupId, HANDSHAKE_BYTES_MAX, Hello, HelloReply, Nonce, OpenError, PreambleError, Refusal,
+    Sealed, Side, VERSION, preamble, read_preamble,
+};
 use self::hub::ACKNOWLEDGE_TIMEOUT;
 use self::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, FrameError, FrameSender, HANDSHAKE_BYTES_MAX, Hello,
-    HelloReply, Outbox, PreambleError, Refusal, VERSION, encode_frame, is_timeout, preamble,
-    read_frame, read_preamble,
+    DeadlineReader, FRAME_BYTES_MAX, FrameError, FrameSender, Outbox, encode_frame, is_timeout,
+    read_frame,
 };
 use super::client::Client;
-use super::environment::{Environment, HubAddress};
+use super::environment::{Environment, HubAddress, NO_SECRET_HELP, is_loopback};
 use super::hub::check_ranks;
 use super::message::{Blob, Reply, Request, Seconds};
+use super::secret::{Secret, random_bytes};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
@@ -47,6 +58,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 const SILENT: &str =
     "a process accepted the connection but sent nothing, so it may not be a Peerlane hub";
+const CLOSED: &str = "the hub closed the connection";
 
 /// Joins this process to a group as one rank.
 ///
@@ -57,6 +69,18 @@ pub struct TcpBootstrap {
     host: String,
     address: String,
     hub: Option<Hub>,
+    group: GroupId,
+    membership: Membership,
+    /// The others reach this rank here if the group shrinks; there is none if any process could connect.
+    listener: Option<TcpListener>,
+}
+
+/// What a rank says about its job, and expects from the other ranks.
+#[derive(Clone, Debug)]
+struct Membership {
+    job: Option<String>,
+    secret: Option<Secret>,
+    allow_unauthenticated: bool,
 }
 
 impl TcpBootstrap {
@@ -65,23 +89,24 @@ impl TcpBootstrap {
     ///
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout) naming the ranks that did not join, or the hub that was not
-    /// reached; [`Mismatch`](ErrorKind::Mismatch) if ranks disagree on the size of the group, two have
+    /// reached; [`Mismatch`](ErrorKind::Mismatch) if ranks disagree on the size of the group or on the secret, two have
     /// the same number, or another program listens at the address;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if other hosts can reach the address and there is no secret;
     /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use;
     /// [`PeerLost`](ErrorKind::PeerLost) if a rank joined and was lost.
     pub fn join(environment: &Environment, deadline: Deadline) -> Result<Self, Error> {
-        let Environment { rank, ranks, ref hub, ref job, .. } = *environment;
-        match hub {
+        environment.check_authentication()?;
+        let &Environment { rank, ranks, allow_unauthenticated, .. } = environment;
+        let (job, secret) = (environment.job.clone(), environment.secret.clone());
+        let membership = Membership { job, secret, allow_unauthenticated };
+        match &environment.hub {
             HubAddress::RankZero(address) if rank == Rank(0) => {
-                let hub = bind(address, ranks)?;
-                let hub = match job {
-                    Some(job) => hub.with_job(job),
-                    None => hub,
-                };
-                Self::join_with_hub(hub, deadline)
+                let hub = bind(address, ranks, &membership.hub_options())?;
+                let address = hub.address_here().to_string();
+                Self::connect(address, Some(hub), rank, ranks, membership, deadline)
             }
             HubAddress::RankZero(address) | HubAddress::External(address) => {
-                Self::connect(address.clone(), None, rank, ranks, job.clone(), deadline)
+                Self::connect(address.clone(), None, rank, ranks, membership, deadline)
             }
         }
     }
@@ -93,8 +118,10 @@ impl TcpBootstrap {
     /// Those of [`join`](Self::join).
     pub fn join_with_hub(hub: Hub, deadline: Deadline) -> Result<Self, Error> {
         let (address, ranks) = (hub.address_here().to_string(), hub.ranks());
-        let job = hub.job();
-        Self::connect(address, Some(hub), Rank(0), ranks, job, deadline)
+        let (job, secret) = (hub.job(), hub.secret());
+        let allow_unauthenticated = hub.allows_unauthenticated();
+        let membership = Membership { job, secret, allow_unauthenticated };
+        Self::connect(address, Some(hub), Rank(0), ranks, membership, deadline)
     }
 
     fn connect(
@@ -102,15 +129,24 @@ impl TcpBootstrap {
         hub: Option<Hub>,
         rank: Rank,
         ranks: usize,
-        job: Option<String>,
+        membership: Membership,
         deadline: Deadline,
     ) -> Result<Self, Error> {
         check_ranks(ranks)?;
-        let host = host_id();
-        let size = u32::try_from(ranks).expect("checked above");
-        let hello =
-            Hello { rank: rank.0, ranks: size, host: host.clone(), job, runs_hub: hub.is_some() };
-        let stream = reach_hub(&address, &hello, deadline)?;
+        let hello = membership.hello(rank, ranks, hub.is_some(), None);
+        let joined = reach_hub(&address, hello, &membership, deadline)?;
+        Self::start(address, hub, joined, membership, deadline)
+    }
+
+    /// Starts the threads of a rank that the hub has welcomed, and waits until every rank has joined.
+    fn start(
+        address: String,
+        hub: Option<Hub>,
+        joined: Joined,
+        membership: Membership,
+        deadline: Deadline,
+    ) -> Result<Self, Error> {
+        let Joined { stream, listener, group, rank, ranks } = joined;
         let client = Arc::new(Client::new(rank, ranks));
         let outbox = open_connection(stream, &client, &address).map_err(|error| {
             let text = format!(
@@ -118,9 +154,41 @@ impl TcpBootstrap {
             );
             Error::new(ErrorKind::Other, text).with_source(error)
         })?;
-        let joined = Self { client, outbox: Some(outbox), host, address, hub };
-        joined.client.wait_started(deadline).inspect_err(|_| joined.start_timed_out(deadline))?;
+        let (outbox, host) = (Some(outbox), host_id());
+        let joined = Self { client, outbox, host, address, hub, group, membership, listener };
+        joined.client.wait_started(deadline, || joined.start_timed_out(deadline))?;
         Ok(joined)
+    }
+
+    /// Joins the remaining ranks of this group at the hub of a candidate. Returns `None` if its process has ended.
+    fn join_candidate(
+        &self,
+        (candidate, address): (Rank, SocketAddr),
+        hub: Option<Hub>,
+        deadline: Deadline,
+    ) -> Result<Option<Self>, Error> {
+        let (rank, ranks, membership) = (self.rank(), self.ranks(), &self.membership);
+        let mut hello = membership.hello(rank, ranks, hub.is_some(), Some(self.group));
+        hello.nonce = random_bytes()?;
+        let name = format!("{address} (rank {candidate})");
+        let reason = match attempt(&name, &[address], &hello, membership, deadline) {
+            Ok(joined) => {
+                let membership = membership.clone();
+                return Self::start(name, hub, joined, membership, deadline).map(Some);
+            }
+            Err(JoinError::Gone(_)) => return Ok(None),
+            Err(JoinError::Fatal(error)) => return Err(error),
+            Err(JoinError::Retry(reason)) => reason,
+        };
+        let reason = match reason.as_str() {
+            SILENT => "its process runs, but has not called `shrink`",
+            reason => reason,
+        };
+        let within = Seconds(deadline.timeout());
+        let text = format!(
+            "shrink: rank {candidate} at {address} did not answer within {within}: {reason}"
+        );
+        Err(Error::new(ErrorKind::Timeout, text).with_peer(candidate))
     }
 
     /// Tells the other ranks that the group did not start in time.
@@ -133,8 +201,14 @@ impl TcpBootstrap {
     }
 
     fn send(&self, request: &Request) {
-        if let Some(outbox) = &self.outbox {
-            outbox.sender().send(encode_frame(request));
+        if let Some(outbox) = &self.outbox
+            && !outbox.sender().send(encode_frame(request))
+        {
+            self.client.close(format!(
+                "the hub at {}: {}",
+                self.address,
+                outbox.sender().full_text()
+            ));
         }
     }
 }
@@ -199,6 +273,66 @@ unsafe impl Bootstrap for TcpBootstrap {
         }
         self.hub.as_ref().map_or(Ok(()), |hub| hub.wait_all_left(deadline))
     }
+
+    /// The lowest remaining rank whose process runs opens the hub of the new group, at the address that it gave when it
+    /// joined. A host that does not answer for an eighth of the remaining time counts as down.
+    fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
+        let Some(listener) = &self.listener else {
+            let text = format!(
+                "shrink: rank {} has no address at which the other ranks can reach it; {NO_SECRET_HELP}",
+                self.rank()
+            );
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        };
+        let mut remaining = self.client.remaining();
+        remaining.retain(|(rank, _)| !excluded.contains(rank));
+        let mut probes = Probes::default();
+        for &(candidate, address) in &remaining {
+            let is_own = candidate == self.rank();
+            if !is_own && probes.is_gone((candidate, address), deadline) {
+                continue;
+            }
+            let hub = if is_own {
+                let options = self.membership.hub_options();
+                let formation = Formation::new(self.group, self.ranks(), remaining.clone());
+                let until = Deadline::after(deadline.remaining() / 2);
+                Some(options.form(listener, formation, until)?)
+            } else {
+                None
+            };
+            if let Some(joined) = self.join_candidate((candidate, address), hub, deadline)? {
+                return Ok(Box::new(joined));
+            }
+        }
+        let text = format!("shrink: rank {} is excluded or has left the group", self.rank());
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+}
+
+impl Membership {
+    fn hello(&self, rank: Rank, ranks: usize, runs_hub: bool, shrinks: Option<GroupId>) -> Hello {
+        Hello {
+            nonce: Nonce::default(),
+            rank: rank.0,
+            ranks: u32::try_from(ranks).expect("the number of ranks is limited"),
+            host: host_id(),
+            job: self.job.clone(),
+            runs_hub,
+            address: None,
+            shrinks,
+        }
+    }
+
+    fn hub_options(&self) -> HubOptions {
+        let Self { job, secret, allow_unauthenticated } = self.clone();
+        HubOptions { job, secret, allow_unauthenticated }
+    }
+
+    /// Listens at the address that reaches the hub, unless any process of another host could connect.
+    fn listen(&self, ip: IpAddr) -> Option<TcpListener> {
+        let is_closed = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
+        is_closed.then(|| TcpListener::bind((ip, 0)).ok()).flatten()
+    }
 }
 
 impl Drop for TcpBootstrap {
@@ -225,7 +359,7 @@ impl fmt::Debug for TcpBootstrap {
 
 /// Starts the threads that read from and write to the hub.
 fn open_connection(stream: TcpStream, client: &Arc<Client>, address: &str) -> io::Result<Outbox> {
-    let outbox = Outbox::open(&stream)?;
+    let outbox = Outbox::open(&stream, 1)?;
     let (client, sender) = (Arc::clone(client), outbox.sender().clone());
     let address = address.to_owned();
     thread::Builder::new()
@@ -239,8 +373,10 @@ fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, addres
     let how = loop {
         match read_frame::<Reply>(&mut reader, FRAME_BYTES_MAX) {
             Ok(Some(reply)) => {
-                if client.receive(reply) {
-                    sender.send(encode_frame(&Request::Acknowledge));
+                if let Some(request) = client.receive(reply)
+                    && !sender.send(encode_frame(&request))
+                {
+                    break format!("the hub at {address}: {}", sender.full_text());
                 }
             }
             Ok(None) => break format!("the hub at {address} closed its connection"),
@@ -253,18 +389,15 @@ fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, addres
 
 /// Opens the hub of rank 0. It listens on all addresses of the host, because other hosts may know this one by
 /// another address, unless the address is a loopback address or `localhost`.
-///
-/// Other names do not tell: a host may resolve its own name to a loopback address.
-fn bind(address: &str, ranks: usize) -> Result<Hub, Error> {
-    let (name, port) = address.rsplit_once(':').unwrap_or((address, "0"));
-    let literal = name.trim_matches(['[', ']']).parse::<IpAddr>();
-    if literal.is_ok_and(|ip| ip.is_loopback()) || name.eq_ignore_ascii_case("localhost") {
-        return Hub::bind(address, ranks);
+fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error> {
+    if is_loopback(address) {
+        return options.clone().bind(address, ranks);
     }
-    let both = Hub::bind(&format!("[::]:{port}"), ranks);
+    let port = address.rsplit_once(':').map_or("0", |(_, port)| port);
+    let both = options.clone().bind(&format!("[::]:{port}"), ranks);
     match both {
         // `[::]` does not exist on a host without IPv6.
-        Err(error) if !is_in_use(&error) => Hub::bind(&format!("0.0.0.0:{port}"), ranks),
+        Err(error) if !is_in_use(&error) => options.clone().bind(&format!("0.0.0.0:{port}"), ranks),
         both => both,
     }
 }
@@ -274,54 +407,117 @@ fn is_in_use(error: &Error) -> bool {
     source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
+/// What the hub has answered to a rank that it welcomes.
+struct Joined {
+    stream: TcpStream,
+    listener: Option<TcpListener>,
+    group: GroupId,
+    rank: Rank,
+    ranks: usize,
+}
+
 /// The reason why an attempt to reach the hub failed.
 enum JoinError {
     /// The hub may start later, or come back.
     Retry(String),
+    /// The process of the hub does not run or has closed the connection. It may start later.
+    Gone(String),
     /// Another attempt would fail too.
     Fatal(Error),
 }
 
 /// Connects to the hub at `address`, retrying until `deadline`, and registers the rank.
-fn reach_hub(address: &str, hello: &Hello, deadline: Deadline) -> Result<TcpStream, Error> {
+fn reach_hub(
+    address: &str,
+    mut hello: Hello,
+    membership: &Membership,
+    deadline: Deadline,
+) -> Result<Joined, Error> {
     let mut pause = PAUSE_MIN;
     loop {
-        let reason = match attempt(address, hello, deadline) {
-            Ok(stream) => return Ok(stream),
+        // The answer to an earlier attempt proves nothing for this one.
+        hello.nonce = random_bytes()?;
+        let joined = resolve(address, deadline)
+            .and_then(|resolved| attempt(address, &resolved, &hello, membership, deadline));
+        let reason = match joined {
+            Ok(joined) => return Ok(joined),
             Err(JoinError::Fatal(error)) => return Err(error),
-            Err(JoinError::Retry(reason)) => reason,
+            Err(JoinError::Retry(reason) | JoinError::Gone(reason)) => reason,
         };
         let remaining = deadline.remaining();
         if remaining.is_zero() {
-            return Err(not_reached(address, hello, deadline, &reason));
+            return Err(not_reached(address, &hello, deadline, &reason));
         }
         thread::sleep(pause.min(remaining));
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 
-fn attempt(address: &str, hello: &Hello, deadline: Deadline) -> Result<TcpStream, JoinError> {
-    let retry = |error: io::Error| JoinError::Retry(error.to_string());
-    let stream = connect(&resolve(address, deadline)?, deadline).map_err(retry)?;
+fn attempt(
+    address: &str,
+    resolved: &[SocketAddr],
+    hello: &Hello,
+    membership: &Membership,
+    deadline: Deadline,
+) -> Result<Joined, JoinError> {
+    let secret = membership.secret.as_ref();
+    let stream = connect(resolved, deadline).map_err(retry)?;
+    let listener = membership.listen(stream.local_addr().map_err(retry)?.ip());
+    let own_address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    let hello = &Hello { address: own_address, ..hello.clone() };
     stream.set_nodelay(true).map_err(retry)?;
-    let mut greeting = preamble().to_vec();
-    greeting.extend_from_slice(&encode_frame(hello));
-    (&mut &stream).write_all(&greeting).map_err(retry)?;
+    (&mut &stream).write_all(&preamble()).map_err(retry)?;
     let mut reader = DeadlineReader { stream: &stream, deadline };
     read_preamble(&mut reader).map_err(|error| no_hub(address, error))?;
-    match read_frame(&mut reader, HANDSHAKE_BYTES_MAX) {
-        Ok(Some(HelloReply::Welcome)) => {}
-        Ok(Some(HelloReply::Refused(Refusal::Closing)) | None) => {
-            return Err(JoinError::Retry("the hub closed the connection".into()));
+    let nonce: Nonce = read_answer(&mut reader)?;
+    let request = Sealed::new(secret, Side::Rank, &[&nonce], hello);
+    (&mut &stream).write_all(&encode_frame(&request)).map_err(retry)?;
+    let reply: Sealed = read_answer(&mut reader)?;
+    let (group, rank, ranks) = match reply.open(secret, Side::Hub, &[&nonce, &request.message.0]) {
+        Ok(HelloReply::Welcome { group, rank, ranks }) if rank < ranks => {
+            (group, Rank(rank), ranks as usize)
         }
-        Ok(Some(HelloReply::Refused(refusal))) => return Err(refused(address, &refusal)),
-        Err(FrameError::Io(error)) if is_timeout(&error) => {
-            return Err(JoinError::Retry(SILENT.into()));
+        Ok(HelloReply::Refused(Refusal::Closing)) => return Err(JoinError::Gone(CLOSED.into())),
+        // The hub that this rank looks for is gone, and its port has a new user.
+        Ok(HelloReply::Refused(Refusal::OtherGroup)) if hello.shrinks.is_some() => {
+            return Err(JoinError::Gone(Refusal::OtherGroup.to_string()));
         }
-        Err(error) => return Err(JoinError::Retry(error.to_string())),
-    }
+        Ok(HelloReply::Refused(refusal)) => return Err(refused(address, &refusal)),
+        Ok(HelloReply::Welcome { .. }) | Err(OpenError::Malformed) => {
+            return Err(JoinError::Retry(FrameError::Malformed.to_string()));
+        }
+        Err(error) => return Err(unproven(address, hello.rank, error)),
+    };
     stream.set_read_timeout(None).map_err(retry)?;
-    Ok(stream)
+    Ok(Joined { stream, listener, group, rank, ranks })
+}
+
+/// Returns whether an error of a connection shows that no process of the peer holds it.
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
+    };
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionAborted | ConnectionRefused | ConnectionReset | UnexpectedEof
+    )
+}
+
+fn retry(error: io::Error) -> JoinError {
+    let reason = error.to_string();
+    if is_gone(&error) { JoinError::Gone(reason) } else { JoinError::Retry(reason) }
+}
+
+/// Reads a message of the hub during the handshake.
+fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T, JoinError> {
+    let reason = match read_frame(reader, HANDSHAKE_BYTES_MAX) {
+        Ok(Some(answer)) => return Ok(answer),
+        Ok(None) | Err(FrameError::Truncated { .. }) => return Err(JoinError::Gone(CLOSED.into())),
+        Err(FrameError::Io(error)) if is_timeout(&error) => SILENT.into(),
+        Err(FrameError::Io(error)) => return Err(retry(error)),
+        Err(error) => error.to_string(),
+    };
+    Err(JoinError::Retry(reason))
 }
 
 /// Resolves a name on another thread, because the system's resolver has no deadline.
@@ -365,9 +561,9 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
     let text = match error {
         PreambleError::Io(error) if is_timeout(&error) => return JoinError::Retry(SILENT.into()),
         PreambleError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return JoinError::Retry("a process accepted the connection and closed it".into());
+            return JoinError::Gone("a process accepted the connection and closed it".into());
         }
-        PreambleError::Io(error) => return JoinError::Retry(error.to_string()),
+        PreambleError::Io(error) => return retry(error),
         PreambleError::Foreign(bytes) => format!(
             "the process that listens at {address} is not a Peerlane hub: its first bytes are \
              \"{}\"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank",
@@ -383,7 +579,7 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
 
 fn refused(address: &str, refusal: &Refusal) -> JoinError {
     let kind = match refusal {
-        Refusal::Ended { .. } => ErrorKind::Aborted,
+        Refusal::Ended { .. } | Refusal::ShrunkWithout { .. } => ErrorKind::Aborted,
         _ => ErrorKind::Mismatch,
     };
     let error = Error::new(kind, format!("the hub at {address} rejected this rank: {refusal}"));
@@ -391,6 +587,24 @@ fn refused(address: &str, refusal: &Refusal) -> JoinError {
         Refusal::Taken { rank, .. } => error.with_peer(Rank(*rank)),
         _ => error,
     })
+}
+
+/// Returns the error of a rank whose hub did not prove that it knows the rank's secret.
+fn unproven(address: &str, rank: u32, error: OpenError) -> JoinError {
+    let difference = match error {
+        OpenError::NoProof => {
+            format!("rank {rank} has a secret, but the hub at {address} has none")
+        }
+        OpenError::NoSecret => {
+            format!("the hub at {address} has a secret, but rank {rank} has none")
+        }
+        _ => format!("rank {rank} and the hub at {address} have different secrets"),
+    };
+    let text = format!(
+        "{difference}; set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks and for the hub, and \
+         MASTER_PORT or PEERLANE_PORT to a different port for every job"
+    );
+    JoinError::Fatal(Error::new(ErrorKind::Mismatch, text))
 }
 
 fn not_reached(address: &str, hello: &Hello, deadline: Deadline, reason: &str) -> Error {
@@ -417,7 +631,8 @@ mod tests {
             ("node0:0", false),
             ("0.0.0.0:0", false),
         ] {
-            let bound = bind(address, 1).unwrap().address().ip();
+            let options = HubOptions::default().allow_unauthenticated(true);
+            let bound = bind(address, 1, &options).unwrap().address().ip();
             assert_eq!(
                 (bound.is_loopback(), bound.is_unspecified()),
                 (is_local, !is_local),

@@ -1,135 +1,26 @@
-//! Encodes what travels over a TCP connection: the handshake, frames, and the queue of frames to be written.
+//! Encodes what travels over a TCP connection: frames, and the queue of frames to be written.
 //!
-//! Both sides first send the preamble: eight bytes that name the protocol, then four bytes with its version,
-//! little endian. The preamble never changes, so that any two versions can tell that they differ. Then the
-//! rank sends [`Hello`], and the hub sends [`HelloReply`].
-//!
-//! Everything after the preamble is a frame: a length of four bytes, little endian, and as many bytes of
-//! postcard. The length is not trusted: a length above the limit is an error, and below the limit memory
-//! grows only as bytes arrive.
+//! A frame is a length of four bytes, little endian, and as many bytes of postcard. The length is not trusted: a
+//! length above the limit is an error, and below the limit memory grows only as bytes arrive.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use peerlane_hal::Deadline;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-/// The version of the protocol after the preamble.
-pub(super) const VERSION: u32 = 2;
-
-/// Maximum size of a frame of the handshake in bytes.
-pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
-
-const MAGIC: [u8; 8] = *b"PEERLANE";
-const PREAMBLE_BYTES: usize = 12;
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Hello {
-    pub(super) rank: u32,
-    pub(super) ranks: u32,
-    pub(super) host: String,
-    /// The id of the job, if it has one.
-    pub(super) job: Option<String>,
-    /// Whether the process of this rank runs the hub.
-    pub(super) runs_hub: bool,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum HelloReply {
-    Welcome,
-    Refused(Refusal),
-}
-
-/// The reason why the hub refuses a rank.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Refusal {
-    Job { job: String, hub_job: String },
-    Ranks { rank: u32, ranks: u32, hub_ranks: u32 },
-    OutOfRange { rank: u32, ranks: u32 },
-    Taken { rank: u32, origin: String, same_host: bool },
-    Ended { cause: String },
-    Closing,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Job { job, hub_job } => write!(
-                f,
-                "this process belongs to job {job:?}, the hub to job {hub_job:?}; set MASTER_PORT or \
-                 PEERLANE_PORT to a different port for every job"
-            ),
-            Self::Ranks { rank, ranks, hub_ranks } => write!(
-                f,
-                "rank {rank} expects {ranks} ranks, the hub expects {hub_ranks}; set the same \
-                 WORLD_SIZE on all ranks"
-            ),
-            Self::OutOfRange { rank, ranks } => write!(
-                f,
-                "rank {rank} is out of range, expected a rank below {ranks}, the number of ranks"
-            ),
-            Self::Taken { rank, origin, same_host } => {
-                let host = if *same_host { "this host" } else { "another host" };
-                write!(
-                    f,
-                    "another process on {host}, connected from {origin}, is already rank {rank}; \
-                     set a different RANK in every process, and a different port for every job"
-                )
-            }
-            Self::Ended { cause } => write!(f, "the group has already ended: {cause}"),
-            Self::Closing => f.write_str("the hub is shutting down"),
-        }
-    }
-}
-
-pub(super) fn preamble() -> [u8; PREAMBLE_BYTES] {
-    let mut bytes = [0; PREAMBLE_BYTES];
-    bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
-    bytes[MAGIC.len()..].copy_from_slice(&VERSION.to_le_bytes());
-    bytes
-}
-
-/// The reason why the other side does not speak this version of the protocol.
-#[derive(Debug)]
-pub(super) enum PreambleError {
-    Io(io::Error),
-    /// The bytes that were received.
-    Foreign(Vec<u8>),
-    Version(u32),
-}
-
-/// Reads the preamble, and fails at the first byte that does not match.
-pub(super) fn read_preamble(stream: &mut impl Read) -> Result<(), PreambleError> {
-    let mut bytes = [0; PREAMBLE_BYTES];
-    let mut filled = 0;
-    while filled < PREAMBLE_BYTES {
-        match stream.read(&mut bytes[filled..]) {
-            Ok(0) => return Err(PreambleError::Io(io::ErrorKind::UnexpectedEof.into())),
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(PreambleError::Io(error)),
-        }
-        let magic = &bytes[..filled.min(MAGIC.len())];
-        if !MAGIC.starts_with(magic) {
-            return Err(PreambleError::Foreign(bytes[..filled].to_vec()));
-        }
-    }
-    let version = bytes[MAGIC.len()..].try_into().expect("four bytes are left");
-    match u32::from_le_bytes(version) {
-        VERSION => Ok(()),
-        other => Err(PreambleError::Version(other)),
-    }
-}
+use super::super::hub::AHEAD_BYTES_MAX;
+use super::super::message;
 
 /// Maximum size of a frame in bytes, without its length.
-pub(super) const FRAME_BYTES_MAX: u32 = 64 << 20;
+pub(super) const FRAME_BYTES_MAX: u32 = message::FRAME_BYTES_MAX as u32;
 
 /// A frame with its length.
 pub(super) type Frame = Arc<[u8]>;
@@ -221,6 +112,8 @@ const BATCH_BYTES: usize = 64 << 10;
 ///
 /// Dropping it writes what is queued, as long as the peer reads, and closes the connection in both
 /// directions.
+///
+/// A peer that does not read can be stopped, so the queue has a limit: [`outbox_bytes_max`].
 pub(super) struct Outbox {
     sender: FrameSender,
     closing: Arc<AtomicBool>,
@@ -229,28 +122,44 @@ pub(super) struct Outbox {
 
 /// Queues frames for an [`Outbox`], without keeping it open.
 #[derive(Clone)]
-pub(super) struct FrameSender(Sender<Item>);
+pub(super) struct FrameSender {
+    queue: Sender<Item>,
+    queued_bytes: Arc<AtomicUsize>,
+    bytes_max: usize,
+}
 
 enum Item {
     Frame(Frame),
     End,
 }
 
+/// Returns the maximum number of bytes that are queued for a connection that receives the messages of `ranks` ranks.
+///
+/// A rank that has stopped misses at most one exchange that all others have completed, and what they are ahead after
+/// it. The rest is for messages without an exchange.
+pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
+    let frame = FRAME_BYTES_MAX as usize;
+    ranks.saturating_mul(frame + AHEAD_BYTES_MAX).saturating_add(frame)
+}
+
 impl Outbox {
-    pub(super) fn open(stream: &TcpStream) -> io::Result<Self> {
+    /// Opens the queue of a connection to a peer that sends on what `ranks` ranks have sent.
+    pub(super) fn open(stream: &TcpStream, ranks: usize) -> io::Result<Self> {
         let stream = stream.try_clone()?;
         stream.set_write_timeout(Some(STALL_MAX))?;
         let closing = Arc::new(AtomicBool::new(false));
         let (queue, queued) = channel();
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
         let writer = {
-            let closing = Arc::clone(&closing);
+            let (closing, queued_bytes) = (Arc::clone(&closing), Arc::clone(&queued_bytes));
             thread::Builder::new().name("peerlane-tcp-write".into()).spawn(move || {
                 // The reading side reports a lost connection.
-                let _ = write(&stream, &queued, &closing);
+                let _ = write(&stream, &queued, &queued_bytes, &closing);
                 let _ = stream.shutdown(Shutdown::Both);
             })?
         };
-        Ok(Self { sender: FrameSender(queue), closing, writer: Some(writer) })
+        let sender = FrameSender { queue, queued_bytes, bytes_max: outbox_bytes_max(ranks) };
+        Ok(Self { sender, closing, writer: Some(writer) })
     }
 
     pub(super) fn sender(&self) -> &FrameSender {
@@ -260,7 +169,7 @@ impl Outbox {
     /// Starts to close; the drop then only waits until the queue is written.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
-        let _ = self.sender.0.send(Item::End);
+        let _ = self.sender.queue.send(Item::End);
     }
 }
 
@@ -274,13 +183,30 @@ impl Drop for Outbox {
 }
 
 impl FrameSender {
-    /// Queues a frame, which is dropped if the connection is closed.
-    pub(super) fn send(&self, frame: Frame) {
-        let _ = self.0.send(Item::Frame(frame));
+    /// Queues a frame, which is dropped if the connection is closed. Returns false if the queue is full.
+    #[must_use]
+    pub(super) fn send(&self, frame: Frame) -> bool {
+        let bytes = frame.len();
+        if self.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.bytes_max {
+            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return false;
+        }
+        let _ = self.queue.send(Item::Frame(frame));
+        true
+    }
+
+    /// Returns the reason for which a peer that has let the queue become full is lost.
+    pub(super) fn full_text(&self) -> String {
+        format!("it did not read the {} bytes that were sent to it", self.bytes_max)
     }
 }
 
-fn write(mut stream: &TcpStream, queued: &Receiver<Item>, closing: &AtomicBool) -> io::Result<()> {
+fn write(
+    mut stream: &TcpStream,
+    queued: &Receiver<Item>,
+    queued_bytes: &AtomicUsize,
+    closing: &AtomicBool,
+) -> io::Result<()> {
     let mut batch = Vec::new();
     while let Ok(Item::Frame(frame)) = queued.recv() {
         batch.extend_from_slice(&frame);
@@ -293,6 +219,7 @@ fn write(mut stream: &TcpStream, queued: &Receiver<Item>, closing: &AtomicBool) 
             }
         }
         write_batch(&mut stream, &batch, closing)?;
+        queued_bytes.fetch_sub(batch.len(), Ordering::Relaxed);
         if ended {
             break;
         }
@@ -387,7 +314,7 @@ mod tests {
         let text = |bytes: &[u8]| decode(bytes).unwrap_err().to_string();
         assert_snapshot!(text(&[1, 0]), @"the connection closed inside a frame, after 2 of 4 bytes");
         assert_snapshot!(text(&[9, 0, 0, 0, 1, 2]), @"the connection closed inside a frame, after 2 of 9 bytes");
-        assert_snapshot!(text(&[255; 8]), @"received the header of a frame of 4294967295 bytes, expected at most 67108864 bytes");
+        assert_snapshot!(text(&[255; 8]), @"received the header of a frame of 4294967295 bytes, expected at most 16777216 bytes");
         assert_snapshot!(text(&[1, 0, 0, 0, 99]), @
             "received a frame that is not a message of this protocol");
         // A goodbye with a byte too many.

@@ -171,7 +171,7 @@ impl Control {
         Some(Action::Abort(record))
     }
 
-    /// Ends the group with `record` on this rank alone, because the other ranks cannot be reached.
+    /// Ends the group on this rank alone, with `record`, because the other ranks cannot be reached.
     pub(crate) fn adopt(&mut self, now: Instant, record: AbortRecord) {
         self.end(now, record);
         self.acknowledge_by = None;

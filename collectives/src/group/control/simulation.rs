@@ -84,7 +84,7 @@ enum Step {
     Done,
 }
 
-/// The step of a rank that computes between two calls.
+/// Stands for the work of a rank between two calls of the library.
 const PAUSED: Step = Step::Import { peer: u32::MAX };
 
 /// An entry of the schedule of the simulation.
@@ -223,7 +223,7 @@ impl World {
         };
         for rank in 0..ranks {
             let runs_hub = hub_in_rank_0 && rank == 0;
-            let _ = world.hub.apply(Rank::at(rank), Event::Joined { runs_hub });
+            let _ = world.hub.apply(Rank::at(rank), Event::Joined { runs_hub, address: None });
             world.put(Duration::ZERO, Item::Wake(rank));
         }
         let victim = world.rng.usize(0..ranks);

@@ -103,6 +103,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Allows [`Operation::start_on`] to record the operation into graphs. There is one output then.
     ///
+    /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no thread can drive beside one.
     /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
     /// in the same order. The operation and its group must outlive the last replay. A replay has no deadline; when the group
     /// ends, its waits are released and its output is undefined.
@@ -125,6 +126,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Sets whether a [fallback](crate::group::Fallback) is an error on every rank; by default as in the group.
     ///
+    /// Then copy engines, NICs or processors make all copies, and compute units make none.
     /// A start on a stream that a thread has to drive is an error of the start, or of the preparation of a
     /// [`capturable`](Self::capturable) operation.
     #[must_use]

@@ -136,7 +136,8 @@ impl<T: Element> Operation<T> {
     /// leave the program: the next call on this handle, such as [`Lease::wait`], returns it.
     ///
     /// *Capture.* On a stream that is being captured the start is recorded into the graph, if the operation was prepared as
-    /// [`capturable`](OperationBuilder::capturable).
+    /// [`capturable`](OperationBuilder::capturable). If a replayed start waits for a peer for longer than the timeout, the group
+    /// ends, and the waits of this and later replays pass. Call [`check`](Self::check) between replays.
     ///
     /// *Progress.* A thread of the group drives the lanes whose engines do not move or wait by themselves. It serves all
     /// operations and is started when it is first needed. With [`strict`](OperationBuilder::strict) such a start is refused.
@@ -150,6 +151,17 @@ impl<T: Element> Operation<T> {
         let start = self.state.prepared.start_on(stream, self.state.timeout)?;
         drop(begun);
         Ok(Lease::new(self, start))
+    }
+
+    /// Returns the error with which the group has ended, if it has. Costs one atomic load.
+    ///
+    /// A caller that replays a graph calls no other function that would return it. The outputs of a replay are defined only if this
+    /// succeeds after the replay is complete.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn check(&self) -> Result<(), Error> {
+        self.state.prepared.check()
     }
 
     /// Returns the timed steps of all starts, if the operation was prepared with [`trace`](OperationBuilder::trace).

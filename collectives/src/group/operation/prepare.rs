@@ -21,7 +21,7 @@ use crate::group::watch::Watch;
 use crate::group::window::{Active, Users};
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Step, Tier};
-use crate::run::buffers::{BufferId, TierBuffers};
+use crate::run::buffers::{BufferId, Start, TierBuffers};
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::Lane;
 use crate::run::port;
@@ -45,10 +45,30 @@ pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, E
         Ok(preparation) => preparation.import(&offers, deadline),
         Err(error) => Err(error.clone()),
     };
-    let vote = report.as_ref().map(|_| Offer::default()).map_err(Error::clone);
+    let is_recordable = preparation.as_ref().is_ok_and(Preparation::is_recordable);
+    let vote = report.as_ref().map(|_| Offer::default().blob(vec![u8::from(is_recordable)]));
     // Nobody signals before every rank has imported every flag.
-    agree(&shared, &format!("{name}, import"), vote, deadline)?;
-    Ok(preparation?.finish(report?, name, &users))
+    let votes = agree(&shared, &format!("{name}, import"), vote.map_err(Error::clone), deadline)?;
+    let (preparation, report) = (preparation?, report?);
+    if report.capturable {
+        check_recordable(&report, &votes)?;
+    }
+    Ok(preparation.finish(report, name, &users))
+}
+
+/// Checks that all ranks can record starts into graphs, so that all ranks return the same error.
+fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
+    for (rank, vote) in Rank::all(votes.len()).zip(votes) {
+        if blob(vote, rank, 0)? != [1] {
+            let text = format!(
+                "{} cannot be captured: a graph contains only one lane of each rank, and rank {rank} has another \
+                 one that a thread cannot drive; use direct or ring, or remove `capturable()`",
+                report.algorithm
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text).with_peer(rank));
+        }
+    }
+    Ok(())
 }
 
 /// An operation that is being prepared: its plan, and its memory and engines on both fabrics.
@@ -96,7 +116,10 @@ impl<'g> Preparation<'g> {
         for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
             caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(operation.requirements)?);
         }
-        sides.local.allocate(BufferId::Flags, flag_bytes)?;
+        // The host writes the flags that a running graph waits for when a rank is lost. A stream of the same context can be
+        // stuck behind the branches of the graph.
+        let on_host = operation.spec.capturable;
+        sides.local.allocate_flags(flag_bytes, on_host)?;
         if let Some(network) = &mut sides.network {
             for buffer in operation.request.buffers() {
                 match operation.request.window(buffer) {
@@ -104,7 +127,7 @@ impl<'g> Preparation<'g> {
                     None => network.register(buffer, &sides.local)?,
                 }
             }
-            network.allocate(BufferId::Flags, flag_bytes)?;
+            network.allocate_flags(flag_bytes, on_host)?;
             network.allocate(BufferId::CrossTierFlags, flag_bytes)?;
             sides.local.register(BufferId::CrossTierFlags, network)?;
         }
@@ -158,7 +181,7 @@ impl<'g> Preparation<'g> {
         let used = plan.lane_ids().filter(|&id| has_engine(plan, id));
         let bound = |(id, &caps): (LaneId, &Caps)| {
             let (tier, program) = (plan.lanes[id.index()].tier, binding.bind(id));
-            BoundLane { id, tier, program, caps }
+            BoundLane { id, tier, program, caps, has_streams: false, compute_bytes: 0 }
         };
         self.lanes = used.zip(&self.caps).map(bound).collect();
         for tier in sides.iter().map(|(tier, _)| tier).collect::<Vec<_>>() {
@@ -172,6 +195,8 @@ impl<'g> Preparation<'g> {
                 side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
             }
         }
+        self.query_engines()?;
+        let Self { operation, sides, .. } = self;
         let report = report(operation, self.refusal.as_ref(), sides, &self.lanes);
         if operation.spec.strict {
             // That a thread drives lanes matters to starts on a stream only, and is refused there.
@@ -184,6 +209,43 @@ impl<'g> Preparation<'g> {
             }
         }
         Ok(report)
+    }
+
+    /// Notes for every lane whether its engine works on streams, and the bytes that compute units copy in a start that runs at
+    /// once or in a captured one.
+    fn query_engines(&mut self) -> Result<(), Error> {
+        let (spec, buffering) = (&self.operation.spec, self.operation.buffering);
+        let starts: &[Start] = match spec.capturable {
+            true => &[Start::Eager(1), Start::Captured],
+            false => &[Start::Eager(1)],
+        };
+        let mut engines = [0, 0];
+        for lane in &mut self.lanes {
+            let number = &mut engines[usize::from(lane.tier == Tier::Network)];
+            let (engine, slice_ops_max) =
+                (*number, if spec.traced { 1 } else { lane.caps.slice_ops_max });
+            *number += 1;
+            let (side, program) = (self.sides.of(lane.tier)?, &lane.program);
+            lane.has_streams = side.has_streams(engine);
+            let bytes = starts.iter().map(|&start| {
+                side.compute_bytes(engine, program.slices(slice_ops_max), start, buffering)
+            });
+            lane.compute_bytes = bytes.max().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Returns whether starts can be recorded: a thread drives every lane that takes no stream at every replay. The host must be
+    /// able to read its flags, and a graph that waits must not hold up its copies.
+    fn is_recordable(&self) -> bool {
+        let armed = || self.lanes.iter().filter(|lane| !takes_stream(lane.id));
+        if armed().any(|lane| lane.has_streams) {
+            return false;
+        }
+        armed().flat_map(|lane| &lane.program.waits).all(|wait| {
+            let mut sides = self.sides.iter().filter(|(tier, _)| *tier == wait.tier);
+            sides.all(|(_, side)| side.has_host_flags(wait.address.buffer()))
+        })
     }
 
     /// Creates the executor, and the entry among the users of windows.
@@ -207,9 +269,7 @@ impl<'g> Preparation<'g> {
                 Tier::Network => &mut network_ports,
             };
             let port = ports.next().expect("every lane has had its engine made");
-            // An engine may put its work straight onto the stream, where two lanes would be one
-            // queue, and the last wait of lane 0 would hold up the other.
-            Lane::new(lane.id, lane.program, port, lane.id == LaneId::HOME)
+            Lane::new(lane.id, lane.program, port, takes_stream(lane.id))
         });
         let lanes = lanes.collect();
         let views = TierBuffers { local: Arc::clone(&local), network };
@@ -239,6 +299,14 @@ impl<'g> Preparation<'g> {
             uses,
         }
     }
+}
+
+/// Returns whether a lane forks from the stream of a start.
+///
+/// An engine may put its work straight onto the stream. Two lanes would be one queue there, and the last wait of lane 0 would
+/// hold up the other.
+fn takes_stream(lane: LaneId) -> bool {
+    lane == LaneId::HOME
 }
 
 /// Lends the caller's buffers and windows to the local fabric, and allocates the buffers that the caller did not supply.

@@ -52,6 +52,11 @@ impl Prepared {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the error with which the group has ended, if it has.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.shared.check()
+    }
+
     /// Returns the number of the last start.
     pub(crate) fn started(&self) -> u64 {
         self.executor().started()
@@ -116,7 +121,7 @@ impl Prepared {
             self.shared.drive_beside(&self.watch).map_err(StartFailure::Refused)?;
         }
         if captures {
-            self.watch.mark_captured();
+            self.shared.watch_replays(&self.watch);
             executor.forked(stream, Executor::capture)?;
             self.shared.wake_progress();
             return Ok(Start::Captured);
@@ -246,6 +251,10 @@ impl Drop for Prepared {
             // The group records any error.
             let remaining = self.watch.deadline().remaining();
             let _ = self.settle(remaining);
+        }
+        if self.shared.check().is_ok() {
+            // Every signal that peers have sent was waited for.
+            self.watch.allow_reuse_of_flags();
         }
         if self.shared.record().is_some() {
             self.shared.quarantine(self.watch.kept());

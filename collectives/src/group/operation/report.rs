@@ -17,6 +17,10 @@ pub(super) struct BoundLane {
     pub(super) tier: Tier,
     pub(super) program: Program,
     pub(super) caps: Caps,
+    /// Whether the engine works on streams, which a graph that waits can hold up.
+    pub(super) has_streams: bool,
+    /// The bytes that compute units copy in a start.
+    pub(super) compute_bytes: u64,
 }
 
 /// Creates the report of an operation whose memory has been imported. `refusal` is the reason why the network cannot register
@@ -54,8 +58,10 @@ pub(super) fn report(
     let driven = driven.filter(|_| streams).map(|&lane| Fallback::Driven(lane));
     let staged = refusal.iter().filter(|_| sides.network.is_some());
     let staged = staged.map(|reason| Fallback::Staged { reason: Arc::clone(reason) });
-    let fallbacks = staged.chain(slow).chain(driven).collect();
-    let tiers = sides.iter().map(|(tier, _)| tier_report(*rank, tier, lanes)).collect();
+    let tiers: Vec<_> = sides.iter().map(|(tier, _)| tier_report(*rank, tier, lanes)).collect();
+    let compute = tiers.iter().filter(|tier| tier.compute_bytes > 0);
+    let compute = compute.map(|&tier| Fallback::Compute(tier));
+    let fallbacks = staged.chain(slow).chain(compute).chain(driven).collect();
     Report {
         collective: plan.collective,
         algorithm: plan.algorithm,
@@ -79,8 +85,9 @@ pub(super) fn report(
 }
 
 fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
-    let mut report = TierReport { tier, put_bytes: 0, got_bytes: 0, own_bytes: 0 };
     let lanes = lanes.iter().filter(|lane| lane.tier == tier);
+    let compute_bytes = lanes.clone().map(|lane| lane.compute_bytes).sum();
+    let mut report = TierReport { tier, put_bytes: 0, got_bytes: 0, own_bytes: 0, compute_bytes };
     for step in lanes.flat_map(|lane| &lane.program.steps) {
         match *step {
             port::BoundStep::Put { peer, bytes, .. } | port::BoundStep::Get { peer, bytes, .. }

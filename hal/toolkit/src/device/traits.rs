@@ -340,6 +340,9 @@ pub trait CopyCalls: StreamCalls {
     /// Returns whether one call may take several copies, without order. A probe decides whether it does.
     fn may_copy_together(&self) -> bool;
 
+    /// Returns whether compute units make copies of this kind.
+    fn uses_compute_units(&self, copy_kind: CopyKind) -> bool;
+
     /// Returns whether copies of this kind must be probed first, because the driver may report success and
     /// copy nothing. A probe of one pair of devices is not valid for another pair.
     fn needs_probe(&self, copy_kind: CopyKind) -> bool {

@@ -224,11 +224,7 @@ fn connect(process: ProcessToken, deadline: Deadline) -> Result<OwnedFd, Refusal
     match rustix::net::connect(&socket, &address) {
         Ok(()) => Ok(socket),
         Err(Errno::CONNREFUSED) => Err(Refusal::Gone {
-            how: format!(
-                "no process listens at the abstract socket {name}: the peer has ended, or runs in \
-                 another network namespace; containers of one host must share it (docker: \
-                 --network=host)"
-            ),
+            how: format!("no process listens at the abstract socket {name}: the peer has ended"),
         }),
         Err(errno) => Err(socket_error(errno, deadline)),
     }

@@ -4,6 +4,7 @@
 //!   [`Entry`] removes it. A key contains the generation, so a key of freed memory finds nothing, even if new
 //!   memory has the old address, and a process without the key cannot request the memory.
 //! - [`find`] opens a registration of the same process, [`ask`] one of another process.
+//! - [`Host`] identifies the host and the network namespace, outside of which no process can be asked.
 //! - [`Server`] is the thread that answers requests; a fabric keeps it running while it is open.
 //!
 //! A descriptor gives access to the whole file or allocation that contains the registered memory, for as long
@@ -19,6 +20,7 @@
 //! | repeated until all descriptors were sent | status (0, or 2 and a text: export failed), up to 250 descriptors by `SCM_RIGHTS` |
 
 mod exchange;
+mod host;
 
 use std::any::Any;
 use std::collections::{HashMap, hash_map};
@@ -30,6 +32,8 @@ pub use rustix::io::Errno;
 use peerlane_hal::{BackendId, Generation, KeyError, Rank, Role};
 
 pub use exchange::{Server, ask};
+pub use host::Host;
+pub(crate) use host::{read_name, write_name};
 
 /// Largest number of descriptors in one message; the kernel accepts 253.
 const MESSAGE_FDS_MAX: usize = 250;

@@ -1,46 +1,14 @@
 //! The address of a rank: its host, its device, and the key of a small region for probes.
 
 use crate::Fault;
+use crate::handover::{Host, read_name, write_name};
 use crate::regions::{Key, Vendor};
 use peerlane_hal::Rank;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{BackendId, RemoteKey};
 
 const MAGIC: [u8; 4] = *b"PLRA";
-const VERSION: u16 = 3;
-/// Longest name of a host or a device in bytes, inclusive.
-const NAME_BYTES_MAX: usize = 255;
-/// Identifies a running kernel; containers of one host read the same value.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-
-/// Identifies a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Host {
-    /// Random for each boot of the kernel. Zero where it cannot be read; such hosts count as one.
-    pub(super) boot: [u8; 16],
-    /// The host name, for texts.
-    pub(super) name: String,
-}
-
-impl Host {
-    pub(super) fn own() -> Self {
-        let boot = std::fs::read_to_string(BOOT_ID).ok();
-        let boot = boot.and_then(|text| parse_uuid(text.trim())).unwrap_or_default();
-        let name = std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned();
-        Self { boot, name }
-    }
-}
-
-fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-    let pairs = digits.chunks_exact(2).map(|pair| {
-        let pair = std::str::from_utf8(pair).ok()?;
-        u8::from_str_radix(pair, 16).ok()
-    });
-    let bytes: Vec<u8> = pairs.collect::<Option<_>>()?;
-    bytes.try_into().ok().filter(|_| digits.len() == 32)
-}
+const VERSION: u16 = 4;
 
 /// Identifies the device of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,16 +44,14 @@ pub(super) struct Address<V: Vendor> {
 impl<V: Vendor> Address<V> {
     pub(super) fn encode(&self) -> Vec<u8> {
         let key = self.probe.encode();
-        let start = Writer::new()
-            .bytes(&MAGIC)
-            .u16(VERSION)
-            .u16(V::BACKEND.0)
-            .u32(self.rank.0)
-            .bytes(&self.host.boot)
+        let start = Writer::new().bytes(&MAGIC).u16(VERSION).u16(V::BACKEND.0).u32(self.rank.0);
+        let start = self
+            .host
+            .write(start)
             .bytes(&self.device.uuid)
             .u16(self.device.divided.into())
             .u64(self.striped_rate);
-        let names = [&self.host.name, &self.device.text, &self.device.name];
+        let names = [&self.device.text, &self.device.name];
         let start = names.into_iter().fold(start, |start, name| write_name(start, name));
         // A key of one segment or one handle has about 150 bytes.
         start.u32(key.len() as u32).bytes(&key).finish()
@@ -123,7 +89,7 @@ impl<V: Vendor> Address<V> {
         if rank != peer {
             return malformed(format!("the address belongs to rank {rank}, expected rank {peer}"));
         }
-        let boot = reader.array("boot id").map_err(short)?;
+        let host = Host::read(&mut reader).map_err(short)?;
         let uuid = reader.array("device").map_err(short)?;
         let divided = match reader.u16("division").map_err(short)? {
             number @ 0..=1 => number == 1,
@@ -135,7 +101,6 @@ impl<V: Vendor> Address<V> {
         };
         let striped_rate = reader.u64("rate of striped copies").map_err(short)?;
         let mut name = |field| read_name(&mut reader, field).map_err(short);
-        let host = Host { boot, name: name("name of the host")? };
         let text = name("id of the device")?;
         let device = DeviceId { uuid, divided, text, name: name("name of the device")? };
         let length = reader.u32("length of the key").map_err(short)? as usize;
@@ -156,16 +121,6 @@ impl<V: Vendor> Address<V> {
     }
 }
 
-fn write_name(writer: Writer, name: &str) -> Writer {
-    let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
-    writer.u16(bytes.len() as u16).bytes(bytes)
-}
-
-fn read_name(reader: &mut Reader<'_>, field: &'static str) -> Result<String, Truncated> {
-    let length = usize::from(reader.u16(field)?);
-    Ok(String::from_utf8_lossy(reader.bytes(field, length)?).into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,8 +133,13 @@ mod tests {
         let probe = Key::test_key(Rank(2), [8; 16]);
         let (text, name) = ("GPU-08".into(), "NVIDIA H200".into());
         let device = DeviceId { uuid: [8; 16], divided: false, text, name };
-        let host = Host { boot: [7; 16], name: "node-3".into() };
-        Address { rank: Rank(2), host, device, striped_rate: 100_000_000_000, probe }
+        Address {
+            rank: Rank(2),
+            host: Host::own().clone(),
+            device,
+            striped_rate: 100_000_000_000,
+            probe,
+        }
     }
 
     #[test]
@@ -209,13 +169,5 @@ mod tests {
             error.to_string(),
             "invalid address of rank 1: the address belongs to rank 2, expected rank 1"
         );
-    }
-
-    #[test]
-    fn this_host_has_a_boot_id() {
-        assert_eq!(parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap()[15], 0xff);
-        assert_eq!(parse_uuid("00112233"), None);
-        assert_eq!(parse_uuid("zz112233-4455-6677-8899-aabbccddeeff"), None);
-        assert_eq!(Host::own(), Host::own());
     }
 }

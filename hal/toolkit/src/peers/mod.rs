@@ -17,13 +17,13 @@ mod address;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use address::{Address, Host};
+use address::Address;
 
 pub use crate::device::{ConnectedPeer, EngineRequest, PeerDevice, PeerOptions, Reachability};
 pub use address::DeviceId;
 
 use crate::Fault;
-use crate::handover::Server;
+use crate::handover::{Host, Server};
 use crate::regions::{Key, Local, Memory, Owner, Remote, Vendor};
 use crate::streams::SignalBy;
 use peerlane_hal::{
@@ -76,20 +76,25 @@ impl<D: PeerDevice> Fabric<D> {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(rank: Rank, ranks: usize, options: D::Options) -> Result<Self, D::Error> {
-        if rank.index() >= ranks {
-            let text = format!(
-                "rank {rank} is out of range: expected a rank below {ranks}, the number of ranks"
-            );
-            return Err(Fault::Argument(text).into());
-        }
+        check_rank(rank, ranks)?;
         let context = D::open(&options)?;
+        Self::on_context(rank, ranks, options, context)
+    }
+
+    fn on_context(
+        rank: Rank,
+        ranks: usize,
+        options: D::Options,
+        context: Arc<D>,
+    ) -> Result<Self, D::Error> {
         let server = Server::enter().map_err(Fault::of_handover(rank, 0))?;
         let on_host = context.needs_host_flags(&options);
         let memory = Memory::open(&context, rank, ranks, options.is_strict(), on_host)?;
         let flags = memory.allocate(ranks as u64 * WORD_BYTES, Role::Flags)?;
         let probe = memory.export(&flags)?;
         let (device, striped_rate) = (context.device_id(), context.striped_rate(&options));
-        let address = Address { rank, host: Host::own(), device, striped_rate, probe }.encode();
+        let address =
+            Address { rank, host: Host::own().clone(), device, striped_rate, probe }.encode();
         let peers = (0..ranks).map(|_| None).collect();
         let (_flags, _server) = (flags, server);
         Ok(Self { ranks, options, context, memory, peers, striped_rate, _flags, address, _server })
@@ -136,6 +141,16 @@ impl<D: PeerDevice> Fabric<D> {
     }
 }
 
+fn check_rank(rank: Rank, ranks: usize) -> Result<(), Fault> {
+    if rank.index() >= ranks {
+        let text = format!(
+            "rank {rank} is out of range: expected a rank below {ranks}, the number of ranks"
+        );
+        return Err(Fault::Argument(text));
+    }
+    Ok(())
+}
+
 /// Adds the peer and its device to an error of the driver.
 fn unreachable_peer<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Error) -> D::Error {
     D::unreachable(error, format!("cannot access the memory of rank {peer} on {}", device.label()))
@@ -172,17 +187,7 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
             return Err(Fault::Argument(text).into());
         }
         let Address { host, device, striped_rate, probe, .. } = Address::decode(peer, address)?;
-        let own = Host::own();
-        if host.boot != own.boot {
-            let text = format!(
-                "cannot connect to rank {peer}: it runs on host {}, but rank {} on host {}; GPU \
-                 memory can be shared only inside one host, use the backend rdma between hosts",
-                host.name,
-                self.rank(),
-                own.name
-            );
-            return Err(Fault::Mismatch(text).into());
-        }
+        Host::own().check_reaches(self.rank(), peer, &host)?;
         let expected = self.ranks as u64 * WORD_BYTES;
         if probe.region_bytes() != expected || probe.role != Role::Flags {
             let text = format!(
@@ -209,6 +214,12 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
             return Some(Link { peer, kind: LinkKind::HostStaged, bytes_per_second: None });
         }
         Some(Link { peer, kind: *kind, bytes_per_second: *bytes_per_second })
+    }
+
+    /// The new fabric uses the context of this one.
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, D::Error> {
+        check_rank(rank, ranks)?;
+        Self::on_context(rank, ranks, self.options.clone(), Arc::clone(&self.context))
     }
 
     fn engine(&mut self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {

@@ -8,10 +8,18 @@
 //! that another fabric of the process has allocated. The driver takes whole pages and takes none twice, so
 //! registrations of this process share them: the memory of one mapping is one registration, and memory that
 //! the driver knows already, such as that of `cudaMallocHost` or `hipHostMalloc`, is used as it is.
+//!
+//! # Spare memory
+//! Flags of operations that can be recorded into graphs are in host memory, so that the host can release a
+//! graph. To unregister them waits for every stream of the context, including one that waits for a peer, and
+//! holds up the calls that would release that stream. So a dropped region leaves short memory registered, for
+//! the next region of that length, or for the next import of the same memory of the peer.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Fault;
@@ -60,22 +68,74 @@ pub(super) fn device_pointer<D: RegionDevice>(
     unsafe { reader.host_pointer(start.cast()) }
 }
 
-/// A mapped memfd that is registered with the driver; unregistered when dropped.
+/// Length of the longest memory that stays registered after its region is dropped.
+const SPARE_BYTES_MAX: usize = 64 << 10;
+/// Largest number of registrations that no region uses. With more, the oldest is unregistered.
+const SPARES_MAX: usize = 64;
+
+/// Registered memory that no region uses, the oldest first.
+static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
+
+/// The memory that a registration maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// Memory of this process, by its length.
+    Own(u64),
+    /// Memory of another process: the device and the inode of the memfd, and the span in it.
+    Peer((u64, u64), (u64, u64)),
+}
+
+/// A registration that no region uses.
+struct Spare {
+    source: Source,
+    backend: BackendId,
+    /// The number of the context, and the driver's number of the allocation.
+    numbers: (usize, u64),
+    pinned: Box<dyn Any + Send>,
+}
+
+/// A mapped memfd that is registered with the driver.
+#[derive(Debug)]
+struct RegisteredMapping<D: RegionDevice> {
+    context: Arc<D>,
+    /// The address at which the device accesses the first byte.
+    start: DevicePtr,
+    mapping: Mapping,
+}
+
+impl<D: RegionDevice> Drop for RegisteredMapping<D> {
+    fn drop(&mut self) {
+        // An error means that the device is lost; the pages belong to the process.
+        let Ok(_current) = self.context.enter_relaxed() else { return };
+        // SAFETY: registered once by `PinnedHost::register`, and no longer in use: the region is dropped, and
+        // the contract of `submit` keeps it until its tickets are complete.
+        unsafe { self.context.unregister_host(self.mapping.base().cast()) };
+    }
+}
+
+/// A region's use of a mapped memfd that is registered with the driver.
 #[derive(Debug)]
 pub(super) struct PinnedHost<D: RegionDevice> {
-    context: Arc<D>,
-    address: DevicePtr,
-    registered: bool,
-    mapping: Mapping,
+    source: Source,
+    /// `None` only while it is dropped.
+    memory: Option<RegisteredMapping<D>>,
     /// Offset of the region in the mapping.
     begin: usize,
+    reusable: AtomicBool,
 }
 
 impl<D: RegionDevice> PinnedHost<D> {
     /// Allocates zeroed memory. The context is current.
     pub(super) fn create(context: &Arc<D>, bytes: u64, owner: Rank) -> Result<Self, D::Error> {
+        let source = Source::Own(bytes.next_multiple_of(PAGE_BYTES as u64));
+        if let Some(spare) = take_spare::<D>(context, source) {
+            let (base, length) = (spare.mapping.base(), spare.mapping.mapped_bytes());
+            // SAFETY: the mapping has that length, and no region uses it.
+            unsafe { base.write_bytes(0, length) };
+            return Ok(Self::new(source, spare, 0));
+        }
         let mapping = Mapping::create(bytes).map_err(Fault::of_mapping(owner))?;
-        Self::register(context, mapping, 0)
+        Self::register(context, mapping, 0, source)
     }
 
     /// Maps `bytes` of a peer's descriptor after its first `head` bytes. The descriptor must hold them.
@@ -85,50 +145,104 @@ impl<D: RegionDevice> PinnedHost<D> {
         (head, bytes): (u64, u64),
         peer: Rank,
     ) -> Result<Self, D::Error> {
+        let file = mapping::file_id(&fd).map_err(Fault::of_mapping(peer))?;
+        let source = Source::Peer(file, (head, bytes));
+        if let Some(spare) = take_spare::<D>(context, source) {
+            let begin = (head % PAGE_BYTES as u64) as usize;
+            return Ok(Self::new(source, spare, begin));
+        }
         let imported = Mapping::import(fd, head, bytes).map_err(Fault::of_mapping(peer));
         let (mapping, begin) = imported?;
-        Self::register(context, mapping, begin)
+        Self::register(context, mapping, begin, source)
     }
 
-    fn register(context: &Arc<D>, mapping: Mapping, begin: usize) -> Result<Self, D::Error> {
-        let context = Arc::clone(context);
-        let mut pinned = Self { context, address: 0, registered: false, mapping, begin };
-        let (context, mapping) = (&pinned.context, &pinned.mapping);
+    fn register(
+        context: &Arc<D>,
+        mapping: Mapping,
+        begin: usize,
+        source: Source,
+    ) -> Result<Self, D::Error> {
         // SAFETY: whole pages, which stay mapped until they are unregistered.
         unsafe { context.register_host(mapping.base().cast(), mapping.mapped_bytes()) }?;
-        pinned.registered = true;
-        pinned.address = pinned.address_for(&pinned.context)?;
-        Ok(pinned)
+        let context = Arc::clone(context);
+        let mut memory = RegisteredMapping { context, start: 0, mapping };
+        memory.start = device_pointer(&*memory.context, memory.mapping.base())?;
+        Ok(Self::new(source, memory, begin))
+    }
+
+    fn new(source: Source, memory: RegisteredMapping<D>, begin: usize) -> Self {
+        // An import changes nothing in the memory of its peer.
+        let reusable = AtomicBool::new(matches!(source, Source::Peer(..)));
+        Self { source, memory: Some(memory), begin, reusable }
+    }
+
+    /// Keeps the memory for another region. No peer writes to it any more.
+    pub(super) fn allow_reuse(&self) {
+        self.reusable.store(true, Ordering::Relaxed);
+    }
+
+    fn memory(&self) -> &RegisteredMapping<D> {
+        self.memory.as_ref().expect("only a drop takes the memory")
     }
 
     /// Returns the address at which another device of this process accesses the memory. That context is
     /// current.
     pub(super) fn address_for(&self, reader: &D) -> Result<DevicePtr, D::Error> {
-        Ok(device_pointer(reader, self.mapping.base())? + self.begin as u64)
+        Ok(device_pointer(reader, self.memory().mapping.base())? + self.begin as u64)
     }
 
     pub(super) fn view(&self) -> HostView {
-        let base = self.mapping.base().as_ptr().wrapping_add(self.begin);
+        let RegisteredMapping { start, mapping, .. } = self.memory();
+        let base = mapping.base().as_ptr().wrapping_add(self.begin);
         let base = NonNull::new(base).expect("a mapping does not wrap around");
-        HostView { base, address: self.address }
+        HostView { base, address: start + self.begin as u64 }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.mapping.fd()
+        self.memory().mapping.fd()
     }
 }
 
 impl<D: RegionDevice> Drop for PinnedHost<D> {
     fn drop(&mut self) {
-        if !self.registered {
-            return;
+        let Some(memory) = self.memory.take() else { return };
+        if *self.reusable.get_mut() && memory.mapping.mapped_bytes() <= SPARE_BYTES_MAX {
+            leave_spare(memory, self.source);
         }
-        // An error means that the device is lost; the pages belong to the process.
-        let Ok(_current) = self.context.enter_relaxed() else { return };
-        // SAFETY: registered once by `register`, and no longer in use: the region is dropped, and the
-        // contract of `submit` keeps it until its tickets are complete.
-        unsafe { self.context.unregister_host(self.mapping.base().cast()) };
     }
+}
+
+fn spares() -> MutexGuard<'static, Vec<Spare>> {
+    SPARES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a registration of the context. The context is current.
+fn take_spare<D: RegionDevice>(context: &D, source: Source) -> Option<RegisteredMapping<D>> {
+    let mut all = spares();
+    let fits = |spare: &Spare| {
+        let place = (spare.source, spare.backend, spare.numbers.0);
+        place == (source, backend_id::<D>(), context.id())
+    };
+    let spare = all.iter().rposition(fits).map(|index| all.remove(index))?;
+    drop(all);
+    let memory = spare.pinned.downcast::<RegisteredMapping<D>>().ok()?;
+    // If the context was destroyed meanwhile, the registration is gone.
+    let exists = context.allocation_number(memory.start) == Some(spare.numbers.1);
+    exists.then_some(*memory)
+}
+
+/// Keeps a registration for the next region, and unregisters the oldest one if there are too many.
+fn leave_spare<D: RegionDevice>(memory: RegisteredMapping<D>, source: Source) {
+    let Ok(current) = memory.context.enter_relaxed() else { return };
+    let number = memory.context.allocation_number(memory.start);
+    drop(current);
+    let Some(number) = number else { return };
+    let (backend, numbers) = (backend_id::<D>(), (memory.context.id(), number));
+    let mut all = spares();
+    all.push(Spare { source, backend, numbers, pinned: Box::new(memory) });
+    let oldest = (all.len() > SPARES_MAX).then(|| all.remove(0));
+    drop(all);
+    drop(oldest);
 }
 
 const PAGE_BYTES: usize = 4096;

@@ -16,8 +16,8 @@ use crate::handover::Entry;
 use crate::{EngineRegion, PeerRegion, RegionBounds};
 use peerlane_hal::{DmaBuf, Flush, Rank, Region, Role, Space};
 
-/// Time limit of a read of one flag.
-const FLAG_READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit of a read of one flag. A rank that reports what it waits for must answer within 250 ms.
+const FLAG_READ_TIMEOUT: Duration = Duration::from_millis(150);
 
 /// Registered memory of this rank.
 #[derive(Debug)]
@@ -117,6 +117,10 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
 
     fn flush(&self) -> Option<Arc<dyn Flush>> {
         self.nic_access.flush().filter(|_| !self.is_on_host())
+    }
+
+    fn allow_reuse(&self) {
+        self.registration.allow_reuse();
     }
 
     fn flags(&self) -> Option<&[AtomicU64]> {

@@ -168,6 +168,13 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
+    /// Keeps host memory that was allocated here for another region.
+    pub(super) fn allow_reuse(&self) {
+        if let Backing::Host(pinned) = &self.backing {
+            pinned.allow_reuse();
+        }
+    }
+
     /// Returns the flags that the host can read.
     pub(super) fn words(&self) -> Option<&[AtomicU64]> {
         let base = self.host().filter(|_| self.role == Role::Flags)?.base.as_ptr().cast();

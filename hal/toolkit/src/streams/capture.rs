@@ -1,28 +1,39 @@
 //! Resources of slices that are recorded into graphs.
 //!
 //! A graph may be replayed at any time, and no call reports its destruction. So a recorded slice has its own
-//! side streams, events, and a word on the device: the slice sets the word to 1 before its first wait and to
-//! 0 after its last one. While the word is 1, the graph runs, so the graph and the flags that it waits for
-//! are alive. Only then does a release write to these flags.
+//! side streams, events, and a word: the slice sets the word to 1 before its first wait and to 0 after its last
+//! one. While the word is not 0, the graph runs, so the graph and the flags that it waits for are alive. Only
+//! then does a release write to these flags.
+//!
+//! The words are in host memory, where the host reads them without a call of the driver. A copy from the device
+//! can be stuck behind copies of blocked graphs, and a write to host memory takes a graph no longer than one to
+//! device memory (docs/perf/cuda-release.md).
+//!
+//! # Replays that wait
+//! A stream can only write constants, so it cannot count replays. Instead the host changes a word from 1 to 2.
+//! The slice overwrites it, at the end of its waits and at the next replay. A word that is still 2 belongs to a
+//! slice that has waited since the host changed it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::StreamDevice;
 use super::emit::SideStream;
 use super::pending::Awaited;
-use super::resources::{DevicePage, Event, OwnStream, PAGE_WORDS, PinnedPage, Stream};
+use super::resources::{Event, PAGE_WORDS, PinnedPage, Stream};
 use crate::Fault;
-use crate::device::{CaptureState, CopyKind, DevicePtr};
+use crate::device::{CaptureState, DevicePtr};
 
-/// First word of the page for recorded slices.
-const BUSY_FIRST: usize = 64;
-/// Time limit of a query on a device that works.
-const POLL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Values of the word of a slice.
+const IDLE: u64 = 0;
+const WAITING: u64 = 1;
+const MARKED: u64 = 2;
 
 /// A recorded slice with waits.
 #[derive(Debug)]
 struct Recorded {
     awaited: Box<[Awaited]>,
+    /// The time at which its word was last marked.
+    marked_at: Instant,
 }
 
 /// The resources of the captures of one engine.
@@ -32,19 +43,16 @@ pub(super) struct Captures<D: StreamDevice> {
     started: Event<D>,
     /// Each uses the word with its index.
     recorded: Vec<Recorded>,
-    /// In device memory, since a write to the host would block the stream until it is visible there.
-    busy: DevicePage,
+    words: PinnedPage,
     /// Whether a slice was ever recorded. From then on, graphs may write to the engine's pages.
     used: bool,
 }
 
 impl<D: StreamDevice> Captures<D> {
     /// Creates the resources. The context is current.
-    pub(super) fn new(context: &D, stream: &OwnStream<D>) -> Result<Self, D::Error> {
-        let (started, busy) = (Event::create(context)?, DevicePage::take(context)?);
-        busy.clear(context, stream)?;
-        stream.finish(context, POLL_TIMEOUT, "clearing a page")?;
-        Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), busy, used: false })
+    pub(super) fn new(context: &D) -> Result<Self, D::Error> {
+        let (started, words) = (Event::create(context)?, PinnedPage::take(context)?);
+        Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), words, used: false })
     }
 
     /// Prepares for slices on `stream`, which captures. Returns the number of usable side streams.
@@ -91,23 +99,24 @@ impl<D: StreamDevice> Captures<D> {
         let index = match self.recorded.iter().position(same) {
             Some(index) => index,
             None => {
-                let most = PAGE_WORDS - BUSY_FIRST;
+                let most = PAGE_WORDS;
                 if self.recorded.len() == most {
                     return Err(Fault::Argument(format!(
                         "this engine has recorded {most} different slices into graphs, the \
                          maximum; use a new engine for more graphs"
                     )));
                 }
-                self.recorded.push(Recorded { awaited: awaited.collect() });
+                let awaited = awaited.collect();
+                self.recorded.push(Recorded { awaited, marked_at: Instant::now() });
                 self.recorded.len() - 1
             }
         };
-        Ok(self.busy.address(index))
+        Ok(self.words.address(index))
     }
 
     /// Leaves the page to the next engine. Nothing was recorded.
     pub(super) fn leave(self, context: &D) {
-        self.busy.leave(context);
+        self.words.leave(context);
     }
 
     pub(super) fn note_use(&mut self) {
@@ -118,30 +127,34 @@ impl<D: StreamDevice> Captures<D> {
         self.used
     }
 
-    /// Reads which graphs run now.
-    pub(super) fn poll_running(
-        &self,
-        context: &D,
-        stream: &OwnStream<D>,
-        page: &PinnedPage,
-    ) -> Result<(), D::Error> {
-        if self.recorded.is_empty() {
-            return Ok(());
+    /// Returns how long the slice that waits longest has waited, or `None` if none waits.
+    ///
+    /// The time counts from the first call that finds the slice waiting.
+    pub(super) fn longest_wait(&mut self) -> Option<Duration> {
+        let mut longest = None;
+        for (index, recorded) in self.recorded.iter_mut().enumerate() {
+            let waited = match self.words.exchange(index, WAITING, MARKED) {
+                IDLE => continue,
+                MARKED => recorded.marked_at.elapsed(),
+                _ => {
+                    recorded.marked_at = Instant::now();
+                    Duration::ZERO
+                }
+            };
+            longest = longest.max(Some(waited));
         }
-        let bytes = self.recorded.len() * size_of::<u64>();
-        let (to, from) = (page.address(BUSY_FIRST), self.busy.address(0));
-        // SAFETY: words of two pages, which are never freed.
-        unsafe { context.copy(stream.raw(), to, from, bytes, CopyKind::Host) }?;
-        stream.finish(context, POLL_TIMEOUT, "reading which graphs run")
+        longest
     }
 
-    /// Returns the flags that running graphs wait for, as of the last call of `poll_running`.
-    pub(super) fn awaited<'a>(
-        &'a self,
-        page: &'a PinnedPage,
-    ) -> impl Iterator<Item = Awaited> + Clone + 'a {
-        let busy = |(index, _): &(usize, &Recorded)| page.load(BUSY_FIRST + index) != 0;
-        let running = self.recorded.iter().enumerate().filter(busy);
+    /// Returns whether a graph waits for flags.
+    pub(super) fn is_waiting(&self) -> bool {
+        (0..self.recorded.len()).any(|index| self.words.load(index) != IDLE)
+    }
+
+    /// Returns the flags that running graphs wait for.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = Awaited> + Clone {
+        let recorded = self.recorded.iter().enumerate();
+        let running = recorded.filter(|(index, _)| self.words.load(*index) != IDLE);
         running.flat_map(|(_, recorded)| recorded.awaited.iter().copied())
     }
 }

@@ -58,7 +58,9 @@ use crate::device::{EngineRequest, StreamHandle};
 pub use crate::device::{StreamDevice, StreamLimits};
 use crate::regions::{Local, Remote};
 use crate::{EngineState, TimedParker};
-use peerlane_hal::{Caps, CopyEngine, Error as _, ErrorKind, Op, Rank, StreamOrdered, Ticket};
+use peerlane_hal::{
+    Caps, CopyEngine, Error as _, ErrorKind, LinkKind, Op, Rank, StreamOrdered, Ticket,
+};
 
 /// The method by which signals reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,6 +101,8 @@ pub struct EngineSetup {
     pub self_copy: SelfCopy,
     /// Whether a peer is reached through host memory.
     pub staged: bool,
+    /// The peers on the same device.
+    pub on_device: Vec<Rank>,
 }
 
 impl EngineSetup {
@@ -110,6 +114,12 @@ impl EngineSetup {
             signal: request.signal,
             self_copy,
             staged: request.is_staged(),
+            on_device: request
+                .peers
+                .iter()
+                .filter(|peer| peer.kind == LinkKind::Local)
+                .map(|peer| peer.peer)
+                .collect(),
         }
     }
 }
@@ -170,11 +180,11 @@ impl<D: StreamDevice> Engine<D> {
     /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that signals and
     /// waits need, and the driver's error.
     pub fn open(context: Arc<D>, setup: EngineSetup) -> Result<Self, D::Error> {
-        let EngineSetup { rank, peers, signal, self_copy, staged } = setup;
+        let EngineSetup { rank, peers, signal, self_copy, staged, on_device } = setup;
         let relaxed = context.enter_relaxed()?;
         context.check_words()?;
         let limits = context.stream_limits()?;
-        let resolver = OpResolver::new(rank, &peers, &limits);
+        let resolver = OpResolver::new(rank, &peers, on_device, &limits);
         let stream_plan = StreamPlan::new(resolver.ranks(), &limits);
         let streams = stream_plan.streams();
         let words_together = probes::check_batches(&*context)?;
@@ -182,7 +192,7 @@ impl<D: StreamDevice> Engine<D> {
         let sides = (0..stream_plan.sides()).map(|_| SideStream::create(&*context));
         let main = OwnStream::create(&*context)?;
         let hardware = Hardware {
-            captures: Captures::new(&*context, &main)?,
+            captures: Captures::new(&*context)?,
             main,
             sides: sides.collect::<Result<_, _>>()?,
             started: Event::create(&*context)?,
@@ -242,8 +252,12 @@ impl<D: StreamDevice> Engine<D> {
     }
 
     /// Queries which tickets are complete. A lost device reports its error at the next query of any event.
+    ///
+    /// While a graph must be released, nothing is queried: the launch of a further graph may hold a lock of the
+    /// driver until the release is complete.
     fn settle(&mut self) -> Result<(), D::Error> {
-        if self.pending.is_empty() {
+        let releases = self.state.is_released() && self.hardware.captures.is_waiting();
+        if self.pending.is_empty() || releases {
             return Ok(());
         }
         let _relaxed = self.context.enter_relaxed()?;
@@ -254,13 +268,14 @@ impl<D: StreamDevice> Engine<D> {
         Ok(())
     }
 
-    /// Writes the values of all awaited flags once.
+    /// Writes the values of all awaited flags once, first those that the host can access.
     fn release_round(&mut self) -> Result<(), D::Error> {
-        let _relaxed = self.context.enter_relaxed()?;
         let Hardware { captures, release, page, .. } = &mut *self.hardware;
-        let looked = captures.poll_running(&self.context, release.stream(), page);
-        let awaited = self.pending.awaited().chain(captures.awaited(page));
-        release.round(&self.context, page, awaited).and(looked)
+        if !release.write_from_host(captures, &self.pending) {
+            return Ok(());
+        }
+        let _relaxed = self.context.enter_relaxed()?;
+        release.write_from_stream(&self.context, page, captures, &self.pending)
     }
 }
 
@@ -337,6 +352,32 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
         self.state.keep(settled.and(round))
     }
 
+    fn compute_bytes(&mut self, ops: &[Op<'_, Local<D>, Remote<D>>], captured: bool) -> u64 {
+        // `submit` refuses a slice that names an unknown peer.
+        let Ok(totals) = steps::resolve(ops, &self.resolver, &mut self.steps) else { return 0 };
+        let (sides, together) = match captured {
+            true => (self.captured_sides(), false),
+            false => (self.hardware.sides.len(), self.copies_together),
+        };
+        self.stream_plan.begin(&totals, sides, together);
+        let peer_streams = self.stream_plan.peer_streams();
+        let back = self.self_copy.back(&self.limits, &totals, peer_streams, captured);
+        mark_link_copies(back, &self.steps, &mut self.marks);
+        let copied = |(step, mark): (&Step, &LinkCopy)| match (step, mark) {
+            (Step::Copy { bytes, copy_kind, .. }, mark)
+                if self.context.uses_compute_units(*copy_kind) =>
+            {
+                match mark {
+                    LinkCopy::None => *bytes,
+                    LinkCopy::Replaced => 0,
+                    LinkCopy::Back(_) => 2 * bytes,
+                }
+            }
+            _ => 0,
+        };
+        self.steps.iter().zip(&self.marks).map(copied).sum()
+    }
+
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = D::Error>> {
         Some(self)
     }
@@ -370,7 +411,7 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
         from.check(&*self.context)?;
         let captured = if from.is_capturing(&*self.context)? {
             self.capture_ability.clone()?;
-            let sides = self.stream_plan.sides().min(self.limits.captured_sides_max);
+            let sides = self.captured_sides();
             Some(self.hardware.captures.begin(&self.context, from, sides)?)
         } else {
             None
@@ -398,9 +439,18 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
             }
         }
     }
+
+    fn replay_wait(&mut self) -> Result<Option<Duration>, D::Error> {
+        Ok(self.hardware.captures.longest_wait())
+    }
 }
 
 impl<D: StreamDevice> Engine<D> {
+    /// Returns the number of side streams in a capture.
+    fn captured_sides(&self) -> usize {
+        self.stream_plan.sides().min(self.limits.captured_sides_max)
+    }
+
     /// Orders `into` behind the last ticket.
     fn join_eager(&mut self, into: &Stream) -> Result<(), D::Error> {
         self.settle()?;

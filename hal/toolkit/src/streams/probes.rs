@@ -396,7 +396,8 @@ fn probe_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D:
     }
 }
 
-/// Records a copy on a second stream, then a signal, the wait for it and its reset, then the mark.
+/// Records a graph: a copy on a second stream, a signal, the wait for it with its reset, and a write that
+/// marks the end.
 fn record<'a, D: StreamDevice>(
     context: &'a D,
     (stream, aside): (&OwnStream<D>, &OwnStream<D>),

@@ -16,19 +16,21 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{Error as _, ErrorKind};
 
 use super::batches::WordBatch;
-use super::pending::Awaited;
+use super::capture::Captures;
+use super::pending::{Awaited, Pending};
 use super::resources::{OwnStream, PinnedPage};
 use super::{Engine, Hardware, StreamDevice};
-use crate::device::WordCalls;
 
 /// Word of the page that counts the written rounds.
 const ROUND_WORD: usize = 8;
+/// Number of rounds on the stream. A device that other processes share switches to them when it has no work.
+const ROUNDS_MAX: u64 = 2;
 /// Values from here on do not satisfy waits for small values: the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
 /// Writes the values that blocked waits expect.
 #[derive(Debug)]
-pub(super) struct Releaser<D: WordCalls> {
+pub(super) struct Releaser<D: StreamDevice> {
     stream: OwnStream<D>,
     batch: WordBatch<D>,
     targets: Vec<Awaited>,
@@ -38,7 +40,7 @@ pub(super) struct Releaser<D: WordCalls> {
     host_rounds: u64,
 }
 
-impl<D: WordCalls> Releaser<D> {
+impl<D: StreamDevice> Releaser<D> {
     /// Creates the releaser. The context is current.
     pub(super) fn new(context: &D, together: bool) -> Result<Self, D::Error> {
         let stream = OwnStream::urgent(context)?;
@@ -46,31 +48,47 @@ impl<D: WordCalls> Releaser<D> {
         Ok(Self { stream, batch, targets: Vec::new(), rounds: 0, host_rounds: 0 })
     }
 
-    /// Returns the stream that blocked streams do not hold up.
-    pub(super) fn stream(&self) -> &OwnStream<D> {
-        &self.stream
-    }
-
     /// Returns whether the last round has been written.
     pub(super) fn is_written(&self, page: &PinnedPage) -> bool {
         page.load(ROUND_WORD) == self.rounds
     }
 
-    /// Writes to each flag the largest awaited value. A round goes onto the stream only after the previous
-    /// one was written, so that rounds do not accumulate on a device that makes no progress.
+    /// Writes the largest awaited value to each flag that the host can access. Returns whether there are others.
+    ///
+    /// No call of the driver is made, and no stream can hold this up.
+    pub(super) fn write_from_host(&mut self, captures: &Captures<D>, pending: &Pending) -> bool {
+        let awaited = pending.awaited().chain(captures.awaited());
+        self.targets.clear();
+        self.targets.extend(awaited.clone().filter(|target| target.host.is_some()));
+        keep_largest(&mut self.targets, self.host_rounds % 2 == 1);
+        self.host_rounds += 1;
+        for target in &self.targets {
+            let Some(host) = target.host else { continue };
+            // SAFETY: a word of a region of flags, aligned and mapped here (`EngineRegion::host_address`). An
+            // incomplete wait names it, so it is alive (`submit`). Of graphs, only the flags of running ones
+            // are passed.
+            let word = unsafe { AtomicU64::from_ptr(host as *mut u64) };
+            word.store(target.value, Ordering::Release);
+        }
+        awaited.into_iter().any(|target| target.host.is_none())
+    }
+
+    /// Writes the largest awaited value to each other flag. A round is put onto the stream only if there is room,
+    /// so that rounds do not accumulate on a device that makes no progress. The context is current.
     ///
     /// # Errors
     /// Returns the driver's error.
-    pub(super) fn round(
+    pub(super) fn write_from_stream(
         &mut self,
         context: &D,
         page: &PinnedPage,
-        awaited: impl Iterator<Item = Awaited> + Clone,
+        captures: &Captures<D>,
+        pending: &Pending,
     ) -> Result<(), D::Error> {
-        self.write_from_host(awaited.clone());
-        if !self.is_written(page) {
+        if self.rounds - page.load(ROUND_WORD) >= ROUNDS_MAX {
             return Ok(());
         }
+        let awaited = pending.awaited().chain(captures.awaited());
         self.targets.clear();
         self.targets.extend(awaited.filter(|target| target.host.is_none()));
         keep_largest(&mut self.targets, self.rounds % 2 == 1);
@@ -89,22 +107,6 @@ impl<D: WordCalls> Releaser<D> {
         self.batch.issue(context, stream)?;
         self.rounds += 1;
         Ok(())
-    }
-
-    /// Writes the flags that the host can access. No stream can hold this up.
-    fn write_from_host(&mut self, awaited: impl Iterator<Item = Awaited>) {
-        self.targets.clear();
-        self.targets.extend(awaited.filter(|target| target.host.is_some()));
-        keep_largest(&mut self.targets, self.host_rounds % 2 == 1);
-        self.host_rounds += 1;
-        for target in &self.targets {
-            let Some(host) = target.host else { continue };
-            // SAFETY: a word of a region of flags, aligned and mapped here (`EngineRegion::host_address`). An
-            // incomplete wait names it, so it is alive (`submit`). Of graphs, only the flags of running ones
-            // are passed.
-            let word = unsafe { AtomicU64::from_ptr(host as *mut u64) };
-            word.store(target.value, Ordering::Release);
-        }
     }
 }
 
@@ -139,36 +141,29 @@ impl<D: StreamDevice> Engine<D> {
     /// Releases until no work is left. Returns whether that was reached in time.
     fn drain(&mut self) -> bool {
         let start = Instant::now();
-        let mut rounds = 0;
+        let mut released = false;
         loop {
             if self.settle().is_err() {
                 return false;
             }
-            match self.is_drained(rounds) {
-                Some(true) => return true,
-                Some(false) => {}
-                None => return false,
+            let Hardware { release, page, .. } = &*self.hardware;
+            match self.is_idle().map(|idle| idle && released) {
+                Some(true) if release.is_written(page) => return true,
+                Some(true) => {}
+                Some(false) if self.release_round().is_ok() => released = true,
+                _ => return false,
             }
             if start.elapsed() >= DRAIN_TIMEOUT {
                 return false;
             }
-            if self.release_round().is_err() {
-                return false;
-            }
-            rounds += 1;
             std::thread::sleep(ROUND_INTERVAL);
         }
     }
 
-    /// Returns whether no work is left; `None` if the device no longer responds.
-    fn is_drained(&self, rounds: u32) -> Option<bool> {
-        let Hardware { captures, release, page, sides, main, .. } = &*self.hardware;
-        let looked = self
-            .context
-            .enter_relaxed()
-            .and_then(|_relaxed| captures.poll_running(&self.context, release.stream(), page));
-        looked.ok()?;
-        if !release.is_written(page) || captures.awaited(page).next().is_some() {
+    /// Returns whether no work is left apart from rounds; `None` if the driver reports an error.
+    fn is_idle(&self) -> Option<bool> {
+        let Hardware { captures, sides, main, .. } = &*self.hardware;
+        if captures.is_waiting() {
             return Some(false);
         }
         if self.state.check().is_ok() {
@@ -178,8 +173,7 @@ impl<D: StreamDevice> Engine<D> {
         // slice on the caller's stream.
         let _relaxed = self.context.enter_relaxed().ok()?;
         let mut streams = sides.iter().map(|side| side.stream()).chain([main]);
-        let idle = streams.try_fold(true, |all, it| Some(all & it.is_idle(&self.context).ok()?))?;
-        Some(idle && rounds > 0)
+        streams.try_fold(true, |all, it| Some(all & it.is_idle(&self.context).ok()?))
     }
 }
 

@@ -316,6 +316,13 @@ impl PinnedPage {
         self.words()[word].load(Ordering::Acquire)
     }
 
+    /// Stores `new` if the word is `current`. Returns the value before.
+    pub(super) fn exchange(&self, word: usize, current: u64, new: u64) -> u64 {
+        let word = &self.words()[word];
+        let found = word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire);
+        found.unwrap_or_else(|found| found)
+    }
+
     pub(super) fn store(&self, word: usize, value: u64) {
         self.words()[word].store(value, Ordering::Release);
     }

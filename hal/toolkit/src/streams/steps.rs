@@ -59,18 +59,30 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct OpResolver {
     peers: PeerSet,
+    /// The peers on the same device.
+    on_device: Vec<Rank>,
     piece_bytes_max: u64,
 }
 
 impl OpResolver {
-    pub(super) fn new(rank: Rank, peers: &[Rank], limits: &StreamLimits) -> Self {
+    pub(super) fn new(
+        rank: Rank,
+        peers: &[Rank],
+        on_device: Vec<Rank>,
+        limits: &StreamLimits,
+    ) -> Self {
         let peers = PeerSet::new(rank, peers.iter().copied());
-        Self { peers, piece_bytes_max: limits.piece_bytes_max }
+        Self { peers, on_device, piece_bytes_max: limits.piece_bytes_max }
     }
 
     /// Returns a number larger than every rank that can be reached.
     pub(super) fn ranks(&self) -> usize {
         self.peers.ranks()
+    }
+
+    /// Returns whether the memory of a peer is on the same device.
+    fn is_on_device(&self, peer: usize) -> bool {
+        self.on_device.contains(&Rank::at(peer))
     }
 
     fn target(&self, region: &impl PeerRegion) -> Result<Target, Fault> {
@@ -155,6 +167,7 @@ fn copy(
     totals.more_copies = totals.more_copies.saturating_add(more);
     let copy_kind = match (on_host, target) {
         ((false, false), Target::Own) => CopyKind::Local,
+        ((false, false), Target::Peer(peer)) if resolver.is_on_device(peer) => CopyKind::Local,
         ((false, false), Target::Peer(_)) => CopyKind::Peer,
         _ => CopyKind::Host,
     };

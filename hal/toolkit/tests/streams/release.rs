@@ -44,6 +44,69 @@ fn a_graph_that_waits_for_ever_is_released() {
     assert_eq!(error.kind(), ErrorKind::Aborted);
 }
 
+/// Calls `replay_wait` for `period`, and returns the longest result.
+fn longest_replay_wait(member: &mut Member, period: Duration) -> Option<Duration> {
+    let (start, mut longest) = (Instant::now(), None);
+    while start.elapsed() < period {
+        longest = longest.max(member.engine.streams().unwrap().replay_wait().unwrap());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    longest
+}
+
+#[test]
+fn a_replay_that_waits_is_reported() {
+    let (_driver, _turn) = driver();
+    let mut members = world(2, 5000, None);
+    let compute = Compute::new(0);
+    assert_eq!(members[0].engine.streams().unwrap().replay_wait().unwrap(), None);
+    let _graph = blocked(&mut members, &compute);
+    let start = Instant::now();
+    let waited = longest_replay_wait(&mut members[0], Duration::from_millis(200)).unwrap();
+    assert!(waited > Duration::from_millis(20), "{waited:?}");
+    assert!(waited <= start.elapsed(), "{waited:?}");
+    while members[0].engine.streams().unwrap().replay_wait().unwrap().is_some() {
+        members[0].engine.release().unwrap();
+        assert!(start.elapsed() < PATIENCE, "the graph is still reported");
+    }
+    // After its last wait, the graph still joins its streams.
+    while !compute.is_idle() {
+        assert!(start.elapsed() < PATIENCE, "the graph is not complete");
+    }
+}
+
+/// Replays of one start each that wait for a peer most of the time, but never for long.
+#[test]
+fn replays_that_go_on_are_not_reported_as_waiting_for_long() {
+    let (_driver, _turn) = driver();
+    let mut members = world(2, 64, None);
+    let streams: Vec<Compute> = (0..2).map(Compute::new).collect();
+    let graphs: Vec<Graph> = members
+        .iter_mut()
+        .zip(&streams)
+        .map(|(member, compute)| {
+            compute.begin_capture(Mode::ThreadLocal);
+            member.engine.streams().unwrap().fork(&compute.handle()).unwrap();
+            member.submit(0, CAPTURED);
+            member.engine.streams().unwrap().join(&compute.handle()).unwrap();
+            compute.end_capture()
+        })
+        .collect();
+    let mut longest = None;
+    let start = Instant::now();
+    for _ in 0..20 {
+        graphs[0].launch();
+        longest = longest.max(longest_replay_wait(&mut members[0], Duration::from_millis(20)));
+        graphs[1].launch();
+    }
+    let period = start.elapsed();
+    streams.iter().for_each(Compute::finish);
+    let longest = longest.expect("the replays wait");
+    assert!(longest < period / 4, "{longest:?} of {period:?}");
+    longest_replay_wait(&mut members[0], Duration::from_millis(20));
+    assert_eq!(members[0].engine.streams().unwrap().replay_wait().unwrap(), None);
+}
+
 #[test]
 fn a_drop_releases_a_graph() {
     let (_driver, _turn) = driver();

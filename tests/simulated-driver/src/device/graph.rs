@@ -10,7 +10,11 @@ use super::command::Command;
 use super::completion::Completion;
 use super::counters::Counter;
 use super::session::Session;
+use super::settings::Setting;
 use super::sync::lock;
+
+/// Number of nodes in branches that take all channels: CUDA_DEVICE_MAX_CONNECTIONS is 8 by default.
+const CHANNELS: usize = 8;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -64,6 +68,12 @@ impl Program {
         Launch { program: self.clone(), before: None, done: None }
     }
 
+    /// Returns whether the branches take all channels of the device while the graph runs.
+    fn holds_queues(&self) -> bool {
+        let branches: usize = self.chains.iter().skip(1).map(Vec::len).sum();
+        branches >= CHANNELS && Setting::BranchedGraphs.is("hold")
+    }
+
     fn run(&self) {
         let done: Vec<Completion> = self.nodes.iter().map(|_| Completion::default()).collect();
         let done = &done;
@@ -98,7 +108,10 @@ impl Launch {
         if let Some(before) = &self.before {
             before.wait(|| session.fault().is_some());
         }
-        self.program.run();
+        match self.program.holds_queues() {
+            true => session.hold_queues(|| self.program.run()),
+            false => self.program.run(),
+        }
         Counter::GraphLaunches.add(session.device(), 1);
         self.abandon();
         Ok(())

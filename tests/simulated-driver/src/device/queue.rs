@@ -90,6 +90,7 @@ impl Queue {
             };
             state.running = true;
             drop(state);
+            self.session.wait_until_free();
             if self.session.fault().is_some() {
                 command.abandon();
             } else if let Err(fault) = command.run(&self.session) {
@@ -116,6 +117,7 @@ impl Queue {
 
     /// Takes a command: into the capture, if there is one, or to be run.
     pub(crate) fn submit(&self, command: Command) -> Result<(), Refused> {
+        self.session.wait_until_open();
         self.order_with_default()?;
         let mut state = lock(&self.state);
         if let Some(member) = &mut state.member {

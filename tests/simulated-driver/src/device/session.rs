@@ -1,14 +1,18 @@
 //! Holds a device that this process has opened: its queues, the devices it can access, and its
 //! fault.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use super::counters::Counter;
 use super::fault::Fault;
 use super::memory::AddressSpace;
-use super::queue::{Queue, QueueKind};
+use super::queue::{Queue, QueueKind, Refused};
 use super::sync::lock;
+
+/// Time between two looks at the graphs that hold up queues.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// From the first user of a device to the last. A new one begins whole.
 #[derive(Debug)]
@@ -21,6 +25,10 @@ pub(crate) struct Session {
     peers: AtomicU64,
     queues: Mutex<Vec<Weak<Queue>>>,
     default_queue: Mutex<Option<Arc<Queue>>>,
+    /// Number of running graphs that hold up the queues.
+    holding: AtomicUsize,
+    /// Number of calls that wait for all queues and let nobody submit meanwhile.
+    draining: AtomicUsize,
 }
 
 impl Session {
@@ -35,6 +43,8 @@ impl Session {
             peers: AtomicU64::new(0),
             queues: Mutex::default(),
             default_queue: Mutex::default(),
+            holding: AtomicUsize::new(0),
+            draining: AtomicUsize::new(0),
         })
     }
 
@@ -74,6 +84,36 @@ impl Session {
             Some(Fault::Gone)
         } else {
             self.fault.get().copied()
+        }
+    }
+
+    /// Lets no queue begin a command while `run` runs.
+    pub(super) fn hold_queues(&self, run: impl FnOnce()) {
+        self.holding.fetch_add(1, Ordering::AcqRel);
+        run();
+        self.holding.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Waits until no graph holds up the queues, or until the session has a fault.
+    pub(super) fn wait_until_free(&self) {
+        while self.holding.load(Ordering::Acquire) > 0 && self.fault().is_none() {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Waits for everything that was submitted, and holds up further submissions meanwhile.
+    pub(crate) fn drain_alone(&self) -> Result<(), Refused> {
+        self.draining.fetch_add(1, Ordering::AcqRel);
+        let mut queues = self.queues().into_iter().filter(|queue| !queue.is_capturing());
+        let drained = queues.try_for_each(|queue| queue.drain());
+        self.draining.fetch_sub(1, Ordering::AcqRel);
+        drained
+    }
+
+    /// Waits until no call drains the queues alone.
+    pub(super) fn wait_until_open(&self) {
+        while self.draining.load(Ordering::Acquire) > 0 && self.fault().is_none() {
+            std::thread::sleep(LOOK);
         }
     }
 

@@ -89,6 +89,9 @@ settings! {
     DropCopies = "DROP_COPIES", Values::Words(&["none", "peer", "local", "all"]), 0;
     /// What happens to words while their queue is captured: `now` writes them at once.
     CapturedWords = "CAPTURED_WORDS", Values::Words(&["record", "refuse", "drop", "now"]), 0;
+    /// Whether a running graph with many branches holds up the other queues of its session, as on an H200
+    /// (docs/perf/cuda-release.md).
+    BranchedGraphs = "BRANCHED_GRAPHS", Values::Words(&["free", "hold"]), 1;
     /// True if memory can be exported as dma-buf for NICs.
     DmaBuf = "DMABUF", OFF_ON, 1;
     /// When devices see the writes of NICs: always; after a flush; never reliably.

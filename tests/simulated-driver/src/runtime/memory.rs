@@ -113,8 +113,10 @@ pub(crate) fn register<A: Api>(
     adopted.ok_or(OUT_OF_MEMORY)
 }
 
+/// Waits for every stream of the context, as on an H200, where a stream that releases another one gets no
+/// further meanwhile.
 pub(crate) fn unregister<A: Api>(address: *mut c_void) -> Outcome {
-    A::ready()?;
+    A::current()?.drain_alone()?;
     let removed =
         memory().remove(address as u64, |range| matches!(range.kind, Kind::Registered { .. }));
     removed.map_err(|_| HOST_MEMORY_NOT_REGISTERED)

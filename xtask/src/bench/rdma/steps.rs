@@ -189,7 +189,9 @@ fn ranks(ranks_of_nodes: &[usize], program: &str) -> String {
     };
     let places = ranks_of_nodes.iter().enumerate();
     let places = places.flat_map(|(node, count)| (0..*count).map(move |local| (node, local)));
-    let mut lines = String::from("rm -f /tmp/rank*\n");
+    // The hub listens on all addresses of its node only with a secret.
+    let secret = "export PEERLANE_SECRET=$(cat /proc/sys/kernel/random/uuid)";
+    let mut lines = format!("rm -f /tmp/rank*\n{secret}\n");
     for (rank, (node, local)) in places.enumerate().skip(1) {
         lines += &format!("{} >/tmp/rank{rank} 2>&1 &\n", place(rank, node, local));
     }
@@ -311,13 +313,13 @@ mod tests {
         let lines = ranks(&[1, 2], "peerlane allgather");
         let lines: Vec<_> = lines.lines().collect();
         assert_eq!(
-            lines[1],
+            lines[2],
             "ip netns exec node1 env RANK=1 WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 \
              MASTER_ADDR=10.0.0.1 peerlane allgather --device rxe1 --timeout 120 >/tmp/rank1 2>&1 &"
         );
-        assert!(lines[2].starts_with("ip netns exec node1 env RANK=2 WORLD_SIZE=3 LOCAL_RANK=1 "));
-        assert!(lines[3].ends_with("--json - || { cat /tmp/rank*; exit 1; }"));
-        assert_eq!(lines.len(), 5);
+        assert!(lines[3].starts_with("ip netns exec node1 env RANK=2 WORLD_SIZE=3 LOCAL_RANK=1 "));
+        assert!(lines[4].ends_with("--json - || { cat /tmp/rank*; exit 1; }"));
+        assert_eq!(lines.len(), 6);
     }
 
     #[test]

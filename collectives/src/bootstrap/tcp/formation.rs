@@ -1,0 +1,134 @@
+//! Forms the group of the ranks that remain when a group shrinks.
+//!
+//! The hub of the new group collects the hellos of the remaining ranks and answers them all at once: when every rank has
+//! arrived whose process still runs, or when its time has passed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use peerlane_hal::{Deadline, Rank};
+
+use super::handshake::{GroupId, Hello, Refusal};
+
+/// The ranks of a group that shrinks, and those of them that have arrived at the new hub.
+pub(super) struct Formation {
+    group: GroupId,
+    ranks: usize,
+    /// The ranks that may take part, with the addresses at which they listen.
+    remaining: Vec<(Rank, SocketAddr)>,
+    /// The connections of the ranks that have arrived, with their numbers.
+    arrived: BTreeMap<Rank, (u64, TcpStream)>,
+    /// The ranks of the new group, in order, once it is formed.
+    members: Option<Vec<(Rank, u64)>>,
+}
+
+impl Formation {
+    pub(super) fn new(group: GroupId, ranks: usize, remaining: Vec<(Rank, SocketAddr)>) -> Self {
+        Self { group, ranks, remaining, arrived: BTreeMap::new(), members: None }
+    }
+
+    /// Returns the number of ranks of the group that shrinks.
+    pub(super) fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Handles the hello of a connection. A later connection of a rank replaces an earlier one, which the rank has given up.
+    pub(super) fn arrive(
+        &mut self,
+        hello: &Hello,
+        number: u64,
+        stream: TcpStream,
+    ) -> Result<(), Refusal> {
+        let rank = Rank(hello.rank);
+        if hello.shrinks != Some(self.group) || hello.ranks as usize != self.ranks {
+            return Err(Refusal::OtherGroup);
+        }
+        if self.members.is_some() || self.remaining.iter().all(|(remaining, _)| *remaining != rank)
+        {
+            return Err(Refusal::ShrunkWithout { rank: rank.0 });
+        }
+        self.arrived.insert(rank, (number, stream));
+        Ok(())
+    }
+
+    fn absent(&self) -> impl Iterator<Item = (Rank, SocketAddr)> {
+        let remaining = self.remaining.iter().copied();
+        remaining.filter(|(rank, _)| !self.arrived.contains_key(rank))
+    }
+
+    /// Forms the group of the ranks that have arrived, and returns their connections.
+    pub(super) fn form(&mut self) -> BTreeMap<u64, TcpStream> {
+        let arrived = std::mem::take(&mut self.arrived);
+        let members = arrived.iter().map(|(rank, (number, _))| (*rank, *number)).collect();
+        self.members = Some(members);
+        arrived.into_values().collect()
+    }
+
+    /// Returns the number of ranks of the new group once it is formed.
+    pub(super) fn formed_ranks(&self) -> Option<usize> {
+        self.members.as_ref().map(Vec::len)
+    }
+
+    /// Returns the rank in the new group of a connection of the old rank `rank`.
+    pub(super) fn member(&self, rank: u32, number: u64) -> Result<Rank, Refusal> {
+        let members = self.members.as_deref().unwrap_or_default();
+        let index = members.iter().position(|member| *member == (Rank(rank), number));
+        index.map(Rank::at).ok_or(Refusal::Closing)
+    }
+}
+
+/// Finds out whether the processes of ranks still run, through the addresses at which they listen.
+#[derive(Default)]
+pub(super) struct Probes {
+    /// A connection closes when the process at its other end ends.
+    connections: BTreeMap<Rank, TcpStream>,
+    hosts_down: BTreeSet<IpAddr>,
+}
+
+impl Probes {
+    /// Returns whether the process of a rank has ended, or its host has not answered for an eighth of the time until the
+    /// deadline.
+    pub(super) fn is_gone(
+        &mut self,
+        (rank, address): (Rank, SocketAddr),
+        deadline: Deadline,
+    ) -> bool {
+        if self.hosts_down.contains(&address.ip()) {
+            return true;
+        }
+        if let Some(connection) = self.connections.get(&rank) {
+            let waits = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+            return match connection.peek(&mut [0]) {
+                Ok(bytes) => bytes == 0,
+                Err(error) => !waits(&error),
+            };
+        }
+        let timeout = (deadline.remaining() / 8).max(Duration::from_millis(1));
+        let connected = TcpStream::connect_timeout(&address, timeout);
+        match connected.and_then(|stream| stream.set_nonblocking(true).map(|()| stream)) {
+            Ok(stream) => {
+                self.connections.insert(rank, stream);
+                false
+            }
+            Err(error) => {
+                if error.kind() != io::ErrorKind::ConnectionRefused {
+                    self.hosts_down.insert(address.ip());
+                }
+                true
+            }
+        }
+    }
+
+    /// Returns whether all ranks that have not arrived are gone.
+    pub(super) fn are_gone(&mut self, absent: &[(Rank, SocketAddr)], deadline: Deadline) -> bool {
+        absent.iter().all(|rank| self.is_gone(*rank, deadline))
+    }
+}
+
+/// Returns the ranks that have not arrived, or `None` once the group is formed.
+pub(super) fn absent(formation: Option<&Formation>) -> Option<Vec<(Rank, SocketAddr)>> {
+    let formation = formation.filter(|formation| formation.members.is_none())?;
+    Some(formation.absent().collect())
+}

@@ -1,0 +1,255 @@
+//! Encodes the handshake of a connection, in which both sides prove that they know the secret of the job.
+//!
+//! | sender | message | content |
+//! | --- | --- | --- |
+//! | both | preamble | eight bytes that name the protocol, then four bytes with its version, little endian |
+//! | hub | challenge | a random [`Nonce`] |
+//! | rank | [`Sealed`] [`Hello`] | the rank, a random nonce of its own, and the proof of all messages so far |
+//! | hub | [`Sealed`] [`HelloReply`] | a welcome or a refusal, and the proof of all messages so far |
+//!
+//! The preamble never changes, so that any two versions can tell that they differ. All other messages are frames.
+//! A proof is the HMAC-SHA-256 of a label and of the messages, with the secret as key. It contains the nonces of
+//! both sides, so a message of another connection does not pass, and neither side accepts the other without the
+//! secret. Without a secret there are no proofs.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+
+use hmac::Mac as _;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::super::message::Blob;
+use super::super::secret::Secret;
+
+/// The version of the protocol after the preamble.
+pub(super) const VERSION: u32 = 4;
+
+/// Maximum size of a frame of the handshake in bytes.
+pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
+
+const MAGIC: [u8; 8] = *b"PEERLANE";
+const PREAMBLE_BYTES: usize = 12;
+
+/// A random number that the other side cannot foresee, so that an old proof proves nothing.
+pub(super) type Nonce = [u8; 32];
+
+/// The number of a group, which the hub of the group draws.
+pub(super) type GroupId = [u8; 32];
+
+/// A rank's request to join.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) nonce: Nonce,
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+    pub(super) host: String,
+    /// The id of the job, if it has one.
+    pub(super) job: Option<String>,
+    /// Whether the process of this rank runs the hub.
+    pub(super) runs_hub: bool,
+    /// The address at which this rank listens for the others if the group shrinks, if it can listen.
+    pub(super) address: Option<SocketAddr>,
+    /// The group that shrinks, whose ranks `rank` and `ranks` count; `None` to join a first group.
+    pub(super) shrinks: Option<GroupId>,
+}
+
+/// The hub's answer to a hello.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum HelloReply {
+    /// The rank has joined, under this number.
+    Welcome {
+        group: GroupId,
+        rank: u32,
+        ranks: u32,
+    },
+    Refused(Refusal),
+}
+
+/// The reason why the hub refuses a rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Refusal {
+    /// The hello is malformed or without the right proof. The rank sees from the proof of the hub what is wrong.
+    Unproven,
+    Job {
+        job: String,
+        hub_job: String,
+    },
+    Ranks {
+        rank: u32,
+        ranks: u32,
+        hub_ranks: u32,
+    },
+    OutOfRange {
+        rank: u32,
+        ranks: u32,
+    },
+    Taken {
+        rank: u32,
+        origin: String,
+        same_host: bool,
+    },
+    Ended {
+        cause: String,
+    },
+    Closing,
+    /// The hub serves another group than the one that shrinks, or another than the first one.
+    OtherGroup,
+    /// The group has shrunk without this rank.
+    ShrunkWithout {
+        rank: u32,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unproven => {
+                f.write_str("the rank sent no hello that proves that it knows the secret")
+            }
+            Self::Job { job, hub_job } => write!(
+                f,
+                "this process belongs to job {job:?}, the hub to job {hub_job:?}; set MASTER_PORT or \
+                 PEERLANE_PORT to a different port for every job"
+            ),
+            Self::Ranks { rank, ranks, hub_ranks } => write!(
+                f,
+                "rank {rank} expects {ranks} ranks, the hub expects {hub_ranks}; set the same \
+                 WORLD_SIZE on all ranks"
+            ),
+            Self::OutOfRange { rank, ranks } => write!(
+                f,
+                "rank {rank} is out of range, expected a rank below {ranks}, the number of ranks"
+            ),
+            Self::Taken { rank, origin, same_host } => {
+                let host = if *same_host { "this host" } else { "another host" };
+                write!(
+                    f,
+                    "another process on {host}, connected from {origin}, is already rank {rank}; \
+                     set a different RANK in every process, and a different port for every job"
+                )
+            }
+            Self::Ended { cause } => write!(f, "the group has already ended: {cause}"),
+            Self::Closing => f.write_str("the hub is shutting down"),
+            Self::OtherGroup => f.write_str("the hub serves another group"),
+            Self::ShrunkWithout { rank } => write!(
+                f,
+                "the group has shrunk without rank {rank}, which did not call `shrink` in time"
+            ),
+        }
+    }
+}
+
+/// Which side of a connection sends a message: a proof of one side proves nothing for the other.
+#[derive(Clone, Copy)]
+pub(super) enum Side {
+    Rank,
+    Hub,
+}
+
+/// A message of the handshake, with the proof that its sender knows the secret if it has one.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Sealed {
+    proof: Option<[u8; 32]>,
+    pub(super) message: Blob,
+}
+
+/// The reason why a message of the handshake is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OpenError {
+    /// This side has a secret, and the other side has none.
+    NoProof,
+    /// The other side has a secret, and this side has none.
+    NoSecret,
+    /// The other side has another secret, or repeats a message of another connection.
+    WrongProof,
+    Malformed,
+}
+
+impl Sealed {
+    /// Encodes a message with its proof. `earlier` are all messages that both sides have sent after the preamble.
+    pub(super) fn new(
+        secret: Option<&Secret>,
+        side: Side,
+        earlier: &[&[u8]],
+        message: &impl Serialize,
+    ) -> Self {
+        let message = postcard::to_stdvec(message).expect("messages consist of plain data");
+        let proof = secret.map(|secret| {
+            let mac = secret.mac(&parts(side, earlier, &message));
+            mac.finalize().into_bytes().into()
+        });
+        Self { proof, message: Blob(message) }
+    }
+
+    /// Verifies the proof in constant time, and only then decodes the message.
+    pub(super) fn open<T: DeserializeOwned>(
+        &self,
+        secret: Option<&Secret>,
+        side: Side,
+        earlier: &[&[u8]],
+    ) -> Result<T, OpenError> {
+        match (secret, &self.proof) {
+            (None, None) => {}
+            (None, Some(_)) => return Err(OpenError::NoSecret),
+            (Some(_), None) => return Err(OpenError::NoProof),
+            (Some(secret), Some(proof)) => {
+                let mac = secret.mac(&parts(side, earlier, &self.message.0));
+                mac.verify_slice(proof).map_err(|_| OpenError::WrongProof)?;
+            }
+        }
+        match postcard::take_from_bytes(&self.message.0) {
+            Ok((message, [])) => Ok(message),
+            _ => Err(OpenError::Malformed),
+        }
+    }
+}
+
+/// Returns what the proof of a message covers.
+fn parts<'a>(side: Side, earlier: &[&'a [u8]], message: &'a [u8]) -> Vec<&'a [u8]> {
+    let label: &[u8] = match side {
+        Side::Rank => b"peerlane: rank to hub",
+        Side::Hub => b"peerlane: hub to rank",
+    };
+    [&[label], earlier, &[message]].concat()
+}
+
+pub(super) fn preamble() -> [u8; PREAMBLE_BYTES] {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+    bytes[MAGIC.len()..].copy_from_slice(&VERSION.to_le_bytes());
+    bytes
+}
+
+/// The reason why the other side does not speak this version of the protocol.
+#[derive(Debug)]
+pub(super) enum PreambleError {
+    Io(io::Error),
+    /// The bytes that were received.
+    Foreign(Vec<u8>),
+    Version(u32),
+}
+
+/// Reads the preamble, and fails at the first byte that does not match.
+pub(super) fn read_preamble(stream: &mut impl Read) -> Result<(), PreambleError> {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    let mut filled = 0;
+    while filled < PREAMBLE_BYTES {
+        match stream.read(&mut bytes[filled..]) {
+            Ok(0) => return Err(PreambleError::Io(io::ErrorKind::UnexpectedEof.into())),
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(PreambleError::Io(error)),
+        }
+        let magic = &bytes[..filled.min(MAGIC.len())];
+        if !MAGIC.starts_with(magic) {
+            return Err(PreambleError::Foreign(bytes[..filled].to_vec()));
+        }
+    }
+    let version = bytes[MAGIC.len()..].try_into().expect("four bytes are left");
+    match u32::from_le_bytes(version) {
+        VERSION => Ok(()),
+        other => Err(PreambleError::Version(other)),
+    }
+}

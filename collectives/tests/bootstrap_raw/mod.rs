@@ -1,0 +1,114 @@
+//! Connections to a hub that send raw bytes, as a rank or as a process that is none.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use hmac::{Hmac, KeyInit, Mac};
+use peerlane_collectives::bootstrap::tcp::Hub;
+use sha2::Sha256;
+
+pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x04\0\0\0";
+
+/// Far below a patient deadline, yet enough for a busy machine: what comes sooner was not waited for.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(15);
+
+/// The nonce of every rank with raw bytes.
+pub(crate) const NONCE: [u8; 32] = [7; 32];
+
+/// Connects and sends these bytes.
+pub(crate) fn stranger(hub: &Hub, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(hub.address()).unwrap();
+    stream.set_read_timeout(Some(AT_ONCE)).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
+}
+
+/// Returns a frame with this content.
+pub(crate) fn frame(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_le_bytes(), body].concat()
+}
+
+/// Reads the content of the next frame.
+pub(crate) fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut body = vec![0; u32::from_le_bytes(length) as usize];
+    stream.read_exact(&mut body).unwrap();
+    body
+}
+
+/// Sends the preamble, and returns the nonce of the hub.
+pub(crate) fn challenge(hub: &Hub) -> (TcpStream, Vec<u8>) {
+    let mut stream = stranger(hub, PREAMBLE);
+    let mut preamble = [0; PREAMBLE.len()];
+    stream.read_exact(&mut preamble).unwrap();
+    assert_eq!(&preamble, PREAMBLE);
+    let nonce = read_frame(&mut stream);
+    assert_eq!(nonce.len(), 32);
+    (stream, nonce)
+}
+
+/// Returns the hello of a rank.
+pub(crate) fn hello(rank: u32, ranks: u32) -> Vec<u8> {
+    let (address, shrinks) = (None::<SocketAddr>, None::<[u8; 32]>);
+    let hello = (NONCE, rank, ranks, "a host", None::<&str>, false, address, shrinks);
+    postcard::to_stdvec(&hello).unwrap()
+}
+
+/// Returns the proof of one side for a message, after the messages of the handshake before it.
+pub(crate) fn proof(secret: &str, side: &str, messages: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    for part in [side.as_bytes()].iter().chain(messages) {
+        mac.update(&(part.len() as u64).to_le_bytes());
+        mac.update(part);
+    }
+    mac.finalize().into_bytes().into()
+}
+
+/// Returns the frame of a message with its proof, if there is one.
+pub(crate) fn sealed(proof: Option<[u8; 32]>, message: &[u8]) -> Vec<u8> {
+    let proof = proof.map_or_else(|| vec![0], |proof| [&[1][..], &proof].concat());
+    let message = postcard::to_stdvec(message).unwrap();
+    frame(&[proof, message].concat())
+}
+
+/// A rank that has joined, and does nothing by itself.
+pub(crate) struct Silent(pub(crate) TcpStream);
+
+impl Silent {
+    pub(crate) fn join(hub: &Hub, rank: u32, ranks: u32) -> Self {
+        let (mut stream, _) = challenge(hub);
+        stream.write_all(&sealed(None, &hello(rank, ranks))).unwrap();
+        // No proof, and a message of kind 0: welcome.
+        let reply = read_frame(&mut stream);
+        assert_eq!((reply[0], reply[2]), (0, 0), "not welcome");
+        Self(stream)
+    }
+
+    pub(crate) fn origin(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+
+    pub(crate) fn frame(&mut self) -> Vec<u8> {
+        read_frame(&mut self.0)
+    }
+
+    /// Waits until `count` ranks have joined, which is in messages of number 0.
+    pub(crate) fn wait_here(&mut self, count: u8) {
+        while self.frame()[..2] != [0, count] {}
+    }
+
+    /// Waits until the group is over, which is message number 2.
+    pub(crate) fn wait_over(&mut self) {
+        while self.frame()[0] != 2 {}
+    }
+
+    /// Contributes to an exchange.
+    pub(crate) fn contribute(&mut self, sequence: u64, label: &str, bytes: &[u8]) {
+        let request = postcard::to_stdvec(&(0_u8, sequence, label, bytes)).unwrap();
+        self.0.write_all(&frame(&request)).unwrap();
+    }
+}

@@ -1,0 +1,155 @@
+//! Identifies the host and the network namespace of a process, which decide whether it can hand memory to another process.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::LazyLock;
+
+use crate::Fault;
+use peerlane_hal::Rank;
+use peerlane_hal::wire::{Reader, Truncated, Writer};
+
+/// Longest name in an address in bytes, inclusive.
+const NAME_BYTES_MAX: usize = 255;
+/// Identifies a running kernel; containers of one host read the same value.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
+
+/// Identifies the host of a process and its network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Random for each boot of the kernel. Zero where it cannot be read; such hosts count as one.
+    boot: [u8; 16],
+    /// The inode of the network namespace, in which abstract sockets have their names. Zero where it cannot be read.
+    network: u64,
+    /// The host name, for texts.
+    name: String,
+}
+
+impl Host {
+    /// Returns the host of this process, as it was at the first call.
+    pub fn own() -> &'static Self {
+        static OWN: LazyLock<Host> = LazyLock::new(Host::find);
+        &OWN
+    }
+
+    fn find() -> Self {
+        let boot = std::fs::read_to_string(BOOT_ID).ok();
+        let boot = boot.and_then(|text| parse_uuid(text.trim())).unwrap_or_default();
+        let network = std::fs::metadata(NETWORK_NAMESPACE).map_or(0, |metadata| metadata.ino());
+        let name = std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned();
+        Self { boot, network, name }
+    }
+
+    /// Checks that a process on this host can request memory from `peer`.
+    ///
+    /// # Errors
+    /// Returns [`Fault::Mismatch`] if the peer is on another host or in another network namespace.
+    pub fn check_reaches(&self, rank: Rank, peer: Rank, other: &Self) -> Result<(), Fault> {
+        let Self { boot, network, name } = self;
+        if other.boot != *boot {
+            return Err(Fault::Mismatch(format!(
+                "cannot connect to rank {peer}: it runs on host {}, but rank {rank} on host {name}; \
+                 memory can be shared only inside one host, use the backend rdma between hosts",
+                other.name
+            )));
+        }
+        if other.network != *network && other.network != 0 && *network != 0 {
+            return Err(Fault::Mismatch(format!(
+                "cannot connect to rank {peer}: it runs on host {} in the network namespace {}, but \
+                 rank {rank} on host {name} in the network namespace {network}; memory can be shared \
+                 only inside one network namespace: run all ranks of a host in one (docker: \
+                 --network=host), or use the backend rdma between namespaces",
+                other.name, other.network
+            )));
+        }
+        Ok(())
+    }
+
+    /// Appends the host to an address.
+    #[must_use]
+    pub fn write(&self, writer: Writer) -> Writer {
+        write_name(writer.bytes(&self.boot).u64(self.network), &self.name)
+    }
+
+    /// Reads the host from an address.
+    ///
+    /// # Errors
+    /// If the address ends before.
+    pub fn read(reader: &mut Reader<'_>) -> Result<Self, Truncated> {
+        let (boot, network) = (reader.array("boot id")?, reader.u64("network namespace")?);
+        Ok(Self { boot, network, name: read_name(reader, "name of the host")? })
+    }
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    let pairs = digits.chunks_exact(2).map(|pair| {
+        let pair = std::str::from_utf8(pair).ok()?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    let bytes: Vec<u8> = pairs.collect::<Option<_>>()?;
+    bytes.try_into().ok().filter(|_| digits.len() == 32)
+}
+
+/// Appends a name to an address, at most its first 255 bytes.
+pub(crate) fn write_name(writer: Writer, name: &str) -> Writer {
+    let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
+    writer.u16(bytes.len() as u16).bytes(bytes)
+}
+
+/// Reads a name from an address.
+pub(crate) fn read_name(reader: &mut Reader<'_>, field: &'static str) -> Result<String, Truncated> {
+    let length = usize::from(reader.u16(field)?);
+    Ok(String::from_utf8_lossy(reader.bytes(field, length)?).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(boot: u8, network: u64, name: &str) -> Host {
+        Host { boot: [boot; 16], network, name: name.to_owned() }
+    }
+
+    #[test]
+    fn another_host_and_another_network_namespace_are_named() {
+        let own = host(7, 11, "node-3");
+        let text = |other: &Host| {
+            own.check_reaches(Rank(0), Rank(2), other).map_err(|fault| fault.to_string())
+        };
+        assert_eq!(text(&own), Ok(()));
+        // A container has a name of its own. A namespace that is not known counts as the same.
+        assert_eq!(text(&host(7, 11, "pod-1")), Ok(()));
+        assert_eq!(text(&host(7, 0, "pod-1")), Ok(()));
+        assert_eq!(
+            text(&host(8, 11, "node-4")).unwrap_err(),
+            "cannot connect to rank 2: it runs on host node-4, but rank 0 on host node-3; memory can \
+             be shared only inside one host, use the backend rdma between hosts"
+        );
+        assert_eq!(
+            text(&host(7, 12, "pod-1")).unwrap_err(),
+            "cannot connect to rank 2: it runs on host pod-1 in the network namespace 12, but rank 0 \
+             on host node-3 in the network namespace 11; memory can be shared only inside one network \
+             namespace: run all ranks of a host in one (docker: --network=host), or use the backend \
+             rdma between namespaces"
+        );
+    }
+
+    #[test]
+    fn a_host_survives_encoding() {
+        let host = Host::own();
+        assert!(host.network != 0 && host.boot != [0; 16], "{host:?}");
+        let bytes = host.write(Writer::new()).finish();
+        assert_eq!(Host::read(&mut Reader::new(&bytes)).as_ref(), Ok(host));
+        for length in 0..bytes.len() {
+            assert!(Host::read(&mut Reader::new(&bytes[..length])).is_err());
+        }
+    }
+
+    #[test]
+    fn a_boot_id_is_a_uuid() {
+        assert_eq!(parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap()[15], 0xff);
+        assert_eq!(parse_uuid("00112233"), None);
+        assert_eq!(parse_uuid("zz112233-4455-6677-8899-aabbccddeeff"), None);
+    }
+}

@@ -1,0 +1,84 @@
+//! Connects fabrics of two network namespaces of one host, which cannot hand each other memory.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use peerlane_conformance::processes::{Child, Parent};
+use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
+use peerlane_host as host;
+
+/// Starts a program in a network namespace of its own.
+const UNSHARE: [&str; 2] = ["unshare", "-rn"];
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
+    (0..text.len()).step_by(2).map(digits).collect()
+}
+
+/// Returns the error of a connection to a rank that is alive in another network namespace.
+fn refusal(fabric: &mut host::Fabric, peer: Rank, address: &[u8]) -> String {
+    let error = fabric.connect(peer, address, soon()).unwrap_err();
+    assert_eq!(peerlane_hal::Error::kind(&error), ErrorKind::Mismatch, "{error}");
+    error.to_string()
+}
+
+#[test]
+#[ignore = "started by the other test of this program"]
+fn rank_of_another_namespace() {
+    let parent = Parent::find().expect("started by a test");
+    let mut fabric = host::Fabric::open(Rank(1), 2).unwrap();
+    // The harness has begun a line.
+    parent.print_line("");
+    parent.print_line(format_args!("address {}", hex(&fabric.address())));
+    let address = unhex(&parent.read_line().unwrap());
+    parent.print_line(format_args!("refusal {}", refusal(&mut fabric, Rank(0), &address)));
+    // The fabric stays open until the parent has connected.
+    parent.read_line().ok();
+}
+
+#[test]
+fn a_rank_in_another_network_namespace_is_not_called_lost() {
+    let [unshare, option] = UNSHARE;
+    let tried = Command::new(unshare).args([option, "true"]).stderr(Stdio::null()).status();
+    if !tried.as_ref().is_ok_and(std::process::ExitStatus::success) {
+        eprintln!("skipped: `unshare -rn true` is not permitted here: {tried:?}");
+        return;
+    }
+    let mut fabric = host::Fabric::open(Rank(0), 2).unwrap();
+    let mut command = Command::new(unshare);
+    command.arg(option).arg(std::env::current_exe().unwrap());
+    let test = "rank_of_another_namespace";
+    command.args(["--ignored", "--exact", test, "--nocapture", "--test-threads=1"]);
+    command.env("PEERLANE_TEST_ROLE", test);
+    let mut child = Child::spawn(test, command).unwrap();
+    let next = |child: &mut Child, word: &str| loop {
+        let line = child.read_line(soon()).unwrap();
+        if let Some(rest) = line.strip_prefix(word) {
+            return rest.trim().to_owned();
+        }
+    };
+    let address = unhex(&next(&mut child, "address"));
+    let own = refusal(&mut fabric, Rank(1), &address);
+    child.send_line(hex(&fabric.address())).unwrap();
+    let others = next(&mut child, "refusal");
+    for (text, peer, rank) in [(own, 1, 0), (others, 0, 1)] {
+        for words in [
+            format!("cannot connect to rank {peer}: it runs on host "),
+            format!("but rank {rank} on host "),
+            "in the network namespace ".to_owned(),
+            "run all ranks of a host in one (docker: --network=host), or use the backend rdma"
+                .into(),
+        ] {
+            assert!(text.contains(&words), "{words}: {text}");
+        }
+    }
+    child.send_line("end").unwrap();
+}
