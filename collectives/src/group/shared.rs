@@ -13,7 +13,7 @@ use crate::bootstrap::{AbortRecord, Bootstrap, Listener, Notice};
 use crate::error::Error;
 use crate::group::control::{Action, Control, RELAY_TIMEOUT};
 use crate::group::watch::Watch;
-use crate::run::buffers::Kept;
+use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
 
 /// The pause between two polls of starts that are driven while no caller waits for them.
@@ -32,8 +32,8 @@ pub(crate) struct Shared {
     open: AtomicUsize,
     /// Whether the watchdog sleeps without checking starts on streams.
     pub(super) guard_sleeps: AtomicBool,
-    /// Memory of operations of an aborted group; see [`quarantine`](Self::quarantine).
-    quarantined: Mutex<Vec<Kept>>,
+    /// Buffers of operations of an aborted group; see [`quarantine`](Self::quarantine).
+    quarantined: Mutex<Vec<TierBuffers>>,
     pub(super) progress: Mutex<Option<JoinHandle<()>>>,
     pub(super) progress_sleeps: AtomicBool,
     /// With `state`.
@@ -294,12 +294,12 @@ impl Shared {
         self.state().watched.retain(|watched| !Arc::ptr_eq(&watched.watch, watch));
     }
 
-    /// Keeps memory of two fabrics until the group and all handles are dropped.
+    /// Keeps the buffers of an operation until the group and all handles are dropped.
     ///
-    /// After an abort, peers may still write to it, and a registration does not always keep its memory.
-    pub(crate) fn quarantine<'k>(&self, kept: impl Iterator<Item = &'k Kept>) {
+    /// After an abort, peers may still write to them, and so may graphs of this rank that are still running.
+    pub(crate) fn quarantine(&self, buffers: TierBuffers) {
         let mut quarantined = self.quarantined.lock().unwrap_or_else(PoisonError::into_inner);
-        quarantined.extend(kept.cloned());
+        quarantined.push(buffers);
     }
 
     /// Ends the watchdog; operations can no longer start.

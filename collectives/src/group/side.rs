@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::plan::Tier;
-use crate::run::buffers::{BufferId, DoubleBuffering, Kept, OperationBuffers, RankRegions, Start};
+use crate::run::buffers::{BufferId, DoubleBuffering, OperationBuffers, RankRegions, Start};
 use crate::run::port::{BoundStep, EnginePort, Port, resolve};
 
 /// The keys of one rank's buffers on one fabric.
@@ -25,7 +25,7 @@ pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
 pub(crate) struct SharedBuffer {
     backend: BackendId,
     window: RankRegions,
-    keep: Vec<Kept>,
+    keep: Vec<DynRegion>,
 }
 
 impl SharedBuffer {
@@ -40,7 +40,7 @@ pub(crate) struct Side<'f> {
     fabric: &'f mut DynFabric,
     engines: Vec<DynEngine>,
     windows: BTreeMap<BufferId, RankRegions>,
-    keep: Vec<Kept>,
+    keep: Vec<DynRegion>,
 }
 
 impl<'f> Side<'f> {
@@ -230,7 +230,7 @@ impl<'f> Side<'f> {
             flags: self.window(BufferId::Flags).clone(),
             cross_tier_flags: self.windows.get(&BufferId::CrossTierFlags).cloned(),
             buffering,
-            keep: self.keep.clone(),
+            _keep: self.keep.clone(),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::window::{Active, Activity};
-use crate::run::buffers::{Kept, Start, TierBuffers};
+use crate::run::buffers::{Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
 /// The state of one prepared operation, for the watchdog and for error texts.
@@ -63,9 +63,9 @@ impl Watch {
         self.timeout
     }
 
-    /// Returns memory that one fabric of this rank allocated and another registered.
-    pub(crate) fn kept(&self) -> impl Iterator<Item = &Kept> {
-        self.views.kept()
+    /// Returns the buffers of the operation.
+    pub(crate) fn buffers(&self) -> &TierBuffers {
+        &self.views
     }
 
     /// Allows the local fabric to use the flags for other operations. No peer writes to them any more.

@@ -24,9 +24,6 @@ const OUTPUT_ALIGN_BYTES: u64 = 4096;
 /// The value that a captured start signals.
 const CAPTURED_VALUE: u64 = 1;
 
-/// A region that is kept as long as another fabric has it registered.
-pub(crate) type Kept = DynRegion;
-
 /// A buffer of an operation; the name is the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum BufferId {
@@ -234,7 +231,7 @@ pub(crate) struct OperationBuffers {
     /// Divides outputs and flags among starts; equal on all ranks.
     pub(crate) buffering: DoubleBuffering,
     /// Memory that the other fabric allocated and this one registered. Dropped last.
-    pub(crate) keep: Vec<Kept>,
+    pub(crate) _keep: Vec<DynRegion>,
 }
 
 impl OperationBuffers {
@@ -314,12 +311,6 @@ pub(crate) struct TierBuffers {
 }
 
 impl TierBuffers {
-    /// Returns the regions that the two fabrics keep for each other.
-    pub(crate) fn kept(&self) -> impl Iterator<Item = &Kept> {
-        let network = self.network.iter().flat_map(|network| &network.keep);
-        self.local.keep.iter().chain(network)
-    }
-
     /// Returns the buffers of a tier, if the plan has lanes on it.
     pub(crate) fn of(&self, tier: Tier) -> Option<&OperationBuffers> {
         match tier {

@@ -257,10 +257,13 @@ impl Drop for Prepared {
             self.watch.allow_reuse_of_flags();
         }
         if self.shared.record().is_some() {
-            self.shared.quarantine(self.watch.kept());
+            self.shared.quarantine(self.watch.buffers().clone());
         }
         let mut executor = self.executor();
         executor.release();
-        self.shared.remove(&self.watch);
+        // The watchdog goes on to release graphs that may still run.
+        if !(self.watch.is_captured() && self.shared.record().is_some()) {
+            self.shared.remove(&self.watch);
+        }
     }
 }

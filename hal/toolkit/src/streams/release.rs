@@ -121,6 +121,8 @@ fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
 
 /// Longest time that dropping an engine waits for its streams.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without a waiting graph after which graphs count as complete: between two starts, a graph does not wait.
+const QUIET_TIME: Duration = Duration::from_millis(10);
 /// Time between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_micros(50);
 
@@ -142,15 +144,20 @@ impl<D: StreamDevice> Engine<D> {
     fn drain(&mut self) -> bool {
         let start = Instant::now();
         let mut released = false;
+        let mut busy_at = start;
         loop {
             if self.settle().is_err() {
                 return false;
             }
-            let Hardware { release, page, .. } = &*self.hardware;
+            let Hardware { release, page, captures, .. } = &*self.hardware;
+            let quiet = !captures.is_used() || busy_at.elapsed() >= QUIET_TIME;
             match self.is_idle().map(|idle| idle && released) {
-                Some(true) if release.is_written(page) => return true,
+                Some(true) if quiet && release.is_written(page) => return true,
                 Some(true) => {}
-                Some(false) if self.release_round().is_ok() => released = true,
+                Some(false) if self.release_round().is_ok() => {
+                    released = true;
+                    busy_at = Instant::now();
+                }
                 _ => return false,
             }
             if start.elapsed() >= DRAIN_TIMEOUT {
