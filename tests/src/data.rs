@@ -20,7 +20,7 @@ pub(crate) fn with_guards(sent: &[u8], before: u64, total: u64) -> Vec<u8> {
 ///
 /// One random block is repeated, each time with its number in front, so that a block at a wrong
 /// offset is detected.
-pub(crate) fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
+pub fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     let bytes = usize::try_from(bytes).expect("test data fits the address space");
     let mut block = [0; 1000];
     fastrand::Rng::with_seed(seed).fill(&mut block);

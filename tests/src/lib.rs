@@ -71,6 +71,7 @@ pub mod middleware {
     pub use crate::harness::layered::Layered;
 }
 
+pub use data::pattern;
 pub use failure::{Failure, Outcome};
 pub use harness::cuda::CudaHarness;
 pub use harness::gpu::{Gpu, GpuDriver, GpuHarness};

@@ -3,15 +3,14 @@
 use std::fmt;
 
 use peerlane_collectives::error::Error;
-use peerlane_conformance::{Failure, Outcome};
+use peerlane_conformance::{Failure, Outcome, pattern};
 
 /// What memory holds where nothing may arrive, or nothing has yet.
 pub(crate) const POISON: u8 = 0xA5;
 
 /// What `rank` contributes in `round`.
 pub(crate) fn shard(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
-    let mut shard = vec![0; bytes];
-    fastrand::Rng::with_seed((rank as u64 + 1) << 32 | round).fill(&mut shard);
+    let mut shard = pattern((rank as u64 + 1) << 32 | round, bytes as u64);
     if let Some(first) = shard.first_mut() {
         // Also single bytes differ from those of the round before.
         *first = (round * 31 + rank as u64 * 7 + 1) as u8;

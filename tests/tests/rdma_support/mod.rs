@@ -7,7 +7,7 @@ use std::process::Command;
 
 use peerlane_collectives::error::Error;
 use peerlane_conformance::processes::Child;
-use peerlane_conformance::{Failure, Outcome};
+use peerlane_conformance::{Failure, Outcome, pattern};
 
 /// The namespaces, by name, with commas in between; device `i` is that of namespace `i`.
 const NAMESPACES: &str = "PEERLANE_TEST_RDMA_NAMESPACES";
@@ -65,9 +65,7 @@ pub(crate) fn start(node: &Node, values: &[(&str, String)]) -> Outcome<Child> {
 
 /// What `rank` contributes in `round`.
 pub(crate) fn shard(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
-    let mut shard = vec![0; bytes];
-    fastrand::Rng::with_seed((rank as u64 + 1) << 32 | round).fill(&mut shard);
-    shard
+    pattern((rank as u64 + 1) << 32 | round, bytes as u64)
 }
 
 /// An error where none was due.

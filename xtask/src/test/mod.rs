@@ -2,17 +2,18 @@
 
 use std::fmt;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use cargo_metadata::{Metadata, TargetKind};
 use clap::{Args, Subcommand};
 
+use self::programs::Program;
 use crate::workspace;
-use peerlane_rxe_vm::Totals;
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
+mod changed;
+mod programs;
 mod rdma;
 mod rocm;
 
@@ -26,6 +27,9 @@ pub(crate) struct Options {
     /// Also run the test programs that take long, and the RDMA tests in the virtual machine.
     #[arg(long)]
     all: bool,
+    /// Run only the tests of crates that differ from a commit, by default HEAD, and of those that depend on them.
+    #[arg(long, value_name = "REV", num_args = 0..=1, default_missing_value = "HEAD", conflicts_with = "all")]
+    changed: Option<String>,
 }
 
 /// The backend whose tests run.
@@ -104,7 +108,7 @@ const CUDA: Gpu = Gpu {
 pub(crate) fn run(options: &Options) -> Outcome {
     match &options.backend {
         None if options.all => long(),
-        None => short(),
+        None => short(options.changed.as_deref()),
         Some(Backend::Host) => workspace_tests(),
         Some(Backend::Cuda { require_device }) => CUDA.test(*require_device),
         Some(Backend::Rocm(options)) => rocm::run(options),
@@ -118,41 +122,59 @@ pub(crate) fn run(options: &Options) -> Outcome {
     }
 }
 
-/// Runs the test programs that take little time.
-fn short() -> Outcome {
-    let programs = short_programs(&workspace::members()?);
+/// Runs the test programs that take little time; if `since` is a commit, only those of crates that changed since then.
+fn short(since: Option<&str>) -> Outcome {
+    let metadata = workspace::members()?;
+    let names = short_programs(&metadata);
     // Tests load examples, which cargo builds by itself only if no program is selected.
     let mut examples = cargo(["build", "--workspace", "--examples"]);
-    let mut command = cargo(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
-    command.args(programs.iter().flat_map(|name| ["--test", name]));
-    let mut documentation = cargo(["test", "--workspace", "--no-fail-fast", "--doc"]);
+    let mut command = cargo(["test", "--workspace", "--lib", "--bins"]);
+    command.args(names.iter().flat_map(|name| ["--test", name]));
+    let mut documentation = cargo(["test", "--workspace", "--doc"]);
     for command in [&mut examples, &mut command, &mut documentation] {
-        // The packages are the same in all commands, so that cargo builds dependencies once.
+        // The packages are the same in all commands, also for few changes, so that cargo builds dependencies once.
         command.args(LONG_PACKAGES.iter().flat_map(|package| ["--exclude", package]));
     }
     process::run(&mut examples)?;
-    let outcome = tests([command, documentation]);
+    let mut programs = programs([command, documentation])?;
+    let mut left_out = Vec::new();
+    if let Some(since) = since {
+        let packages = changed::packages(&metadata, since)?;
+        if packages.is_empty() {
+            println!("no crate differs from {since}");
+            return Ok(());
+        }
+        left_out = programs::keep(&mut programs, &packages);
+    }
+    let outcome = run_programs(programs, cores());
     note_drivers();
     println!("not run; `cargo xtask test --all` runs these too:");
     LONG.iter().for_each(|(name, adds)| println!("    {name}: {adds}"));
     LONG_PACKAGES.iter().for_each(|package| println!("    the tests of {package}"));
     println!("    rdma in a virtual machine: also by `cargo xtask test rdma`");
+    if !left_out.is_empty() {
+        println!("not run, because no change reaches them; `cargo xtask test` runs these too:");
+        left_out.iter().for_each(|name| println!("    {name}"));
+    }
     outcome
 }
 
-/// Runs all test programs, and those of RDMA in a virtual machine if this machine can boot one.
+/// Runs all test programs, and beside them those of RDMA in a virtual machine if this machine can boot one.
 fn long() -> Outcome {
-    let outcome = workspace_tests();
+    let mut programs =
+        programs([cargo(["test", "--workspace"]), cargo(["test", "--workspace", "--doc"])])?;
+    let unavailable = peerlane_rxe_vm::unavailable();
+    if unavailable.is_none() {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["test", "rdma", "--workspace"]);
+        programs.push(Program::of_command("rdma in a virtual machine", command));
+    }
+    let outcome = run_programs(programs, cores());
     note_drivers();
-    if let Some(reason) = peerlane_rxe_vm::unavailable() {
+    if let Some(reason) = unavailable {
         println!("not run: rdma in a virtual machine: {reason}");
-        return outcome;
     }
-    let in_machine = rdma::run(&rdma::Options::of_workspace());
-    match (outcome, in_machine) {
-        (Err(error), Err(other)) => Err(format!("{error}; {other}").into()),
-        (outcome, in_machine) => outcome.and(in_machine),
-    }
+    outcome
 }
 
 /// Prints the drivers that the tests ran on and what they cannot compare without downloads.
@@ -209,7 +231,7 @@ impl Gpu {
     fn test(&self, require_device: bool) -> Outcome {
         self.check(require_device)?;
         println!("{self}");
-        let mut command = cargo(["test", "--no-fail-fast"]);
+        let mut command = cargo(["test"]);
         for package in self.packages {
             command.args(["--package", &format!("peerlane-{package}")]);
         }
@@ -223,70 +245,54 @@ impl Gpu {
             // another.
             command.args(["--", "--test-threads=1"]);
         }
-        tests([command])
+        // Programs that share a GPU would run on the same channels, too.
+        run_programs(programs([command])?, if self.exists() { 1 } else { cores() })
     }
 }
 
 /// Runs all tests of the workspace.
 fn workspace_tests() -> Outcome {
-    tests([cargo(["test", "--workspace", "--no-fail-fast"])])
+    tests([cargo(["test", "--workspace"]), cargo(["test", "--workspace", "--doc"])])
 }
 
-/// Runs `cargo test` commands one after the other, also behind one that fails, and prints the totals.
+/// Returns the number of test programs that run at once.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Runs the programs of `cargo test` commands, as many at once as there are cores.
 fn tests<const N: usize>(commands: [Command; N]) -> Outcome {
-    let mut totals = Totals::default();
-    let mut failed = Vec::new();
-    for mut command in commands {
-        let mut child = command
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("{}: {error}", process::line(&command)))?;
-        let printed = BufReader::new(child.stdout.take().expect("standard output is piped"));
-        pass_on(printed, std::io::stdout(), &mut totals)?;
-        let status = child.wait()?;
-        if !status.success() {
-            failed.push(format!("{} failed: {status}", process::line(&command)));
+    run_programs(programs(commands)?, cores())
+}
+
+/// Builds the programs of `cargo test` commands. Documentation tests are one program.
+fn programs<const N: usize>(commands: [Command; N]) -> Outcome<Vec<Program>> {
+    let mut programs = Vec::new();
+    for command in commands {
+        if command.get_args().any(|argument| argument == "--doc") {
+            programs.push(Program::of_command("documentation", command));
+        } else {
+            programs.extend(programs::build(&command)?);
         }
     }
-    println!("\n{totals}");
-    fs::write(FAILURES, totals.failures.join("\n"))?;
-    if !failed.is_empty() {
-        return Err(failed.join("\n").into());
-    }
-    if totals.passed == 0 { Err("no test ran".into()) } else { Ok(()) }
+    Ok(programs)
 }
 
-/// Copies the output of tests and adds their results to the totals.
-fn pass_on(printed: impl BufRead, mut out: impl Write, totals: &mut Totals) -> Outcome {
-    for line in printed.split(b'\n') {
-        let line = line?;
-        out.write_all(&line)?;
-        out.write_all(b"\n")?;
-        totals.add(&String::from_utf8_lossy(&line));
+/// Runs test programs, and prints the totals and what failed.
+fn run_programs(programs: Vec<Program>, at_once: usize) -> Outcome {
+    let (totals, failures) = programs::run(programs, at_once)?;
+    let list: Vec<String> = failures.iter().map(|failure| format!("FAILED: {failure}")).collect();
+    println!("\n{totals}");
+    fs::write(FAILURES, list.join("\n"))?;
+    if !list.is_empty() {
+        return Err(format!("{} tests or programs failed\n{}", list.len(), list.join("\n")).into());
     }
-    Ok(())
+    if totals.passed == 0 { Err("no test ran".into()) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn totals_add_up_over_programs() {
-        let printed = "running 2 tests\n\
-            test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s\n\
-            other words: 7 passed\n\
-            test kill::rank_3     ... FAILED\n\
-            test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n";
-        let mut out = Vec::new();
-        let mut totals = Totals::default();
-        pass_on(printed.as_bytes(), &mut out, &mut totals).unwrap();
-        let failures = vec!["kill::rank_3".to_owned()];
-        assert_eq!(totals, Totals { passed: 15, failed: 2, ignored: 1, failures });
-        let text = "tests: 15 passed, 2 failed, 1 skipped\nFAILED: kill::rank_3";
-        assert_eq!(totals.to_string(), text);
-        assert_eq!(String::from_utf8(out).unwrap(), printed);
-    }
 
     #[test]
     fn long_programs_exist() {

@@ -64,7 +64,7 @@ pub(super) struct Options {
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=8))]
     nodes: Option<u32>,
     /// Build the tests with the whole workspace, which `cargo xtask test --all` has built already.
-    #[arg(skip)]
+    #[arg(long, hide = true)]
     workspace: bool,
     /// Arguments of every Rust test program, such as the name of a test.
     #[arg(last = true)]
@@ -72,11 +72,6 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Returns options for tests that the workspace has built already.
-    pub(super) fn of_workspace() -> Self {
-        Self { workspace: true, ..Self::default() }
-    }
-
     /// Returns whether the Rust tests run.
     fn tests(&self) -> bool {
         !self.smoke && self.command.is_empty()
@@ -117,9 +112,9 @@ fn here(options: &Options) -> Outcome {
 
 /// Returns the commands that run the tests.
 fn commands(options: &Options) -> [Command; 2] {
-    let mut backend = cargo(["test", "--no-fail-fast", "--tests"]);
+    let mut backend = cargo(["test", "--tests"]);
     backend.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
-    let mut conformance = cargo(["test", "--no-fail-fast", "--package", CONFORMANCE]);
+    let mut conformance = cargo(["test", "--package", CONFORMANCE]);
     conformance.args(["--test", &format!("{PREFIX}*")]);
     if options.release {
         backend.arg("--release");

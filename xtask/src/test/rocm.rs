@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{CUDA, Gpu, tests};
+use super::{CUDA, Gpu, cores, programs, run_programs};
 use crate::{rocm, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
@@ -68,14 +68,14 @@ fn on_cuda(require_device: bool) -> Outcome {
         searched.push(":");
         searched.push(before);
     }
-    let mut command = cargo(["test", "--no-fail-fast", "--package", "peerlane-conformance"]);
+    let mut command = cargo(["test", "--package", "peerlane-conformance"]);
     // Not those over SDMA engines, which need a real or simulated HSA runtime.
     command.args(["--test", "rocm", "--test", "rocm_processes"]);
     command.env(ROCM.driver, "device").env(SEARCHED, searched);
     if real {
         command.args(["--", "--test-threads=1"]);
     }
-    tests([command])
+    run_programs(programs([command])?, if real { 1 } else { cores() })
 }
 
 /// Returns a folder with the library that has HIP's symbols, under the name that the backend looks for first.

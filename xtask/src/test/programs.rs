@@ -1,0 +1,237 @@
+//! Builds test programs and runs them side by side.
+//!
+//! As many programs run at once as the machine has cores. The output of a program is kept in a file below
+//! `target/tests` and printed when the program has ended. A later run begins with the programs that took longest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cargo_metadata::{Message, PackageId, TargetKind};
+
+use crate::workspace;
+use peerlane_rxe_vm::Totals;
+use peerlane_rxe_vm::process::{self, Outcome};
+
+/// Time after which a program is killed. Busy machines need minutes for the longest.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+/// Time between two looks at a running program.
+const LOOK: Duration = Duration::from_millis(20);
+/// The folder of the outputs.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tests");
+/// The file with the seconds that each program took last.
+const SECONDS: &str = "seconds.txt";
+
+/// A test program, or another command whose output has the form of one.
+pub(super) struct Program {
+    /// The package and the target, or what else names the command.
+    name: String,
+    command: Command,
+    /// The package, unless the command is no test program of it.
+    package: Option<PackageId>,
+    /// The command that runs it again, up to the name of a test.
+    repeat: String,
+}
+
+impl Program {
+    /// Makes a program of a command that runs tests by itself.
+    pub(super) fn of_command(name: &str, command: Command) -> Self {
+        let repeat = process::line(&command);
+        Self { name: name.to_owned(), command, package: None, repeat }
+    }
+}
+
+/// Builds the programs that a `cargo test` command would run. They get its variables, and its arguments after `--`.
+pub(super) fn build(command: &Command) -> Outcome<Vec<Program>> {
+    let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+    let mut parts = arguments.splitn(2, |argument| argument == "--");
+    let (of_cargo, of_programs) =
+        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let mut build = Command::new(command.get_program());
+    build.args(of_cargo).args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let output = build.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(format!("{} failed: {}", process::line(&build), output.status).into());
+    }
+    let metadata = workspace::members()?;
+    let mut programs = Vec::new();
+    for message in Message::parse_stream(output.stdout.as_slice()) {
+        let Message::CompilerArtifact(artifact) = message? else { continue };
+        let Some(file) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
+        let package = metadata.packages.iter().find(|package| package.id == artifact.package_id);
+        let package = package.ok_or("an artifact is of no package")?;
+        let folder = package.manifest_path.parent().ok_or("a package has a folder")?;
+        let target = &artifact.target;
+        let selection = match &target.kind[..] {
+            [TargetKind::Test] => format!("--test {}", target.name),
+            [TargetKind::Bin] => "--bins".to_owned(),
+            [TargetKind::Example] => format!("--example {}", target.name),
+            _ => "--lib".to_owned(),
+        };
+        let mut run = Command::new(file);
+        run.args(of_programs).current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => run.env(name, value),
+                None => run.env_remove(name),
+            };
+        }
+        programs.push(Program {
+            name: format!("{} {}", package.name, selection.trim_start_matches("--test ")),
+            command: run,
+            package: Some(package.id.clone()),
+            repeat: format!("cargo test -p {} {selection} -- --exact", package.name),
+        });
+    }
+    Ok(programs)
+}
+
+/// Keeps the programs of `packages`, and returns the names of the others.
+pub(super) fn keep(programs: &mut Vec<Program>, packages: &BTreeSet<PackageId>) -> Vec<String> {
+    let is_kept = |program: &Program| match &program.package {
+        Some(package) => packages.contains(package),
+        None => true,
+    };
+    let left_out = programs.iter().filter(|program| !is_kept(program));
+    let left_out = left_out.map(|program| program.name.clone()).collect();
+    programs.retain(is_kept);
+    left_out
+}
+
+/// The result of a program that has ended.
+struct Ended {
+    totals: Totals,
+    /// What failed, and the command that repeats it.
+    failures: Vec<String>,
+}
+
+/// Runs programs, `at_once` of them at a time, and prints the output of each when it has ended.
+///
+/// Returns the totals and a line for everything that failed.
+pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<(Totals, Vec<String>)> {
+    fs::create_dir_all(FOLDER)?;
+    let mut seconds = read_seconds();
+    programs.sort_by_key(|program| {
+        let is_long = program.package.is_none()
+            || super::LONG.iter().any(|(name, _)| program.name.ends_with(name));
+        seconds.get(&program.name).copied().unwrap_or(if is_long { u64::MAX } else { 0 })
+    });
+    let queue = Mutex::new(programs);
+    let ended = Mutex::new((Vec::new(), BTreeMap::new()));
+    thread::scope(|scope| {
+        for _ in 0..at_once.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                    let Some(program) = next else { return };
+                    let start = Instant::now();
+                    let name = program.name.clone();
+                    let (output, result) = run_one(program);
+                    let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+                    println!("\n     Ran {name} in {:.1} s", start.elapsed().as_secs_f64());
+                    print!("{}", String::from_utf8_lossy(&output));
+                    ended.0.push(result);
+                    ended.1.insert(name, start.elapsed().as_secs());
+                }
+            });
+        }
+    });
+    let (results, took) = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    seconds.extend(took);
+    let lines = seconds.iter().map(|(name, seconds)| format!("{seconds} {name}\n"));
+    fs::write(Path::new(FOLDER).join(SECONDS), lines.collect::<String>())?;
+    let (mut totals, mut failures) = (Totals::default(), Vec::new());
+    for result in results {
+        totals.passed += result.totals.passed;
+        totals.failed += result.totals.failed;
+        totals.ignored += result.totals.ignored;
+        failures.extend(result.failures);
+    }
+    Ok((totals, failures))
+}
+
+fn read_seconds() -> BTreeMap<String, u64> {
+    let text = fs::read_to_string(Path::new(FOLDER).join(SECONDS)).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.filter_map(|(seconds, name)| Some((name.to_owned(), seconds.parse().ok()?))).collect()
+}
+
+/// Runs a program to its end, and returns its output.
+fn run_one(mut program: Program) -> (Vec<u8>, Ended) {
+    let file: String =
+        program.name.chars().map(|it| if it.is_alphanumeric() { it } else { '_' }).collect();
+    let log: PathBuf = [FOLDER, &format!("{file}.log")].iter().collect();
+    let status = File::create(&log).and_then(|out| {
+        let command = program.command.stdin(Stdio::null());
+        wait(command.stdout(out.try_clone()?).stderr(out).spawn()?)
+    });
+    let output = fs::read(&log).unwrap_or_default();
+    let mut totals = Totals::default();
+    output.split(|byte| *byte == b'\n').for_each(|line| totals.add(&String::from_utf8_lossy(line)));
+    let Program { name, repeat, package, .. } = program;
+    let of_test = |test: &String| match package {
+        Some(_) => format!("{test}: {repeat} '{test}'"),
+        None => format!("{test}: {repeat}"),
+    };
+    let mut failures: Vec<String> = totals.failures.iter().map(of_test).collect();
+    let failed = match status {
+        Ok(Some(status)) if status.success() => None,
+        Ok(Some(status)) => Some(status.to_string()),
+        Ok(None) => Some(format!("it did not end within {} s", LIMIT.as_secs())),
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(reason) = failed
+        && failures.is_empty()
+    {
+        failures.push(format!("{name}: {reason}: {}", repeat.trim_end_matches(" -- --exact")));
+    }
+    (output, Ended { totals, failures })
+}
+
+/// Waits for a program, and kills it after [`LIMIT`]; returns `None` then.
+fn wait(mut child: Child) -> std::io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if start.elapsed() >= LIMIT {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(name: &str, line: &str) -> Program {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]);
+        Program { repeat: format!("sh {name}"), ..Program::of_command(name, command) }
+    }
+
+    #[test]
+    fn what_failed_is_listed_with_the_command_that_repeats_it() {
+        let passes = shell(
+            "xtask passes",
+            "echo 'test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured'",
+        );
+        let line = "echo 'test kill::rank_3     ... FAILED'; \
+                    echo 'test result: FAILED. 3 passed; 1 failed; 0 ignored'; exit 101";
+        let (fails, dies) = (shell("xtask fails", line), shell("xtask dies", "kill -9 $$"));
+        let (totals, mut failures) = run(vec![passes, fails, dies], 2).unwrap();
+        assert_eq!((totals.passed, totals.failed, totals.ignored), (15, 1, 1));
+        failures.sort();
+        let expected =
+            ["kill::rank_3: sh xtask fails", "xtask dies: signal: 9 (SIGKILL): sh xtask dies"];
+        assert_eq!(failures, expected);
+    }
+}
