@@ -146,7 +146,7 @@ fn short(since: Option<&str>) -> Outcome {
         }
         left_out = programs::keep(&mut programs, &packages);
     }
-    let outcome = run_programs(programs, cores());
+    let outcome = run_programs(programs, at_once());
     note_drivers();
     println!("not run; `cargo xtask test --all` runs these too:");
     LONG.iter().for_each(|(name, adds)| println!("    {name}: {adds}"));
@@ -161,15 +161,16 @@ fn short(since: Option<&str>) -> Outcome {
 
 /// Runs all test programs, and beside them those of RDMA in a virtual machine if this machine can boot one.
 fn long() -> Outcome {
-    let mut programs =
-        programs([cargo(["test", "--workspace"]), cargo(["test", "--workspace", "--doc"])])?;
+    let mut workspace = cargo(["test", "--workspace"]);
+    workspace.env("PEERLANE_SEEDS", "20000");
+    let mut programs = programs([workspace, cargo(["test", "--workspace", "--doc"])])?;
     let unavailable = peerlane_rxe_vm::unavailable();
     if unavailable.is_none() {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["test", "rdma", "--workspace"]);
         programs.push(Program::of_command("rdma in a virtual machine", command));
     }
-    let outcome = run_programs(programs, cores());
+    let outcome = run_programs(programs, at_once());
     note_drivers();
     if let Some(reason) = unavailable {
         println!("not run: rdma in a virtual machine: {reason}");
@@ -246,7 +247,7 @@ impl Gpu {
             command.args(["--", "--test-threads=1"]);
         }
         // Programs that share a GPU would run on the same channels, too.
-        run_programs(programs([command])?, if self.exists() { 1 } else { cores() })
+        run_programs(programs([command])?, if self.exists() { 1 } else { at_once() })
     }
 }
 
@@ -255,14 +256,15 @@ fn workspace_tests() -> Outcome {
     tests([cargo(["test", "--workspace"]), cargo(["test", "--workspace", "--doc"])])
 }
 
-/// Returns the number of test programs that run at once.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+/// Returns the number of test programs that run at once: more than there are cores, because many tests sleep.
+fn at_once() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    cores + cores.div_ceil(2)
 }
 
-/// Runs the programs of `cargo test` commands, as many at once as there are cores.
+/// Runs the programs of `cargo test` commands, several at once.
 fn tests<const N: usize>(commands: [Command; N]) -> Outcome {
-    run_programs(programs(commands)?, cores())
+    run_programs(programs(commands)?, at_once())
 }
 
 /// Builds the programs of `cargo test` commands. Documentation tests are one program.

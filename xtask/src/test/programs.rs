@@ -1,6 +1,6 @@
 //! Builds test programs and runs them side by side.
 //!
-//! As many programs run at once as the machine has cores. The output of a program is kept in a file below
+//! The output of a program is kept in a file below
 //! `target/tests` and printed when the program has ended. A later run begins with the programs that took longest.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{CUDA, Gpu, cores, programs, run_programs};
+use super::{CUDA, Gpu, at_once, programs, run_programs};
 use crate::{rocm, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
@@ -75,7 +75,7 @@ fn on_cuda(require_device: bool) -> Outcome {
     if real {
         command.args(["--", "--test-threads=1"]);
     }
-    run_programs(programs([command])?, if real { 1 } else { cores() })
+    run_programs(programs([command])?, if real { 1 } else { at_once() })
 }
 
 /// Returns a folder with the library that has HIP's symbols, under the name that the backend looks for first.
