@@ -12,8 +12,18 @@ use peerlane_host as host;
 use peerlane_host::{Fabric, Options};
 
 const RANKS: usize = 2;
-const BYTES: [u64; 8] =
-    [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20];
+const BYTES: [u64; 10] = [
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+    8 << 20,
+    16 << 20,
+    32 << 20,
+    64 << 20,
+    256 << 20,
+];
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Synchronizes the ranks and exchanges bytes between them.

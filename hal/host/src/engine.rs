@@ -61,11 +61,12 @@ unsafe impl Send for QueuedOp {}
 impl Engine {
     pub(super) fn new(
         options: Options,
+        streaming_bytes_min: u64,
         doorbell: Arc<Doorbell>,
         neighbours: CoreNeighbours,
     ) -> Self {
         Self {
-            streaming_bytes_min: options.streaming_bytes_min.unwrap_or(STREAMING_BYTES_MIN),
+            streaming_bytes_min,
             queue: VecDeque::with_capacity(options.queue_ops),
             tickets: TicketCounter::with_capacity(options.queue_ops),
             pending_wakes: PendingWakes::with_capacity(options.queue_ops),
@@ -246,9 +247,6 @@ unsafe impl CopyEngine for Engine {
         None
     }
 }
-
-/// From this size, streaming stores were faster on the machines that were tried (docs/perf/host-copy.md).
-const STREAMING_BYTES_MIN: u64 = 2 << 20;
 
 /// Copies `bytes` with streaming stores where the processor has them.
 ///

@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::cache::streaming_bytes_min;
 use super::doorbell::{CoreNeighbours, Doorbell, Peers};
 use super::engine::Engine;
 use super::error::Error;
@@ -197,7 +198,9 @@ unsafe impl FabricTrait for Fabric {
     fn engine(&mut self, _: EngineRequirements) -> Result<Engine, Error> {
         let neighbours =
             CoreNeighbours::new(self.memory.peers.doorbells().into_iter(), &self.doorbell);
-        Ok(Engine::new(self.options, Arc::clone(&self.doorbell), neighbours))
+        let streaming_bytes_min =
+            self.options.streaming_bytes_min.unwrap_or_else(|| streaming_bytes_min(self.ranks));
+        Ok(Engine::new(self.options, streaming_bytes_min, Arc::clone(&self.doorbell), neighbours))
     }
 }
 

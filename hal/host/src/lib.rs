@@ -20,6 +20,7 @@
 //! Ranks of a group trust each other. A peer that violates the protocol can change what a rank reads, but
 //! only inside the regions that the rank exported.
 
+mod cache;
 mod device;
 mod doorbell;
 mod engine;

@@ -17,7 +17,8 @@ pub struct Options {
     /// Longest time that [`park`](peerlane_hal::CopyEngine::park) spins before it sleeps. It does not spin
     /// while another rank is awake on its core. By default 100 µs, or 20 µs where ranks share the core.
     pub spin: Option<Duration>,
-    /// Smallest copy in bytes that bypasses the cache; by default the measured best.
+    /// Smallest copy in bytes that bypasses the cache. By default half of the cache that a rank can use: its share of
+    /// the last level on AMD's processors, and the second level on others.
     pub streaming_bytes_min: Option<u64>,
 }
 
