@@ -148,6 +148,7 @@ impl Port for EnginePort {
     }
 }
 
+#[inline(always)]
 pub(crate) fn resolve<'a>(
     buffers: &'a OperationBuffers,
     step: &BoundStep,
