@@ -97,10 +97,12 @@ pub(crate) const STREAM_CAPTURE_STATUS_NONE: c_int = 0;
 pub(crate) const STREAM_CAPTURE_STATUS_ACTIVE: c_int = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 
+pub(crate) const STREAM_MEM_OP_WRITE_VALUE_32: c_uint = 2;
 pub(crate) const STREAM_MEM_OP_WAIT_VALUE_64: c_uint = 4;
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
 /// Cyclic comparison: passes if `(int64_t)(*address - value) >= 0`.
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
+pub(crate) const STREAM_WAIT_VALUE_AND: c_uint = 2;
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
 /// Largest number of operations in one batch: cuda.h requires "less than 256".
 pub(crate) const STREAM_BATCH_OPS_MAX: usize = 255;

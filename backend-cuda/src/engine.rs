@@ -348,6 +348,17 @@ impl WordCalls for Context {
         MemOp { operation, address, value, flags, ..MemOp::default() }
     }
 
+    fn half_write(address: DevicePtr, value: u32) -> MemOp {
+        let (operation, flags) =
+            (sys::STREAM_MEM_OP_WRITE_VALUE_32, sys::STREAM_WRITE_VALUE_DEFAULT);
+        MemOp { operation, address, value: value.into(), flags, ..MemOp::default() }
+    }
+
+    fn bits_wait(address: DevicePtr, bits: u64) -> MemOp {
+        let (operation, flags) = (sys::STREAM_MEM_OP_WAIT_VALUE_64, sys::STREAM_WAIT_VALUE_AND);
+        MemOp { operation, address, value: bits, flags, ..MemOp::default() }
+    }
+
     unsafe fn put_words(&self, stream: StreamHandle, ops: &mut [MemOp]) -> Result<(), Error> {
         let Some(call) = self.driver.stream_batch_mem_op else {
             // SAFETY: the caller upholds the contract of this method.
@@ -376,6 +387,13 @@ impl WordCalls for Context {
 /// The requirements are those of [`WordCalls::put_words`].
 unsafe fn issue_word_op(context: &Context, stream: StreamHandle, op: &MemOp) -> Result<(), Error> {
     let (name, call) = match op.operation {
+        sys::STREAM_MEM_OP_WRITE_VALUE_32 => {
+            let name = "cuStreamWriteValue32_v2";
+            let call = context.require(name, context.driver.stream_write_value_32)?;
+            // SAFETY: the caller upholds the contract of this method. The value was 32 bits (`half_write`).
+            let code = unsafe { call(stream.0, op.address, op.value as u32, op.flags) };
+            return context.check(name, code);
+        }
         sys::STREAM_MEM_OP_WAIT_VALUE_64 => {
             ("cuStreamWaitValue64_v2", context.driver.stream_wait_value_64)
         }

@@ -109,6 +109,7 @@ table! {
     optional {
         // In this form, with 64-bit values, since CUDA 11.7.
         stream_batch_mem_op = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut CUstreamBatchMemOpParams, c_uint);
+        stream_write_value_32 = "cuStreamWriteValue32_v2" (CUstream, CUdeviceptr, u32, c_uint);
         stream_write_value_64 = "cuStreamWriteValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
         stream_wait_value_64 = "cuStreamWaitValue64_v2" (CUstream, CUdeviceptr, u64, c_uint);
 

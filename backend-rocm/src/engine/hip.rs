@@ -377,6 +377,15 @@ impl WordCalls for Context {
         MemOp::new(MemOpType::hipStreamMemOpWaitValue64, address, value)
     }
 
+    fn half_write(address: DevicePtr, value: u32) -> MemOp {
+        MemOp::new(MemOpType::hipStreamMemOpWriteValue32, address, value.into())
+    }
+
+    fn bits_wait(address: DevicePtr, bits: u64) -> MemOp {
+        let wait = MemOp::new(MemOpType::hipStreamMemOpWaitValue64, address, bits);
+        MemOp { flags: hip::hipStreamWaitValueAnd, ..wait }
+    }
+
     unsafe fn put_words(&self, stream: StreamHandle, ops: &mut [MemOp]) -> Result<(), Error> {
         let calls = self.hip.calls;
         if let ([_, _, ..], Some(batch)) = (&*ops, calls.stream_batch_mem_op) {
@@ -394,6 +403,13 @@ impl WordCalls for Context {
                     // SAFETY: the caller upholds the contract of this function.
                     let code = unsafe { wait(stream, address, op.value, op.flags, all) };
                     ("hipStreamWaitValue64", code)
+                }
+                MemOpType::hipStreamMemOpWriteValue32 => {
+                    let write = calls.stream_write_value_32;
+                    // SAFETY: the caller upholds the contract of this function. The value was 32 bits
+                    // (`half_write`).
+                    let code = unsafe { write(stream, address, op.value as u32, op.flags) };
+                    ("hipStreamWriteValue32", code)
                 }
                 _ => {
                     let write = calls.stream_write_value_64;

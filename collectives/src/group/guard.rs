@@ -157,8 +157,8 @@ impl Shared {
 
     /// Releases engines after an abort, and returns the pause before the next release.
     ///
-    /// Each wait of a graph is released by its own write, so there is no pause while a replay waits. A replay that has just
-    /// ended may be followed by another, so the pause grows with the time since the last one.
+    /// One release lets all waits of a graph pass on most engines, but a signal of a peer that arrives late can undo it. A replay
+    /// that has just ended may be followed by another, so the pause grows with the time since the last one.
     fn release_streams(&self, streams: &[Watched], state: &mut Release) -> Duration {
         if streams.is_empty() {
             return self.timeout;
@@ -170,7 +170,7 @@ impl Shared {
         }
         let replayed = streams.iter().any(|watched| watched.watch.is_captured());
         match (drained, replayed) {
-            (_, true) => (state.replay_at.elapsed() / 4).min(RELEASE_PAUSE_MAX),
+            (_, true) => (state.replay_at.elapsed() / 4).clamp(RELEASE_PAUSE, RELEASE_PAUSE_MAX),
             (true, false) => self.timeout,
             (false, false) if state.drain.has_passed() => RELEASE_PAUSE_MAX,
             (false, false) => RELEASE_PAUSE,

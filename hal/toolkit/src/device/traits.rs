@@ -316,6 +316,13 @@ pub trait WordCalls: StreamCalls {
     /// word and the value may be 2^63 or more: drivers differ in how they compare two such values.
     fn word_wait(address: DevicePtr, value: u64) -> Self::WordOp;
 
+    /// Creates an operation that stores the lower half of a word after everything before it in the stream. The upper half
+    /// stays.
+    fn half_write(address: DevicePtr, value: u32) -> Self::WordOp;
+
+    /// Creates an operation that blocks the stream until the word has one of the bits of `bits`.
+    fn bits_wait(address: DevicePtr, bits: u64) -> Self::WordOp;
+
     /// Puts operations onto the stream in one call. There is at least one operation and at most
     /// [`WORD_OPS_MAX`](Self::WORD_OPS_MAX), and more than one only where [`batching`](Self::batching)
     /// permits it. The driver has read the operations when this returns.

@@ -26,6 +26,12 @@ const UPPER_HALF: u64 = 1 << 63;
 /// call.
 const OPS_A_COMMAND: usize = 8;
 
+/// The bit of a captured flag that lets all waits for it pass, also those of graphs that are launched later. A release sets
+/// it; signals and resets write only the lower half of the word.
+pub(super) const ABORTED: u64 = 1 << 32;
+/// Size of the half of a word that captured signals write.
+const HALF_BYTES: usize = size_of::<u32>();
+
 /// Adjacent signals, waits and resets that go onto a stream together.
 #[derive(Debug)]
 pub(super) struct WordBatch<D: WordCalls> {
@@ -64,6 +70,16 @@ impl<D: WordCalls> WordBatch<D> {
     /// Adds a wait until the word is at least `value`: at most two operations.
     pub(super) fn wait(&mut self, address: DevicePtr, value: u64) {
         wait_values(value).for_each(|value| self.push(D::word_wait(address, value)));
+    }
+
+    /// Adds the signal of a captured slice, which keeps [`ABORTED`].
+    pub(super) fn write_captured(&mut self, address: DevicePtr, value: u64) {
+        self.push(D::half_write(address, value as u32));
+    }
+
+    /// Adds the wait of a captured slice: until the word has a bit of `value`, or of [`ABORTED`].
+    pub(super) fn wait_captured(&mut self, address: DevicePtr, value: u64) {
+        self.push(D::bits_wait(address, value | ABORTED));
     }
 
     fn push(&mut self, op: D::WordOp) {
@@ -199,8 +215,8 @@ pub(super) struct SignalWords {
     next: usize,
     /// The values of captured signals, each with its own word. A replay copies the value that the word has.
     constants: Vec<u64>,
-    /// Source word and destination flag of each copy.
-    pending_copies: Vec<(DevicePtr, DevicePtr)>,
+    /// Source word, destination flag and length of each copy.
+    pending_copies: Vec<(DevicePtr, DevicePtr, usize)>,
 }
 
 impl SignalWords {
@@ -250,7 +266,7 @@ impl SignalWords {
         let word = if captured { self.constant(value)? } else { self.next_word() };
         let from = self.page.address(word);
         batch.write(from, value);
-        self.pending_copies.push((from, flag));
+        self.pending_copies.push((from, flag, if captured { HALF_BYTES } else { WORD_BYTES }));
         Ok(())
     }
 
@@ -282,10 +298,10 @@ impl SignalWords {
         stream: StreamHandle,
     ) -> Result<usize, D::Error> {
         let pending_copies = self.pending_copies.len();
-        let copied = self.pending_copies.iter().try_for_each(|&(from, to)| {
+        let copied = self.pending_copies.iter().try_for_each(|&(from, to, bytes)| {
             // SAFETY: the source is a word of the page, and the destination a flag of a region that is alive
             // (`submit`).
-            unsafe { context.copy(stream, to, from, WORD_BYTES, CopyKind::Flag) }
+            unsafe { context.copy(stream, to, from, bytes, CopyKind::Flag) }
         });
         self.pending_copies.clear();
         copied.map(|()| pending_copies)

@@ -203,7 +203,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         if target == Target::Own {
             self.all_must_follow();
         }
-        self.batch.write(flag, value);
+        self.write(flag, value);
         Ok(())
     }
 
@@ -224,9 +224,12 @@ impl<D: StreamDevice> Emitter<'_, D> {
             busy.begun = true;
             self.batch.write(busy.word, 1);
         }
-        self.batch.wait(flag, value);
+        match self.captured {
+            true => self.batch.wait_captured(flag, value),
+            false => self.batch.wait(flag, value),
+        }
         if reset {
-            self.batch.write(flag, 0);
+            self.write(flag, 0);
         }
         if let Some(busy) = &mut self.busy {
             busy.waits -= 1;
@@ -235,6 +238,13 @@ impl<D: StreamDevice> Emitter<'_, D> {
             }
         }
         Ok(())
+    }
+
+    fn write(&mut self, flag: DevicePtr, value: u64) {
+        match self.captured {
+            true => self.batch.write_captured(flag, value),
+            false => self.batch.write(flag, value),
+        }
     }
 
     /// Ends the slice: joins all side streams and puts all operations onto their streams.

@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use self::batches::{PendingCopies, SignalWords, WordBatch};
+use self::batches::{ABORTED, PendingCopies, SignalWords, WordBatch};
 use self::capture::Captures;
 use self::emit::{Busy, Emitter, SideStream};
 use self::pending::{Awaited, COMMANDS_MAX, Pending, TicketEvents};
@@ -524,7 +524,9 @@ impl<D: StreamDevice> Engine<D> {
         let busy = match totals.waits {
             0 => None,
             waits => {
-                let word = hardware.captures.busy_word(awaited(&self.steps))?;
+                let aborted =
+                    |awaited: Awaited| Awaited { value: awaited.value | ABORTED, ..awaited };
+                let word = hardware.captures.busy_word(awaited(&self.steps).map(aborted))?;
                 Some(Busy { word, waits, begun: false })
             }
         };

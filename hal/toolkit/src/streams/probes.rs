@@ -413,9 +413,9 @@ fn record<'a, D: StreamDevice>(
         copy(context, to, from, GRAPH_BYTES, aside.raw(), CopyKind::Local)?;
         join.order(context, aside.raw(), stream.raw())?;
         let mut batch = WordBatch::new(together);
-        batch.write(device.address(GRAPH_FLAG), 1);
-        batch.wait(device.address(GRAPH_FLAG), 1);
-        batch.write(device.address(GRAPH_FLAG), 0);
+        batch.write_captured(device.address(GRAPH_FLAG), 1);
+        batch.wait_captured(device.address(GRAPH_FLAG), 1);
+        batch.write_captured(device.address(GRAPH_FLAG), 0);
         batch.write(device.address(GRAPH_MARK), 1);
         batch.issue(context, stream.raw())
     })();

@@ -44,6 +44,26 @@ fn a_graph_that_waits_for_ever_is_released() {
     assert_eq!(error.kind(), ErrorKind::Aborted);
 }
 
+#[test]
+fn one_release_frees_all_replays_that_are_queued() {
+    let (_driver, _turn) = driver();
+    let mut members = world(2, 5000, None);
+    let compute = Compute::new(0);
+    let graph = blocked(&mut members, &compute);
+    (0..200).for_each(|_| graph.launch());
+    members[0].engine.release().unwrap();
+    let start = Instant::now();
+    while !compute.is_idle() {
+        assert!(start.elapsed() < PATIENCE, "a replay is still blocked");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // A graph that is launched afterwards does not wait either.
+    graph.launch();
+    while !compute.is_idle() {
+        assert!(start.elapsed() < PATIENCE, "a later replay is blocked");
+    }
+}
+
 /// Calls `replay_wait` for `period`, and returns the longest result.
 fn longest_replay_wait(member: &mut Member, period: Duration) -> Option<Duration> {
     let (start, mut longest) = (Instant::now(), None);
