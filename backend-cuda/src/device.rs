@@ -6,8 +6,9 @@
 //! The number of copy engines (`asyncEngineCount`) limits how many copies an engine keeps in flight:
 //! with more copies at once the throughput collapses.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use peerlane_hal::LinkKind;
 use peerlane_toolkit::Fault;
@@ -373,8 +374,13 @@ pub struct Context {
     /// Properties of the device, read when the context was opened.
     pub(crate) info: Device,
     raw: CUcontext,
+    /// Whether this is a second context, which Peerlane has created.
+    is_second: bool,
     label: Arc<str>,
 }
+
+/// The second context of each device, which all engines of the device share: it takes half a GiB of device memory.
+static SECOND_CONTEXTS: Mutex<BTreeMap<CUdevice, Weak<Context>>> = Mutex::new(BTreeMap::new());
 
 // SAFETY: a context may be current on several threads at once (cuCtxSetCurrent), and the handle is never
 // dereferenced here.
@@ -394,7 +400,32 @@ impl Context {
         if code != sys::CUDA_SUCCESS {
             return Err(Error::driver(driver, "cuDevicePrimaryCtxRetain", Some(&label), code));
         }
-        Ok(Arc::new(Self { driver, device, info, raw, label }))
+        Ok(Arc::new(Self { driver, device, info, raw, is_second: false, label }))
+    }
+
+    /// Returns the second context of the device, or `None` if the driver cannot create one.
+    pub(crate) fn second(&self) -> Result<Option<Arc<Self>>, Error> {
+        let Driver { ctx_create, ctx_destroy, ctx_pop_current, .. } = self.driver;
+        let (Some(create), Some(_), Some(pop)) = (ctx_create, ctx_destroy, ctx_pop_current) else {
+            return Ok(None);
+        };
+        let mut contexts = SECOND_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = contexts.get(&self.device).and_then(Weak::upgrade) {
+            return Ok(Some(context));
+        }
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the device exists; the result is stored in a local.
+        let code = unsafe { create(&raw mut raw, 0, self.device) };
+        self.check("cuCtxCreate_v2", code)?;
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: the call above has made the new context current; the result is stored in a local.
+        let code = unsafe { pop(&raw mut popped) };
+        self.check("cuCtxPopCurrent_v2", code)?;
+        let (driver, device, label) = (self.driver, self.device, Arc::clone(&self.label));
+        let context = Self { driver, device, info: self.info.clone(), raw, is_second: true, label };
+        let context = Arc::new(context);
+        contexts.insert(device, Arc::downgrade(&context));
+        Ok(Some(context))
     }
 
     /// Returns the handle of the context, to compare it with the context of a stream.
@@ -429,8 +460,13 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: `open` retained it once. A failure means that the context is already destroyed.
-        let _ = unsafe { (self.driver.primary_ctx_release)(self.device) };
+        if !self.is_second {
+            // SAFETY: `open` retained it once. A failure means that the context is already destroyed.
+            let _ = unsafe { (self.driver.primary_ctx_release)(self.device) };
+        } else if let Some(destroy) = self.driver.ctx_destroy {
+            // SAFETY: `second` created it, and its streams are destroyed.
+            let _ = unsafe { destroy(self.raw) };
+        }
     }
 }
 

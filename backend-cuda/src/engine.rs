@@ -14,6 +14,7 @@
 //! | `release` | a dedicated stream writes the awaited values |
 
 use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
 
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
@@ -57,6 +58,10 @@ impl StreamDevice for Context {
         })
     }
 
+    fn second_context(&self) -> Result<Option<Arc<Self>>, Error> {
+        self.second()
+    }
+
     fn probe_cache() -> &'static ProbeCache<Error> {
         static CACHE: ProbeCache<Error> = ProbeCache::new();
         &CACHE
@@ -94,9 +99,9 @@ impl AsRef<streams::Stream> for Stream {
 }
 
 #[cfg(feature = "cudarc")]
-impl From<&std::sync::Arc<cudarc::driver::CudaStream>> for Stream {
+impl From<&Arc<cudarc::driver::CudaStream>> for Stream {
     /// Wraps a stream of cudarc and keeps it alive.
-    fn from(stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> Self {
+    fn from(stream: &Arc<cudarc::driver::CudaStream>) -> Self {
         let raw = StreamHandle(stream.cu_stream().cast());
         // SAFETY: the clone keeps the stream alive.
         Self(unsafe { streams::Stream::new(raw, Some(stream.clone())) })

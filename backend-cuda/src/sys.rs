@@ -120,6 +120,10 @@ table! {
         // A stream with a priority does not share its channel with streams that wait.
         ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         stream_create_with_priority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);
+        // A second context, whose streams have channels of their own.
+        ctx_create = "cuCtxCreate_v2" (*mut CUcontext, c_uint, CUdevice);
+        ctx_destroy = "cuCtxDestroy_v2" (CUcontext);
+        ctx_pop_current = "cuCtxPopCurrent_v2" (*mut CUcontext);
         // Reports which capture a stream is part of.
         stream_get_capture_info = "cuStreamGetCaptureInfo_v2" (CUstream, *mut c_int, *mut u64, *mut CUgraph, *mut *const c_void, *mut usize);
 

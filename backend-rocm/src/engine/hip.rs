@@ -16,6 +16,7 @@
 //! `hipStreamWriteValue64` or a `hipStreamWaitValue64`. HIP compares values as unsigned numbers.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_toolkit::Fault;
@@ -67,6 +68,11 @@ impl StreamDevice for Context {
             self_copy_link_bytes_max: None,
             self_copy_link_captured_bytes_max: None,
         })
+    }
+
+    /// Returns `None`: a process has one context of a device. Streams of the highest priority have hardware queues of their own.
+    fn second_context(&self) -> Result<Option<Arc<Self>>, Error> {
+        Ok(None)
     }
 
     fn probe_cache() -> &'static ProbeCache<Error> {

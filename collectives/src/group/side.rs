@@ -62,10 +62,10 @@ impl<'f> Side<'f> {
         self.windows.insert(buffer, RankRegions::new(region));
     }
 
-    /// Allocates the flags, after the engines. With `on_host`, the host can access them.
-    pub(crate) fn allocate_flags(&mut self, bytes: u64, on_host: bool) -> Result<(), Error> {
+    /// Allocates the flags, after the engines.
+    pub(crate) fn allocate_flags(&mut self, bytes: u64) -> Result<(), Error> {
         let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
-        if !polled && !on_host {
+        if !polled {
             return self.allocate(BufferId::Flags, bytes);
         }
         let region = self.fabric.memory().allocate_polled_flags(bytes);

@@ -116,10 +116,7 @@ impl<'g> Preparation<'g> {
         for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
             caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(operation.requirements)?);
         }
-        // The host writes the flags that a running graph waits for when a rank is lost. A stream of the same context can be
-        // stuck behind the branches of the graph.
-        let on_host = operation.spec.capturable;
-        sides.local.allocate_flags(flag_bytes, on_host)?;
+        sides.local.allocate_flags(flag_bytes)?;
         if let Some(network) = &mut sides.network {
             for buffer in operation.request.buffers() {
                 match operation.request.window(buffer) {
@@ -127,7 +124,7 @@ impl<'g> Preparation<'g> {
                     None => network.register(buffer, &sides.local)?,
                 }
             }
-            network.allocate_flags(flag_bytes, on_host)?;
+            network.allocate_flags(flag_bytes)?;
             network.allocate(BufferId::CrossTierFlags, flag_bytes)?;
             sides.local.register(BufferId::CrossTierFlags, network)?;
         }

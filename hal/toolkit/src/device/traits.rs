@@ -469,6 +469,13 @@ pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls {
     /// Returns the driver's error.
     fn stream_limits(&self) -> Result<StreamLimits, Self::Error>;
 
+    /// Opens a second context of the device, whose streams run while all streams of this context are blocked. The addresses of
+    /// this context are valid there. Returns `None` if the driver has no second context.
+    ///
+    /// # Errors
+    /// Returns the driver's error, such as too little memory.
+    fn second_context(&self) -> Result<Option<Arc<Self>>, Self::Error>;
+
     /// Returns the process's cache of probe results. Each backend has one, since a generic type has no
     /// statics.
     fn probe_cache() -> &'static ProbeCache<Self::Error>;

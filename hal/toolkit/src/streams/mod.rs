@@ -274,7 +274,6 @@ impl<D: StreamDevice> Engine<D> {
         if !release.write_from_host(captures, &self.pending) {
             return Ok(());
         }
-        let _relaxed = self.context.enter_relaxed()?;
         release.write_from_stream(&self.context, page, captures, &self.pending)
     }
 }

@@ -28,14 +28,23 @@ const ROUNDS_MAX: u64 = 2;
 /// Values from here on do not satisfy waits for small values: the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
+/// Time after which a round that is not written counts as stuck behind blocked streams.
+const STUCK_TIME: Duration = Duration::from_millis(100);
+
 /// Writes the values that blocked waits expect.
 #[derive(Debug)]
 pub(super) struct Releaser<D: StreamDevice> {
     stream: OwnStream<D>,
+    /// A stream of a second context, once the first one is stuck. Dropped before its context.
+    second: Option<(OwnStream<D>, Arc<D>)>,
+    /// The reason why there is no second context.
+    second_fails: bool,
     batch: WordBatch<D>,
     targets: Vec<Awaited>,
-    /// Number of rounds that were put onto the stream.
-    rounds: u64,
+    /// Number of rounds that were put onto each of the two streams.
+    rounds: [u64; 2],
+    /// The time at which the last round was put onto the first stream.
+    written_at: Instant,
     /// Number of rounds of the host.
     host_rounds: u64,
 }
@@ -43,14 +52,21 @@ pub(super) struct Releaser<D: StreamDevice> {
 impl<D: StreamDevice> Releaser<D> {
     /// Creates the releaser. The context is current.
     pub(super) fn new(context: &D, together: bool) -> Result<Self, D::Error> {
-        let stream = OwnStream::urgent(context)?;
-        let batch = WordBatch::new(together);
-        Ok(Self { stream, batch, targets: Vec::new(), rounds: 0, host_rounds: 0 })
+        Ok(Self {
+            stream: OwnStream::urgent(context)?,
+            second: None,
+            second_fails: false,
+            batch: WordBatch::new(together),
+            targets: Vec::new(),
+            rounds: [0; 2],
+            written_at: Instant::now(),
+            host_rounds: 0,
+        })
     }
 
-    /// Returns whether the last round has been written.
+    /// Returns whether the last rounds have been written.
     pub(super) fn is_written(&self, page: &PinnedPage) -> bool {
-        page.load(ROUND_WORD) == self.rounds
+        (0..2).all(|stream| page.load(ROUND_WORD + stream) == self.rounds[stream])
     }
 
     /// Writes the largest awaited value to each flag that the host can access. Returns whether there are others.
@@ -73,8 +89,11 @@ impl<D: StreamDevice> Releaser<D> {
         awaited.into_iter().any(|target| target.host.is_none())
     }
 
-    /// Writes the largest awaited value to each other flag. A round is put onto the stream only if there is room,
-    /// so that rounds do not accumulate on a device that makes no progress. The context is current.
+    /// Writes the largest awaited value to each other flag. A round is put onto a stream only if there is room,
+    /// so that rounds do not accumulate on a device that makes no progress.
+    ///
+    /// The streams of a context share few channels, and a blocked stream blocks its channel. If a round is stuck, further
+    /// rounds go onto a stream of a second context.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -85,17 +104,56 @@ impl<D: StreamDevice> Releaser<D> {
         captures: &Captures<D>,
         pending: &Pending,
     ) -> Result<(), D::Error> {
-        if self.rounds - page.load(ROUND_WORD) >= ROUNDS_MAX {
-            return Ok(());
-        }
         let awaited = pending.awaited().chain(captures.awaited());
         self.targets.clear();
         self.targets.extend(awaited.filter(|target| target.host.is_none()));
-        keep_largest(&mut self.targets, self.rounds % 2 == 1);
         if self.targets.is_empty() {
             return Ok(());
         }
-        let stream = self.stream.raw();
+        let is_stuck =
+            page.load(ROUND_WORD) != self.rounds[0] && self.written_at.elapsed() >= STUCK_TIME;
+        if is_stuck && self.second.is_none() && !self.second_fails {
+            self.open_second(context);
+        }
+        let (index, second) = match &self.second {
+            Some((_, second)) => (1, Some(Arc::clone(second))),
+            None => (0, None),
+        };
+        if self.rounds[index] - page.load(ROUND_WORD + index) >= ROUNDS_MAX {
+            return Ok(());
+        }
+        let context = second.as_deref().unwrap_or(context);
+        let _relaxed = context.enter_relaxed()?;
+        self.written_at = Instant::now();
+        self.write_round(context, page, index)
+    }
+
+    /// Opens the second context. Without it, for example because the device has no memory left, a release takes until
+    /// another stream ends.
+    fn open_second(&mut self, context: &D) {
+        let opened = context.second_context().and_then(|second| {
+            let Some(second) = second else { return Ok(None) };
+            let relaxed = second.enter_relaxed()?;
+            let stream = OwnStream::create(&*second)?;
+            drop(relaxed);
+            Ok(Some((stream, second)))
+        });
+        self.second = opened.unwrap_or(None);
+        self.second_fails = self.second.is_none();
+    }
+
+    /// Puts a round onto the first or the second stream, whose context is current.
+    fn write_round(
+        &mut self,
+        context: &D,
+        page: &PinnedPage,
+        index: usize,
+    ) -> Result<(), D::Error> {
+        keep_largest(&mut self.targets, self.rounds[index] % 2 == 1);
+        let stream = match (index, &self.second) {
+            (1, Some((stream, _))) => stream.raw(),
+            _ => self.stream.raw(),
+        };
         self.batch.clear();
         for target in &self.targets {
             if self.batch.room() == 1 {
@@ -103,10 +161,9 @@ impl<D: StreamDevice> Releaser<D> {
             }
             self.batch.write(target.flag, target.value);
         }
-        self.batch.write(page.address(ROUND_WORD), self.rounds + 1);
-        self.batch.issue(context, stream)?;
-        self.rounds += 1;
-        Ok(())
+        self.rounds[index] += 1;
+        self.batch.write(page.address(ROUND_WORD + index), self.rounds[index]);
+        self.batch.issue(context, stream)
     }
 }
 

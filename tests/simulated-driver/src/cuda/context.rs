@@ -130,6 +130,12 @@ calls! {
         STACK.with_borrow_mut(|stack| stack.push(context));
         Ok(())
     };
+    [Cuda cuCtxCreate_v2](context: Out<'_, Context>, _flags: c_uint, device: c_int) => {
+        let created = primary::create(Cuda::physical(device)?)?;
+        STACK.with_borrow_mut(|stack| stack.push(created));
+        store(context, created)
+    };
+    [Cuda cuCtxDestroy_v2](context: Context) => primary::destroy(context);
     [Cuda cuCtxPopCurrent_v2](context: Out<'_, Context>) => {
         let popped = STACK.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)?;
         if context.is_some() { store(context, popped) } else { Ok(()) }

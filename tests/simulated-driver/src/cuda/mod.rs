@@ -29,6 +29,7 @@ impl Api for Cuda {
     /// Portable, device-mapped, memory of a device, read-only.
     const REGISTER_FLAGS: c_uint = 15;
     const P2P_PERFORMANCE_RANK: c_int = 1;
+    const BRANCHES_TAKE_CHANNELS: bool = true;
 
     fn visible() -> Outcome<&'static [u32]> {
         context::visible()

@@ -30,6 +30,8 @@ pub(crate) struct Node {
 pub(crate) struct Program {
     nodes: Vec<Node>,
     chains: Vec<Vec<usize>>,
+    /// Whether the branches take all channels of the context while the graph runs.
+    holds_queues: bool,
     /// Completion of the last launch: launches of one program run one after the other.
     last: Mutex<Option<Arc<Completion>>>,
 }
@@ -43,9 +45,13 @@ pub(crate) struct Launch {
 }
 
 impl Program {
-    pub(crate) fn new(nodes: Vec<Node>) -> Arc<Self> {
+    /// `branches_take_channels` is a property of the vendor's graphs.
+    pub(crate) fn new(nodes: Vec<Node>, branches_take_channels: bool) -> Arc<Self> {
         let chains = chains(&nodes);
-        Arc::new(Self { nodes, chains, last: Mutex::default() })
+        let branches: usize = chains.iter().skip(1).map(Vec::len).sum();
+        let holds_queues =
+            branches_take_channels && branches >= CHANNELS && Setting::BranchedGraphs.is("hold");
+        Arc::new(Self { nodes, chains, holds_queues, last: Mutex::default() })
     }
 
     /// Creates the next launch; `place` submits it to a queue.
@@ -66,12 +72,6 @@ impl Program {
     /// Creates a launch as a node of another graph, whose launches order it.
     pub(crate) fn nested(self: &Arc<Self>) -> Launch {
         Launch { program: self.clone(), before: None, done: None }
-    }
-
-    /// Returns whether the branches take all channels of the device while the graph runs.
-    fn holds_queues(&self) -> bool {
-        let branches: usize = self.chains.iter().skip(1).map(Vec::len).sum();
-        branches >= CHANNELS && Setting::BranchedGraphs.is("hold")
     }
 
     fn run(&self) {
@@ -108,7 +108,7 @@ impl Launch {
         if let Some(before) = &self.before {
             before.wait(|| session.fault().is_some());
         }
-        match self.program.holds_queues() {
+        match self.program.holds_queues {
             true => session.hold_queues(|| self.program.run()),
             false => self.program.run(),
         }
@@ -156,6 +156,6 @@ mod tests {
         let nodes = [node(&[]), node(&[0]), node(&[0]), node(&[1]), node(&[2]), node(&[3, 4])];
         assert_eq!(chains(&nodes), [vec![0, 1, 3, 5], vec![2, 4]]);
         assert!(chains(&[]).is_empty());
-        Program::new(nodes.to_vec()).run();
+        Program::new(nodes.to_vec(), false).run();
     }
 }

@@ -38,7 +38,8 @@ impl From<CaptureError> for Refused {
 
 #[derive(Debug, Default)]
 struct State {
-    pending: VecDeque<Command>,
+    /// Commands with their numbers in the hardware queue.
+    pending: VecDeque<(u64, Command)>,
     /// A command is out of the queue and not done.
     running: bool,
     closed: bool,
@@ -50,6 +51,8 @@ struct State {
 pub(crate) struct Queue {
     session: Arc<Session>,
     kind: QueueKind,
+    /// The hardware queue.
+    channel: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -58,8 +61,8 @@ impl Queue {
     /// Starts its thread, which ends when the queue is closed and empty.
     pub(super) fn start(session: Arc<Session>, kind: QueueKind) -> Arc<Self> {
         Counter::LiveStreams.add(session.device(), 1);
-        let queue =
-            Arc::new(Self { session, kind, state: Mutex::default(), changed: Condvar::new() });
+        let (channel, state) = (session.channel(), Mutex::default());
+        let queue = Arc::new(Self { session, kind, channel, state, changed: Condvar::new() });
         let worker = queue.clone();
         let name = format!("sim-queue-{}", queue.session.device());
         std::thread::Builder::new()
@@ -81,7 +84,7 @@ impl Queue {
     fn work(&self) {
         let mut state = lock(&self.state);
         loop {
-            let Some(command) = state.pending.pop_front() else {
+            let Some((number, command)) = state.pending.pop_front() else {
                 if state.closed {
                     return;
                 }
@@ -90,6 +93,7 @@ impl Queue {
             };
             state.running = true;
             drop(state);
+            self.session.wait_for_turn(self.channel, number);
             self.session.wait_until_free();
             if self.session.fault().is_some() {
                 command.abandon();
@@ -99,6 +103,7 @@ impl Queue {
             }
             // What the command held goes before anybody hears that it is done.
             drop(command);
+            self.session.leave_channel(self.channel, number);
             state = lock(&self.state);
             state.running = false;
             self.changed.notify_all();
@@ -138,7 +143,8 @@ impl Queue {
         while full(&state) {
             state = self.wait_until(state, deadline).ok_or(Refused::TooLong)?;
         }
-        state.pending.push_back(command);
+        let number = self.session.enter_channel(self.channel);
+        state.pending.push_back((number, command));
         self.changed.notify_all();
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Holds a device that this process has opened: its queues, the devices it can access, and its
 //! fault.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use super::counters::Counter;
 use super::fault::Fault;
 use super::memory::AddressSpace;
 use super::queue::{Queue, QueueKind, Refused};
+use super::settings::Setting;
 use super::sync::lock;
 
 /// Time between two looks at the graphs that hold up queues.
@@ -25,6 +27,10 @@ pub(crate) struct Session {
     peers: AtomicU64,
     queues: Mutex<Vec<Weak<Queue>>>,
     default_queue: Mutex<Option<Arc<Queue>>>,
+    /// The commands of each hardware queue that are not complete, by number.
+    channels: Box<[Mutex<BTreeSet<u64>>]>,
+    /// The number of the next command.
+    next_command: AtomicU64,
     /// Number of running graphs that hold up the queues.
     holding: AtomicUsize,
     /// Number of calls that wait for all queues and let nobody submit meanwhile.
@@ -43,6 +49,8 @@ impl Session {
             peers: AtomicU64::new(0),
             queues: Mutex::default(),
             default_queue: Mutex::default(),
+            channels: (0..Setting::Connections.value()).map(|_| Mutex::default()).collect(),
+            next_command: AtomicU64::new(0),
             holding: AtomicUsize::new(0),
             draining: AtomicUsize::new(0),
         })
@@ -84,6 +92,35 @@ impl Session {
             Some(Fault::Gone)
         } else {
             self.fault.get().copied()
+        }
+    }
+
+    /// Returns the hardware queue of a new queue: queues share them in turn.
+    pub(super) fn channel(&self) -> usize {
+        let queues = lock(&self.queues).len();
+        queues.checked_rem(self.channels.len()).unwrap_or(0)
+    }
+
+    /// Puts a command into a hardware queue, and returns its number.
+    pub(super) fn enter_channel(&self, channel: usize) -> u64 {
+        let Some(commands) = self.channels.get(channel) else { return 0 };
+        let mut commands = lock(commands);
+        let number = self.next_command.fetch_add(1, Ordering::AcqRel);
+        commands.insert(number);
+        number
+    }
+
+    /// Waits until a command is the first of its hardware queue, also behind commands of other queues.
+    pub(super) fn wait_for_turn(&self, channel: usize, number: u64) {
+        let Some(commands) = self.channels.get(channel) else { return };
+        while lock(commands).first() != Some(&number) && self.fault().is_none() {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    pub(super) fn leave_channel(&self, channel: usize, number: u64) {
+        if let Some(commands) = self.channels.get(channel) {
+            lock(commands).remove(&number);
         }
     }
 

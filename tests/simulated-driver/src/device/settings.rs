@@ -89,6 +89,8 @@ settings! {
     DropCopies = "DROP_COPIES", Values::Words(&["none", "peer", "local", "all"]), 0;
     /// What happens to words while their queue is captured: `now` writes them at once.
     CapturedWords = "CAPTURED_WORDS", Values::Words(&["record", "refuse", "drop", "now"]), 0;
+    /// Number of hardware queues that the queues of a session share, as by CUDA_DEVICE_MAX_CONNECTIONS; 0 if each has its own.
+    Connections = "CONNECTIONS", Values::Number(0, 64), 0;
     /// Whether a running graph with many branches holds up the other queues of its session, as on an H200
     /// (docs/perf/cuda-release.md).
     BranchedGraphs = "BRANCHED_GRAPHS", Values::Words(&["free", "hold"]), 1;

@@ -49,6 +49,7 @@ impl Api for Hip {
     /// Portable, device-mapped, memory of a device, read-only; uncached.
     const REGISTER_FLAGS: c_uint = 0x8000_000f;
     const P2P_PERFORMANCE_RANK: c_int = 0;
+    const BRANCHES_TAKE_CHANNELS: bool = false;
 
     fn visible() -> Outcome<&'static [u32]> {
         init::visible()

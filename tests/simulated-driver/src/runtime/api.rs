@@ -17,6 +17,8 @@ pub(crate) trait Api {
     const REGISTER_FLAGS: c_uint;
     /// Number of the first attribute of a pair of devices, its performance rank.
     const P2P_PERFORMANCE_RANK: c_int;
+    /// Whether the branches of a running graph take the channels of its context, as on an H200 (docs/perf/cuda-release.md).
+    const BRANCHES_TAKE_CHANNELS: bool;
 
     /// Returns the devices that this process sees, by ordinal, as the machine numbers them. Fails
     /// before the driver was started.

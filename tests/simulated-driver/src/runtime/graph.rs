@@ -39,7 +39,7 @@ pub(crate) fn end<A: Api>(handle: usize, out: Out<'_, usize>) -> Outcome {
 
 pub(crate) fn instantiate<A: Api>(out: Out<'_, usize>, graph: usize) -> Outcome {
     A::ready()?;
-    let program = Program::new(GRAPHS.find(graph)?.to_vec());
+    let program = Program::new(GRAPHS.find(graph)?.to_vec(), A::BRANCHES_TAKE_CHANNELS);
     Counter::LiveGraphs.add(NO_DEVICE, 1);
     store(out, PROGRAMS.insert(program))
 }

@@ -1,5 +1,6 @@
 //! Holds the session of each device, which is its primary context.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::code::{DEVICE_UNAVAILABLE, INVALID_CONTEXT, Outcome};
@@ -40,8 +41,31 @@ pub(crate) fn handle_of(physical: u32) -> usize {
     FIRST_HANDLE + physical as usize * HANDLE_STEP
 }
 
+/// Contexts that are not primary, by their handles.
+static SECONDS: Mutex<BTreeMap<usize, Arc<Session>>> = Mutex::new(BTreeMap::new());
+const FIRST_SECOND: usize = 0x60_0000_1000;
+
+/// Creates a context beside the primary one, with queues of its own.
+pub(crate) fn create(physical: u32) -> Outcome<usize> {
+    session(physical).ok_or(INVALID_CONTEXT)?;
+    let mut seconds = lock(&SECONDS);
+    let handle = seconds.last_key_value().map_or(FIRST_SECOND, |(last, _)| last + HANDLE_STEP);
+    seconds.insert(handle, Session::begin(physical));
+    Ok(handle)
+}
+
+/// Ends a context that [`create`] has made.
+pub(crate) fn destroy(context: usize) -> Outcome {
+    let ended = lock(&SECONDS).remove(&context).ok_or(INVALID_CONTEXT)?;
+    ended.end(memory());
+    Ok(())
+}
+
 /// The session behind a context's handle, working or not.
 pub(crate) fn by_handle(context: usize) -> Outcome<Arc<Session>> {
+    if let Some(session) = lock(&SECONDS).get(&context) {
+        return Ok(Arc::clone(session));
+    }
     let offset = context.checked_sub(FIRST_HANDLE).ok_or(INVALID_CONTEXT)?;
     let device = PRIMARIES.get(offset / HANDLE_STEP).ok_or(INVALID_CONTEXT)?;
     let known = offset.is_multiple_of(HANDLE_STEP);
