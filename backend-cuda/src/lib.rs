@@ -31,15 +31,16 @@
 //! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; the self copy on a third, or back from a peer ([`SelfCopy`]) |
 //! | `Op::Signal`, `Op::Wait` | adjacent ops of a slice in one `cuStreamBatchMemOp`; a copy of 8 bytes if stream writes to a peer do not work |
 //! | `completed` | queries the event of the oldest slice, in a mode that captures of other threads tolerate |
-//! | `release` | writes the awaited values from a dedicated stream |
+//! | `release` | writes the awaited values from a dedicated stream, or from one of a second context if that is stuck |
 //! | `fork`, `join` | the signals and waits run on the caller's stream itself, so most starts need no event |
 //!
 //! # Streams in one process
 //!
 //! The driver maps streams to a few channels of the device: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says
 //! otherwise. A stream that waits for a peer blocks later work in its channel. An engine has up to three
-//! streams besides the caller's. A process that runs many operations at once may need more channels; these
-//! make each start somewhat slower.
+//! streams besides the caller's. Operations that all ranks start in the same order complete with any number of
+//! channels. Operations that ranks start in different orders complete only if each of them has a channel. More
+//! channels make each start somewhat slower.
 //!
 //! # Limitations
 //!

@@ -47,3 +47,6 @@ pub(crate) const REFUSED: &str = "cuStreamBatchMemOp";
 pub(crate) fn folder_without(symbols: &[&'static str]) -> PathBuf {
     peerlane_simulated_driver::without_symbols(symbols)
 }
+
+/// Numbers of hardware queues with which peers are lost, too.
+pub(crate) const MAX_CONNECTIONS: &[u32] = &[1, 2];

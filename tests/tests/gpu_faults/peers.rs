@@ -10,6 +10,7 @@ use peerlane_conformance::{GpuDriver, Outcome};
 use super::Fault;
 use super::processes::{finish, patience, ranks, says};
 use super::survivor::Phase;
+use crate::driver::MAX_CONNECTIONS;
 use crate::support::data::check;
 use crate::vendor::ENGINES;
 
@@ -41,12 +42,17 @@ struct Loss {
     end: End,
     /// The kind of engines.
     engine: &'static str,
+    /// Number of hardware queues that the streams of a rank share; by default each has its own, or the driver decides.
+    connections: Option<u32>,
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranks, victim, phase, end, engine } = self;
+        let Self { ranks, victim, phase, end, engine, connections } = self;
         write!(f, "peer_lost::{end:?}::{phase}::rank_{victim}_of_{ranks}")?;
+        if let Some(connections) = connections {
+            write!(f, "::connections_{connections}")?;
+        }
         if *engine == STREAMS { Ok(()) } else { write!(f, "::{engine}") }
     }
 }
@@ -54,7 +60,7 @@ impl fmt::Display for Loss {
 pub(crate) fn faults() -> Vec<Fault> {
     let killed = |ranks, victim, phase| {
         let (end, engine) = (End::Killed, STREAMS);
-        Loss { ranks, victim, phase, end, engine }
+        Loss { ranks, victim, phase, end, engine, connections: None }
     };
     let mut losses: Vec<Loss> = Phase::ALL.map(|phase| killed(3, 1, phase)).into();
     losses.push(killed(3, 0, Phase::WhileItPushes));
@@ -69,6 +75,14 @@ pub(crate) fn faults() -> Vec<Fault> {
         }
         losses.push(Loss { end, ..killed(2, 0, Phase::ReplayedMany) });
         losses.push(Loss { end, ..killed(2, 0, Phase::DroppedReplays) });
+    }
+    // A blocked stream blocks others of its context.
+    for connections in MAX_CONNECTIONS.iter().copied() {
+        let few = |loss| Loss { connections: Some(connections), ..loss };
+        losses.extend(
+            [Phase::BeforeItStarts, Phase::ReplayedMany].map(|phase| few(killed(2, 1, phase))),
+        );
+        losses.push(few(Loss { end: End::Stopped, ..killed(2, 0, Phase::DroppedReplays) }));
     }
     // Engines that the host drives lose peers while the host waits.
     for engine in ENGINES.iter().copied().filter(|engine| *engine != STREAMS) {
@@ -95,11 +109,17 @@ impl Loss {
 
     /// The victim ends once all others wait for it.
     fn run_rank(self, driver: GpuDriver) -> Outcome {
-        let Self { ranks: count, victim, phase, end, engine } = self;
+        let Self { ranks: count, victim, phase, end, engine, connections } = self;
         let (_hub, mut children) = ranks(driver, "survive", count, |rank, player| {
             let timeout = self.timeout().as_millis();
             let player = player.value("PHASE", phase).value("TIMEOUT_MILLIS", timeout);
             let player = player.value("VICTIM", rank == victim).value("ENGINE", engine);
+            let player = match connections {
+                Some(connections) => player
+                    .variable("PEERLANE_SIM_CONNECTIONS", connections.to_string())
+                    .variable("CUDA_DEVICE_MAX_CONNECTIONS", connections.to_string()),
+                None => player,
+            };
             match rank == victim && phase == Phase::WhileItPushes {
                 // Its copies are still to run when it is killed.
                 true => player.variable("PEERLANE_SIM_COPY_DELAY_US", "30000"),

@@ -47,3 +47,6 @@ pub(crate) const REFUSED: &str = "hipStreamBatchMemOp";
 pub(crate) fn folder_without(symbols: &[&'static str]) -> PathBuf {
     Rocm::release("7.2").without(symbols).folder()
 }
+
+/// HIP has no second context. Its streams of the highest priority have hardware queues of their own.
+pub(crate) const MAX_CONNECTIONS: &[u32] = &[];

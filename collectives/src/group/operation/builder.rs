@@ -105,8 +105,9 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     ///
     /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no thread can drive beside one.
     /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
-    /// in the same order. The operation and its group must outlive the last replay. A replay has no deadline; when the group
-    /// ends, its waits are released and its output is undefined.
+    /// in the same order. The operation and its group must outlive the last replay. If a replay waits for a peer for longer than
+    /// the [timeout](Self::timeout), the group ends. The waits of replays then pass, also of later ones, and their output is
+    /// undefined; [`Operation::check`] tells.
     #[must_use]
     pub fn capturable(mut self) -> Self {
         self.spec.capturable = true;

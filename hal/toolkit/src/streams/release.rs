@@ -1,9 +1,12 @@
 //! Lets blocked waits pass after an abort, and drops an engine without blocking for long.
 //!
 //! The host, where it can access the flag, or a dedicated stream writes to each awaited flag the value that
-//! its wait expects. Nothing on the device is lost, and everything behind the wait runs. One round may not
-//! be enough: a reset undoes it, so does a late signal of a peer, and the next wait may expect another value.
-//! Callers therefore repeat it until the engine is drained.
+//! its wait expects. Nothing on the device is lost, and everything behind the wait runs. For captured waits it
+//! sets [`ABORTED`](super::batches::ABORTED), so that all replays pass. One round may not be enough: a late signal
+//! of a peer undoes it. Callers therefore repeat it until the engine is drained.
+//!
+//! If the stream is stuck behind blocked streams of its context, a stream of a second context takes its place
+//! (docs/adr/0018-release-in-one-round.md).
 //!
 //! A dropped engine releases its queued waits first. Work that is still incomplete then cannot be destroyed;
 //! it is left to the driver, which frees it with the process.
