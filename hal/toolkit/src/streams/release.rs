@@ -95,8 +95,8 @@ impl<D: StreamDevice> Releaser<D> {
     /// Writes the largest awaited value to each other flag. A round is put onto a stream only if there is room,
     /// so that rounds do not accumulate on a device that makes no progress.
     ///
-    /// The streams of a context share few channels, and a blocked stream blocks its channel. If a round is stuck, further
-    /// rounds go onto a stream of a second context.
+    /// The streams of a context share few channels, and a blocked stream blocks its channel. If a round is stuck or a graph
+    /// waits, rounds go onto a stream of a second context.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -115,7 +115,9 @@ impl<D: StreamDevice> Releaser<D> {
         }
         let is_stuck =
             page.load(ROUND_WORD) != self.rounds[0] && self.written_at.elapsed() >= STUCK_TIME;
-        if is_stuck && self.second.is_none() && !self.second_fails {
+        // While a launch of a further graph blocks its caller, calls of this context can block, too.
+        let is_needed = is_stuck || captures.is_waiting();
+        if is_needed && self.second.is_none() && !self.second_fails {
             self.open_second(context);
         }
         let (index, second) = match &self.second {
