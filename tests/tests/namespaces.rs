@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use peerlane_conformance::processes::{Child, Parent};
+use peerlane_conformance::processes::{Child, Parent, hex, unhex};
 use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
 use peerlane_host as host;
 
@@ -12,15 +12,6 @@ const UNSHARE: [&str; 2] = ["unshare", "-rn"];
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
-    (0..text.len()).step_by(2).map(digits).collect()
 }
 
 /// Returns the error of a connection to a rank that is alive in another network namespace.

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
-use peerlane_conformance::processes::{Child, Parent};
+use peerlane_conformance::processes::{Child, Parent, hex, unhex};
 use peerlane_hal::{
     At, CopyEngine, Deadline, Fabric, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role,
 };
@@ -19,15 +19,6 @@ const WORDS: u64 = 4;
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
-    (0..text.len()).step_by(2).map(digits).collect()
 }
 
 fn pattern() -> Vec<u8> {

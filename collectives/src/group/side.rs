@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, Deadline, DynEngine, DynError, DynFabric, DynKey, DynRegion,
+    BackendId, Caps, CopyEngine, Deadline, DynEngine, DynFabric, DynKey, DynRegion,
     EngineRequirements, ErrorKind, Fabric, Link, PeerMemory, Rank, Region, RemoteKey, Space,
 };
 use serde::{Deserialize, Serialize};
@@ -62,27 +62,14 @@ impl<'f> Side<'f> {
         self.windows.insert(buffer, RankRegions::new(region));
     }
 
-    /// Allocates the flags, after the engines.
-    pub(crate) fn allocate_flags(&mut self, bytes: u64) -> Result<(), Error> {
-        let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
-        if !polled {
-            return self.allocate(BufferId::Flags, bytes);
-        }
-        let region = self.fabric.memory().allocate_polled_flags(bytes);
-        self.insert_allocated(BufferId::Flags, region)
-    }
-
-    /// Allocates a buffer.
+    /// Allocates a buffer; flags must be allocated after the engines.
     pub(crate) fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
-        let region = self.fabric.memory().allocate(bytes, buffer.role());
-        self.insert_allocated(buffer, region)
-    }
-
-    fn insert_allocated(
-        &mut self,
-        buffer: BufferId,
-        region: Result<DynRegion, DynError>,
-    ) -> Result<(), Error> {
+        let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
+        let memory = self.fabric.memory();
+        let region = match buffer {
+            BufferId::Flags if polled => memory.allocate_polled_flags(bytes),
+            buffer => memory.allocate(bytes, buffer.role()),
+        };
         let region =
             region.map_err(|error| Error::of_fabric(format!("allocate {buffer}"), error))?;
         self.insert(buffer, region);

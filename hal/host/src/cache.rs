@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// The threshold if the caches are not known.
 const DEFAULT_BYTES: u64 = 2 << 20;
@@ -20,10 +21,16 @@ struct Caches {
 }
 
 /// Returns the smallest copy in bytes that bypasses the cache, for a machine with `ranks` ranks.
+///
+/// The files of the machine are read once for each process, because every operation opens an engine.
 pub(crate) fn streaming_bytes_min(ranks: usize) -> u64 {
-    let folder = Path::new("/sys/devices/system/cpu/cpu0/cache");
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    Caches::read(folder).streaming_bytes_min(is_amd(), ranks, count(&online))
+    static MACHINE: OnceLock<(Caches, bool, usize)> = OnceLock::new();
+    let (caches, is_amd, processors) = *MACHINE.get_or_init(|| {
+        let folder = Path::new("/sys/devices/system/cpu/cpu0/cache");
+        let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+        (Caches::read(folder), is_amd(), count(&online))
+    });
+    caches.streaming_bytes_min(is_amd, ranks, processors)
 }
 
 impl Caches {

@@ -111,7 +111,7 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
     }
 }
 
-/// A graph that waits can hold up the copies of a second lane on streams, so nothing is recorded.
+/// An operation with two lanes on streams is refused: while its graph waits, the copies of the second lane could not run.
 #[test]
 fn a_second_lane_on_streams_is_refused() {
     let topology = Topology::flat(3).unwrap();

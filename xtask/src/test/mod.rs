@@ -161,9 +161,7 @@ fn short(since: Option<&str>) -> Outcome {
 
 /// Runs all test programs, and beside them those of RDMA in a virtual machine if this machine can boot one.
 fn long() -> Outcome {
-    let mut workspace = cargo(["test", "--workspace"]);
-    workspace.env("PEERLANE_SEEDS", "20000");
-    let mut programs = programs([workspace, cargo(["test", "--workspace", "--doc"])])?;
+    let mut programs = programs(workspace_commands())?;
     let unavailable = peerlane_rxe_vm::unavailable();
     if unavailable.is_none() {
         let mut command = Command::new(std::env::current_exe()?);
@@ -253,7 +251,14 @@ impl Gpu {
 
 /// Runs all tests of the workspace.
 fn workspace_tests() -> Outcome {
-    tests([cargo(["test", "--workspace"]), cargo(["test", "--workspace", "--doc"])])
+    tests(workspace_commands())
+}
+
+/// Returns the commands for all tests of the workspace, with more seeds than the short tests have.
+fn workspace_commands() -> [Command; 2] {
+    let mut programs = cargo(["test", "--workspace"]);
+    programs.env("PEERLANE_SEEDS", "20000");
+    [programs, cargo(["test", "--workspace", "--doc"])]
 }
 
 /// Returns the number of test programs that run at once: more than there are cores, because many tests sleep.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cargo_metadata::{Message, PackageId, TargetKind};
+use cargo_metadata::{Artifact, Message, PackageId, TargetKind};
 
 use crate::workspace;
 use peerlane_rxe_vm::Totals;
@@ -45,6 +45,22 @@ impl Program {
     }
 }
 
+/// Builds what a `cargo test` command would run, and returns what cargo has built.
+pub(super) fn artifacts(build: &mut Command) -> Outcome<Vec<Artifact>> {
+    build.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let output = build.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(format!("{} failed: {}", process::line(build), output.status).into());
+    }
+    let mut artifacts = Vec::new();
+    for message in Message::parse_stream(output.stdout.as_slice()) {
+        if let Message::CompilerArtifact(artifact) = message? {
+            artifacts.push(artifact);
+        }
+    }
+    Ok(artifacts)
+}
+
 /// Builds the programs that a `cargo test` command would run. They get its variables, and its arguments after `--`.
 pub(super) fn build(command: &Command) -> Outcome<Vec<Program>> {
     let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
@@ -52,15 +68,10 @@ pub(super) fn build(command: &Command) -> Outcome<Vec<Program>> {
     let (of_cargo, of_programs) =
         (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let mut build = Command::new(command.get_program());
-    build.args(of_cargo).args(["--no-run", "--message-format=json-render-diagnostics"]);
-    let output = build.stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err(format!("{} failed: {}", process::line(&build), output.status).into());
-    }
+    let artifacts = artifacts(build.args(of_cargo))?;
     let metadata = workspace::members()?;
     let mut programs = Vec::new();
-    for message in Message::parse_stream(output.stdout.as_slice()) {
-        let Message::CompilerArtifact(artifact) = message? else { continue };
+    for artifact in artifacts {
         let Some(file) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
         let package = metadata.packages.iter().find(|package| package.id == artifact.package_id);
         let package = package.ok_or("an artifact is of no package")?;

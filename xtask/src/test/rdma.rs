@@ -6,16 +6,17 @@
 //! newer ones.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cargo_metadata::{Artifact, Message, Metadata};
+use cargo_metadata::{Artifact, Metadata};
 use clap::Args;
 
 use peerlane_rxe_vm::{self as vm, Booted, Job, Nodes, Program, Programs, Vm, perftest, quoted};
 
+use super::programs::artifacts;
 use crate::workspace;
-use peerlane_rxe_vm::process::{self, Outcome, cargo};
+use peerlane_rxe_vm::process::{Outcome, cargo};
 
 /// Time limit of a test program. Minutes, because a busy machine emulates slowly.
 const LIMIT_SECONDS: u64 = 300;
@@ -128,13 +129,7 @@ fn build(metadata: &Metadata, options: &Options, built: &mut Programs) -> Outcom
     let all = [cargo(["test", "--workspace"])];
     let commands = if options.workspace { all.into() } else { Vec::from(commands(options)) };
     for mut command in commands {
-        command.args(["--no-run", "--message-format=json-render-diagnostics"]);
-        let output = command.stderr(Stdio::inherit()).output()?;
-        if !output.status.success() {
-            return Err(format!("{} failed: {}", process::line(&command), output.status).into());
-        }
-        for message in Message::parse_stream(output.stdout.as_slice()) {
-            let Message::CompilerArtifact(artifact) = message? else { continue };
+        for artifact in artifacts(&mut command)? {
             add(metadata, &artifact, built)?;
         }
     }

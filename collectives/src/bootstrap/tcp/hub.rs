@@ -399,7 +399,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Answers a rank that has said hello, and returns the reason if it does not join the group.
+    /// Sends the reply to the hello of a rank. Returns the reason if the rank is refused.
     fn admit(
         self: &Arc<Self>,
         hello: Hello,

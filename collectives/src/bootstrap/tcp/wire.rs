@@ -195,7 +195,7 @@ impl FrameSender {
         true
     }
 
-    /// Returns the reason for which a peer that has let the queue become full is lost.
+    /// Returns the error text for a peer that is lost because it does not read its connection.
     pub(super) fn full_text(&self) -> String {
         format!("it did not read the {} bytes that were sent to it", self.bytes_max)
     }

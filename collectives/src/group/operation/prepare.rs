@@ -116,7 +116,7 @@ impl<'g> Preparation<'g> {
         for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
             caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(operation.requirements)?);
         }
-        sides.local.allocate_flags(flag_bytes)?;
+        sides.local.allocate(BufferId::Flags, flag_bytes)?;
         if let Some(network) = &mut sides.network {
             for buffer in operation.request.buffers() {
                 match operation.request.window(buffer) {
@@ -124,7 +124,7 @@ impl<'g> Preparation<'g> {
                     None => network.register(buffer, &sides.local)?,
                 }
             }
-            network.allocate_flags(flag_bytes)?;
+            network.allocate(BufferId::Flags, flag_bytes)?;
             network.allocate(BufferId::CrossTierFlags, flag_bytes)?;
             sides.local.register(BufferId::CrossTierFlags, network)?;
         }

@@ -256,13 +256,14 @@ impl Drop for Prepared {
             // Every signal that peers have sent was waited for.
             self.watch.allow_reuse_of_flags();
         }
-        if self.shared.record().is_some() {
+        let is_over = self.shared.record().is_some();
+        if is_over {
             self.shared.quarantine(self.watch.buffers().clone());
         }
         let mut executor = self.executor();
         executor.release();
         // The watchdog goes on to release graphs that may still run.
-        if !(self.watch.is_captured() && self.shared.record().is_some()) {
+        if !(is_over && self.watch.is_captured()) {
             self.shared.remove(&self.watch);
         }
     }

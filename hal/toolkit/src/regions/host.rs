@@ -73,7 +73,7 @@ const SPARE_BYTES_MAX: usize = 64 << 10;
 /// Largest number of registrations that no region uses. With more, the oldest is unregistered.
 const SPARES_MAX: usize = 64;
 
-/// Registered memory that no region uses, the oldest first.
+/// The registrations that no region uses and that a new region can take, the oldest first.
 static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
 
 /// The memory that a registration maps.

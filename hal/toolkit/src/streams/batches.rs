@@ -29,7 +29,7 @@ const OPS_A_COMMAND: usize = 8;
 /// The bit of a captured flag that lets all waits for it pass, also those of graphs that are launched later. A release sets
 /// it; signals and resets write only the lower half of the word.
 pub(super) const ABORTED: u64 = 1 << 32;
-/// Size of the half of a word that captured signals write.
+/// Number of bytes that a captured signal writes: the lower half of a flag.
 const HALF_BYTES: usize = size_of::<u32>();
 
 /// Adjacent signals, waits and resets that go onto a stream together.
@@ -77,7 +77,7 @@ impl<D: WordCalls> WordBatch<D> {
         self.push(D::half_write(address, value as u32));
     }
 
-    /// Adds the wait of a captured slice: until the word has a bit of `value`, or of [`ABORTED`].
+    /// Adds the wait of a captured slice, which blocks until the word has a bit of `value` or the bit [`ABORTED`].
     pub(super) fn wait_captured(&mut self, address: DevicePtr, value: u64) {
         self.push(D::bits_wait(address, value | ABORTED));
     }

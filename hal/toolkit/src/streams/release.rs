@@ -40,7 +40,7 @@ pub(super) struct Releaser<D: StreamDevice> {
     stream: OwnStream<D>,
     /// A stream of a second context, once the first one is stuck. Dropped before its context.
     second: Option<(OwnStream<D>, Arc<D>)>,
-    /// The reason why there is no second context.
+    /// Whether no second context could be opened.
     second_fails: bool,
     batch: WordBatch<D>,
     targets: Vec<Awaited>,

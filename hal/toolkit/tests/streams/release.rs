@@ -28,17 +28,22 @@ fn blocked(members: &mut [Member], compute: &Compute) -> Graph {
     graph
 }
 
+/// Calls `step` until all work of the stream is complete.
+fn finish(compute: &Compute, mut step: impl FnMut()) {
+    let start = Instant::now();
+    while !compute.is_idle() {
+        step();
+        assert!(start.elapsed() < PATIENCE, "a graph is still blocked");
+    }
+}
+
 #[test]
 fn a_graph_that_waits_for_ever_is_released() {
     let (_driver, _turn) = driver();
     let mut members = world(2, 5000, None);
     let compute = Compute::new(0);
     let _graph = blocked(&mut members, &compute);
-    let start = Instant::now();
-    while !compute.is_idle() {
-        members[0].engine.release().unwrap();
-        assert!(start.elapsed() < PATIENCE, "the graph is still blocked");
-    }
+    finish(&compute, || members[0].engine.release().unwrap());
     // SAFETY: the slice has no op.
     let error = unsafe { members[0].engine.submit(&[]) }.expect_err("released");
     assert_eq!(error.kind(), ErrorKind::Aborted);
@@ -52,16 +57,10 @@ fn one_release_frees_all_replays_that_are_queued() {
     let graph = blocked(&mut members, &compute);
     (0..200).for_each(|_| graph.launch());
     members[0].engine.release().unwrap();
-    let start = Instant::now();
-    while !compute.is_idle() {
-        assert!(start.elapsed() < PATIENCE, "a replay is still blocked");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    finish(&compute, || std::thread::sleep(Duration::from_millis(1)));
     // A graph that is launched afterwards does not wait either.
     graph.launch();
-    while !compute.is_idle() {
-        assert!(start.elapsed() < PATIENCE, "a later replay is blocked");
-    }
+    finish(&compute, || {});
 }
 
 /// Calls `replay_wait` for `period`, and returns the longest result.
@@ -90,9 +89,7 @@ fn a_replay_that_waits_is_reported() {
         assert!(start.elapsed() < PATIENCE, "the graph is still reported");
     }
     // After its last wait, the graph still joins its streams.
-    while !compute.is_idle() {
-        assert!(start.elapsed() < PATIENCE, "the graph is not complete");
-    }
+    finish(&compute, || {});
 }
 
 /// Replays of one start each that wait for a peer most of the time, but never for long.

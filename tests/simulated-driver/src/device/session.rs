@@ -101,7 +101,7 @@ impl Session {
         queues.checked_rem(self.channels.len()).unwrap_or(0)
     }
 
-    /// Puts a command into a hardware queue, and returns its number.
+    /// Appends a command to a hardware queue. Returns the number of the command.
     pub(super) fn enter_channel(&self, channel: usize) -> u64 {
         let Some(commands) = self.channels.get(channel) else { return 0 };
         let mut commands = lock(commands);

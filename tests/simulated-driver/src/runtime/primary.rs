@@ -42,28 +42,29 @@ pub(crate) fn handle_of(physical: u32) -> usize {
 }
 
 /// Contexts that are not primary, by their handles.
-static SECONDS: Mutex<BTreeMap<usize, Arc<Session>>> = Mutex::new(BTreeMap::new());
-const FIRST_SECOND: usize = 0x60_0000_1000;
+static SECOND_CONTEXTS: Mutex<BTreeMap<usize, Arc<Session>>> = Mutex::new(BTreeMap::new());
+const FIRST_SECOND_HANDLE: usize = 0x60_0000_1000;
 
-/// Creates a context beside the primary one, with queues of its own.
+/// Creates a second context of the device, with its own queues.
 pub(crate) fn create(physical: u32) -> Outcome<usize> {
     session(physical).ok_or(INVALID_CONTEXT)?;
-    let mut seconds = lock(&SECONDS);
-    let handle = seconds.last_key_value().map_or(FIRST_SECOND, |(last, _)| last + HANDLE_STEP);
-    seconds.insert(handle, Session::begin(physical));
+    let mut contexts = lock(&SECOND_CONTEXTS);
+    let handle =
+        contexts.last_key_value().map_or(FIRST_SECOND_HANDLE, |(last, _)| last + HANDLE_STEP);
+    contexts.insert(handle, Session::begin(physical));
     Ok(handle)
 }
 
 /// Ends a context that [`create`] has made.
 pub(crate) fn destroy(context: usize) -> Outcome {
-    let ended = lock(&SECONDS).remove(&context).ok_or(INVALID_CONTEXT)?;
+    let ended = lock(&SECOND_CONTEXTS).remove(&context).ok_or(INVALID_CONTEXT)?;
     ended.end(memory());
     Ok(())
 }
 
 /// The session behind a context's handle, working or not.
 pub(crate) fn by_handle(context: usize) -> Outcome<Arc<Session>> {
-    if let Some(session) = lock(&SECONDS).get(&context) {
+    if let Some(session) = lock(&SECOND_CONTEXTS).get(&context) {
         return Ok(Arc::clone(session));
     }
     let offset = context.checked_sub(FIRST_HANDLE).ok_or(INVALID_CONTEXT)?;
