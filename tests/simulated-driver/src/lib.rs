@@ -57,7 +57,7 @@
 //! | `JITTER_US`, `SEED` | largest random delay added to copies, batches and events | 0, 1 |
 //! | `PEER_JITTER_US` | largest random delay added to copies to or from other devices' memory | 0 |
 //! | `QUEUE_LENGTH`, `PATIENCE_MS` | commands in a stream; how long a call waits for one before 999 | 1024, 120000 |
-//! | `JUNK` | the byte that new memory up to 16 MiB holds | 165 |
+//! | `JUNK` | the byte in the first 256 KiB of new memory | 165 |
 //! | `FAIL` | `CALL:AFTER:CODE` or `CALL:AFTER:CODE:always`, with commas between | |
 //! | `MACHINE` | a name; processes in exclusive mode compete for the devices of one machine | |
 //!

@@ -86,8 +86,14 @@ fn ensure_in_turn<H: Harness>(flags: &LocalOf<H>) -> Outcome<Option<u64>> {
 pub fn bytes_put_before_a_signal_are_readable_when_the_flag_is_seen<H: Harness>(
     harness: &H,
 ) -> Outcome {
+    /// More ranks send only shorter puts, because the time grows with the square of the ranks.
+    const LONG_RANKS_MAX: usize = 3;
+    const LONG_BYTES: u64 = 100_000;
     on_each(harness, 1..=5, |me| {
-        let lengths = lengths(&me.caps);
+        let mut lengths = lengths(&me.caps);
+        if me.ranks > LONG_RANKS_MAX {
+            lengths.retain(|bytes| *bytes < LONG_BYTES);
+        }
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let rounds = Rounds::open(me, longest)?;
         let mut engine = me.engine()?;

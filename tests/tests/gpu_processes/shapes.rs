@@ -7,7 +7,7 @@ use crate::support::data::unexpected;
 use crate::support::test_rank::{Form, TestRank};
 
 /// Around the sizes at which pages end and copies take other ways.
-const SHARD_BYTES: [usize; 8] = [0, 1, 777, 4096, 65_535, 65_536, 65_537, 3 << 20];
+const SHARD_BYTES: [usize; 8] = [0, 1, 777, 4096, 65_535, 65_536, 65_537, (1 << 20) + 1];
 /// The same where there are many ranks.
 const FEW_SHARD_BYTES: [usize; 2] = [1, 65_537];
 const STARTS: usize = 3;

@@ -1,8 +1,11 @@
 //! Runs copies and fills, as a copy engine does.
 
+use std::ptr::write_bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
+
+use rustix::mm::{Advice, madvise};
 
 use super::counters::Counter;
 use super::engines::Engine;
@@ -130,15 +133,11 @@ impl Fill {
         let _pinned = memory.pin(self.address, self.bytes, session)?;
         fence(Ordering::SeqCst);
         if self.pattern.iter().all(|byte| *byte == self.pattern[0]) {
+            let done = self.zero_pages();
+            let (address, bytes) = (self.address + done, self.bytes - done);
             // SAFETY: the span is pinned. As on a device, the caller ensures that it is not used
             // meanwhile.
-            unsafe {
-                std::ptr::write_bytes(
-                    self.address as *mut u8,
-                    self.pattern[0],
-                    self.bytes as usize,
-                );
-            }
+            unsafe { write_bytes(address as *mut u8, self.pattern[0], bytes as usize) };
         } else {
             for at in (0..self.bytes).step_by(self.pattern.len()) {
                 let place = (self.address + at) as *mut [u8; 4];
@@ -149,6 +148,19 @@ impl Fill {
         fence(Ordering::SeqCst);
         Counter::Fills.add(session.device(), 1);
         Ok(())
+    }
+
+    /// Gives whole pages back to the system if they shall be 0, and returns their number of bytes: pages of shared
+    /// memory that nobody uses cost nothing.
+    fn zero_pages(&self) -> u64 {
+        let page = rustix::param::page_size() as u64;
+        let bytes = self.bytes - self.bytes % page;
+        if self.pattern != [0; 4] || !self.address.is_multiple_of(page) || bytes == 0 {
+            return 0;
+        }
+        // SAFETY: the pages are inside the pinned span.
+        let given = unsafe { madvise(self.address as *mut _, bytes as usize, Advice::LinuxRemove) };
+        given.map_or(0, |()| bytes)
     }
 }
 

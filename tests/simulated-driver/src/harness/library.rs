@@ -12,6 +12,8 @@ const STEM: &str = "libpeerlane_simulated_driver";
 /// The names under which programs load the vendor's library.
 pub(super) const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 const FOLDER: &str = "simulated-driver";
+/// The file that says of which build of the library a copy was made.
+const MADE_OF: &str = "made-of";
 
 /// The shared library that cargo built for the running test.
 ///
@@ -82,19 +84,22 @@ impl Copied<'_> {
     /// The folder that holds it.
     pub(super) fn folder(&self) -> PathBuf {
         let library = library();
-        let mut bytes = std::fs::read(&library).expect("the library can be read");
-        let hidden = self.without.iter().try_for_each(|symbol| patch::hide(&mut bytes, symbol));
-        let patched = hidden.and_then(|()| patch::own(&mut bytes, self.settings));
-        patched.unwrap_or_else(|problem| panic!("{library:?}: {problem}"));
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         let folder = folder_beside(&library, &format!("copy-{:016x}", hasher.finish()));
         let (file, others) = self.names.split_first().expect("a library has a name");
         // Of processes that start together, one makes the file and the others load the same.
         let _alone = alone_in(&folder);
+        let built = library.metadata().and_then(|it| it.modified()).expect("the library is there");
+        let made_of = format!("{library:?} {built:?}");
         // What is there stays: a process that has loaded it looks for the same file by other names.
-        if !std::fs::read(folder.join(file)).is_ok_and(|there| there == bytes) {
+        if !std::fs::read_to_string(folder.join(MADE_OF)).is_ok_and(|there| there == made_of) {
+            let mut bytes = std::fs::read(&library).expect("the library can be read");
+            let hidden = self.without.iter().try_for_each(|symbol| patch::hide(&mut bytes, symbol));
+            let patched = hidden.and_then(|()| patch::own(&mut bytes, self.settings));
+            patched.unwrap_or_else(|problem| panic!("{library:?}: {problem}"));
             put(&folder, file, |path| std::fs::write(path, &bytes));
+            put(&folder, MADE_OF, |path| std::fs::write(path, &made_of));
         }
         // One file, so that who asks for one name and who asks for another share the driver.
         for name in others {

@@ -15,8 +15,8 @@ use crate::device::counters::{Counter, NO_DEVICE};
 use crate::device::settings::Setting;
 
 const NAME: &str = "simulated-device-memory";
-/// Larger memory is left zeroed, so that its pages are not touched needlessly.
-const JUNK_BYTES_MAX: u64 = 16 << 20;
+/// The rest of larger memory is left zeroed, so that its pages are not touched needlessly.
+const JUNK_BYTES_MAX: u64 = 256 << 10;
 
 /// The memory, alive as long as anything is mapped from it or names it.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct Identity {
 }
 
 impl Backing {
-    /// New memory, full of junk; `None` if the system or the device has too little.
+    /// New memory that begins with junk; `None` if the system or the device has too little.
     pub(crate) fn create(device: u32, bytes: u64, handle_kinds: u32) -> Option<Self> {
         let identity = Identity { device, handle_kinds, token: random()? };
         let fd = rustix::fs::memfd_create(identity.name(), MemfdFlags::CLOEXEC).ok()?;
@@ -96,13 +96,14 @@ impl Backing {
 
     fn fill_with_junk(&self) -> Option<()> {
         let junk = u8::try_from(Setting::Junk.value()).ok()?;
-        if junk == 0 || self.bytes == 0 || self.bytes > JUNK_BYTES_MAX {
+        let bytes = self.bytes.min(JUNK_BYTES_MAX);
+        if junk == 0 || bytes == 0 {
             return Some(());
         }
-        let address = self.map(0, self.bytes, None)?;
+        let address = self.map(0, bytes, None)?;
         // SAFETY: the mapping was just created with this length, and only this function knows it.
-        unsafe { std::ptr::write_bytes(address as *mut u8, junk, self.bytes as usize) };
-        unmap(address, self.bytes);
+        unsafe { std::ptr::write_bytes(address as *mut u8, junk, bytes as usize) };
+        unmap(address, bytes);
         Some(())
     }
 }
