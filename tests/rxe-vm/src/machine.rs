@@ -20,6 +20,10 @@ use crate::process::{self, Outcome};
 /// than using the memory.
 const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr \
      random.trust_cpu=on tsc=reliable init_on_alloc=0";
+/// The time over which the frequency of the time stamp counter is measured.
+const COUNTED: Duration = Duration::from_millis(100);
+/// The longest time between a look at the clock and one at the counter.
+const BESIDE: Duration = Duration::from_micros(20);
 /// The emulated processor. Without these two flags, the kernel and the C library do not use string instructions,
 /// which the emulator executes byte by byte.
 const EMULATED: &str = "max,-erms,-fsrm";
@@ -32,16 +36,22 @@ pub(crate) fn boot(emulator: &Emulator, kernel: &Kernel, image: &Path) -> Outcom
     let processors = std::thread::available_parallelism()?.get().clamp(2, 4);
     let mut qemu = emulator.command();
     qemu.args(["-M", "pc,usb=off", "-smp", &processors.to_string()]);
+    let mut command_line = COMMAND_LINE.to_owned();
     if hardware() {
         qemu.args(["-cpu", "max", "-accel", "kvm"]);
     } else {
         qemu.args(["-cpu", EMULATED]);
+        // The emulator passes the counter of this processor on. On a busy machine the kernel measures it wrongly, and
+        // its clock then runs several times too fast.
+        if let Some(khz) = tsc_khz() {
+            command_line.push_str(&format!(" tsc_early_khz={khz}"));
+        }
     }
     qemu.args(["-accel", "tcg,thread=multi"]);
     // The packed image, its files, and room for both at once.
     qemu.args(["-m", &(MEMORY_MIB + 2 * image_mib).to_string()]);
     qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-    qemu.args(["-serial", "stdio", "-append", COMMAND_LINE]);
+    qemu.args(["-serial", "stdio", "-append", &command_line]);
     qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(image);
     let child = qemu
         .stdin(Stdio::null())
@@ -56,6 +66,30 @@ fn hardware() -> bool {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let able = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     able && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+/// Returns the frequency of this processor's time stamp counter, if it has one.
+#[cfg(target_arch = "x86_64")]
+fn tsc_khz() -> Option<u64> {
+    // The scheduler may take this thread away between the two looks; then it looks again.
+    let look = || loop {
+        let before = Instant::now();
+        // SAFETY: every x86-64 processor has the instruction, and Linux permits it to programs.
+        let ticks = unsafe { std::arch::x86_64::_rdtsc() };
+        if before.elapsed() < BESIDE {
+            return (ticks, before);
+        }
+    };
+    let (first, begun) = look();
+    std::thread::sleep(COUNTED);
+    let (last, ended) = look();
+    let micros = u64::try_from((ended - begun).as_micros()).ok()?;
+    Some(last.checked_sub(first)?.checked_mul(1000)? / micros)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tsc_khz() -> Option<u64> {
+    None
 }
 
 /// Kills the process when it is dropped.
@@ -110,6 +144,13 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn the_frequency_of_the_counter_is_stable() {
+        let Some(first) = tsc_khz() else { return };
+        let second = tsc_khz().unwrap();
+        assert!(first.abs_diff(second) < first / 100, "{first} and then {second} kHz");
+    }
 
     #[test]
     fn the_console_is_passed_on_to_its_end() {
