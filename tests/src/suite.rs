@@ -1,10 +1,12 @@
 //! Runs the checks as tests with names, filters and an exit code.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::checks::{Abilities, Check, all, is_absent};
 use crate::failure::{Failure, Outcome};
@@ -17,7 +19,15 @@ pub struct Suite {
     /// Names of skipped checks, each with the reason.
     skipped: Vec<(String, String)>,
     one_by_one: bool,
+    one_process_each: bool,
 }
+
+/// Set in a process that runs one check of [`Suite::one_process_each`].
+const ALONE: &str = "PEERLANE_TEST_ALONE";
+/// Checks that run at once if each has a process.
+const PROCESSES_AT_ONCE: usize = 4;
+/// Time in which a process starts and opens its devices.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Suite {
     /// Creates an empty suite.
@@ -62,11 +72,22 @@ impl Suite {
             self.skipped.push((name, reason));
             return;
         }
-        let run = move || match fail {
-            Some(reason) => Err(Failed::from(reason)),
-            None => run_bounded(&harness, &check).map_err(|failure| check.broken(failure).into()),
+        let apart = (self.one_process_each && fail.is_none()).then(|| name.clone());
+        let run = move || match (fail, apart) {
+            (Some(reason), _) => Err(Failed::from(reason)),
+            (None, Some(name)) => run_apart(&name, limit(&*harness) + START_TIMEOUT),
+            (None, None) => {
+                run_bounded(&harness, &check).map_err(|failure| check.broken(failure).into())
+            }
         };
         self.trials.push(Trial::test(name, run));
+    }
+
+    /// Runs each check that is added later in a process of its own, for devices on which the waits of one rank
+    /// can block the streams of another rank of the same process.
+    #[must_use]
+    pub fn one_process_each(self) -> Self {
+        Self { one_process_each: std::env::var_os(ALONE).is_none(), ..self }
     }
 
     /// Runs one check at a time, for vendors whose calls wait for other users of a device.
@@ -81,6 +102,8 @@ impl Suite {
         let mut arguments = Arguments::from_args();
         if self.one_by_one {
             arguments.test_threads.get_or_insert(1);
+        } else if self.one_process_each {
+            arguments.test_threads.get_or_insert(PROCESSES_AT_ONCE);
         }
         let conclusion = libtest_mimic::run(&arguments, self.trials);
         // On standard error, because other programs parse standard output.
@@ -107,12 +130,37 @@ pub fn run_bounded<H: Harness>(harness: &Arc<H>, check: &Check<H>) -> Outcome {
         // The send fails when the check was abandoned.
         let _ = done.send(run(&subject));
     });
-    let limit = harness.timeout() * TIMEOUTS_A_CHECK;
+    let limit = limit(&**harness);
     outcome.recv_timeout(limit).unwrap_or_else(|_| {
         Err(Failure::new(format!(
             "the check did not return within {limit:?}: a call to the backend blocks"
         )))
     })
+}
+
+fn limit(harness: &impl Harness) -> Duration {
+    harness.timeout() * TIMEOUTS_A_CHECK
+}
+
+/// Runs this program again, with one check, and kills it after `limit`.
+fn run_apart(name: &str, limit: Duration) -> Result<(), Failed> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--exact", name]).env(ALONE, "").stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let pid = Pid::from_child(&child);
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || done.send(child.wait_with_output()));
+    let Ok(output) = ended.recv_timeout(limit) else {
+        // It has not been waited for, so the number is still its own.
+        kill_process(pid, Signal::KILL)?;
+        return Err(format!("the process of the check did not end within {limit:?}").into());
+    };
+    let output = output?;
+    let [stdout, stderr] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+    if output.status.success() && stdout.contains(" 1 passed;") {
+        return Ok(());
+    }
+    Err(format!("{}\n{stdout}{stderr}", output.status).into())
 }
 
 #[cfg(test)]
@@ -176,10 +224,9 @@ mod tests {
     #[test]
     fn a_check_that_blocks_is_abandoned() {
         let harness = HostHarness::default();
-        let harness = Layered::new(harness, "absent", |_| Absent)
-            .timeout(std::time::Duration::from_millis(1));
+        let harness = Layered::new(harness, "absent", |_| Absent).timeout(Duration::from_millis(1));
         let run = |_: &_| {
-            std::thread::sleep(std::time::Duration::from_secs(3));
+            std::thread::sleep(Duration::from_secs(3));
             Ok(())
         };
         let check = Check { topic: "topic", name: "name", needs: &[], run };

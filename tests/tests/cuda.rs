@@ -26,7 +26,12 @@ fn main() -> ExitCode {
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
     let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
-    Suite::new()
+    let suite = match driver {
+        GpuDriver::Simulated => Suite::new(),
+        GpuDriver::Device if driver.shares_a_device::<Context>() => Suite::new().one_process_each(),
+        GpuDriver::Device => Suite::new().one_by_one(),
+    };
+    suite
         .with(plain())
         .with(cuda("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
         .with(cuda("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link))

@@ -27,8 +27,13 @@ fn main() -> ExitCode {
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
     let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
-    // To give memory back, HIP waits for all streams of the device.
-    let mut suite = Suite::new().one_by_one().with(plain());
+    let mut suite = Suite::new();
+    suite = match driver.shares_a_device::<Context>() {
+        true => suite.one_process_each(),
+        // To give memory back, HIP waits for all streams of the device.
+        false => suite.one_by_one(),
+    };
+    suite = suite.with(plain());
     match peerlane_rocm::runtimes().map(|runtimes| runtimes.hsa) {
         // Where HIP's symbols are those of another vendor's driver.
         Ok(Err(why)) => eprintln!("not run: SDMA engines: {why}"),

@@ -151,6 +151,11 @@ impl GpuDriver {
         }
     }
 
+    /// Returns whether all ranks run on one GPU, whose queues the ranks of a process share.
+    pub fn shares_a_device<G: Gpu>(self) -> bool {
+        self == Self::Device && matches!(self.devices::<G>(), Ok(1))
+    }
+
     /// Returns the number of devices, at least 1.
     ///
     /// # Errors

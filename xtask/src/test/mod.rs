@@ -241,8 +241,8 @@ impl Gpu {
         }
         if self.exists() {
             // Streams of one process share the channels of a device: the waits of one test delay the streams of
-            // another.
-            command.args(["--", "--test-threads=1"]);
+            // another. The conformance programs decide themselves.
+            command.env("RUST_TEST_THREADS", "1");
         }
         // Programs that share a GPU would run on the same channels, too.
         run_programs(programs([command])?, if self.exists() { 1 } else { at_once() })

@@ -72,9 +72,6 @@ fn on_cuda(require_device: bool) -> Outcome {
     // Not those over SDMA engines, which need a real or simulated HSA runtime.
     command.args(["--test", "rocm", "--test", "rocm_processes"]);
     command.env(ROCM.driver, "device").env(SEARCHED, searched);
-    if real {
-        command.args(["--", "--test-threads=1"]);
-    }
     run_programs(programs([command])?, if real { 1 } else { at_once() })
 }
 
