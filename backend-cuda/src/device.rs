@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use peerlane_hal::LinkKind;
+use peerlane_hal::{LinkKind, SharedQueues};
 use peerlane_toolkit::Fault;
-use peerlane_toolkit::device::DeviceContext;
+use peerlane_toolkit::device::{DeviceContext, shared_queues};
 use peerlane_toolkit::regions::{Physical, Plain};
 
 use crate::error::Error;
@@ -144,6 +144,13 @@ pub fn driver_version() -> Result<(u32, u32), Error> {
     check(driver, "cuDriverGetVersion", code)?;
     let version = version.unsigned_abs();
     Ok((version / 1000, version % 1000 / 10))
+}
+
+/// Returns the channels that the streams of this process share on each device, as `CUDA_DEVICE_MAX_CONNECTIONS` says: 8 by
+/// default, at most 32 ([CUDA environment
+/// variables](https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html)).
+pub fn connections() -> SharedQueues {
+    shared_queues("CUDA_DEVICE_MAX_CONNECTIONS", 8, 32)
 }
 
 /// Finds a device by its UUID. Returns `None` if it is not visible to this process.

@@ -25,7 +25,7 @@ use peerlane_toolkit::streams::{self, ProbeCache, StreamDevice, StreamLimits};
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
 pub use peerlane_toolkit::streams::{SelfCopy, SignalBy};
 
-use crate::device::Context;
+use crate::device::{Context, connections};
 use crate::error::Error;
 use crate::sys::{self, CUmemcpyAttributes, CUresult, CUstreamBatchMemOpParams as MemOp, Driver};
 
@@ -55,6 +55,7 @@ impl StreamDevice for Context {
             piece_bytes_max: u64::MAX,
             self_copy_link_bytes_max: Some(SELF_COPY_LINK_BYTES_MAX),
             self_copy_link_captured_bytes_max: Some(SELF_COPY_LINK_CAPTURED_BYTES_MAX),
+            shared_queues: connections(),
         })
     }
 

@@ -60,8 +60,8 @@ mod memory;
 mod sys;
 
 pub use device::{
-    ComputeMode, Context, Device, DeviceLink, HandleTrials, StreamLimits, discover, driver_version,
-    link, try_handles,
+    ComputeMode, Context, Device, DeviceLink, HandleTrials, StreamLimits, connections, discover,
+    driver_version, link, try_handles,
 };
 pub use engine::{Engine, SelfCopy, SignalBy, Stream};
 pub use error::{CudaResult, Error};

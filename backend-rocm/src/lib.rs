@@ -73,7 +73,7 @@ mod sys;
 
 pub use device::{
     Agent, AgentKind, Context, Device, DeviceLink, HsaRuntime, PciAddress, Runtimes, Version,
-    agent, discover, link, runtimes,
+    agent, discover, hardware_queues, link, runtimes,
 };
 pub use engine::{Engine, EngineKind, SdmaEngines, SelfCopy, SignalBy, Stream};
 pub use error::{Error, RocmResult};

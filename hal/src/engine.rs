@@ -118,6 +118,20 @@ pub struct Caps {
     pub piece_bytes_max: u64,
     /// The alignment in bytes of offsets and lengths of puts and gets; 1 if there is none.
     pub put_align_bytes: u64,
+    /// The hardware queues that the engines of a process share; `None` if a wait blocks its own engine only.
+    pub shared_queues: Option<SharedQueues>,
+}
+
+/// The hardware queues of a device, which all engines of a process share.
+///
+/// A queued wait can block other engines whose ops are in the same hardware queue. Ranks that start operations in the same
+/// order are not affected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedQueues {
+    /// The number of hardware queues.
+    pub count: u32,
+    /// The environment variable that sets the number.
+    pub variable: &'static str,
 }
 
 /// An in-order queue of ops that reaches every connected peer.

@@ -151,6 +151,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
             slice_ops_max: SLICE_OPS_MAX,
             piece_bytes_max: self.buffers.layout.slot_bytes,
             put_align_bytes: self.copier.put_align_bytes().max(network_align),
+            shared_queues: None,
         }
     }
 

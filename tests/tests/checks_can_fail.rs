@@ -44,6 +44,11 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "a_wait_holds_everything_behind_it_until_the_flag_is_reached",
         "to complete; last state",
     ),
+    (
+        Fault::BlockedHoldsOthers,
+        "a_blocked_engine_does_not_hold_the_others",
+        "flag 8 to reach the value 1",
+    ),
     (Fault::WaitsIgnored, "a_wait_acquires_what_any_writer_published", "is 0xa5, expected"),
     (
         Fault::ResetsForgotten,

@@ -95,6 +95,7 @@ impl Engine {
             slice_ops_max: SLICE_OPS_MAX.min(queue_ops),
             piece_bytes_max: limits.piece_bytes,
             put_align_bytes: 1,
+            shared_queues: None,
         };
         Ok(Self {
             endpoints: (0..resources.ranks).map(|_| None).collect(),

@@ -21,8 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, fs};
 
+use peerlane_hal::SharedQueues;
 use peerlane_toolkit::Fault;
-use peerlane_toolkit::device::DeviceContext;
+use peerlane_toolkit::device::{DeviceContext, shared_queues};
 
 pub use agent::{Agent, AgentKind, agent};
 pub(crate) use agent::{MemoryPool, agents, find_agent, memory_pools};
@@ -167,6 +168,12 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
             format!("GPU-{digits}")
         }
     }
+}
+
+/// Returns the hardware queues that the streams of this process share on each device, as `GPU_MAX_HW_QUEUES` says: 4 by default
+/// ([HIP environment variables](https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html)).
+pub fn hardware_queues() -> SharedQueues {
+    shared_queues("GPU_MAX_HW_QUEUES", 4, u32::MAX)
 }
 
 /// Lists the AMD GPUs that are visible to this process, at least one.

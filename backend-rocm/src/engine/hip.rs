@@ -26,7 +26,7 @@ use peerlane_toolkit::device::{
 };
 use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 
-use crate::device::{Context, Version, attribute};
+use crate::device::{Context, Version, attribute, hardware_queues};
 use crate::engine::Stream;
 use crate::error::Error;
 use crate::sys::hip::{
@@ -67,6 +67,7 @@ impl StreamDevice for Context {
             // The self copy uses an SDMA engine and no compute units, so it needs no other path.
             self_copy_link_bytes_max: None,
             self_copy_link_captured_bytes_max: None,
+            shared_queues: hardware_queues(),
         })
     }
 

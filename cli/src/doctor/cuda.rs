@@ -14,7 +14,7 @@ pub(super) fn inspect() -> Vec<Finding> {
     if devices.is_empty() {
         return Vec::new();
     }
-    let mut findings = vec![driver()];
+    let mut findings = vec![driver(), super::queues(cuda::connections())];
     findings.extend(devices.iter().map(device));
     findings.extend(devices.iter().filter_map(limits));
     findings.extend(handles(&devices));

@@ -9,7 +9,7 @@
 //! | `links` | links between GPUs |
 
 use clap::Args;
-use peerlane::hal::Error;
+use peerlane::hal::{Error, SharedQueues};
 use serde::Serialize;
 
 use crate::error::Result;
@@ -106,6 +106,16 @@ pub(super) struct Finding {
     pub(super) found: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<String>,
+}
+
+/// Describes the hardware queues that the streams of a process share.
+fn queues(SharedQueues { count, variable }: SharedQueues) -> Finding {
+    let set = if std::env::var_os(variable).is_some() { "set" } else { "not set" };
+    let text = format!(
+        "{count} hardware queues for the streams of a process ({variable} is {set}): as many starts can wait at once in \
+         different orders on the ranks"
+    );
+    Finding::ok("streams", text)
 }
 
 impl Finding {

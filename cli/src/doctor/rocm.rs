@@ -13,6 +13,7 @@ pub(super) fn inspect() -> Vec<Finding> {
     // Without an HSA runtime no device has an agent; the runtime finding reports that once.
     let agents = runtimes.as_ref().is_ok_and(|runtimes| runtimes.hsa.is_ok());
     let mut findings = runtime_findings(runtimes);
+    findings.push(super::queues(rocm::hardware_queues()));
     findings.extend(devices.iter().map(|device| device_finding(device, agents)));
     findings.push(links::finding(
         devices.iter().map(|device| device.ordinal),

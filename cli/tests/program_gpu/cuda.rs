@@ -450,6 +450,7 @@ fn the_doctor_shows_gpus_links_and_missing_capabilities() {
     for words in [
         "ready: host, cuda",
         "CUDA 13.0",
+        "8 hardware queues for the streams of a process (CUDA_DEVICE_MAX_CONNECTIONS is not set)",
         "3: Simulated GPU, 4 GiB, 3 copy engines",
         "NVLink between all 4 GPUs",
         "0: file descriptor, legacy IPC; fabric off: ",

@@ -2,6 +2,8 @@
 //!
 //! A rank that fails still takes part and reports its failure, so all ranks return an error at once and none waits.
 
+use std::time::Instant;
+
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -66,8 +68,11 @@ pub(crate) fn agree(
     shared.finish_open(deadline);
     // If the group has ended, that is the cause of this rank's own error too: a rank that has ended frees
     // the memory that others import.
+    shared.set_timeout(deadline.timeout());
+    let begun = Instant::now();
     let exchanged =
         shared.bootstrap.exchange(label, &bytes, deadline).map_err(|error| shared.cause(error))?;
+    shared.add_exchange(begun.elapsed());
     if let Some(error) = own_error {
         return Err(error);
     }

@@ -3,6 +3,7 @@
 mod agreement;
 mod buffer;
 mod control;
+mod end;
 mod guard;
 mod links;
 mod memory_range;
@@ -25,6 +26,7 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 
 use agreement::{Offer, agree};
 pub use buffer::Buffer;
+pub use end::GroupEnd;
 pub use memory_range::MemoryRange;
 pub use operation::{
     AllGather, Destination, Gathered, Lease, Operation, OperationBuilder, Started,
@@ -134,6 +136,14 @@ impl Group {
     /// Returns the reason why the group has ended, if it has.
     pub fn abort_record(&self) -> Option<AbortRecord> {
         self.shared.record()
+    }
+
+    /// Returns a handle that reports the end of the group: by a check, by a descriptor and as a future.
+    ///
+    /// # Errors
+    /// [`Other`](ErrorKind::Other) if the process has no descriptor left.
+    pub fn end(&self) -> Result<GroupEnd, Error> {
+        GroupEnd::new(&self.shared)
     }
 
     /// Allocates zeroed memory for `len` elements that peers can write to.

@@ -7,11 +7,12 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
 
 use crate::bootstrap::{AbortRecord, Bootstrap, Listener, Notice};
 use crate::error::Error;
-use crate::group::control::{Action, Control, RELAY_TIMEOUT};
+use crate::group::control::{Action, Control};
+use crate::group::end::EndEvent;
 use crate::group::watch::Watch;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
@@ -32,6 +33,8 @@ pub(crate) struct Shared {
     open: AtomicUsize,
     /// Whether the watchdog sleeps without checking starts on streams.
     pub(super) guard_sleeps: AtomicBool,
+    /// What is told when the group has ended or was closed.
+    ends: Mutex<Vec<Weak<EndEvent>>>,
     /// Buffers of operations of an aborted group; see [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<TierBuffers>>,
     pub(super) progress: Mutex<Option<JoinHandle<()>>>,
@@ -90,6 +93,7 @@ impl Shared {
             has_left: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             guard_sleeps: AtomicBool::new(false),
+            ends: Mutex::default(),
             quarantined: Mutex::default(),
             progress: Mutex::default(),
             progress_sleeps: AtomicBool::new(false),
@@ -130,6 +134,9 @@ impl Shared {
             watched.wakers.iter().for_each(Waker::wake_by_ref);
         }
         drop(state);
+        if self.is_aborted() {
+            self.tell_end();
+        }
         let unreachable = match action {
             None => return,
             // Without its own message back, this rank ends the group alone after a timeout.
@@ -238,8 +245,36 @@ impl Shared {
 
     /// Ends the group because a start of `watch` is overdue.
     pub(crate) fn raise_late(&self, watch: &Watch, timeout: Duration) {
+        self.set_timeout(timeout);
         let waits = watch.missing_writers().into_iter().map(|rank| rank.0).collect();
         self.raise_overdue(waits, watch.overdue(timeout));
+    }
+
+    /// Tells `event` when the group has ended or was closed, or at once.
+    pub(crate) fn add_end(&self, event: &Arc<EndEvent>) {
+        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.retain(|event| event.strong_count() > 0);
+        ends.push(Arc::downgrade(event));
+        drop(ends);
+        if self.is_aborted() {
+            self.tell_end();
+        }
+    }
+
+    fn tell_end(&self) {
+        let ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
+        // Not under the lock: a waker may run code of the caller.
+        ends.iter().filter_map(Weak::upgrade).for_each(|event| event.tell());
+    }
+
+    /// Notes the timeout of the call that this rank waits in.
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        self.state().control.set_timeout(timeout);
+    }
+
+    /// Notes how long an exchange of all ranks took.
+    pub(crate) fn add_exchange(&self, took: Duration) {
+        self.state().control.add_exchange(took);
     }
 
     /// Returns the error of the group's end if it explains `error`, or `error`.
@@ -249,8 +284,8 @@ impl Shared {
             return error;
         }
         // The bootstrap delivers the notice a moment after the error.
-        let deadline = Deadline::after(RELAY_TIMEOUT);
         let mut state = self.state();
+        let deadline = Deadline::after(state.control.relay_timeout());
         while state.control.record().is_none() && !deadline.has_passed() {
             state = self.sleep(state, deadline.remaining());
         }
@@ -281,9 +316,12 @@ impl Shared {
         watch: &Arc<Watch>,
         executor: &Arc<Mutex<Executor>>,
         wakers: Arc<[Waker]>,
+        queues: Option<SharedQueues>,
     ) {
         let (watch, executor) = (Arc::clone(watch), Arc::clone(executor));
-        self.state().watched.push(Watched { watch, executor, wakers });
+        let mut state = self.state();
+        state.control.add_queues(queues);
+        state.watched.push(Watched { watch, executor, wakers });
     }
 
     /// Removes an operation, whose executor the caller has locked.

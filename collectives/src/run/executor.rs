@@ -393,6 +393,7 @@ mod tests {
         slice_ops_max: 2,
         piece_bytes_max: u64::MAX,
         put_align_bytes: 1,
+        shared_queues: None,
     };
 
     /// Creates an executor of two lanes with three steps each that take the stream.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{ErrorKind, Ticket};
+use peerlane_hal::{ErrorKind, SharedQueues, Ticket};
 
 use crate::error::Error;
 use crate::plan::{LaneId, Step};
@@ -64,6 +64,11 @@ impl Lane {
 
     pub(crate) fn queues_waits(&self) -> bool {
         self.port.caps().queued_wait
+    }
+
+    /// Returns the hardware queues that the engine shares with others.
+    pub(crate) fn shared_queues(&self) -> Option<SharedQueues> {
+        self.port.caps().shared_queues
     }
 
     pub(crate) fn is_polled(&self) -> bool {

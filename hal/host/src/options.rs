@@ -33,6 +33,7 @@ impl Default for Options {
                 slice_ops_max: 1024,
                 piece_bytes_max: u64::MAX,
                 put_align_bytes: 1,
+                shared_queues: None,
             },
             queue_ops: 4096,
             spin: None,

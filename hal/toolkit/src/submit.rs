@@ -17,7 +17,7 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// use peerlane_toolkit::{EngineState, Fault};
 ///
 /// # let caps = Caps { kind: "ring", queued_wait: false, polled: true, flags_batched: false,
-/// #     slice_ops_max: 4, piece_bytes_max: u64::MAX, put_align_bytes: 1 };
+/// #     slice_ops_max: 4, piece_bytes_max: u64::MAX, put_align_bytes: 1, shared_queues: None };
 /// let mut state = EngineState::<Fault>::new(caps);
 /// assert_eq!(state.check(), Ok(()));
 /// // Every call after a failed one returns the first error.
@@ -283,6 +283,7 @@ mod tests {
         slice_ops_max: 2,
         piece_bytes_max: u64::MAX,
         put_align_bytes: 4,
+        shared_queues: None,
     };
 
     fn text(state: &EngineState<Fault>, op: Op<'_, Memory, Memory>) -> String {

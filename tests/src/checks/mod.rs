@@ -85,6 +85,7 @@ checks! {
     wait::a_wait_holds_everything_behind_it_until_the_flag_is_reached [QueuedWait];
     wait::a_wait_acquires_what_any_writer_published [QueuedWait];
     wait::the_reset_of_a_wait_takes_effect_before_anything_behind_it [QueuedWait];
+    wait::a_blocked_engine_does_not_hold_the_others [QueuedWait];
     arrival::no_flag_is_seen_before_the_flush_of_the_bytes_it_announces [];
     completion::a_completed_ticket_frees_its_sources [];
     completion::a_completed_put_to_oneself_is_visible_here [];

@@ -239,3 +239,36 @@ pub fn the_reset_of_a_wait_takes_effect_before_anything_behind_it<H: Harness>(
         Ok(())
     })
 }
+
+/// Blocks engines, each at a flag of its own, and signals a peer with one more engine. Then all must pass.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_blocked_engine_does_not_hold_the_others<H: Harness>(harness: &H) -> Outcome {
+    const BLOCKED: u64 = 8;
+    on_each(harness, [1, 2], |me| {
+        // An engine has up to three streams.
+        let blocked = match me.caps.shared_queues {
+            Some(queues) => u64::from(queues.count / 4).min(BLOCKED),
+            None => BLOCKED,
+        };
+        let flags = me.flags(blocked + 1)?;
+        let next = me.rank_after(1);
+        let mut held = Vec::new();
+        for gate in 0..blocked {
+            let mut engine = me.engine()?;
+            let (ticket, _) = engine.submit_held(&[wait(&flags.local, gate, 1)])?;
+            held.push((engine, ticket));
+        }
+        let mut free = me.engine()?;
+        free.run(&[signal(&flags.remote[next], blocked, 1)])?;
+        free.wait_for_flag(&flags.local, blocked, 1)?;
+        let opens: Vec<_> =
+            (0..blocked).map(|gate| signal(&flags.remote[me.me], gate, 1)).collect();
+        free.run(&opens)?;
+        for (engine, ticket) in &mut held {
+            engine.finish(*ticket)?;
+        }
+        me.barrier()
+    })
+}

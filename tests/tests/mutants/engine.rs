@@ -20,6 +20,11 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// More than a mutant's harness waits for anything.
 pub(crate) const TOO_LONG: Duration = Duration::from_millis(2500);
 
+thread_local! {
+    /// Whether an engine of the rank that this thread runs waits.
+    static BLOCKED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// The broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -28,6 +33,7 @@ pub(crate) enum Fault {
     SignalsInHalves,
     WaitsIgnored,
     WaitsHoldEverything,
+    BlockedHoldsOthers,
     ResetsForgotten,
     CompleteAtOnce,
     CompletionGoesBack,
@@ -147,6 +153,11 @@ impl Mutant {
             Fault::SignalsInHalves => all().flat_map(halves).collect(),
             Fault::WaitsIgnored => vec![all().filter(|op| !is_wait(op)).collect()],
             Fault::WaitsHoldEverything => vec![all().map(never).collect()],
+            Fault::BlockedHoldsOthers if ops.iter().any(is_wait) => {
+                BLOCKED.set(true);
+                vec![all().collect()]
+            }
+            Fault::BlockedHoldsOthers if BLOCKED.get() => vec![Vec::new()],
             _ => vec![all().flat_map(|op| self.distort_op(op)).collect()],
         }
     }

@@ -130,6 +130,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
             slice_ops_max: SLICE_OPS_MAX,
             piece_bytes_max: pieces::PIECE_BYTES_MAX,
             put_align_bytes: 1,
+            shared_queues: None,
         };
         Self {
             queue: CopyQueue::new(runtime, rank.index(), engines, QUEUE_OPS, caps.piece_bytes_max),

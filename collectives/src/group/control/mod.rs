@@ -5,7 +5,7 @@
 //!
 //! A rank whose deadline passes does not blame the rank that it waits for, because that rank may wait too. It
 //! sends an *inquiry*. Every rank answers with the ranks that it waits for. When all have answered, or after
-//! [`INQUIRY_TIMEOUT`], [`blame`] follows these waits from the rank that asked to a rank that does not answer
+//! [a limit](Control::inquiry_timeout), [`blame`] follows these waits from the rank that asked to a rank that does not answer
 //! or does not wait. Before a rank that answers is blamed, the inquiry is repeated once, because that rank may
 //! have gone on a moment ago. The bootstrap delivers messages to all ranks in one order, so all ranks know the same
 //! answers, and the first abort record that it delivers counts.
@@ -19,16 +19,19 @@ mod simulation;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::Rank;
+use peerlane_hal::{Rank, SharedQueues};
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Notice;
 use crate::bootstrap::abort::AbortRecord;
 
-/// Longest time that ranks have to answer an inquiry.
-pub(crate) const INQUIRY_TIMEOUT: Duration = Duration::from_millis(250);
-/// Longest time from a message of a rank until another rank has relayed it.
-pub(crate) const RELAY_TIMEOUT: Duration = Duration::from_millis(350);
+/// Limits of the time that ranks have to answer an inquiry.
+const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
+const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
+/// Part of the timeout that passed which ranks have to answer an inquiry.
+const INQUIRY_PART: u32 = 20;
+/// Number of exchanges in whose time ranks must answer an inquiry. An exchange takes longer where processors are busy.
+const INQUIRY_EXCHANGES: u32 = 5;
 /// Time until a rank asks again before it blames a rank that answered.
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time until all ranks have acknowledged the end of the group.
@@ -47,6 +50,8 @@ enum Message {
         record: AbortRecord,
         /// Whether the sender has asked before, and now checks its conclusion.
         confirms: bool,
+        /// The time that the other ranks have to answer.
+        limit: Duration,
     },
     /// The answer of a rank to an inquiry.
     Answer(Answer),
@@ -86,6 +91,12 @@ pub(crate) struct Control {
     pending: Option<Pending>,
     /// The conclusion of this rank's first inquiry, which it checks with a second one.
     conclusion: Option<Conclusion>,
+    /// The hardware queues that this rank's starts share.
+    queues: Option<SharedQueues>,
+    /// The timeout of this rank that has passed, or is about to.
+    timeout: Duration,
+    /// The shortest time of an exchange of all ranks so far.
+    exchange: Duration,
 }
 
 /// The rank that an inquiry blames although it answered.
@@ -104,6 +115,7 @@ struct Inquiry {
     confirms: bool,
     answers: BTreeMap<Rank, Answer>,
     until: Instant,
+    limit: Duration,
 }
 
 /// A message of this rank that the bootstrap has not delivered to this rank yet.
@@ -126,7 +138,35 @@ impl Control {
             inquiry: None,
             pending: None,
             conclusion: None,
+            queues: None,
+            timeout: Duration::ZERO,
+            exchange: Duration::MAX,
         }
+    }
+
+    /// Notes the timeout of the call that this rank waits in; from it the time for inquiries is derived.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Notes how long an exchange of all ranks took; from it the time for inquiries is derived, too.
+    pub(crate) fn add_exchange(&mut self, took: Duration) {
+        self.exchange = self.exchange.min(took);
+    }
+
+    /// Returns the time that other ranks have to answer an inquiry.
+    fn inquiry_timeout(&self) -> Duration {
+        let exchanges = match self.exchange {
+            Duration::MAX => Duration::ZERO,
+            exchange => exchange.saturating_mul(INQUIRY_EXCHANGES),
+        };
+        let limit = exchanges.max(self.timeout / INQUIRY_PART);
+        limit.clamp(INQUIRY_TIMEOUT_MIN, INQUIRY_TIMEOUT_MAX)
+    }
+
+    /// Notes the hardware queues of an operation. If all ranks wait for each other, the record names them.
+    pub(crate) fn add_queues(&mut self, queues: Option<SharedQueues>) {
+        self.queues = self.queues.or(queues);
     }
 
     /// Returns the reason why the group has ended, if it has.
@@ -156,7 +196,8 @@ impl Control {
             return None;
         }
         self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
-        Some(Message::Inquiry { waits, record, confirms: false }.broadcast())
+        let limit = self.inquiry_timeout();
+        Some(Message::Inquiry { waits, record, confirms: false, limit }.broadcast())
     }
 
     /// Ends the group with `record`, unless it has ended.
@@ -203,10 +244,12 @@ impl Control {
         None
     }
 
-    /// Returns the longest time from a message of this rank until it is delivered to this rank itself.
-    fn relay_timeout(&self) -> Duration {
+    /// Returns the longest time from a message of this rank until it is delivered to this rank itself. It is longer than an
+    /// inquiry, so that a rank which decides has heard all answers.
+    pub(crate) fn relay_timeout(&self) -> Duration {
+        let limit = self.inquiry_timeout() * 7 / 5;
         // A relay in this process does not stop alone.
-        if self.relay == Some(self.rank) { ACKNOWLEDGE_TIMEOUT } else { RELAY_TIMEOUT }
+        if self.relay == Some(self.rank) { ACKNOWLEDGE_TIMEOUT.max(limit) } else { limit }
     }
 
     fn receive_message(
@@ -220,16 +263,15 @@ impl Control {
             self.pending = None;
         }
         let answer = match message {
-            Message::Inquiry { waits: asked, record, confirms } => {
+            Message::Inquiry { waits: asked, record, confirms, limit } => {
                 if confirms && self.inquiry.as_ref().is_some_and(|first| first.from == from) {
                     self.inquiry = None;
                 }
                 let asked = if confirms && from == self.rank { waits() } else { asked };
                 let answer = Answer { waits: asked, adopted: None };
                 let Some(inquiry) = &mut self.inquiry else {
-                    let (answers, until) =
-                        (BTreeMap::from([(from, answer)]), now + INQUIRY_TIMEOUT);
-                    self.inquiry = Some(Inquiry { from, record, confirms, answers, until });
+                    let (answers, until) = (BTreeMap::from([(from, answer)]), now + limit);
+                    self.inquiry = Some(Inquiry { from, record, confirms, answers, until, limit });
                     if from == self.rank {
                         return self.decide_if_complete(now);
                     }
@@ -268,9 +310,8 @@ impl Control {
         {
             let record = self.inquiry.as_ref()?.record.clone();
             self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
-            return Some(
-                Message::Inquiry { waits: Vec::new(), record, confirms: true }.broadcast(),
-            );
+            let (waits, limit) = (Vec::new(), self.inquiry_timeout());
+            return Some(Message::Inquiry { waits, record, confirms: true, limit }.broadcast());
         }
         self.decide(now)
     }
@@ -295,7 +336,7 @@ impl Control {
         {
             return confirm_at;
         }
-        let backup = if inquiry.from == self.rank { Duration::ZERO } else { INQUIRY_TIMEOUT / 2 };
+        let backup = if inquiry.from == self.rank { Duration::ZERO } else { inquiry.limit / 2 };
         (!has_decided).then(|| inquiry.until + backup)
     }
 
@@ -311,7 +352,7 @@ impl Control {
 
     fn decide(&mut self, now: Instant) -> Option<Action> {
         let inquiry = self.inquiry.as_ref()?;
-        let (mut record, blamed) = blame(inquiry, &self.left);
+        let (mut record, blamed) = blame(inquiry, &self.left, self.queues);
         if inquiry.from == self.rank && blamed.is_some() && !record.unanswered {
             match &self.conclusion {
                 // A rank that answers may have gone on a moment ago, and what it sent may be on its way.
@@ -345,16 +386,9 @@ impl Control {
 
     /// Creates the record of a relay that does not deliver; it is the same on all ranks.
     fn relay_record(&self) -> AbortRecord {
-        let text = match self.relay {
-            Some(rank) => format!(
-                "rank {rank} did not answer within {RELAY_TIMEOUT:?} after a timeout; it relays the messages of \
-                 the group"
-            ),
-            None => format!(
-                "the hub did not answer within {RELAY_TIMEOUT:?} after a timeout; it relays the messages of the \
-                 group"
-            ),
-        };
+        let relay = self.relay.map_or_else(|| "the hub".to_owned(), |rank| format!("rank {rank}"));
+        let text =
+            format!("{relay} did not answer after a timeout; it relays the messages of the group");
         AbortRecord { unanswered: true, ..AbortRecord::timeout(self.relay, text) }
     }
 }
@@ -368,7 +402,11 @@ impl Message {
 /// Returns the record of an inquiry and the rank to blame: that at which the waits of the rank that asked end.
 ///
 /// If the rank that asked does not wait for another rank, it is that rank, and its record stays unchanged.
-fn blame(inquiry: &Inquiry, left: &[bool]) -> (AbortRecord, Option<u32>) {
+fn blame(
+    inquiry: &Inquiry,
+    left: &[bool],
+    queues: Option<SharedQueues>,
+) -> (AbortRecord, Option<u32>) {
     if let Some(adopted) = inquiry.answers.values().find_map(|answer| answer.adopted.clone()) {
         return (adopted, None);
     }
@@ -397,6 +435,12 @@ fn blame(inquiry: &Inquiry, left: &[bool]) -> (AbortRecord, Option<u32>) {
         // A rank that had stopped has just gone on, or ranks make their calls in different orders.
         record.peer = None;
         record.text.push_str("; all ranks answer and wait for each other");
+        if let Some(SharedQueues { count, variable }) = queues {
+            record.text.push_str(&format!(
+                "; if they start operations in different orders, each start that waits takes one of the {count} \
+                 hardware queues that {variable} permits"
+            ));
+        }
         return (record, None);
     };
     if blamed == inquiry.from.0 {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::{Action, Control, INQUIRY_TIMEOUT, RELAY_TIMEOUT};
+use super::{Action, Control};
 use crate::bootstrap::client::ClientState;
 use crate::bootstrap::hub::{Event, HubState};
 use crate::bootstrap::message::{Blob, Reply, Request};
@@ -589,7 +589,10 @@ impl World {
         let action = match self.defect {
             Some(Defect::FirstWriter) => control.abort(now, record),
             Some(Defect::NoRank) if record.peer.is_none() => control.abort(now, record),
-            _ => control.overdue(now, waits, record),
+            _ => {
+                control.set_timeout(TIMEOUT);
+                control.overdue(now, waits, record)
+            }
         };
         self.act(rank, action);
     }
@@ -754,4 +757,16 @@ fn defects_of_earlier_versions_are_found() {
     }
 }
 
-const _: () = assert!(INQUIRY_TIMEOUT.as_millis() < RELAY_TIMEOUT.as_millis());
+/// Inquiries wait longer where an exchange of all ranks took longer, within bounds.
+#[test]
+fn the_time_for_answers_follows_the_exchanges_and_the_timeout() {
+    let limit = |timeout: u64, exchange: Option<u64>| {
+        let mut control = Control::new(Rank(1), 2, Some(Rank(0)));
+        control.set_timeout(Duration::from_secs(timeout));
+        exchange.into_iter().for_each(|millis| control.add_exchange(Duration::from_millis(millis)));
+        assert!(control.inquiry_timeout() < control.relay_timeout());
+        control.inquiry_timeout().as_millis()
+    };
+    assert_eq!([limit(1, None), limit(5, Some(0)), limit(30, Some(1))], [250, 250, 1500]);
+    assert_eq!([limit(1, Some(160)), limit(5, Some(1000)), limit(600, None)], [800, 2000, 2000]);
+}

@@ -42,8 +42,9 @@ impl Prepared {
     pub(crate) fn new(executor: Executor, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
         let wakers = executor.lanes().iter().map(Lane::waker).collect();
         let park_misses_events = executor.park_misses_events();
+        let queues = executor.lanes().iter().find_map(Lane::shared_queues);
         let executor = Arc::new(Mutex::new(executor));
-        shared.enter(&watch, &executor, wakers);
+        shared.enter(&watch, &executor, wakers, queues);
         Self { executor, shared, watch, park_misses_events }
     }
 

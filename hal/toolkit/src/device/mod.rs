@@ -26,7 +26,7 @@ pub use traits::{
 pub use types::{
     Batching, CaptureState, ConnectedPeer, CopyBatch, CopyKind, EngineRequest, EventHandle,
     ExecHandle, Extent, FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability,
-    StreamHandle, StreamLimits,
+    StreamHandle, StreamLimits, shared_queues,
 };
 
 /// An address in a device's address space.

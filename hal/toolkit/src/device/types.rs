@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use peerlane_hal::{EngineRequirements, LinkKind, Rank};
+use peerlane_hal::{EngineRequirements, LinkKind, Rank, SharedQueues};
 
 use super::DevicePtr;
 use crate::streams::SignalBy;
@@ -157,6 +157,15 @@ pub struct StreamLimits {
     pub self_copy_link_bytes_max: Option<u64>,
     /// Largest self copy that goes over the link by default in a graph.
     pub self_copy_link_captured_bytes_max: Option<u64>,
+    /// The hardware queues of the streams of a process.
+    pub shared_queues: SharedQueues,
+}
+
+/// Returns the hardware queues of a driver that reads their number from an environment variable, with its default and its limit.
+pub fn shared_queues(variable: &'static str, default: u32, max: u32) -> SharedQueues {
+    let set = std::env::var(variable).ok().and_then(|text| text.trim().parse().ok());
+    let count = set.filter(|count| *count > 0).unwrap_or(default).min(max);
+    SharedQueues { count, variable }
 }
 
 /// The driver's answer to the question whether two devices reach each other.

@@ -223,6 +223,7 @@ impl<D: StreamDevice> Engine<D> {
             slice_ops_max: SLICE_OPS_MAX,
             piece_bytes_max: u64::MAX,
             put_align_bytes: 1,
+            shared_queues: Some(limits.shared_queues),
         };
         Ok(Self {
             state: EngineState::new(caps),

@@ -401,6 +401,8 @@ fn mark_between_waits(
 
 #[cfg(test)]
 mod tests {
+    use peerlane_hal::SharedQueues;
+
     use super::*;
 
     const LIMITS: StreamLimits = StreamLimits {
@@ -411,6 +413,7 @@ mod tests {
         piece_bytes_max: u64::MAX,
         self_copy_link_bytes_max: Some(256 << 10),
         self_copy_link_captured_bytes_max: Some(512 << 10),
+        shared_queues: SharedQueues { count: 8, variable: "CONNECTIONS" },
     };
 
     const GATHER: [Target; 4] = [Target::Own, Target::Peer(3), Target::Peer(0), Target::Peer(1)];

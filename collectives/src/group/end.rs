@@ -1,0 +1,111 @@
+//! Tells callers that call nothing else when a group has ended.
+
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use peerlane_hal::ErrorKind;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::Error;
+use crate::group::shared::Shared;
+
+/// Reports the end of a group to a caller that only replays graphs, or that waits for many things at once.
+///
+/// Its descriptor becomes readable, and stays so, when the group has ended or was closed; do not read from it. As a future it
+/// returns the error with which the group has ended. [`check`](Self::check) costs one atomic load.
+///
+/// ```
+/// use std::os::fd::AsFd;
+///
+/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+/// use peerlane_collectives::group::Group;
+/// use peerlane_host as host;
+///
+/// in_process::run(1, |bootstrap| {
+///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+///     let group = Group::open(bootstrap, fabric)?;
+///     let end = group.end()?;
+///     assert!(end.check().is_ok());
+///     let _polled_by_an_event_loop = end.as_fd();
+///     group.close()?;
+///     assert!(end.check().is_err());
+///     Ok(())
+/// })
+/// .unwrap();
+/// ```
+pub struct GroupEnd {
+    shared: Arc<Shared>,
+    event: Arc<EndEvent>,
+}
+
+/// What is told when a group ends.
+pub(crate) struct EndEvent {
+    descriptor: OwnedFd,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl GroupEnd {
+    /// # Errors
+    /// [`Other`](ErrorKind::Other) if the process has no descriptor left.
+    pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let descriptor = descriptor.map_err(|error| {
+            let text = format!("cannot create a descriptor for the end of the group: {error}");
+            Error::new(ErrorKind::Other, text).with_source(std::io::Error::from(error))
+        })?;
+        let event = Arc::new(EndEvent { descriptor, waker: Mutex::default() });
+        shared.add_end(&event);
+        Ok(Self { shared: Arc::clone(shared), event })
+    }
+
+    /// Returns the error with which the group has ended, if it has.
+    ///
+    /// # Errors
+    /// The reason why the group has ended, or that it was closed.
+    pub fn check(&self) -> Result<(), Error> {
+        self.shared.check()
+    }
+}
+
+impl AsFd for GroupEnd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.descriptor.as_fd()
+    }
+}
+
+impl Future for GroupEnd {
+    type Output = Error;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
+        *self.event.waker() = Some(context.waker().clone());
+        // After the waker is set, so that an end in between is not missed.
+        match self.check() {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(error),
+        }
+    }
+}
+
+impl EndEvent {
+    pub(crate) fn tell(&self) {
+        // It fails only if the counter is full, and then the descriptor is readable.
+        let _ = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
+        let waker = self.waker().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn waker(&self) -> std::sync::MutexGuard<'_, Option<Waker>> {
+        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for GroupEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GroupEnd").field("ended", &self.shared.is_aborted()).finish_non_exhaustive()
+    }
+}

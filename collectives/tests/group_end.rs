@@ -1,0 +1,93 @@
+//! Tests [`GroupEnd`]: a caller that calls nothing else learns that its group has ended.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::{Group, GroupEnd};
+use peerlane_hal::ErrorKind;
+use peerlane_host as host;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Limits how long a rank waits for the end of the group.
+const LIMIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn is_readable(end: &GroupEnd, limit: Timespec) -> bool {
+    poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit)) == Ok(1)
+}
+
+fn open(bootstrap: in_process::InProcessBootstrap) -> Result<Group, Error> {
+    let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    Group::open(bootstrap, fabric)
+}
+
+#[test]
+fn a_lost_rank_makes_the_descriptor_readable_and_wakes_the_future() {
+    for ranks in 2..=5 {
+        let dropped = std::sync::Mutex::new(None);
+        let ended = in_process::run(ranks, |bootstrap| {
+            let mut group = open(bootstrap)?;
+            let (rank, end) = (group.rank().index(), group.end()?);
+            assert!(!is_readable(&end, AT_ONCE) && end.check().is_ok());
+            group.barrier()?;
+            if rank == 0 {
+                std::thread::sleep(Duration::from_millis(20));
+                *dropped.lock().unwrap() = Some(Instant::now());
+                drop(group);
+                return Ok(());
+            }
+            let wakes = Arc::new(Wakes::default());
+            let waker = Waker::from(Arc::clone(&wakes));
+            let mut context = Context::from_waker(&waker);
+            let mut future = pin!(group.end()?);
+            assert!(future.as_mut().poll(&mut context).is_pending());
+            assert!(is_readable(&end, LIMIT), "rank {rank} of {ranks} hears nothing");
+            let told = Instant::now();
+            let error = end.check().expect_err("the group has ended");
+            assert_eq!(error.peer().map(|peer| peer.0), Some(0), "{error}");
+            let late = told - dropped.lock().unwrap().expect("rank 0 has dropped its group");
+            assert!(late < Duration::from_secs(2), "rank {rank} of {ranks}: {late:?}");
+            // It stays readable, and a handle that is made afterwards is so at once.
+            assert!(is_readable(&end, AT_ONCE) && is_readable(&group.end()?, AT_ONCE));
+            let limit = Instant::now() + Duration::from_secs(10);
+            while wakes.0.load(Ordering::SeqCst) == 0 && Instant::now() < limit {
+                std::thread::yield_now();
+            }
+            assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+            let Poll::Ready(error) = future.as_mut().poll(&mut context) else {
+                panic!("the future of rank {rank} is not ready");
+            };
+            assert_eq!(error.peer().map(|peer| peer.0), Some(0), "{error}");
+            Ok(())
+        });
+        ended.unwrap();
+    }
+}
+
+#[test]
+fn a_group_that_is_closed_has_ended() {
+    in_process::run(3, |bootstrap| {
+        let group = open(bootstrap)?;
+        let end = group.end()?;
+        group.close()?;
+        assert!(is_readable(&end, AT_ONCE));
+        assert_eq!(end.check().expect_err("the group is closed").kind(), ErrorKind::Aborted);
+        Ok(())
+    })
+    .unwrap();
+}
