@@ -19,13 +19,14 @@ pub struct Suite {
     /// Names of skipped checks, each with the reason.
     skipped: Vec<(String, String)>,
     one_by_one: bool,
-    one_process_each: bool,
+    /// Environment variables of the process of each check, if each has one.
+    process_each: Option<Vec<(&'static str, String)>>,
+    /// The only check that this process runs.
+    alone: Option<String>,
 }
 
-/// Set in a process that runs one check of [`Suite::one_process_each`].
+/// Name of the check that this process runs for [`Suite::process_each`].
 const ALONE: &str = "PEERLANE_TEST_ALONE";
-/// Checks that run at once if each has a process.
-const PROCESSES_AT_ONCE: usize = 4;
 /// Time in which a process starts and opens its devices.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -41,6 +42,11 @@ impl Suite {
     /// ignored, or all fail if the harness requires the backend.
     #[must_use]
     pub fn with<H: Harness>(mut self, harness: H) -> Self {
+        // Opening a device takes a while, so a process for one check opens no other harness.
+        let of_harness = |check: &str| check.starts_with(&format!("{}::", harness.name()));
+        if self.alone.as_deref().is_some_and(|check| !of_harness(check)) {
+            return self;
+        }
         let abilities = Abilities::probe(&harness);
         let harness = Arc::new(harness);
         for check in all::<H>() {
@@ -72,10 +78,12 @@ impl Suite {
             self.skipped.push((name, reason));
             return;
         }
-        let apart = (self.one_process_each && fail.is_none()).then(|| name.clone());
+        let apart = self.process_each.clone().map(|variables| (name.clone(), variables));
         let run = move || match (fail, apart) {
             (Some(reason), _) => Err(Failed::from(reason)),
-            (None, Some(name)) => run_apart(&name, limit(&*harness) + START_TIMEOUT),
+            (None, Some((name, variables))) => {
+                run_apart(&name, &variables, limit(&*harness) + START_TIMEOUT)
+            }
             (None, None) => {
                 run_bounded(&harness, &check).map_err(|failure| check.broken(failure).into())
             }
@@ -83,11 +91,13 @@ impl Suite {
         self.trials.push(Trial::test(name, run));
     }
 
-    /// Runs each check that is added later in a process of its own, for devices on which the waits of one rank
-    /// can block the streams of another rank of the same process.
+    /// Runs each check that is added later in a process of its own with these environment variables, one after the
+    /// other: for devices on which the waits of one check can block the streams of another check of the same process.
     #[must_use]
-    pub fn one_process_each(self) -> Self {
-        Self { one_process_each: std::env::var_os(ALONE).is_none(), ..self }
+    pub fn process_each(self, variables: Vec<(&'static str, String)>) -> Self {
+        let alone = std::env::var(ALONE).ok();
+        let process_each = alone.is_none().then_some(variables);
+        Self { process_each, one_by_one: true, alone, ..self }
     }
 
     /// Runs one check at a time, for vendors whose calls wait for other users of a device.
@@ -102,8 +112,6 @@ impl Suite {
         let mut arguments = Arguments::from_args();
         if self.one_by_one {
             arguments.test_threads.get_or_insert(1);
-        } else if self.one_process_each {
-            arguments.test_threads.get_or_insert(PROCESSES_AT_ONCE);
         }
         let conclusion = libtest_mimic::run(&arguments, self.trials);
         // On standard error, because other programs parse standard output.
@@ -143,9 +151,10 @@ fn limit(harness: &impl Harness) -> Duration {
 }
 
 /// Runs this program again, with one check, and kills it after `limit`.
-fn run_apart(name: &str, limit: Duration) -> Result<(), Failed> {
+fn run_apart(name: &str, variables: &[(&str, String)], limit: Duration) -> Result<(), Failed> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--exact", name]).env(ALONE, "").stdin(Stdio::null());
+    command.args(["--exact", name]).env(ALONE, name).stdin(Stdio::null());
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let pid = Pid::from_child(&child);
     let (done, ended) = mpsc::channel();

@@ -247,27 +247,28 @@ pub fn the_reset_of_a_wait_takes_effect_before_anything_behind_it<H: Harness>(
 pub fn a_blocked_engine_does_not_hold_the_others<H: Harness>(harness: &H) -> Outcome {
     const BLOCKED: u64 = 8;
     on_each(harness, [1, 2], |me| {
-        // An engine has up to three streams.
+        // An engine has up to three streams, and the ranks may share a device.
         let blocked = match me.caps.shared_queues {
-            Some(queues) => u64::from(queues.count / 4).min(BLOCKED),
+            Some(queues) => u64::from(queues.count / 8).min(BLOCKED),
             None => BLOCKED,
         };
         let flags = me.flags(blocked + 1)?;
         let next = me.rank_after(1);
-        let mut held = Vec::new();
-        for gate in 0..blocked {
-            let mut engine = me.engine()?;
-            let (ticket, _) = engine.submit_held(&[wait(&flags.local, gate, 1)])?;
-            held.push((engine, ticket));
-        }
+        // Before any is blocked: CUDA registers host memory for an engine, and waits for all streams there.
         let mut free = me.engine()?;
+        let mut held = (0..blocked).map(|_| me.engine()).collect::<Result<Vec<_>, _>>()?;
+        let mut tickets = Vec::new();
+        for (gate, engine) in (0..).zip(&mut held) {
+            tickets.push(engine.submit_held(&[wait(&flags.local, gate, 1)])?.0);
+        }
+        me.barrier()?;
         free.run(&[signal(&flags.remote[next], blocked, 1)])?;
         free.wait_for_flag(&flags.local, blocked, 1)?;
         let opens: Vec<_> =
             (0..blocked).map(|gate| signal(&flags.remote[me.me], gate, 1)).collect();
         free.run(&opens)?;
-        for (engine, ticket) in &mut held {
-            engine.finish(*ticket)?;
+        for (engine, ticket) in held.iter_mut().zip(tickets) {
+            engine.finish(ticket)?;
         }
         me.barrier()
     })

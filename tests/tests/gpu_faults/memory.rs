@@ -88,8 +88,9 @@ fn too_much_for_one_rank(test_rank: &mut TestRank) -> Outcome {
     let bytes = if test_rank.me == 1 { too_much_bytes(test_rank) } else { BYTES };
     let error = test_rank.group.all_gather::<u8>(bytes).prepare().map(drop).err();
     let kind = if test_rank.me == 1 { ErrorKind::OutOfMemory } else { ErrorKind::Aborted };
-    let others = ["rank 1 failed (out of memory)".to_owned(), "device 1 (".to_owned()];
-    let own = [(bytes * test_rank.ranks).to_string(), "device 1 (".to_owned()];
+    let others = ["rank 1 failed (out of memory)".to_owned(), "on device ".to_owned()];
+    let device = format!("device {} (", test_rank.gpu.ordinal);
+    let own = [(bytes * test_rank.ranks).to_string(), device];
     wanted(error, kind, if test_rank.me == 1 { &own } else { &others })
 }
 
