@@ -79,6 +79,36 @@ fn a_lost_rank_makes_the_descriptor_readable_and_wakes_the_future() {
     }
 }
 
+/// With two outputs in turn, the flag of a start is another than that of the start before.
+#[test]
+fn a_timeout_says_in_which_start_a_flag_was_signaled_last() {
+    let timeout = Duration::from_millis(300);
+    for (done, words) in [
+        (0, "which has never signaled it"),
+        (1, "which last signaled it in start 1;"),
+        (2, "which last signaled it in start 2;"),
+        (3, "which last signaled it in start 3;"),
+    ] {
+        let errors = in_process::run(2, |bootstrap| {
+            let mut group = open(bootstrap)?;
+            let end = group.end()?;
+            let mut gather = group.all_gather::<u8>(8).timeout(timeout).prepare()?;
+            assert_eq!(gather.report().outputs, 2, "small outputs are used in turn");
+            (0..done).try_for_each(|_| gather.run())?;
+            let error = if group.rank().index() == 0 {
+                gather.run().expect_err("rank 1 does not start")
+            } else {
+                assert!(is_readable(&end, LIMIT));
+                end.check().expect_err("the group has ended")
+            };
+            Ok(error.to_string())
+        });
+        for error in errors.unwrap() {
+            assert!(error.contains(words), "{done} starts: {error}");
+        }
+    }
+}
+
 #[test]
 fn a_group_that_is_closed_has_ended() {
     in_process::run(3, |bootstrap| {

@@ -179,6 +179,12 @@ impl Watch {
         })
     }
 
+    /// Returns the value of a flag of the output that the waiting start does not use, if there are two: the start before signals it
+    /// there.
+    fn other_output(&self, wait: &AwaitedFlag) -> Option<u64> {
+        self.views.of(wait.tier)?.flag_value(wait.address, Start::Eager(self.epoch() + 1))
+    }
+
     /// Returns the oldest open start, or the start that a replay waits in.
     fn waiting(&self) -> Option<Start> {
         let replay = self.replay_waits.load(Ordering::Acquire).then_some(Start::Captured);
@@ -221,7 +227,7 @@ impl Watch {
             );
         };
         let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
-        let last = match seen {
+        let last = match seen.max(self.other_output(&wait)) {
             None => String::new(),
             Some(0) => ", which has never signaled it".to_owned(),
             Some(start) => format!(", which last signaled it in start {start}"),

@@ -1,8 +1,8 @@
 //! Measures the cost of groups on GPUs: driver calls and allocations of a start, concurrent copies,
 //! and what remains when groups are closed.
 //!
-//! The simulated driver counts its calls; on GPUs only allocations are counted. Each rank is a
-//! process.
+//! The simulated driver counts its calls; on GPUs only allocations are counted, and the use of compute units is observed.
+//! Each rank is a process.
 
 #[path = "../steady_state/counting.rs"]
 mod counting;
@@ -15,6 +15,7 @@ mod support;
 mod vendor;
 
 mod calls;
+mod compute;
 mod machine;
 
 use std::process::{Command, ExitCode};
@@ -32,6 +33,8 @@ use vendor::Context;
 
 /// Why most of it is not looked at on GPUs.
 const COUNTED: &str = "only the simulated driver counts";
+/// Why one is not looked at on the simulated driver.
+const OBSERVED: &str = "only a GPU has compute units";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Settings of the simulated driver.
@@ -55,10 +58,11 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(1);
     let mut trials = Vec::new();
     let mut add = |bill: Bill| {
-        let counted = bill.what != "allocations";
+        let on_both = bill.what == "allocations";
+        let on_this = (bill.what == "compute_units") == (driver == GpuDriver::Device);
         let name = format!("{}::{bill}", driver.name::<Context>());
         let trial = Trial::test(name, move || bill.run(driver).map_err(Into::into));
-        trials.push(trial.with_ignored_flag(counted && driver == GpuDriver::Device));
+        trials.push(trial.with_ignored_flag(!on_both && !on_this));
     };
     for ranks in 1..=4 {
         add(Bill { what: "calls", ranks, variables: &[] });
@@ -71,9 +75,9 @@ fn main() -> ExitCode {
         add(Bill { what: "leftovers", ranks: 2, variables });
     }
     add(Bill { what: "captured_leftovers", ranks: 2, variables: &[] });
-    if driver == GpuDriver::Device {
-        eprintln!("some are ignored: {COUNTED}");
-    }
+    add(Bill { what: "compute_units", ranks: 1, variables: &[] });
+    let why = if driver == GpuDriver::Device { COUNTED } else { OBSERVED };
+    eprintln!("some are ignored: {why}");
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -138,6 +142,7 @@ fn run_rank(parent: &Parent) -> Outcome {
         "allocations" => calls::allocations(&mut test_rank),
         "copies" => machine::copies(&mut test_rank),
         "leftovers" => machine::leftovers(&mut test_rank),
+        "compute_units" => compute::compute_units(&mut test_rank),
         "captured_leftovers" => machine::captured_leftovers(&mut test_rank),
         role => Err(Failure::new(format!("there is no role {role:?}"))),
     }?;
