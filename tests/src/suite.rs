@@ -27,6 +27,11 @@ pub struct Suite {
 
 /// Name of the check that this process runs for [`Suite::process_each`].
 const ALONE: &str = "PEERLANE_TEST_ALONE";
+/// Checks that [`Suite::process_each`] leaves out, each with the reason.
+const NOT_SHARED: [(&str, &str); 1] = [(
+    "release_lets_every_queued_wait_pass_within_a_bound",
+    "ranks are threads here and share a context, where a call of one can wait for blocked streams of another",
+)];
 /// Time in which a process starts and opens its devices.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -51,7 +56,11 @@ impl Suite {
         let harness = Arc::new(harness);
         for check in all::<H>() {
             let name = format!("{}::{}::{}", harness.name(), check.topic, check.name);
+            let not_shared = NOT_SHARED.iter().find(|(left_out, _)| *left_out == check.name);
             let (skip, fail) = match &abilities {
+                Ok(_) if self.process_each.is_some() && not_shared.is_some() => {
+                    (not_shared.map(|(_, reason)| (*reason).to_owned()), None)
+                }
                 Ok(abilities) => (abilities.missing(check.needs).map(str::to_owned), None),
                 Err(e) if is_absent(e) && !harness.required() => (Some(e.to_string()), None),
                 Err(error) => (None, Some(format!("cannot open {}: {error}", harness.name()))),

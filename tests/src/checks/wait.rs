@@ -254,7 +254,7 @@ pub fn a_blocked_engine_does_not_hold_the_others<H: Harness>(harness: &H) -> Out
         };
         let flags = me.flags(blocked + 1)?;
         let next = me.rank_after(1);
-        // Before any is blocked: CUDA registers host memory for an engine, and waits for all streams there.
+        // Before any is blocked, because CUDA can wait for all streams while it creates what an engine needs.
         let mut free = me.engine()?;
         let mut held = (0..blocked).map(|_| me.engine()).collect::<Result<Vec<_>, _>>()?;
         let mut tickets = Vec::new();
