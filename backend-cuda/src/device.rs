@@ -146,8 +146,8 @@ pub fn driver_version() -> Result<(u32, u32), Error> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-/// Returns the channels that the streams of this process share on each device, as `CUDA_DEVICE_MAX_CONNECTIONS` says: 8 by
-/// default, at most 32 ([CUDA environment
+/// Returns the hardware queues that the streams of this process share on each device, as `CUDA_DEVICE_MAX_CONNECTIONS` says: 8
+/// by default, at most 32 ([CUDA environment
 /// variables](https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html)).
 pub fn connections() -> SharedQueues {
     shared_queues("CUDA_DEVICE_MAX_CONNECTIONS", 8, 32)

@@ -36,11 +36,11 @@
 //!
 //! # Streams in one process
 //!
-//! The driver maps streams to a few channels of the device: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says
-//! otherwise. A stream that waits for a peer blocks later work in its channel. An engine has up to three
+//! The driver maps streams to a few hardware queues of the device: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says
+//! otherwise. A stream that waits for a peer blocks later work in its queue. An engine has up to three
 //! streams besides the caller's. Operations that all ranks start in the same order complete with any number of
-//! channels. Operations that ranks start in different orders complete only if each of them has a channel. More
-//! channels make each start somewhat slower.
+//! queues. Operations that ranks start in different orders complete only if each of them has a queue. More
+//! queues make each start somewhat slower.
 //!
 //! # Limitations
 //!

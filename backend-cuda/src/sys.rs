@@ -117,10 +117,10 @@ table! {
         memcpy_batch_async = "cuMemcpyBatchAsync" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
         memcpy_batch_async_v2 = "cuMemcpyBatchAsync_v2" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, CUstream);
 
-        // A stream with a priority does not share its channel with streams that wait.
+        // A stream with a priority does not share its hardware queue with streams that wait.
         ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         stream_create_with_priority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);
-        // A second context, whose streams have channels of their own.
+        // A second context, whose streams have hardware queues of their own.
         ctx_create = "cuCtxCreate_v2" (*mut CUcontext, c_uint, CUdevice);
         ctx_destroy = "cuCtxDestroy_v2" (CUcontext);
         ctx_pop_current = "cuCtxPopCurrent_v2" (*mut CUcontext);

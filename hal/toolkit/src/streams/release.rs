@@ -95,7 +95,7 @@ impl<D: StreamDevice> Releaser<D> {
     /// Writes the largest awaited value to each other flag. A round is put onto a stream only if there is room,
     /// so that rounds do not accumulate on a device that makes no progress.
     ///
-    /// The streams of a context share few channels, and a blocked stream blocks its channel. If a round is stuck or a graph
+    /// The streams of a context share few hardware queues, and a blocked stream blocks its queue. If a round is stuck or a graph
     /// waits, rounds go onto a stream of a second context.
     ///
     /// # Errors

@@ -97,7 +97,7 @@ impl<D: StreamCalls> OwnStream<D> {
         Self::with_priority(context, false)
     }
 
-    /// Creates a stream of the highest priority. Streams of one priority may share a hardware channel, where
+    /// Creates a stream of the highest priority. Streams of one priority may share a hardware queue, where
     /// work behind a blocked wait of another stream waits too; this stream has its own.
     pub(super) fn urgent(context: &D) -> Result<Self, D::Error> {
         Self::with_priority(context, true)
