@@ -28,9 +28,9 @@ use crate::bootstrap::abort::AbortRecord;
 /// Limits of the time that ranks have to answer an inquiry.
 const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
-/// Part of the timeout that passed which ranks have to answer an inquiry.
+/// Ranks have this part of the timeout that has passed to answer an inquiry.
 const INQUIRY_PART: u32 = 20;
-/// Number of exchanges in whose time ranks must answer an inquiry. An exchange takes longer where processors are busy.
+/// Ranks have the time of this many exchanges to answer an inquiry. An exchange takes longer where processors are busy.
 const INQUIRY_EXCHANGES: u32 = 5;
 /// Time until a rank asks again before it blames a rank that answered.
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
@@ -96,7 +96,7 @@ pub(crate) struct Control {
     /// The timeout of this rank that has passed, or is about to.
     timeout: Duration,
     /// The shortest time of an exchange of all ranks so far.
-    exchange: Duration,
+    exchange: Option<Duration>,
 }
 
 /// The rank that an inquiry blames although it answered.
@@ -140,7 +140,7 @@ impl Control {
             conclusion: None,
             queues: None,
             timeout: Duration::ZERO,
-            exchange: Duration::MAX,
+            exchange: None,
         }
     }
 
@@ -151,15 +151,12 @@ impl Control {
 
     /// Notes how long an exchange of all ranks took; from it the time for inquiries is derived, too.
     pub(crate) fn add_exchange(&mut self, took: Duration) {
-        self.exchange = self.exchange.min(took);
+        self.exchange = Some(self.exchange.map_or(took, |shortest| shortest.min(took)));
     }
 
     /// Returns the time that other ranks have to answer an inquiry.
     fn inquiry_timeout(&self) -> Duration {
-        let exchanges = match self.exchange {
-            Duration::MAX => Duration::ZERO,
-            exchange => exchange.saturating_mul(INQUIRY_EXCHANGES),
-        };
+        let exchanges = self.exchange.unwrap_or_default().saturating_mul(INQUIRY_EXCHANGES);
         let limit = exchanges.max(self.timeout / INQUIRY_PART);
         limit.clamp(INQUIRY_TIMEOUT_MIN, INQUIRY_TIMEOUT_MAX)
     }
@@ -270,6 +267,8 @@ impl Control {
                 let asked = if confirms && from == self.rank { waits() } else { asked };
                 let answer = Answer { waits: asked, adopted: None };
                 let Some(inquiry) = &mut self.inquiry else {
+                    // A peer's number must not overflow the time.
+                    let limit = limit.min(INQUIRY_TIMEOUT_MAX);
                     let (answers, until) = (BTreeMap::from([(from, answer)]), now + limit);
                     self.inquiry = Some(Inquiry { from, record, confirms, answers, until, limit });
                     if from == self.rank {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::{Action, Control};
+use super::{Action, Control, Message};
 use crate::bootstrap::client::ClientState;
 use crate::bootstrap::hub::{Event, HubState};
 use crate::bootstrap::message::{Blob, Reply, Request};
@@ -757,7 +757,7 @@ fn defects_of_earlier_versions_are_found() {
     }
 }
 
-/// Inquiries wait longer where an exchange of all ranks took longer, within bounds.
+/// Ranks have more time to answer an inquiry if the timeout is longer or if exchanges took longer, within limits.
 #[test]
 fn the_time_for_answers_follows_the_exchanges_and_the_timeout() {
     let limit = |timeout: u64, exchange: Option<u64>| {
@@ -769,4 +769,18 @@ fn the_time_for_answers_follows_the_exchanges_and_the_timeout() {
     };
     assert_eq!([limit(1, None), limit(5, Some(0)), limit(30, Some(1))], [250, 250, 1500]);
     assert_eq!([limit(1, Some(160)), limit(5, Some(1000)), limit(600, None)], [800, 2000, 2000]);
+}
+
+/// A peer may send any limit.
+#[test]
+fn the_limit_of_a_peer_is_limited() {
+    let mut control = Control::new(Rank(1), 3, Some(Rank(0)));
+    let record = AbortRecord::timeout(Some(Rank(1)), "a start");
+    let inquiry =
+        Message::Inquiry { waits: vec![1], record, confirms: false, limit: Duration::MAX };
+    let message = postcard::to_stdvec(&inquiry).unwrap();
+    let now = Instant::now();
+    let answer = control.receive(now, Notice::Message { from: Rank(2), message }, Vec::new);
+    assert!(matches!(answer, Some(Action::Broadcast(_))), "{answer:?}");
+    assert!(control.next_tick().is_some_and(|at| at - now <= Duration::from_secs(3)));
 }
