@@ -79,7 +79,7 @@ fn a_lost_rank_makes_the_descriptor_readable_and_wakes_the_future() {
     }
 }
 
-/// With two outputs in turn, the flag of a start is another than that of the start before.
+/// With two outputs, consecutive starts use different flags.
 #[test]
 fn a_timeout_says_in_which_start_a_flag_was_signaled_last() {
     let timeout = Duration::from_millis(300);

@@ -32,7 +32,7 @@ const NOT_SHARED: [(&str, &str); 1] = [(
     "release_lets_every_queued_wait_pass_within_a_bound",
     "ranks are threads here and share a context, where a call of one can wait for blocked streams of another",
 )];
-/// Time in which a process starts and opens its devices.
+/// Limits how long the process of a check takes to start and to open its devices.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Suite {
@@ -56,18 +56,34 @@ impl Suite {
         let harness = Arc::new(harness);
         for check in all::<H>() {
             let name = format!("{}::{}::{}", harness.name(), check.topic, check.name);
-            let not_shared = NOT_SHARED.iter().find(|(left_out, _)| *left_out == check.name);
             let (skip, fail) = match &abilities {
-                Ok(_) if self.process_each.is_some() && not_shared.is_some() => {
-                    (not_shared.map(|(_, reason)| (*reason).to_owned()), None)
+                Ok(abilities) => {
+                    let missing = abilities.missing(check.needs);
+                    (missing.or_else(|| self.left_out(check.name)).map(str::to_owned), None)
                 }
-                Ok(abilities) => (abilities.missing(check.needs).map(str::to_owned), None),
                 Err(e) if is_absent(e) && !harness.required() => (Some(e.to_string()), None),
                 Err(error) => (None, Some(format!("cannot open {}: {error}", harness.name()))),
             };
             self.add(name, skip, fail, Arc::clone(&harness), check);
         }
         self
+    }
+
+    /// Adds all checks on a harness whose layers are the same on every device. They are left out where each check has a process,
+    /// because that takes long.
+    #[must_use]
+    pub fn with_layers<H: Harness>(self, harness: H) -> Self {
+        if self.process_each.is_some() {
+            eprintln!("not run: the checks on {}, because the ranks share one GPU", harness.name());
+            return self;
+        }
+        self.with(harness)
+    }
+
+    /// Returns the reason why a check does not run where each check has a process.
+    fn left_out(&self, check: &str) -> Option<&'static str> {
+        self.process_each.as_ref()?;
+        NOT_SHARED.iter().find(|(name, _)| *name == check).map(|(_, reason)| *reason)
     }
 
     fn add<H: Harness>(

@@ -13,9 +13,6 @@ use peerlane_conformance::{CudaHarness, GpuDriver, Suite};
 use peerlane_cuda::{Context, Options, SelfCopy, SignalBy};
 use peerlane_hal::{ErrorKind, Rank};
 
-/// Each check has a process on a shared GPU, which takes a second or more.
-const LAYERS_LEFT_OUT: &str = "not run: the checks under layers, because the ranks share one GPU; they run on the simulated driver";
-
 fn main() -> ExitCode {
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
@@ -30,28 +27,24 @@ fn main() -> ExitCode {
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
     let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
-    let is_shared = driver.shares_a_device::<Context>();
     // As many as CUDA has: the ranks of a check share them, and it opens contexts more slowly with them.
     let connections = vec![(peerlane_cuda::connections().variable, "32".to_owned())];
     // The driver opens a context for each check otherwise.
     let _context = (driver == GpuDriver::Device).then(|| CudaContext::new(0));
     let suite = match driver {
         GpuDriver::Simulated => Suite::new(),
-        GpuDriver::Device if is_shared => Suite::new().process_each(connections),
+        GpuDriver::Device if driver.shares_a_device::<Context>() => {
+            Suite::new().process_each(connections)
+        }
         GpuDriver::Device => Suite::new().one_by_one(),
     };
-    let suite = suite
+    suite
         .with(plain())
         .with(cuda("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
-        .with(cuda("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link));
-    if is_shared {
-        eprintln!("{LAYERS_LEFT_OUT}");
-        return suite.run();
-    }
-    suite
-        .with(delayed)
-        .with(Layered::new(plain(), "downgrade", move |_| coarse))
-        .with(Layered::new(plain(), "fail-at", move |_| broken))
-        .with(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .with(cuda("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link))
+        .with_layers(delayed)
+        .with_layers(Layered::new(plain(), "downgrade", move |_| coarse))
+        .with_layers(Layered::new(plain(), "fail-at", move |_| broken))
+        .with_layers(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
         .run()
 }

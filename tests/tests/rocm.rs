@@ -12,9 +12,6 @@ use peerlane_conformance::{GpuDriver, RocmHarness, Suite};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_rocm::{Context, EngineKind, Options, SelfCopy, SignalBy};
 
-/// Each check has a process on a shared GPU, which takes a second or more.
-const LAYERS_LEFT_OUT: &str = "not run: the checks under layers, because the ranks share one GPU; they run on the simulated driver";
-
 fn main() -> ExitCode {
     let driver = GpuDriver::load::<Context>();
     eprintln!("running on: {driver:?}");
@@ -30,8 +27,7 @@ fn main() -> ExitCode {
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
     let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
-    let is_shared = driver.shares_a_device::<Context>();
-    let mut suite = match is_shared {
+    let mut suite = match driver.shares_a_device::<Context>() {
         true => Suite::new().process_each(Vec::new()),
         // To give memory back, HIP waits for all streams of the device.
         false => Suite::new().one_by_one(),
@@ -45,17 +41,12 @@ fn main() -> ExitCode {
             suite = suite.with(sdma()).with(downgraded);
         }
     }
-    suite = suite
-        .with(rocm("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
-        .with(rocm("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link));
-    if is_shared {
-        eprintln!("{LAYERS_LEFT_OUT}");
-        return suite.run();
-    }
     suite
-        .with(delayed)
-        .with(Layered::new(plain(), "downgrade", move |_| coarse))
-        .with(Layered::new(plain(), "fail-at", move |_| broken))
-        .with(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .with(rocm("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
+        .with(rocm("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link))
+        .with_layers(delayed)
+        .with_layers(Layered::new(plain(), "downgrade", move |_| coarse))
+        .with_layers(Layered::new(plain(), "fail-at", move |_| broken))
+        .with_layers(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
         .run()
 }

@@ -157,8 +157,8 @@ impl Shared {
 
     /// Releases engines after an abort, and returns the pause before the next release.
     ///
-    /// One release lets all waits of a graph pass on most engines, but a signal of a peer that arrives late can undo it. A replay
-    /// that has just ended may be followed by another, so the pause grows with the time since the last one.
+    /// A signal of a peer that arrives late can overwrite a released flag on engines whose signals write the whole word, so releases
+    /// are repeated. A replay that has just ended may be followed by another, so the pause grows with the time since the last one.
     fn release_streams(&self, streams: &[Watched], state: &mut Release) -> Duration {
         if streams.is_empty() {
             return self.timeout;

@@ -96,7 +96,7 @@ impl Silent {
         read_frame(&mut self.0)
     }
 
-    /// Reads messages until one says that `count` ranks have joined. Its number is 0.
+    /// Reads messages until one reports that `count` ranks have joined. Such a message has the number 0.
     pub(crate) fn wait_here(&mut self, count: u8) {
         while self.frame()[..2] != [0, count] {}
     }

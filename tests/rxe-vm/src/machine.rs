@@ -68,7 +68,7 @@ fn hardware() -> bool {
     able && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// Returns the frequency of this processor's time stamp counter, if it has one.
+/// Returns the frequency in kHz of this processor's time stamp counter, if it has one.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
     // The scheduler may take this thread away between the two looks; then it looks again.

@@ -240,7 +240,8 @@ pub fn the_reset_of_a_wait_takes_effect_before_anything_behind_it<H: Harness>(
     })
 }
 
-/// Blocks engines, each at a flag of its own, and signals a peer with one more engine. Then all must pass.
+/// Queues a wait on each of several engines, for a flag of its own, and signals a peer with one more engine. The
+/// signal must arrive while the others wait. Then all waits must pass.
 ///
 /// # Errors
 /// If the backend breaks the sentence.

@@ -27,6 +27,8 @@ again:
     @%p bra again;
     ret;
 }";
+/// Number of threads in a block of the kernel.
+const THREADS: i32 = 1024;
 const SHARD_BYTES: [usize; 5] = [4096, 64 << 10, 256 << 10, 1 << 20, 16 << 20];
 /// Time in which the kernel begins on all units.
 const BEGINS: Duration = Duration::from_millis(50);
@@ -46,7 +48,7 @@ pub(crate) fn compute_units(test_rank: &mut TestRank) -> Outcome {
     use sys::CUdevice_attribute as Attribute;
     let units = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let threads = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
-    let blocks = (units * threads / 1024).unsigned_abs();
+    let blocks = (units * threads / THREADS).unsigned_abs();
     let word = test_rank.gpu.pinned(4)?;
     // SAFETY: four bytes at the begin of a page, which only the kernel and this function access.
     let word_here = unsafe { AtomicU32::from_ptr(word.base.as_ptr().cast()) };
@@ -60,7 +62,8 @@ pub(crate) fn compute_units(test_rank: &mut TestRank) -> Outcome {
         word_here.store(0, Ordering::SeqCst);
         let mut address = word.base.as_ptr() as u64;
         let mut parameters = [(&raw mut address).cast::<c_void>()];
-        let (grid, block, raw) = ((blocks, 1, 1), (1024, 1, 1), busy.raw.cu_stream());
+        let (grid, block) = ((blocks, 1, 1), (THREADS.unsigned_abs(), 1, 1));
+        let raw = busy.raw.cu_stream();
         // SAFETY: the kernel takes one address, of pinned memory that lives until the stream is finished.
         unsafe { result::launch_kernel(occupy, grid, block, 0, raw, &mut parameters) }
             .map_err(refused("launch a kernel"))?;

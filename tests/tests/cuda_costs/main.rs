@@ -58,11 +58,14 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(1);
     let mut trials = Vec::new();
     let mut add = |bill: Bill| {
-        let on_both = bill.what == "allocations";
-        let on_this = (bill.what == "compute_units") == (driver == GpuDriver::Device);
+        let runs = match bill.what {
+            "allocations" => true,
+            "compute_units" => driver == GpuDriver::Device,
+            _ => driver == GpuDriver::Simulated,
+        };
         let name = format!("{}::{bill}", driver.name::<Context>());
         let trial = Trial::test(name, move || bill.run(driver).map_err(Into::into));
-        trials.push(trial.with_ignored_flag(!on_both && !on_this));
+        trials.push(trial.with_ignored_flag(!runs));
     };
     for ranks in 1..=4 {
         add(Bill { what: "calls", ranks, variables: &[] });

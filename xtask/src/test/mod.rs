@@ -240,11 +240,11 @@ impl Gpu {
             command.env(self.driver, "device");
         }
         if self.exists() {
-            // Streams of one process share the channels of a device: the waits of one test delay the streams of
-            // another. The conformance programs decide themselves.
+            // Streams of one process share the hardware queues of a device: the waits of one test delay the streams
+            // of another. The conformance programs decide themselves.
             command.env("RUST_TEST_THREADS", "1");
         }
-        // Programs that share a GPU would run on the same channels, too.
+        // Programs that share a GPU take turns on it.
         run_programs(programs([command])?, if self.exists() { 1 } else { at_once() })
     }
 }

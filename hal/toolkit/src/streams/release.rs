@@ -31,7 +31,7 @@ const ROUNDS_MAX: u64 = 2;
 /// Values from here on do not satisfy waits for small values: the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
-/// Time after which a round that is not written counts as stuck behind blocked streams.
+/// Longest time until a round is written. After it, the stream counts as stuck behind blocked streams.
 const STUCK_TIME: Duration = Duration::from_millis(100);
 
 /// Writes the values that blocked waits expect.

@@ -12,7 +12,7 @@ const STEM: &str = "libpeerlane_simulated_driver";
 /// The names under which programs load the vendor's library.
 pub(super) const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 const FOLDER: &str = "simulated-driver";
-/// The file that says of which build of the library a copy was made.
+/// The file beside a copy that names the build of the library from which it was made.
 const MADE_OF: &str = "made-of";
 
 /// The shared library that cargo built for the running test.

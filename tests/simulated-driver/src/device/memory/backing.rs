@@ -39,7 +39,7 @@ pub(crate) struct Identity {
 }
 
 impl Backing {
-    /// New memory that begins with junk; `None` if the system or the device has too little.
+    /// Creates memory whose first bytes are junk; returns `None` if the system or the device has too little.
     pub(crate) fn create(device: u32, bytes: u64, handle_kinds: u32) -> Option<Self> {
         let identity = Identity { device, handle_kinds, token: random()? };
         let fd = rustix::fs::memfd_create(identity.name(), MemfdFlags::CLOEXEC).ok()?;
