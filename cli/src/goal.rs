@@ -1,6 +1,7 @@
 //! The collective that a command works on, as options.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use peerlane::Rank;
 use peerlane::collective::Collective;
 
@@ -10,19 +11,15 @@ use crate::error::{Failure, Result};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Goal {
     /// Select the collective
-    #[arg(long, value_enum, default_value_t = Name::AllGather, value_name = "NAME")]
-    collective: Name,
-    /// Set the rank that provides the data of a broadcast, such as 2
+    #[arg(long, default_value = Collective::AllGather.name(), value_name = "NAME", value_parser = names())]
+    collective: String,
+    /// Set the root of a collective that has one, such as the rank that provides the data of a broadcast
     #[arg(long, default_value_t = 0, value_name = "RANK")]
     root: u32,
 }
 
-/// The name of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Name {
-    AllGather,
-    Broadcast,
-    AllToAll,
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(Collective::ALL.iter().map(|one| one.name()))
 }
 
 impl Goal {
@@ -31,12 +28,8 @@ impl Goal {
     /// # Errors
     /// A usage failure if the root is not one of them, or a collective without a root has one.
     pub(crate) fn collective(&self, ranks: usize) -> Result<Collective> {
-        let collective = match self.collective {
-            Name::Broadcast => return broadcast(self.root, ranks),
-            Name::AllGather => Collective::AllGather,
-            Name::AllToAll => Collective::AllToAll,
-        };
-        if self.root != 0 {
+        let collective = Collective::of_name(&self.collective).expect("clap has checked the name");
+        if self.root != 0 && collective.root().is_none() {
             let text = format!(
                 "--root is {}, but the collective is an {collective}, which has no root",
                 self.root
@@ -44,20 +37,22 @@ impl Goal {
             return Err(Failure::usage(text)
                 .with_advice("remove the option, or use --collective broadcast"));
         }
-        Ok(collective)
+        check_root(collective.with_root(Rank(self.root)), ranks)
     }
 }
 
-/// Returns the broadcast from `root` between `ranks` ranks.
+/// Returns the collective, whose root is one of `ranks` ranks.
 ///
 /// # Errors
 /// A usage failure if the root is not one of them.
-pub(crate) fn broadcast(root: u32, ranks: usize) -> Result<Collective> {
-    if root as usize >= ranks {
-        let text = format!("--root is {root}, expected a rank below {ranks}");
-        return Err(Failure::usage(text));
+pub(crate) fn check_root(collective: Collective, ranks: usize) -> Result<Collective> {
+    match collective.root() {
+        Some(root) if root.index() >= ranks => {
+            let text = format!("--root is {root}, expected a rank below {ranks}");
+            Err(Failure::usage(text))
+        }
+        _ => Ok(collective),
     }
-    Ok(Collective::Broadcast { root: Rank(root) })
 }
 
 /// Returns the bytes that each rank provides, out of `shard_bytes`: those of the root only in a broadcast.

@@ -23,11 +23,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
     let lanes = lanes.collect();
     let number = |rng: &mut Rng| if rng.bool() { rng.u32(..4) } else { rng.u32(..) };
     Plan {
-        collective: match rng.u8(..3) {
-            0 => Collective::AllGather,
-            1 => Collective::Broadcast { root: Rank(number(rng)) },
-            _ => Collective::AllToAll,
-        },
+        collective: rng.choice(Collective::ALL).unwrap().with_root(Rank(number(rng))),
         algorithm: *rng.choice(Algorithm::ALL).unwrap(),
         rank: Rank(number(rng)),
         ranks: number(rng),

@@ -219,9 +219,7 @@ impl<'a> Setup<'a> {
 /// A failure that names the option.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
-    if let Collective::Broadcast { root } = options.collective {
-        goal::broadcast(root.0, ranks)?;
-    }
+    goal::check_root(options.collective, ranks)?;
     options.node_options.topology(ranks)?;
     if backend != "host" && options.node_options.local_bandwidth.is_some() {
         let text =

@@ -179,9 +179,6 @@ fn cells(layout: &Layout) -> impl Iterator<Item = Cell> {
         .flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
 }
 
-/// Start of the first line of a plan.
-const HEADERS: &[&str] = Collective::NAMES;
-
 /// A JSON file with plans: the output of `--json`, or a plain list.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -233,7 +230,7 @@ fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
-        if HEADERS.iter().any(|header| line.trim_start().starts_with(header))
+        if Collective::ALL.iter().any(|one| line.trim_start().starts_with(one.name()))
             || (sections.is_empty() && !line.trim().is_empty())
         {
             sections.push("\n".repeat(number));

@@ -9,14 +9,13 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::{Deserialize, Serialize};
 
-use super::estimate::{ClusterSums, CostRequest};
 use super::fit::fit;
-use super::links::{Links, invalid};
-use super::predict::touched_bytes;
 use crate::collective::Collective;
 use crate::error::Error;
+use crate::links::{FACTOR_MAX, FACTOR_MIN, Links, Residual, invalid};
 use crate::plan::{Algorithm, FlagOrder};
-use crate::schedule::Shape;
+use crate::schedule::estimate::{ClusterSums, CostRequest, touched_bytes};
+use crate::schedule::{Shape, schedule};
 use crate::topology::Topology;
 
 /// The relative error up to which a prediction counts as good.
@@ -194,38 +193,23 @@ impl Sample {
         touched_bytes(&ClusterSums::new(topology, &shards), self.shape())
     }
 
+    pub(super) fn gets(&self) -> bool {
+        schedule(self.algorithm).gets
+    }
+
+    pub(super) fn has_several_lanes(&self, topology: &Topology) -> bool {
+        (schedule(self.algorithm).lane_count)(topology.nodes(), self.tiers) > 1
+    }
+
     /// Returns whether ranks forward what they receive.
-    pub(super) fn passes_on(&self) -> bool {
-        !matches!(self.algorithm, Algorithm::Direct | Algorithm::Pull)
+    pub(super) fn forwards(&self, topology: &Topology) -> bool {
+        (schedule(self.algorithm).forwards)(&ClusterSums::new(topology, &vec![0; topology.ranks()]))
     }
 
-    pub(super) fn is_plain_direct(&self) -> bool {
-        self.algorithm == Algorithm::Direct && !self.tiers
+    /// Returns whether every rank puts its own block to every peer in one lane.
+    pub(super) fn puts_to_every_peer(&self, topology: &Topology) -> bool {
+        !self.gets() && !self.has_several_lanes(topology) && !self.forwards(topology)
     }
-}
-
-/// The allowed range of factors.
-const FACTOR_MIN: f64 = 1e-3;
-const FACTOR_MAX: f64 = 1e3;
-
-/// The correction of the predicted time of all-gathers with equal shards, at one size.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Residual {
-    /// The algorithm, with any number of chunks.
-    pub algorithm: Algorithm,
-    /// Whether the operation was in place.
-    pub in_place: bool,
-    /// The number of outputs.
-    pub outputs: u32,
-    /// The order of signals and waits relative to copies.
-    pub flags: FlagOrder,
-    /// Whether network lanes reached the other nodes.
-    pub tiers: bool,
-    /// The bytes of each shard.
-    pub shard_bytes: u64,
-    /// The measured time divided by the predicted one.
-    pub factor: f64,
 }
 
 impl Residual {
@@ -251,16 +235,6 @@ pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f
     let (least, most) = (request.sums.shard_bytes_min, request.sums.shard_bytes_max);
     let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.shard_bytes; 2];
     residuals.iter().find(measured).map_or(1.0, |one| one.factor)
-}
-
-pub(super) fn check_residuals(residuals: &[Residual]) -> Result<(), Error> {
-    for (index, Residual { factor, .. }) in residuals.iter().enumerate() {
-        if !(FACTOR_MIN..=FACTOR_MAX).contains(factor) {
-            let text = format!("residuals[{index}].factor is {factor}");
-            return Err(invalid(format!("{text}, expected {FACTOR_MIN} to {FACTOR_MAX}")));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -384,14 +358,5 @@ mod tests {
         assert_eq!(of(Ring, [1000; 2], Shape { chunks: 8, ..plain }), 0.9);
         assert_eq!(of(Ring, [1000; 2], Shape { outputs: 2, ..plain }), 1.0);
         assert_eq!(of(Pull, [1000; 2], plain), 1.0);
-    }
-
-    #[test]
-    fn impossible_ones_are_named() {
-        let error = check_residuals(&[
-            residual(Algorithm::Pull, 8, 1.0),
-            residual(Algorithm::Pull, 9, 0.0),
-        ]);
-        assert_snapshot!(error.unwrap_err(), @"residuals[1].factor is 0, expected 0.001 to 1000");
     }
 }

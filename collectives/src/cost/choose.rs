@@ -5,15 +5,14 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
-use super::estimate::ClusterSums;
-use super::estimate::CostRequest;
-use super::links::Links;
-use super::predict::{Cost, check_shards, cost, touched_bytes};
-use super::units::{bytes, time};
+use super::predict::{Cost, check_shards, cost};
 use crate::error::Error;
+use crate::links::Links;
 use crate::plan::{Algorithm, CHUNKS_MAX};
+use crate::schedule::estimate::{ClusterSums, CostRequest, touched_bytes};
 use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
+use crate::units::{bytes, time};
 
 /// Predictions that differ by less than one over this number count as equal, and the simpler plan wins. No model is more exact.
 const TOLERANCE_DIVISOR: u64 = 50;

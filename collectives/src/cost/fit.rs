@@ -7,11 +7,11 @@
 use std::iter;
 
 use super::calibration::Sample;
-use super::links::CacheFactor;
-use super::links::{Link, Links};
 use super::predict::predict;
 use crate::error::Error;
-use crate::plan::{Algorithm, Tier};
+use crate::links::CacheFactor;
+use crate::links::{Link, Links};
+use crate::plan::Tier;
 use crate::topology::Topology;
 
 /// The relative error above which errors count linearly.
@@ -46,7 +46,7 @@ pub fn fit(
     for link in [&mut links.own, &mut links.local] {
         remove_shared_limits(link);
     }
-    let parameters = parameters(&links, samples);
+    let parameters = parameters(&links, topology, samples);
     let points = cache_factors_mut(&mut links).len();
     let mut best = loss(&links, topology, samples)?;
     for factor in FACTORS {
@@ -109,7 +109,7 @@ fn remove_shared_limits(link: &mut Link) {
 /// there.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
-    let direct = samples.iter().filter(|sample| sample.is_plain_direct() && peers > 0.0);
+    let direct = samples.iter().filter(|sample| sample.puts_to_every_peer(topology) && peers > 0.0);
     let points: Vec<_> =
         direct.map(|sample| (sample.shard_bytes as f64 * peers, sample.seconds)).collect();
     let Some((_, beta)) = line(&points) else { return };
@@ -151,7 +151,7 @@ pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 fn cache_points(topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
     let touched = || samples.iter().map(|sample| sample.touched_bytes(topology));
     let (Some(least), Some(most)) = (touched().min(), touched().max()) else { return Vec::new() };
-    let pulls = samples.iter().any(|sample| sample.algorithm == Algorithm::Pull);
+    let pulls = samples.iter().any(Sample::gets);
     let gets_factor = pulls.then_some(1.0);
     let mut points = Vec::new();
     let mut bytes = least.max(64 << 10);
@@ -172,7 +172,7 @@ fn rates(link: &mut Link) -> [&mut f64; 4] {
 }
 
 /// Returns the parameters that the samples can determine.
-fn parameters(links: &Links, samples: &[Sample]) -> Vec<Parameter> {
+fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Parameter> {
     let mut parameters: Vec<Parameter> = vec![
         |links| &mut links.start_seconds,
         |links| &mut links.local.put_seconds,
@@ -185,14 +185,13 @@ fn parameters(links: &Links, samples: &[Sample]) -> Vec<Parameter> {
         parameters.push(|links| &mut links.local.send_bytes_per_second);
         parameters.push(|links| &mut links.local.receive_bytes_per_second);
     }
-    let several = |sample: &Sample| sample.tiers || sample.algorithm == Algorithm::DoubleRing;
-    if links.lane_seconds > 0.0 && samples.iter().any(several) {
+    if links.lane_seconds > 0.0 && samples.iter().any(|sample| sample.has_several_lanes(topology)) {
         parameters.push(|links| &mut links.lane_seconds);
     }
-    if samples.iter().any(|sample| sample.algorithm == Algorithm::Pull) {
+    if samples.iter().any(Sample::gets) {
         parameters.push(|links| &mut links.local.get_seconds);
     }
-    if links.local.by_processor && samples.iter().any(Sample::passes_on) {
+    if links.local.by_processor && samples.iter().any(|sample| sample.forwards(topology)) {
         parameters.push(|links| links.local.passed_on_bytes_per_second.get_or_insert(UNLIMITED));
         parameters.push(|links| &mut links.local.passed_on_seconds);
     }

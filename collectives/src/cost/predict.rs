@@ -6,15 +6,14 @@ use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
 use super::calibration::correction;
-use super::estimate::ClusterSums;
-use super::estimate::{self, CostRequest};
-use super::links::Links;
-use super::units::{bytes, time};
 use crate::error::Error;
 use crate::layout::FlagLayout;
+use crate::links::Links;
 use crate::plan::Algorithm;
+use crate::schedule::estimate::{ClusterSums, CostRequest, Term, Traffic, total, touched_bytes};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
+use crate::units::{bytes, time};
 
 /// A predicted cost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -31,26 +30,6 @@ pub struct Cost {
     pub network: Traffic,
     /// The largest memory of one rank: input, outputs and flags.
     pub memory_bytes: u64,
-}
-
-/// A part of the predicted time, on the longest path through the plans.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Term {
-    /// What takes the time.
-    pub name: &'static str,
-    /// The time in picoseconds.
-    pub picoseconds: u64,
-    /// Details, or an empty text.
-    pub note: String,
-}
-
-/// Bytes over links of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Traffic {
-    /// An upper bound of the bytes out of one rank, or into one rank for gets; exact if all shards and nodes are equal.
-    pub rank_bytes_max: u64,
-    /// The bytes of all ranks.
-    pub total_bytes: u64,
 }
 
 /// Predicts the cost of an operation with shards of `shard_bytes`; equal inputs give equal results on all machines.
@@ -90,17 +69,10 @@ pub(super) fn check_shards(topology: &Topology, shard_bytes: &[u64]) -> Result<(
     Err(invalid(format!("shard_bytes has {shards} shards, expected one for each of {ranks} ranks")))
 }
 
-/// Returns the bytes that one rank reads and writes in consecutive starts.
-pub(super) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
-    let blocks = shape.collective.input_blocks(sums.ranks as usize) as u64;
-    let input = if shape.in_place { 0 } else { sums.shard_bytes_max.saturating_mul(blocks) };
-    sums.total_bytes.saturating_mul(shape.outputs.into()).saturating_add(input)
-}
-
 /// Returns the cost over links that are already [adjusted](Links::adjusted_to) to the size.
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
-    let mut terms = estimate::terms(request);
+    let mut terms = terms(request);
     correct(&mut terms, correction(&request.links.residuals, request));
     let copied = u64::from(!shape.in_place);
     let own = Traffic {
@@ -108,9 +80,30 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
         total_bytes: sums.total_bytes * copied,
     };
     let [local, network] = (schedule::schedule(request.algorithm).traffic)(request);
-    let picoseconds = estimate::total(&terms);
+    let picoseconds = total(&terms);
     let memory_bytes = touched_bytes(sums, shape).saturating_add(flag_bytes(request));
     Cost { picoseconds, terms, own, local, network, memory_bytes }
+}
+
+/// Returns the terms of the longest path, in order; their sum is the time of a start.
+fn terms(request: &CostRequest<'_>) -> Vec<Term> {
+    let estimate = schedule::schedule(request.algorithm).estimate;
+    let paths = request.sums.node_ranks().map(|node_ranks| {
+        let path = estimate(request, node_ranks);
+        let mut terms = vec![Term::new("start", request.links.start(request.local_lanes()), "")];
+        terms.extend(path.terms.into_iter().filter(|term| term.picoseconds > 0));
+        // In a sequence of starts, the slower of host and engines limits the rate.
+        let (engines, host) = (total(&terms), path.host);
+        if host > engines {
+            let note = format!("hides {} on the engines", time(engines));
+            return vec![Term::new("calls of the host", host, note)];
+        }
+        terms
+    });
+    // Among equal paths the first one, of the smallest node, is used.
+    paths
+        .reduce(|longest, path| if total(&path) > total(&longest) { path } else { longest })
+        .unwrap_or_default()
 }
 
 /// Multiplies all terms by a measured factor.
@@ -135,18 +128,6 @@ fn flag_bytes(request: &CostRequest<'_>) -> u64 {
 
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
-}
-
-impl Traffic {
-    pub(crate) fn new(rank_bytes_max: u64, total_bytes: u64) -> Self {
-        Self { rank_bytes_max, total_bytes }
-    }
-}
-
-impl Term {
-    pub(crate) fn new(name: &'static str, picoseconds: u64, note: impl Into<String>) -> Self {
-        Self { name, picoseconds, note: note.into() }
-    }
 }
 
 impl Cost {

@@ -288,14 +288,11 @@ impl<'a> Line<'a> {
     }
 
     fn collective(&mut self) -> Result<Collective, ParseError> {
-        let name = self.read("all-gather, broadcast or all-to-all", |word| {
-            Collective::NAMES.iter().copied().find(|name| *name == word)
-        })?;
-        Ok(match name {
-            "broadcast" => Collective::Broadcast { root: self.peer("from")? },
-            "all-to-all" => Collective::AllToAll,
-            _ => Collective::AllGather,
-        })
+        let collective = self.read(&known_collectives(), Collective::of_name)?;
+        match collective.root() {
+            None => Ok(collective),
+            Some(_) => Ok(collective.with_root(self.peer(collective.root_word())?)),
+        }
     }
 
     fn number(&mut self, what: &str) -> Result<u32, ParseError> {
@@ -361,6 +358,12 @@ impl<'a> Line<'a> {
         let found = self.words.get(at).map_or("the end of the line".into(), |w| format!("{w:?}"));
         ParseError { line: self.number, text: self.text.into(), expected: expected.into(), found }
     }
+}
+
+fn known_collectives() -> String {
+    let names: Vec<_> = Collective::ALL.iter().map(|one| one.name()).collect();
+    let (last, others) = names.split_last().expect("there are collectives");
+    format!("{} or {last}", others.join(", "))
 }
 
 /// Reads digits; the standard parser would also accept a plus sign.

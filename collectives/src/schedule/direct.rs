@@ -16,13 +16,12 @@
 
 use peerlane_hal::Rank;
 
+use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{PeerLane, arrived, cells, peer_lanes, put, ready, self_copy, signal, wait};
-use super::{PlanRequest, Schedule};
+use super::{PlanRequest, Schedule, schedule};
 use crate::collective::Collective;
-use crate::cost::estimate::{CostRequest, EffectiveLink, PathEstimate};
-use crate::cost::units::{bytes, rate};
-use crate::cost::{Term, Traffic};
 use crate::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
+use crate::units::{bytes, rate};
 
 pub(super) const DIRECT: Schedule = Schedule {
     algorithm: Algorithm::Direct,
@@ -30,6 +29,8 @@ pub(super) const DIRECT: Schedule = Schedule {
     lanes: direct_lanes,
     pointless: |_| None,
     forwards: |_| false,
+    gets: false,
+    needs_measurements: false,
     lane_count,
     estimate,
     traffic: direct_traffic,
@@ -41,6 +42,8 @@ pub(super) const PULL: Schedule = Schedule {
     lanes: pull_lanes,
     pointless: |_| None,
     forwards: |_| false,
+    gets: true,
+    needs_measurements: true,
     lane_count,
     estimate,
     traffic: pull_traffic,
@@ -124,8 +127,8 @@ fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     Lane { tier, steps }
 }
 
-fn lane_count(request: &CostRequest<'_>) -> usize {
-    if request.has_network() { 2 } else { 1 }
+fn lane_count(nodes: usize, tiers: bool) -> usize {
+    if tiers && nodes > 1 { 2 } else { 1 }
 }
 
 fn direct_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
@@ -170,7 +173,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let (local, network) = (of_tier(Tier::Local), of_tier(Tier::Network));
     let mates = if request.has_network() { node_ranks - 1 } else { sums.ranks - 1 };
     let others = sums.ranks - 1 - mates;
-    let pull = algorithm == Algorithm::Pull;
+    let pull = schedule(algorithm).gets;
     let among = if others == 0 { sums.total_bytes } else { sums.node_bytes(node_ranks) };
     let near = LaneTime::new(request, &local, mates, among, Some(&own));
     let mut far = LaneTime::new(request, &network, others, sums.total_bytes, None);
@@ -237,7 +240,7 @@ impl LaneTime {
             return Self::default();
         }
         let sums = request.sums;
-        let pull = request.algorithm == Algorithm::Pull;
+        let pull = schedule(request.algorithm).gets;
         let count = peers.saturating_mul(request.chunks());
         let sent = sums.shard_bytes_max.saturating_mul(peers);
         let got = among.saturating_sub(sums.shard_bytes_min).min(sent);
@@ -265,7 +268,7 @@ impl LaneTime {
 
 fn note(request: &CostRequest<'_>, link: &EffectiveLink, peers: u64) -> String {
     let count = peers * request.chunks();
-    let pull = request.algorithm == Algorithm::Pull;
+    let pull = schedule(request.algorithm).gets;
     let at = if pull { link.rate_of_gets(count) } else { link.rate(count) };
     format!("{count} × {} at {}", bytes(request.chunk_bytes()), rate(at))
 }

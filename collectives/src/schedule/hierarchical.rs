@@ -18,16 +18,15 @@
 
 use peerlane_hal::Rank;
 
+use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{
     NETWORK_LANE, after, arrived, before, cells, put, ready, self_copy, signal, wait,
 };
 use super::{PlanRequest, Schedule};
 use crate::collective::Collective;
-use crate::cost::estimate::{CostRequest, EffectiveLink, PathEstimate};
-use crate::cost::units::{bytes, rate, time};
-use crate::cost::{ClusterSums, Term, Traffic};
 use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
 use crate::topology::Topology;
+use crate::units::{bytes, rate, time};
 
 pub(super) const HIERARCHICAL: Schedule = Schedule {
     algorithm: Algorithm::Hierarchical,
@@ -35,7 +34,9 @@ pub(super) const HIERARCHICAL: Schedule = Schedule {
     lanes: direct_lanes,
     pointless,
     forwards,
-    lane_count,
+    gets: false,
+    needs_measurements: false,
+    lane_count: |nodes, _| if nodes > 1 { 2 } else { 1 },
     estimate,
     traffic,
 };
@@ -46,7 +47,9 @@ pub(super) const HIERARCHICAL_RING: Schedule = Schedule {
     lanes: ring_lanes,
     pointless,
     forwards,
-    lane_count,
+    gets: false,
+    needs_measurements: false,
+    lane_count: |nodes, _| if nodes > 1 { 2 } else { 1 },
     estimate,
     traffic,
 };
@@ -57,10 +60,6 @@ fn pointless(sums: &ClusterSums) -> Option<&'static str> {
 
 fn forwards(sums: &ClusterSums) -> bool {
     sums.nodes > 1
-}
-
-fn lane_count(request: &CostRequest<'_>) -> usize {
-    if request.sums.nodes > 1 { 2 } else { 1 }
 }
 
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {

@@ -10,6 +10,7 @@
 //! | `ring.rs` | ring, double ring | all-gather, broadcast (ring) |
 //! | `hierarchical.rs` | hierarchical, hierarchical ring | all-gather |
 //! | `steps.rs` | | steps and the order of peers, for all schedules |
+//! | `estimate.rs` | | the time of a start as a closed formula, for all schedules |
 //!
 //! To add a schedule, write one file with its lanes and its estimate, add a name to [`Algorithm`], and add a row to
 //! the table below.
@@ -17,8 +18,6 @@
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::collective::Collective;
-use crate::cost::estimate::{CostRequest, PathEstimate};
-use crate::cost::{ClusterSums, Traffic};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::plan::Tier;
@@ -26,9 +25,12 @@ use crate::plan::{Algorithm, CHUNKS_MAX, FlagOrder, Lane, OUTPUTS_MAX, Plan};
 use crate::topology::Topology;
 
 mod direct;
+pub(crate) mod estimate;
 mod hierarchical;
 mod ring;
 mod steps;
+
+use estimate::{ClusterSums, CostRequest, PathEstimate, Traffic};
 
 /// Describes the collective of a plan: ranks, bytes and options, but not the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,9 +84,7 @@ impl PlanRequest<'_> {
     /// With two outputs in turn, a rank that has a block of every rank in the last start knows that all of them
     /// have entered that start, so the output before it is free.
     fn needs_ready(&self) -> bool {
-        let Shape { collective, outputs, .. } = self.shape;
-        let ranks = Rank::at(self.topology.ranks()).0;
-        outputs == 1 || !(0..ranks).all(|rank| collective.hears_from_everyone(Rank(rank), ranks))
+        self.shape.outputs == 1 || !self.shape.collective.everyone_hears_from_everyone()
     }
 
     /// Returns whether other ranks need data of `rank`.
@@ -102,8 +102,12 @@ pub(crate) struct Schedule {
     pub(crate) pointless: fn(&ClusterSums) -> Option<&'static str>,
     /// Returns whether ranks forward what they have received, so that chunks can overlap.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
-    /// Returns the number of lanes of a rank.
-    pub(crate) lane_count: fn(&CostRequest<'_>) -> usize,
+    /// Whether ranks get blocks from the inputs of their peers.
+    pub(crate) gets: bool,
+    /// Whether assumed rates of links are not good enough to prefer it to a simpler one.
+    pub(crate) needs_measurements: bool,
+    /// Returns the number of lanes of a rank on this number of nodes, with or without network lanes.
+    pub(crate) lane_count: fn(usize, bool) -> usize,
     /// Estimates the longest path of a start on nodes with this number of ranks.
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
     /// Returns the bytes inside nodes and between nodes.

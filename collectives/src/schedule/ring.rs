@@ -21,13 +21,13 @@ use std::ops::Range;
 
 use peerlane_hal::Rank;
 
+use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{after, arrived, put, ready, signal, wait};
 use super::{PlanRequest, Schedule};
 use crate::collective::Collective;
-use crate::cost::estimate::{CostRequest, EffectiveLink, PathEstimate};
-use crate::cost::units::{bytes, rate, time};
-use crate::cost::{ClusterSums, Term, Traffic, transfer_picoseconds};
+use crate::links::transfer_picoseconds;
 use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
+use crate::units::{bytes, rate, time};
 
 pub(super) const RING: Schedule = Schedule {
     algorithm: Algorithm::Ring,
@@ -35,7 +35,9 @@ pub(super) const RING: Schedule = Schedule {
     lanes: ring_lanes,
     pointless,
     forwards,
-    lane_count: |request| tiers(request).len(),
+    gets: false,
+    needs_measurements: true,
+    lane_count: |nodes, tiers| if tiers && nodes > 1 { 2 } else { 1 },
     estimate: |request, node_ranks| estimate(request, node_ranks, 1),
     traffic,
 };
@@ -46,7 +48,9 @@ pub(super) const DOUBLE_RING: Schedule = Schedule {
     lanes: double_ring_lanes,
     pointless,
     forwards,
-    lane_count: |request| 2 * tiers(request).len(),
+    gets: false,
+    needs_measurements: true,
+    lane_count: |nodes, tiers| if tiers && nodes > 1 { 4 } else { 2 },
     estimate: |request, node_ranks| estimate(request, node_ranks, 2),
     traffic,
 };
@@ -57,10 +61,6 @@ fn pointless(sums: &ClusterSums) -> Option<&'static str> {
 
 fn forwards(sums: &ClusterSums) -> bool {
     sums.ranks > 2
-}
-
-fn tiers(request: &CostRequest<'_>) -> &'static [Tier] {
-    if request.has_network() { Tier::ALL } else { &[Tier::Local] }
 }
 
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {

@@ -17,7 +17,6 @@ use super::fault::{Fault, Location, Position};
 use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
 use super::{Coverage, Proof, follow, verify};
-use crate::collective::Collective;
 use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step, Tier};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
@@ -99,11 +98,10 @@ struct PlanSource<'a> {
 impl<'a> PlanSource<'a> {
     /// Returns the source of plans of the same collective for fewer ranks.
     fn on(&self, topology: &'a Topology) -> Self {
-        let collective = match self.shape.collective {
-            Collective::Broadcast { root } => {
-                Collective::Broadcast { root: root.min(Rank::at(topology.ranks() - 1)) }
-            }
-            other => other,
+        let collective = self.shape.collective;
+        let collective = match collective.root() {
+            Some(root) => collective.with_root(root.min(Rank::at(topology.ranks() - 1))),
+            None => collective,
         };
         Self { topology, shape: Shape { collective, ..self.shape }, ..*self }
     }

@@ -6,7 +6,7 @@ use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Algorithm;
-use crate::schedule::Shape;
+use crate::schedule::{Shape, schedule};
 use crate::topology::Topology;
 
 /// The caller's choices.
@@ -36,9 +36,10 @@ impl Method {
             None => (known, measured),
         };
         let shard_bytes: Vec<u64> = layout.shards().iter().collect();
+        let in_graph = capturable && !shape.tiers;
         let refused = match self.algorithm {
             Some(_) => Vec::new(),
-            None => refused(topology.nodes() == 1, capturable && !shape.tiers, measured),
+            None => refused(topology.nodes(), shape.tiers, (in_graph, measured)),
         };
         cost::choose(&Question {
             topology,
@@ -54,17 +55,19 @@ impl Method {
 }
 
 /// Returns the algorithms that are used only on request, with the reasons.
-fn refused(one_node: bool, in_graph: bool, measured: bool) -> Vec<(Algorithm, &'static str)> {
-    let reason = |algorithm| match algorithm {
-        Algorithm::Direct => None,
-        Algorithm::DoubleRing | Algorithm::Hierarchical | Algorithm::HierarchicalRing
-            if in_graph =>
-        {
-            Some("one of its lanes cannot be recorded into a graph")
+fn refused(
+    nodes: usize,
+    tiers: bool,
+    (in_graph, measured): (bool, bool),
+) -> Vec<(Algorithm, &'static str)> {
+    let reason = |algorithm| {
+        let schedule = schedule(algorithm);
+        // Assumed rates are not good enough to leave what is the best wherever it was measured.
+        let is_assumed = schedule.needs_measurements && nodes == 1 && !measured;
+        if in_graph && (schedule.lane_count)(nodes, tiers) > 1 {
+            return Some("one of its lanes cannot be recorded into a graph");
         }
-        Algorithm::Hierarchical | Algorithm::HierarchicalRing => None,
-        // Assumed figures are not good enough to leave what is the best wherever it was measured.
-        _ => (one_node && !measured).then_some("no links were measured"),
+        is_assumed.then_some("no links were measured")
     };
     let all = Algorithm::ALL.iter();
     all.filter_map(|&algorithm| Some((algorithm, reason(algorithm)?))).collect()

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
 
 use super::request::{OperationSpec, Request};
-use crate::collective::Collective;
 use crate::cost::{Choice, Links};
 use crate::error::Error;
 use crate::group::options::check_timeout;
@@ -186,8 +185,8 @@ fn outputs(
     let outputs = spec.outputs.unwrap_or_else(|| {
         let is_small = layout.total_bytes() <= bytes_max;
         let own = spec.output_buffers.is_empty();
-        // A second output saves `ready` flags only if every rank provides data.
-        let saves = !matches!(spec.collective, Collective::Broadcast { .. });
+        // Otherwise a second output saves no `ready` flags.
+        let saves = spec.collective.everyone_hears_from_everyone();
         if saves && is_small && !spec.in_place && takes_turns && own { 2 } else { 1 }
     });
     if outputs > 1 && !takes_turns {

@@ -9,12 +9,11 @@ use std::collections::BTreeMap;
 
 use peerlane_hal::Rank;
 
-use super::links::{Link, Links, picoseconds, transfer_picoseconds};
-use super::predict::Term;
-use super::units;
-use crate::collective::Collective;
+use serde::Serialize;
+
+use super::{Shape, schedule};
+use crate::links::{Link, Links, picoseconds, transfer_picoseconds};
 use crate::plan::{Algorithm, FlagOrder, Tier};
-use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
 /// The operation whose cost a schedule estimates.
@@ -34,35 +33,10 @@ pub(crate) struct PathEstimate {
     pub(crate) host: u64,
 }
 
-/// Returns the terms of the longest path, in order; their sum is the time of a start.
-pub(super) fn terms(request: &CostRequest<'_>) -> Vec<Term> {
-    let estimate = schedule::schedule(request.algorithm).estimate;
-    let paths = request.sums.node_ranks().map(|node_ranks| {
-        let path = estimate(request, node_ranks);
-        let mut terms = vec![Term::new("start", request.links.start(request.local_lanes()), "")];
-        terms.extend(path.terms.into_iter().filter(|term| term.picoseconds > 0));
-        // In a sequence of starts, the slower of host and engines limits the rate.
-        let (engines, host) = (total(&terms), path.host);
-        if host > engines {
-            let note = format!("hides {} on the engines", units::time(engines));
-            return vec![Term::new("calls of the host", host, note)];
-        }
-        terms
-    });
-    // Among equal paths the first one, of the smallest node, is used.
-    paths
-        .reduce(|longest, path| if total(&path) > total(&longest) { path } else { longest })
-        .unwrap_or_default()
-}
-
-pub(super) fn total(terms: &[Term]) -> u64 {
-    sum(terms.iter().map(|term| term.picoseconds))
-}
-
 impl CostRequest<'_> {
     /// Returns whether every rank provides data. All ranks are then equally busy.
     pub(crate) fn everyone_provides(&self) -> bool {
-        !matches!(self.shape.collective, Collective::Broadcast { .. })
+        self.shape.collective.root().is_none()
     }
 
     pub(crate) fn chunks(&self) -> u64 {
@@ -87,8 +61,8 @@ impl CostRequest<'_> {
     }
 
     /// Returns the number of lanes of each rank.
-    pub(super) fn lanes(&self) -> usize {
-        (schedule::schedule(self.algorithm).lane_count)(self)
+    pub(crate) fn lanes(&self) -> usize {
+        (schedule(self.algorithm).lane_count)(self.sums.nodes as usize, self.shape.tiers)
     }
 
     /// Returns the time of `count` adjacent signals or waits.
@@ -126,9 +100,7 @@ impl CostRequest<'_> {
         own: Option<&EffectiveLink>,
     ) -> u64 {
         if peers == 0
-            || self.shape.outputs > 1
-                && self.algorithm != Algorithm::Pull
-                && self.everyone_provides()
+            || self.shape.outputs > 1 && !schedule(self.algorithm).gets && self.everyone_provides()
         {
             return 0;
         }
@@ -138,6 +110,45 @@ impl CostRequest<'_> {
         };
         self.flags(link, peers).saturating_add(link.hop.saturating_sub(between))
     }
+}
+
+/// A part of the predicted time, on the longest path through the plans.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Term {
+    /// What takes the time.
+    pub name: &'static str,
+    /// The time in picoseconds.
+    pub picoseconds: u64,
+    /// Details, or an empty text.
+    pub note: String,
+}
+
+/// Bytes over links of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// An upper bound of the bytes out of one rank, or into one rank for gets; exact if all shards and nodes are equal.
+    pub rank_bytes_max: u64,
+    /// The bytes of all ranks.
+    pub total_bytes: u64,
+}
+
+impl Traffic {
+    pub(crate) fn new(rank_bytes_max: u64, total_bytes: u64) -> Self {
+        Self { rank_bytes_max, total_bytes }
+    }
+}
+
+impl Term {
+    pub(crate) fn new(name: &'static str, picoseconds: u64, note: impl Into<String>) -> Self {
+        Self { name, picoseconds, note: note.into() }
+    }
+}
+
+/// Returns the bytes that one rank reads and writes in consecutive starts.
+pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
+    let blocks = shape.collective.input_blocks(sums.ranks as usize) as u64;
+    let input = if shape.in_place { 0 } else { sums.shard_bytes_max.saturating_mul(blocks) };
+    sums.total_bytes.saturating_mul(shape.outputs.into()).saturating_add(input)
 }
 
 /// A link as one rank sees it: latencies in picoseconds, and the remaining rates.
@@ -344,6 +355,10 @@ impl ClusterSums {
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }
+}
+
+pub(crate) fn total(terms: &[Term]) -> u64 {
+    sum(terms.iter().map(|term| term.picoseconds))
 }
 
 pub(crate) fn sum(terms: impl Iterator<Item = u64>) -> u64 {

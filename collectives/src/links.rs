@@ -7,9 +7,8 @@
 use peerlane_hal::{ErrorKind, LinkKind};
 use serde::{Deserialize, Serialize};
 
-use super::calibration::{Residual, check_residuals};
 use crate::error::Error;
-use crate::plan::Tier;
+use crate::plan::{Algorithm, FlagOrder, Tier};
 
 /// The link of each tier, and of a rank to itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -286,7 +285,7 @@ pub struct Node {
     pub processors: Option<u32>,
     /// The rate of all copies by processors of a node together; `None` if there is no such limit.
     pub copy_bytes_per_second: Option<f64>,
-    /// Factors by which copies [by processors](super::Link::by_processor) become slower when a start uses
+    /// Factors by which copies [by processors](Link::by_processor) become slower when a start uses
     /// more memory than the caches hold. In ascending order of memory; empty for no effect.
     pub cache_factors: Vec<CacheFactor>,
 }
@@ -373,6 +372,40 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
     Ok(())
 }
 
+/// The allowed range of factors.
+pub(crate) const FACTOR_MIN: f64 = 1e-3;
+pub(crate) const FACTOR_MAX: f64 = 1e3;
+
+/// The correction of the predicted time of all-gathers with equal shards, at one size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Residual {
+    /// The algorithm, with any number of chunks.
+    pub algorithm: Algorithm,
+    /// Whether the operation was in place.
+    pub in_place: bool,
+    /// The number of outputs.
+    pub outputs: u32,
+    /// The order of signals and waits relative to copies.
+    pub flags: FlagOrder,
+    /// Whether network lanes reached the other nodes.
+    pub tiers: bool,
+    /// The bytes of each shard.
+    pub shard_bytes: u64,
+    /// The measured time divided by the predicted one.
+    pub factor: f64,
+}
+
+fn check_residuals(residuals: &[Residual]) -> Result<(), Error> {
+    for (index, Residual { factor, .. }) in residuals.iter().enumerate() {
+        if !(FACTOR_MIN..=FACTOR_MAX).contains(factor) {
+            let text = format!("residuals[{index}].factor is {factor}");
+            return Err(invalid(format!("{text}, expected {FACTOR_MIN} to {FACTOR_MAX}")));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use insta::assert_snapshot;
@@ -448,5 +481,21 @@ mod tests {
         assert_eq!((gets(&links), rate(&links, 2000)), (Some(10e9 / 2.5), 10e9 / 1.5));
         links.node.cache_factors.reverse();
         assert_snapshot!(links.check().unwrap_err(), @"node.cache_factors[1].bytes is 1000, expected more than 3000, the value before it");
+    }
+
+    #[test]
+    fn impossible_residuals_are_named() {
+        let residual = |factor| Residual {
+            algorithm: Algorithm::Pull,
+            in_place: false,
+            outputs: 1,
+            flags: FlagOrder::Prompt,
+            tiers: false,
+            shard_bytes: 8,
+            factor,
+        };
+        let links = Links { residuals: vec![residual(1.0), residual(0.0)], ..Links::default() };
+        let text = links.check().unwrap_err().to_string();
+        assert_eq!(text, "residuals[1].factor is 0, expected 0.001 to 1000");
     }
 }
