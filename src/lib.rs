@@ -49,8 +49,8 @@ pub use open::OpenGroup;
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
-    AllGather, Destination, Gathered, Group, GroupEnd, GroupOptions, Lease, MemoryRange, Operation,
-    Started, Window,
+    BlockLens, Buffer, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange, Operation,
+    Received, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{bootstrap, collective, element, error, group, topology, trace};

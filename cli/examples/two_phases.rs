@@ -17,7 +17,7 @@ use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane::topology::Topology;
-use peerlane::{AllGather, Error, Group, GroupOptions, host};
+use peerlane::{Error, Group, GroupOptions, Operation, host};
 use peerlane_layers::{ThrottleLayer, Wrapped};
 
 const NODES: usize = 2;
@@ -83,10 +83,10 @@ struct SubGroups {
 struct Rank<'a> {
     options: &'a Options,
     number: usize,
-    between: AllGather<u8>,
-    inside: AllGather<u8>,
-    one_chunk: AllGather<u8>,
-    hierarchical: AllGather<u8>,
+    between: Operation<u8>,
+    inside: Operation<u8>,
+    one_chunk: Operation<u8>,
+    hierarchical: Operation<u8>,
 }
 
 fn main() -> Result<(), Error> {

@@ -11,7 +11,6 @@ use peerlane::topology::Topology;
 
 use crate::calibration;
 use crate::error::{Failure, Result};
-use crate::goal::provided;
 use crate::options::{AlgorithmChoice, PlanOptions, parse_algorithm, shard_bytes};
 use crate::report::{pretty_json, print};
 use crate::units::Size;
@@ -56,9 +55,10 @@ fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
 /// If the options contradict each other, a file cannot be read or stdout cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
-    let collective = options.plan.goal.collective(topology.ranks())?;
+    let goal = options.plan.goal.goal(topology.ranks())?;
     let shard_bytes = shard_bytes("--shard-bytes", &options.shard_bytes, topology.ranks())?;
-    let shard_bytes = provided(collective, shard_bytes);
+    let usage = |error: peerlane::Error| Failure::usage(error.to_string());
+    let blocks = goal.layout(&[shard_bytes], 1).map_err(usage)?.average_blocks();
     let (links, flags) = match &options.calibration {
         None => (Links::default(), FlagOrder::Batched),
         Some(path) => {
@@ -69,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     };
     let shape = Shape {
-        collective,
+        collective: goal.collective,
         chunks: 1,
         in_place: options.plan.in_place,
         outputs: options.plan.outputs,
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let question = Question {
         topology,
-        shard_bytes: &shard_bytes,
+        shard_bytes: &blocks,
         shape,
         links: &links,
         measured: options.calibration.is_some(),
@@ -86,6 +86,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         chunks: options.plan.chunks,
         refused: &[],
     };
-    let choice = cost::choose(&question).map_err(|error| Failure::usage(error.to_string()))?;
+    let choice = cost::choose(&question).map_err(usage)?;
     print(&if options.plan.json { pretty_json(&choice)? } else { choice.explain() })
 }

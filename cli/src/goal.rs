@@ -1,66 +1,164 @@
-//! The collective that a command works on, as options.
+//! The collectives that commands plan, simulate and measure.
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
-use peerlane::Rank;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use peerlane::collective::Collective;
+use peerlane::group::BlockLens;
+use peerlane::planning::layout::{BlockBytes, Layout, Lengths};
+use peerlane::{Error, Rank};
 
 use crate::error::{Failure, Result};
 
+/// A collective, with equal or different blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Goal {
+    pub(crate) collective: Collective,
+    /// Whether every pair of ranks has a block of its own length, as in an all-to-all-v.
+    pub(crate) is_by_pair: bool,
+}
+
+const BY_PAIR: Goal = Goal { collective: Collective::AllToAll, is_by_pair: true };
+
 /// Selects the collective of a plan, a simulation or a prediction.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Goal {
+pub(crate) struct GoalOptions {
     /// Select the collective
-    #[arg(long, default_value = Collective::AllGather.name(), value_name = "NAME", value_parser = names())]
-    collective: String,
-    /// Set the root of a collective that has one, such as the rank that provides the data of a broadcast
+    #[arg(long, default_value = "all-gather", value_name = "NAME", value_parser = parser())]
+    collective: Goal,
+    #[command(flatten)]
+    root: RootOption,
+}
+
+/// Selects the root.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct RootOption {
+    /// Set the rank that the others send to (gather) or receive from (broadcast, scatter), such as 2
     #[arg(long, default_value_t = 0, value_name = "RANK")]
     root: u32,
 }
 
-fn names() -> PossibleValuesParser {
-    PossibleValuesParser::new(Collective::ALL.iter().map(|one| one.name()))
+/// Returns the parser of the name of a collective.
+pub(crate) fn parser() -> impl TypedValueParser<Value = Goal> {
+    let values = Goal::all().map(|goal| PossibleValue::new(goal.name()).help(goal.about()));
+    let find = |name: String| Goal::all().find(|goal| goal.name() == name);
+    PossibleValuesParser::new(values).map(move |name| find(name).expect("one of the names"))
 }
 
 impl Goal {
-    /// Returns the collective between `ranks` ranks.
+    fn all() -> impl Iterator<Item = Self> {
+        let of = |&collective: &Collective| Self { collective, is_by_pair: false };
+        Collective::ALL.iter().map(of).chain([BY_PAIR])
+    }
+
+    /// Returns the name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        if self.is_by_pair { "all-to-all-v" } else { self.collective.name() }
+    }
+
+    /// Returns the name, with the root if there is one.
+    pub(crate) fn text(self) -> String {
+        if self.is_by_pair { self.name().to_owned() } else { self.collective.to_string() }
+    }
+
+    fn about(self) -> &'static str {
+        match self.name() {
+            "all-gather" => "every rank gets the block of every rank",
+            "broadcast" => "every rank gets the block of the root",
+            "all-to-all" => "every rank gets a different block from every rank",
+            "gather" => "the root gets the block of every rank",
+            "scatter" => "every rank gets a different block from the root",
+            _ => "an all-to-all with blocks of different lengths",
+        }
+    }
+
+    /// Returns whether the blocks of ranks can have different lengths.
+    pub(crate) fn takes_lengths(self) -> bool {
+        match self.collective.has_block_per_pair() {
+            true => self.is_by_pair,
+            false => !self.is_one_block(),
+        }
+    }
+
+    /// Returns whether there is one block, which all ranks get.
+    pub(crate) fn is_one_block(self) -> bool {
+        self.collective.has_equal_outputs() && self.collective.only_provider().is_some()
+    }
+
+    /// Returns the goal with this root.
     ///
     /// # Errors
-    /// A usage failure if the root is not one of them, or a collective without a root has one.
-    pub(crate) fn collective(&self, ranks: usize) -> Result<Collective> {
-        let collective = Collective::of_name(&self.collective).expect("clap has checked the name");
-        if self.root != 0 && collective.root().is_none() {
-            let text = format!(
-                "--root is {}, but the collective is an {collective}, which has no root",
-                self.root
-            );
-            return Err(Failure::usage(text)
-                .with_advice("remove the option, or use --collective broadcast"));
+    /// A usage failure if a collective without a root has one.
+    pub(crate) fn with_root(self, RootOption { root }: RootOption) -> Result<Self> {
+        if root != 0 && self.collective.root().is_none() {
+            let name = self.collective.with_article();
+            let text = format!("--root is {root}, but the collective is {name}, which has no root");
+            let rooted = Self::all().filter(|goal| goal.collective.root().is_some());
+            let names = rooted.map(Self::name).collect::<Vec<_>>().join(", ");
+            let advice = format!("remove the option, or use a collective with a root: {names}");
+            return Err(Failure::usage(text).with_advice(advice));
         }
-        check_root(collective.with_root(Rank(self.root)), ranks)
+        Ok(Self { collective: self.collective.with_root(Rank(root)), ..self })
+    }
+
+    /// Checks that the root is one of `ranks` ranks.
+    ///
+    /// # Errors
+    /// A usage failure if it is not.
+    pub(crate) fn check_root(self, ranks: usize) -> Result<Self> {
+        match self.collective.root().filter(|root| root.index() >= ranks) {
+            Some(root) => {
+                let text = format!("--root is {root}, expected a rank below {ranks}");
+                Err(Failure::usage(text))
+            }
+            None => Ok(self),
+        }
+    }
+
+    /// Returns the layout of blocks with these lengths in bytes, by tensor and rank.
+    ///
+    /// # Errors
+    /// If the collective cannot have such blocks.
+    pub(crate) fn layout(
+        self,
+        lengths: &[Vec<u64>],
+        chunks: u32,
+    ) -> std::result::Result<Layout, Error> {
+        let ranks = lengths[0].len();
+        let tensor = |lengths: &Vec<u64>| Lengths::of(lengths);
+        let blocks = if self.is_by_pair {
+            let row = |rank| Lengths::of(&by_peer(&lengths[0], rank, |from, to| to + ranks - from));
+            BlockBytes::ByPair((0..ranks).map(row).collect::<std::result::Result<_, _>>()?)
+        } else {
+            BlockBytes::ByTensor(lengths.iter().map(tensor).collect::<std::result::Result<_, _>>()?)
+        };
+        Layout::of_blocks(self.collective, blocks, chunks)
+    }
+
+    /// Returns the lengths of blocks for the library, as `rank` gives them.
+    pub(crate) fn lens(self, lengths: &[Vec<usize>], rank: Rank) -> BlockLens {
+        let (ranks, rank) = (lengths[0].len(), rank.index());
+        match lengths {
+            [lengths] if self.is_by_pair => BlockLens::send_receive(
+                &by_peer(lengths, rank, |from, to| to + ranks - from),
+                &by_peer(lengths, rank, |to, from| to + ranks - from),
+            ),
+            [lengths] => lengths.into(),
+            tensors => BlockLens::tensors(tensors),
+        }
     }
 }
 
-/// Returns the collective, whose root is one of `ranks` ranks.
-///
-/// # Errors
-/// A usage failure if the root is not one of them.
-pub(crate) fn check_root(collective: Collective, ranks: usize) -> Result<Collective> {
-    match collective.root() {
-        Some(root) if root.index() >= ranks => {
-            let text = format!("--root is {root}, expected a rank below {ranks}");
-            Err(Failure::usage(text))
-        }
-        _ => Ok(collective),
-    }
+/// Returns what a rank exchanges with each peer: rank p sends to rank q the length of number q - p, modulo their count.
+fn by_peer<T: Copy>(lengths: &[T], rank: usize, number: impl Fn(usize, usize) -> usize) -> Vec<T> {
+    (0..lengths.len()).map(|peer| lengths[number(rank, peer) % lengths.len()]).collect()
 }
 
-/// Returns the bytes that each rank provides, out of `shard_bytes`: those of the root only in a broadcast.
-pub(crate) fn provided(collective: Collective, mut shard_bytes: Vec<u64>) -> Vec<u64> {
-    for (rank, bytes) in shard_bytes.iter_mut().enumerate() {
-        if !collective.is_provider(Rank::at(rank)) {
-            *bytes = 0;
-        }
+impl GoalOptions {
+    /// Returns the goal between `ranks` ranks.
+    ///
+    /// # Errors
+    /// As [`Goal::with_root`].
+    pub(crate) fn goal(&self, ranks: usize) -> Result<Goal> {
+        self.collective.with_root(self.root)?.check_root(ranks)
     }
-    shard_bytes
 }

@@ -9,7 +9,7 @@ use peerlane::planning::plan::{Algorithm, FlagOrder};
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
-use crate::goal::Goal;
+use crate::goal::GoalOptions;
 use crate::ranks::affinity::Bind;
 use crate::units::Size;
 
@@ -56,7 +56,7 @@ pub(crate) struct SweepOptions {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
     #[command(flatten)]
-    pub(crate) goal: Goal,
+    pub(crate) goal: GoalOptions,
     /// Set the number of chunks of each shard, such as 4 [default: the number with the lowest
     /// predicted time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

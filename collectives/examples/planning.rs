@@ -8,6 +8,7 @@ use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Algorithm;
@@ -122,7 +123,8 @@ fn plan(algorithm: Algorithm, nodes: usize) {
 fn simulate(algorithm: Algorithm, nodes: usize) {
     let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
     let ranks = topology.ranks();
-    let layout = Layout::new(&vec![SHARD_BYTES; ranks], 1).expect("shards fit");
+    let layout =
+        Layout::new(Collective::AllGather, &vec![SHARD_BYTES; ranks], 1).expect("shards fit");
     let plan = |rank| schedule::plan(algorithm, &topology, rank, shape());
     let run = || {
         let (start, on_processor) = (Instant::now(), processor_time());

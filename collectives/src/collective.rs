@@ -47,6 +47,13 @@ impl Side {
             Self::Only(only) => rank == only,
         }
     }
+
+    fn only(self) -> Option<Rank> {
+        match self {
+            Self::All => None,
+            Self::Only(rank) => Some(rank),
+        }
+    }
 }
 
 impl Collective {
@@ -93,6 +100,12 @@ impl Collective {
         }
     }
 
+    const fn receivers(self) -> Side {
+        match self {
+            Self::AllGather | Self::Broadcast { .. } | Self::AllToAll => Side::All,
+        }
+    }
+
     const fn providers(self) -> Side {
         match self {
             Self::AllGather | Self::AllToAll => Side::All,
@@ -103,6 +116,39 @@ impl Collective {
     /// Returns whether `rank` provides a block.
     pub fn is_provider(self, rank: Rank) -> bool {
         self.providers().contains(rank)
+    }
+
+    /// Returns whether `rank` has an output.
+    pub fn is_receiver(self, rank: Rank) -> bool {
+        self.receivers().contains(rank)
+    }
+
+    /// Returns whether the output of `receiver` must hold a block of `provider`.
+    pub fn requires(self, provider: Rank, receiver: Rank) -> bool {
+        self.is_provider(provider) && self.is_receiver(receiver)
+    }
+
+    /// Returns the rank that provides all blocks, if there is one.
+    pub fn only_provider(self) -> Option<Rank> {
+        self.providers().only()
+    }
+
+    /// Returns the rank that receives all blocks, if there is one.
+    pub fn only_receiver(self) -> Option<Rank> {
+        self.receivers().only()
+    }
+
+    /// Returns the rank to or from which each block goes once, if there is one.
+    pub(crate) fn only_end(self) -> Option<Rank> {
+        match (self.only_provider(), self.only_receiver()) {
+            (Some(_), _) if self.has_equal_outputs() => None,
+            (only, other) => only.or(other),
+        }
+    }
+
+    /// Returns whether every rank provides a different block for every rank.
+    pub fn has_block_per_pair(self) -> bool {
+        self.root().is_none() && !self.has_equal_outputs()
     }
 
     /// Returns whether all outputs need the same block of a rank, so that a rank can forward what it has received.
@@ -123,12 +169,12 @@ impl Collective {
     /// This holds if the output of `rank` must hold a block of every other rank: each block comes from the input
     /// of its provider, which is read only after the provider has entered the start.
     pub fn hears_from_everyone(self, rank: Rank, ranks: u32) -> bool {
-        (0..ranks).map(Rank).all(|other| other == rank || self.is_provider(other))
+        (0..ranks).map(Rank).all(|other| other == rank || self.requires(other, rank))
     }
 
     /// Returns whether every start of every rank [hears from everyone](Self::hears_from_everyone), at any number of ranks.
     pub fn everyone_hears_from_everyone(self) -> bool {
-        self.providers() == Side::All
+        self.root().is_none()
     }
 
     /// Returns whether the goal stays the same when all ranks are renumbered by a rotation.
@@ -146,9 +192,24 @@ impl Collective {
         chunks: u32,
         in_place: bool,
     ) -> impl Iterator<Item = Cell> {
-        let providers = (0..ranks).map(Rank).filter(move |&shard| self.is_provider(shard));
+        let providers = (0..ranks).map(Rank).filter(move |&shard| self.requires(shard, rank));
         let copied = providers.filter(move |&shard| !(in_place && shard == rank));
         copied.flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
+    }
+
+    /// Returns whether the block of a rank can be in its output from the start.
+    pub fn runs_in_place(self) -> bool {
+        match self {
+            Self::AllGather | Self::Broadcast { .. } => true,
+            Self::AllToAll => false,
+        }
+    }
+
+    /// Returns the name with its article: `an all-gather`.
+    pub fn with_article(self) -> String {
+        let name = self.name();
+        let article = if name.starts_with('a') { "an" } else { "a" };
+        format!("{article} {name}")
     }
 
     /// Returns the factor from algorithm bandwidth to bus bandwidth, as nccl-tests defines it.
@@ -170,13 +231,11 @@ impl Collective {
         if let Some(root) = self.root().filter(|root| root.index() >= ranks) {
             return Err(format!("root is {root}, expected a rank below {ranks}"));
         }
-        match self {
-            Self::AllToAll if in_place => {
-                let text = "in_place is true, expected false: an all-to-all cannot run in place";
-                Err(text.to_owned())
-            }
-            Self::AllGather | Self::Broadcast { .. } | Self::AllToAll => Ok(()),
+        if in_place && !self.runs_in_place() {
+            let what = self.with_article();
+            return Err(format!("in_place is true, expected false: {what} cannot run in place"));
         }
+        Ok(())
     }
 }
 
@@ -220,7 +279,7 @@ mod tests {
             for goal in goals(ranks) {
                 for rank in (0..ranks).map(Rank) {
                     let mut others = (0..ranks).map(Rank).filter(|&other| other != rank);
-                    let needs_all = others.all(|other| goal.is_provider(other));
+                    let needs_all = others.all(|other| goal.requires(other, rank));
                     let hears = goal.hears_from_everyone(rank, ranks);
                     assert_eq!(hears, needs_all, "{goal}, {rank} of {ranks}");
                 }

@@ -6,7 +6,7 @@ use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AllGather, Group};
+use peerlane_collectives::group::{Group, Operation};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
@@ -16,7 +16,7 @@ fn open(bootstrap: InProcessBootstrap) -> Result<Group, Error> {
 }
 
 fn check<T: Element + PartialEq>(
-    gather: &mut AllGather<T>,
+    gather: &mut Operation<T>,
     rank: usize,
     ranks: usize,
     value: impl Fn(usize, usize) -> T,

@@ -118,7 +118,7 @@ fn bad_input_is_refused_on_every_rank() {
             in_place is true, expected false: an all-to-all cannot run in place
             algorithm ring does not support all-to-all, expected direct or pull
             broadcast 4: ranks disagree: collective is broadcast from 1 on rank 2, broadcast from 0 on rank 0
-            broadcast 5: ranks disagree: bytes is 9 on rank 2, 8 on rank 0
+            broadcast 5: ranks disagree: block_bytes is 9 on rank 2, 8 on rank 0
             ");
         }
         Ok(())

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::{env, fs};
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::{self, Cost, Link, Links, Question, Traffic};
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, FlagOrder, Step, Tier};
@@ -124,21 +125,23 @@ fn carried(
     shards: &[u64],
 ) -> [Traffic; 3] {
     let plans = schedule::plans(algorithm, topology, shape).unwrap();
-    let layout = Layout::new(shards, shape.chunks).unwrap();
+    let layout = Layout::new(Collective::AllGather, shards, shape.chunks).unwrap();
     let mut traffic = [Traffic::default(); 3];
     for plan in &plans {
         let mut of_rank = [0; 3];
         for lane in &plan.lanes {
             for step in &lane.steps {
-                let (Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. }) = *step else {
-                    continue;
+                let (peer, receiver, cell) = match *step {
+                    Step::Put { peer, cell, .. } => (peer, peer, cell),
+                    Step::Get { peer, cell, .. } => (peer, plan.rank, cell),
+                    _ => continue,
                 };
                 let to = match lane.tier {
                     _ if peer == plan.rank => 0,
                     Tier::Local => 1,
                     Tier::Network => 2,
                 };
-                of_rank[to] += layout.cell(cell).bytes;
+                of_rank[to] += layout.cell(cell, receiver).bytes;
             }
         }
         for (traffic, bytes) in traffic.iter_mut().zip(of_rank) {

@@ -68,8 +68,7 @@ fn agree(collective: impl Fn(usize) -> Collective, in_place: bool) {
                     let shape = Shape { collective, chunks, in_place, outputs: 1, flags, tiers };
                     let of = |rank| if collective.is_provider(rank) { bytes } else { 0 };
                     let shards: Vec<_> = Rank::all(topology.ranks()).map(of).collect();
-                    let layout = Layout::new(&shards, chunks).unwrap();
-                    let layout = layout.for_collective(collective).unwrap();
+                    let layout = Layout::new(collective, &shards, chunks).unwrap();
                     let plan = |rank| schedule::plan(algorithm, &topology, rank, shape);
                     let simulated =
                         simulate::simulate(&topology, &layout, &links, &Options::default(), plan)

@@ -64,16 +64,16 @@ impl AlgorithmOptions {
     ///
     /// # Errors
     /// If `--chunk-bytes` makes too many chunks.
-    pub(super) fn chunks(&self, longest_shard_bytes: u64) -> Result<Option<u32>> {
+    pub(super) fn chunks(&self, longest_block_bytes: u64) -> Result<Option<u32>> {
         let Some(Size(chunk)) = self.chunk_bytes else { return Ok(self.chunks) };
-        let chunks = longest_shard_bytes.div_ceil(chunk.max(1)).max(1);
+        let chunks = longest_block_bytes.div_ceil(chunk.max(1)).max(1);
         let fitting = u32::try_from(chunks).ok().filter(|chunks| *chunks <= CHUNKS_MAX);
         fitting.map(Some).ok_or_else(|| {
             let text = format!(
                 "--chunk-bytes {} makes {chunks} chunks of a shard of {}, expected at most \
                  {CHUNKS_MAX} chunks",
                 Size(chunk),
-                Size(longest_shard_bytes)
+                Size(longest_block_bytes)
             );
             Failure::usage(text).with_advice("raise --chunk-bytes or lower --max-bytes")
         })

@@ -27,20 +27,26 @@ pub(super) enum Difference {
 pub(super) fn fill(
     setup: &Setup<'_>,
     operation: &mut dyn HostOperation,
-    rank: Rank,
+    (rank, shard_length): (Rank, u64),
     data: TestData,
 ) -> Result<()> {
+    let collective = setup.options.goal.collective;
     for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
         overwrite(operation.output_buffer_mut(buffer)?);
     }
     let numbering = setup.numbering(rank);
-    let blocks = setup.options.collective.input_blocks(setup.ranks());
-    for tensor in 0..operation.report().tensors {
-        let piece = operation.input_piece_mut(tensor)?;
-        let block_bytes = (piece.len() / blocks).max(1);
-        for (block, bytes) in piece.chunks_mut(block_bytes).enumerate() {
-            data.fill(numbering.of_input(tensor + block), bytes);
+    if collective.has_equal_outputs() {
+        for tensor in 0..operation.report().tensors {
+            data.fill(numbering.of_input(tensor), operation.input_piece_mut(tensor)?);
         }
+        return Ok(());
+    }
+    let blocks = Setup::input_blocks(&setup.layout(shard_length)?, collective, rank);
+    let mut input = operation.input_piece_mut(0)?;
+    for (block, bytes) in blocks.into_iter().enumerate() {
+        let (of_block, rest) = input.split_at_mut(bytes as usize);
+        data.fill(numbering.of_input(block), of_block);
+        input = rest;
     }
     Ok(())
 }
@@ -67,7 +73,7 @@ pub(super) fn compare(
         }
     }
     if setup.options.shape.list {
-        let pieces = setup.options.shape.pieces(shard_length, ranks)?;
+        let pieces = setup.options.shape.pieces(setup.options.goal, shard_length, ranks)?;
         for destination in destinations(&pieces[0]) {
             let (buffer, gap) = (destination.buffer, destination.offset - GAP..destination.offset);
             let begin = gap.start;

@@ -1,10 +1,12 @@
-//! Measures the limit of an all-gather on the host: bare copies of the same sizes between buffers
+//! Measures the limit of an operation on the host: bare copies of the same sizes between buffers
 //! of the same kind, all at once. No flags are used; a barrier separates the iterations.
 
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::{At, DynFabric, Op, Role};
+use peerlane::planning::layout::{Layout, Span};
+use peerlane::planning::plan::{Cell, Source};
 use peerlane::{Group, Rank};
 
 use super::timer::TimingOptions;
@@ -14,15 +16,10 @@ use crate::ranks::bare_fabric::{BareEngine, BareFabric};
 use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{Interval, longest_of_each, span_of_each};
 
-/// The copies of one all-gather.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LimitCopies {
-    /// Offset of this rank's shard in the output.
-    pub(crate) own_offset: u64,
-    /// Bytes of this rank's shard.
-    pub(crate) shard_bytes: u64,
-    /// Bytes of all shards.
-    pub(crate) total_bytes: u64,
+/// The copies of one operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LimitCopies<'a> {
+    pub(crate) layout: &'a Layout,
     /// Whether the self copy is left out.
     pub(crate) in_place: bool,
 }
@@ -59,7 +56,7 @@ impl Limit {
     /// If memory cannot be allocated, or a copy fails.
     pub(crate) fn measure(
         &mut self,
-        copies: LimitCopies,
+        copies: LimitCopies<'_>,
         timing_options: TimingOptions,
         comm: &Comm,
         group: &mut Group,
@@ -75,25 +72,28 @@ impl Limit {
 
 fn measure_one(
     (fabric, engine): &mut (BareFabric, BareEngine),
-    LimitCopies { own_offset, shard_bytes, total_bytes, in_place }: LimitCopies,
+    LimitCopies { layout, in_place }: LimitCopies<'_>,
     timing_options: TimingOptions,
     (comm, group): (&Comm, &mut Group),
     reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
 ) -> Result<Duration> {
     let (rank, ranks) = (comm.rank(), comm.ranks());
-    let output = fabric.allocate(total_bytes, Role::Data)?;
-    let input = if in_place { None } else { Some(fabric.allocate(shard_bytes, Role::Data)?) };
+    let output = fabric.allocate(layout.output_bytes(rank), Role::Data)?;
+    let input_bytes = if in_place { 0 } else { layout.input_bytes(rank) };
+    let input = fabric.allocate(input_bytes, Role::Data)?;
     let outputs = fabric.import(&output)?;
-    let src = match &input {
-        Some(region) => At { region, offset: 0 },
-        None => At { region: &output, offset: own_offset },
-    };
+    let (region, source) =
+        if in_place { (&output, Source::Output) } else { (&input, Source::Input) };
     let first = if in_place { 1 } else { 0 };
-    let puts: Vec<_> = (first..ranks)
-        .map(|step| Rank::at((rank.index() + step) % ranks))
-        .map(|peer| {
-            let dst = At { region: &outputs[peer.index()], offset: own_offset };
-            Op::Put { dst, src, bytes: shard_bytes }
+    let peers = (first..ranks).map(|step| Rank::at((rank.index() + step) % ranks));
+    let own = Cell { shard: rank, chunk: 0 };
+    let spans = peers
+        .flat_map(|peer| layout.spans(own, (rank, source), peer).map(move |span| (peer, span)));
+    let puts: Vec<_> = spans
+        .map(|(peer, Span { src, dst, bytes })| Op::Put {
+            dst: At { region: &outputs[peer.index()], offset: dst.offset },
+            src: At { region, offset: src.offset },
+            bytes,
         })
         .collect();
     let mut copy = || {

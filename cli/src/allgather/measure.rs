@@ -45,7 +45,7 @@ impl Measurement<'_> {
     /// # Errors
     /// If an operation fails, or a byte is wrong on any rank.
     pub(crate) fn size(&mut self, index: usize, shard_length: u64) -> Result<()> {
-        let total_bytes = self.total_bytes(shard_length);
+        let total_bytes = self.setup.layout(shard_length)?.total_bytes();
         let activity_event = |activity| ProgressEvent::Activity { activity, total_bytes };
         let limit = if self.limit.is_some() {
             self.report_event(activity_event(Activity::Limit))?;
@@ -81,24 +81,18 @@ impl Measurement<'_> {
     /// # Errors
     /// If the start fails.
     pub(crate) fn trace(&mut self, shard_length: u64) -> Result<()> {
-        let total_bytes = self.total_bytes(shard_length);
+        let total_bytes = self.setup.layout(shard_length)?.total_bytes();
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
         let starts = timeline::trace(setup, comm, group, shard_length)?;
         self.report_event(ProgressEvent::Trace { starts })
     }
 
-    fn total_bytes(&self, shard_length: u64) -> u64 {
-        self.setup.shard_bytes(shard_length).iter().sum()
-    }
-
     fn measure_limit(&mut self, shard_length: u64) -> Result<Option<Duration>> {
-        let (total_bytes, rank) = (self.total_bytes(shard_length), self.comm.rank());
         let Self { setup, timing_options, comm, group, limit, .. } = self;
         let Some(limit) = limit else { return Ok(None) };
-        let (own_offset, shard_bytes) = setup.own_bytes(shard_length, rank);
-        let in_place = setup.options.in_place;
-        let copies = LimitCopies { own_offset, shard_bytes, total_bytes, in_place };
+        let layout = setup.layout(shard_length)?;
+        let copies = LimitCopies { layout: &layout, in_place: setup.options.in_place };
         limit.measure(copies, *timing_options, comm, group).map(Some)
     }
 
@@ -133,7 +127,7 @@ impl Measurement<'_> {
             // With two outputs each start fills the other one. After these starts every output has been
             // overwritten, filled and compared.
             for _ in 0..operation.report().outputs {
-                content::fill(&self.setup, &mut **operation, rank, data)?;
+                content::fill(&self.setup, &mut **operation, (rank, shard_length), data)?;
                 operation.run()?;
                 found = found.and(content::compare(
                     &self.setup,

@@ -20,7 +20,6 @@
 
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::TcpBootstrap;
-use peerlane::collective::Collective;
 
 use crate::cublas;
 use crate::error::{Failure, Result};
@@ -172,15 +171,20 @@ fn host_memory(
     // The all-gathers of all algorithms are allocated at the same time.
     let nodes =
         options.node_options.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
-    let operations = options.algorithm.algorithms(nodes, options.collective).len() as u64;
-    let shard = match options.collective {
+    let operations = options.algorithm.algorithms(nodes, options.goal.collective).len() as u64;
+    let total_bytes = sweep.total_bytes(largest);
+    let input_bytes = match options.goal.collective.has_equal_outputs() {
         _ if options.in_place => 0,
-        Collective::AllGather => sweep.shard_bytes(largest),
-        _ => sweep.total_bytes(largest),
+        true => options
+            .goal
+            .collective
+            .only_provider()
+            .map_or(sweep.shard_bytes(largest), |_| total_bytes),
+        false => total_bytes,
     };
     HostMemory {
         ranks: local_ranks as u64,
-        total_bytes: sweep.total_bytes(largest).saturating_mul(operations),
-        input_bytes: shard.saturating_mul(operations),
+        total_bytes: total_bytes.saturating_mul(operations),
+        input_bytes: input_bytes.saturating_mul(operations),
     }
 }

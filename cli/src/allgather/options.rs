@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use peerlane::collective::Collective;
 use peerlane::planning::schedule::algorithms;
 use peerlane::{DType, Deadline, cuda};
 
@@ -12,6 +11,7 @@ use super::node_options::NodeOptions;
 use super::shape::{ShapeOptions, Sweep};
 use super::target::{EngineKind, TargetOptions};
 use crate::error::{Failure, Result};
+use crate::goal::Goal;
 use crate::nics::NicOptions;
 use crate::options::{RunOptions, SweepOptions};
 use crate::ranks::comm::{Settings, given};
@@ -126,7 +126,7 @@ pub(crate) struct Options {
     pub(crate) trace: Option<PathBuf>,
     /// The measured collective, which the command sets.
     #[arg(skip)]
-    pub(crate) collective: Collective,
+    pub(crate) goal: Goal,
     #[command(flatten)]
     pub(crate) run: RunOptions,
 }
@@ -181,8 +181,8 @@ impl Options {
     pub(crate) const RANKS_DEFAULT: usize = 4;
 
     /// Returns the options for another collective.
-    pub(crate) fn of(self, collective: Collective) -> Self {
-        Self { collective, ..self }
+    pub(crate) fn of(self, goal: Goal) -> Self {
+        Self { goal, ..self }
     }
 
     /// Checks the options against each other.
@@ -241,18 +241,22 @@ impl Options {
     /// # Errors
     /// A usage failure that names the option.
     fn check_collective(&self) -> Result<()> {
-        let collective = self.collective;
-        if collective == Collective::AllGather {
+        let goal = self.goal;
+        if goal == Goal::default() {
             return Ok(());
         }
-        let name = collective.name();
-        if self.in_place && collective == Collective::AllToAll {
-            let text = format!("--in-place is not supported for an {name}, which keeps its input");
+        let (name, collective) = (goal.name(), goal.collective);
+        if self.in_place && !collective.runs_in_place() {
+            let name = collective.with_article();
+            let text = format!("--in-place is not supported for {name}, which keeps its input");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let shape = &self.shape;
+        if shape.shards.is_some() && !goal.takes_lengths() {
+            let text = format!("--shards is not supported for {name}, whose blocks are equal");
+            return Err(Failure::usage(text).with_advice("remove the option"));
+        }
         let of_all_gather = [
-            ("--shards", shape.shards.is_some()),
             ("--list", shape.list),
             ("--tensors", shape.tensors.is_some()),
             ("--vs", self.vs.is_some()),
@@ -353,7 +357,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
     let iterations = options.iterations.map_or("automatic".to_owned(), |n| n.to_string());
     let as_written = [
         ("--backend", backend.to_owned()),
-        ("the collective", options.collective.to_string()),
+        ("the collective", options.goal.text()),
         ("--algorithm", algorithm.selection.name()),
         ("--chunks", given(algorithm.chunks.map(|chunks| chunks.to_string()))),
         ("--chunk-bytes", given(algorithm.chunk_bytes.map(|size| size.0.to_string()))),

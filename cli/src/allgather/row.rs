@@ -44,7 +44,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row
         compute_bytes: moved.compute_bytes,
     });
     Row {
-        collective: report.collective.to_string(),
+        collective: setup.options.goal.text(),
         backend: setup.backend.clone(),
         ranks: report.ranks,
         nodes: setup.topology.notation(),
@@ -56,7 +56,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row
         shape: setup.options.shape.text(),
         outputs: report.outputs,
         total_bytes: report.total_bytes,
-        shard_bytes: report.longest_shard_bytes,
+        shard_bytes: report.longest_block_bytes,
         iterations: measured.iterations,
         median_us: microseconds(median),
         p99_us: microseconds(p99),
@@ -84,7 +84,7 @@ pub(super) fn missing(
     why: &Failure,
 ) -> MissingRow {
     MissingRow {
-        collective: setup.options.collective.to_string(),
+        collective: setup.options.goal.text(),
         backend: setup.backend.clone(),
         ranks: setup.ranks(),
         nodes: setup.topology.notation(),

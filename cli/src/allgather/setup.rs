@@ -8,16 +8,17 @@ use peerlane::collective::Collective;
 use peerlane::group::Report;
 use peerlane::hal::{Fabric, LinkKind};
 use peerlane::planning::cost::{Key, Links};
+use peerlane::planning::layout::Layout;
 use peerlane::topology::Topology;
-use peerlane::{AllGather, Element, Group, Rank};
+use peerlane::{Element, Group, Operation, Rank};
 
 use super::host_operation::HostOperation;
 use super::node_options::Network;
 use super::options::Options;
+use super::shape::destinations;
 use super::topology::{NetworkFabric, RankTopology};
 use crate::calibration;
 use crate::error::{Failure, Result};
-use crate::goal;
 use crate::ranks::comm::Comm;
 use crate::ranks::data::Numbering;
 
@@ -112,7 +113,7 @@ impl<'a> Setup<'a> {
 
     /// Returns the algorithms to measure.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
-        self.options.algorithm.algorithms(self.topology.nodes(), self.options.collective)
+        self.options.algorithm.algorithms(self.topology.nodes(), self.options.goal.collective)
     }
 
     /// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
@@ -124,20 +125,18 @@ impl<'a> Setup<'a> {
         group: &mut Group,
         shard_length: u64,
         variant: Variant,
-    ) -> Result<AllGather<T>> {
+    ) -> Result<Operation<T>> {
         let Options { shape, algorithm, .. } = self.options;
-        let pieces = shape.pieces(shard_length, self.ranks())?;
-        let longest = self.shard_bytes(shard_length).into_iter().max().unwrap_or(0);
+        let goal = self.options.goal;
+        let pieces = shape.pieces(goal, shard_length, self.ranks())?;
+        let (_, longest) = self.layout(shard_length)?.block_bytes_min_max();
         let chunks = algorithm.chunks(longest)?;
-        let mut builder = match self.options.collective {
-            Collective::Broadcast { root } => {
-                let len = pieces[0].iter().fold(0_usize, |sum, len| sum.saturating_add(*len));
-                group.broadcast(root, len)
-            }
-            Collective::AllToAll => group.all_to_all(pieces[0][0]),
-            _ => shape.describe::<T>(group, &pieces),
-        };
+        let lens = goal.lens(&pieces, group.rank());
+        let mut builder = group.operation(goal.collective, lens);
         builder = builder.timeout(self.options.run.timeout);
+        if shape.list {
+            builder = builder.destinations(&destinations(&pieces[0]));
+        }
         if let Some(links) = &self.links {
             builder = builder.links(links.clone());
         }
@@ -177,28 +176,34 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Returns the shard of every rank in bytes, with `shard_length` elements on average.
-    pub(super) fn shard_bytes(&self, shard_length: u64) -> Vec<u64> {
-        let element = self.options.dtype.bytes() as u64;
-        let mut lengths = self.options.shape.lengths(shard_length, self.ranks());
-        if let Collective::Broadcast { root } = self.options.collective {
-            let total = lengths.iter().fold(0_u64, |sum, length| sum.saturating_add(*length));
-            lengths.fill(0);
-            lengths[root.index()] = total;
+    /// Returns the layout in bytes of blocks with `shard_length` elements on average.
+    ///
+    /// # Errors
+    /// If a length exceeds the address space.
+    pub(super) fn layout(&self, shard_length: u64) -> Result<Layout> {
+        let Options { shape, goal, dtype, .. } = self.options;
+        let element = dtype.bytes() as u64;
+        let in_bytes =
+            |lens: Vec<usize>| lens.into_iter().map(|len| element * len as u64).collect();
+        let pieces = shape.pieces(*goal, shard_length, self.ranks())?;
+        let lengths: Vec<Vec<u64>> = pieces.into_iter().map(in_bytes).collect();
+        Ok(goal.layout(&lengths, 1)?)
+    }
+
+    /// Returns the bytes of the blocks of the input of `rank`: one of each tensor, or one for each rank.
+    pub(super) fn input_blocks(layout: &Layout, collective: Collective, rank: Rank) -> Vec<u64> {
+        match collective.has_equal_outputs() {
+            true => {
+                (0..layout.tensors()).map(|tensor| layout.input_piece_bytes(tensor, rank)).collect()
+            }
+            false => Rank::all(layout.ranks()).map(|to| layout.block_bytes(rank, to)).collect(),
         }
-        lengths.into_iter().map(|length| length.saturating_mul(element)).collect()
     }
 
     /// Returns the numbers of the blocks of a rank.
     pub(super) fn numbering(&self, rank: Rank) -> Numbering {
         let (rank, ranks) = (rank.index(), self.ranks());
-        Numbering { collective: self.options.collective, rank, ranks }
-    }
-
-    /// Returns offset and length of a rank's shard in the output, in bytes.
-    pub(super) fn own_bytes(&self, shard_length: u64, rank: Rank) -> (u64, u64) {
-        let shards = self.shard_bytes(shard_length);
-        (shards[..rank.index()].iter().sum(), shards[rank.index()])
+        Numbering { collective: self.options.goal.collective, rank, ranks }
     }
 
     /// Returns the predicted time, if predictions are shown.
@@ -219,7 +224,7 @@ impl<'a> Setup<'a> {
 /// A failure that names the option.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
-    goal::check_root(options.collective, ranks)?;
+    options.goal.check_root(ranks)?;
     options.node_options.topology(ranks)?;
     if backend != "host" && options.node_options.local_bandwidth.is_some() {
         let text =
@@ -230,7 +235,8 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
         options.nics.check()?;
     }
     let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
-    let longest = options.shape.lengths(largest, ranks).into_iter().max().unwrap_or(0);
+    let longest =
+        options.shape.lengths(options.goal, largest, ranks).into_iter().max().unwrap_or(0);
     options.algorithm.chunks(longest.saturating_mul(options.dtype.bytes() as u64))?;
     calibrated_links(options, backend, ranks).map(drop)
 }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use peerlane::group::OperationBuilder;
-use peerlane::{Destination, Element, Group};
+use peerlane::Destination;
 
 use crate::error::{Failure, Result};
+use crate::goal::Goal;
 
 /// Elements between the shards of a list, which must not be written.
 pub(super) const GAP: usize = 3;
@@ -50,9 +50,19 @@ impl ShapeOptions {
         }
     }
 
-    /// Returns the elements of each rank's shard, with `shard_length` on average.
-    pub(super) fn lengths(&self, shard_length: u64, ranks: usize) -> Vec<u64> {
-        let Some(Ratio(numbers)) = &self.shards else { return vec![shard_length; ranks] };
+    /// Returns the elements of each rank's block, with `shard_length` on average; of the whole in a broadcast.
+    ///
+    /// Between pairs of ranks, the blocks differ by default: the numbers are 0:1:2 and so on.
+    pub(super) fn lengths(&self, goal: Goal, shard_length: u64, ranks: usize) -> Vec<u64> {
+        let by_pair = || if ranks > 1 { (0..ranks as u32).collect() } else { vec![1] };
+        let numbers = match &self.shards {
+            Some(Ratio(numbers)) => numbers.clone(),
+            None if goal.is_by_pair => by_pair(),
+            None => {
+                let blocks = if goal.is_one_block() { ranks as u64 } else { 1 };
+                return vec![shard_length.saturating_mul(blocks); ranks];
+            }
+        };
         let sum: u128 = numbers.iter().map(|number| u128::from(*number)).sum();
         let total = u128::from(shard_length) * ranks as u128;
         cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
@@ -62,13 +72,19 @@ impl ShapeOptions {
     ///
     /// # Errors
     /// If a length exceeds the address space.
-    pub(super) fn pieces(&self, shard_length: u64, ranks: usize) -> Result<Vec<Vec<usize>>> {
+    pub(super) fn pieces(
+        &self,
+        goal: Goal,
+        shard_length: u64,
+        ranks: usize,
+    ) -> Result<Vec<Vec<usize>>> {
         let tensors = self.tensors.unwrap_or(1);
         let of_rank = |length| {
             let ones = (0..tensors).map(|_| 1);
             cuts(ones, tensors.into(), u128::from(length))
         };
-        let by_rank: Vec<_> = self.lengths(shard_length, ranks).into_iter().map(of_rank).collect();
+        let by_rank: Vec<_> =
+            self.lengths(goal, shard_length, ranks).into_iter().map(of_rank).collect();
         let piece = |length: u64| {
             usize::try_from(length).map_err(|_| {
                 Failure::usage("--max-bytes exceeds the address space of this machine")
@@ -82,26 +98,6 @@ impl ShapeOptions {
     /// Returns the number of output buffers for `ranks` ranks.
     pub(super) fn output_buffers(&self, ranks: usize) -> usize {
         if self.list { ranks.min(LIST_BUFFERS) } else { 1 }
-    }
-
-    /// Creates the builder of an all-gather with these [pieces](Self::pieces).
-    pub(super) fn describe<'g, T: Element>(
-        &self,
-        group: &'g mut Group,
-        pieces: &[Vec<usize>],
-    ) -> OperationBuilder<'g, T> {
-        let first = &pieces[0];
-        match (self.tensors, &self.shards) {
-            _ if self.list => group.all_gather_list(first, &destinations(first)),
-            (None, None) => group.all_gather(first[0]),
-            (None, Some(_)) => group.all_gather_v(first),
-            (Some(_), None) => {
-                group.all_gather_tensors(&pieces.iter().map(|piece| piece[0]).collect::<Vec<_>>())
-            }
-            (Some(_), Some(_)) => {
-                group.all_gather_tensors_v(&pieces.iter().map(Vec::as_slice).collect::<Vec<_>>())
-            }
-        }
     }
 
     /// Returns the shape as text for the title; `None` for equal shards in one tensor.
@@ -209,19 +205,19 @@ mod tests {
 
     #[test]
     fn a_ratio_divides_the_whole_total() {
-        assert_eq!(shape("").lengths(7, 3), [7, 7, 7]);
-        assert_eq!(shape("--shards 1:2:3:4").lengths(25, 4), [10, 20, 30, 40]);
+        assert_eq!(shape("").lengths(Goal::default(), 7, 3), [7, 7, 7]);
+        assert_eq!(shape("--shards 1:2:3:4").lengths(Goal::default(), 25, 4), [10, 20, 30, 40]);
         for length in [0, 1, 7, 1000, u64::MAX / 8] {
-            let lengths = shape("--shards 1:0:5").lengths(length, 3);
+            let lengths = shape("--shards 1:0:5").lengths(Goal::default(), length, 3);
             assert_eq!((lengths.iter().sum::<u64>(), lengths[1]), (3 * length, 0));
         }
     }
 
     #[test]
     fn tensors_share_each_shard() {
-        let pieces = shape("--shards 1:3 --tensors 3").pieces(10, 2).unwrap();
+        let pieces = shape("--shards 1:3 --tensors 3").pieces(Goal::default(), 10, 2).unwrap();
         assert_eq!(pieces, [[1, 5], [2, 5], [2, 5]]);
-        assert_eq!(shape("").pieces(4, 2).unwrap(), [[4, 4]]);
+        assert_eq!(shape("").pieces(Goal::default(), 4, 2).unwrap(), [[4, 4]]);
     }
 
     #[test]

@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use super::options::Options;
 use crate::error::{Failure, Result};
-use crate::goal::provided;
 use crate::options::PlanOptions;
 use crate::report::pretty_json;
 use crate::text_file;
@@ -49,6 +48,9 @@ struct JsonLayout {
 
 #[derive(Serialize)]
 struct JsonCell {
+    /// The rank of the output, if outputs differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<u32>,
     cell: Cell,
     input_offset: u64,
     output_offset: u64,
@@ -68,15 +70,13 @@ impl Document {
         let chunks = options.chunks();
         let PlanOptions { in_place, outputs, flags, .. } = options.plan;
         let flags = flags.unwrap_or(FlagOrder::Prompt);
-        let collective = options.plan.goal.collective(topology.ranks())?;
+        let goal = options.plan.goal.goal(topology.ranks())?;
+        let collective = goal.collective;
         let shape = Shape { collective, chunks, in_place, outputs, flags, tiers: options.tiers };
         let size_limit = options.size_limit(&topology)?;
         let layout = options
             .shard_bytes(topology.ranks())?
-            .map(|shard_bytes| {
-                let layout = Layout::new(&provided(collective, shard_bytes), chunks);
-                layout.and_then(|layout| layout.for_collective(collective)).map_err(usage)
-            })
+            .map(|shard_bytes| goal.layout(&[shard_bytes], chunks).map_err(usage))
             .transpose()?;
         let algorithm = options.algorithm();
         let (plans, verdict) = match (size_limit, shown) {
@@ -125,7 +125,10 @@ impl Document {
             plans: &self.plans,
             layout: self.layout.as_ref().map(|layout| JsonLayout {
                 total_bytes: layout.total_bytes(),
-                cells: cells(layout).map(|cell| JsonCell::new(layout, cell)).collect(),
+                cells: outputs(layout)
+                    .flat_map(|rank| cells(layout, rank).map(move |cell| (rank, cell)))
+                    .map(|(rank, cell)| JsonCell::new(layout, rank, cell))
+                    .collect(),
             }),
         };
         pretty_json(&document)
@@ -133,9 +136,10 @@ impl Document {
 }
 
 impl JsonCell {
-    fn new(layout: &Layout, cell: Cell) -> Self {
-        let span = layout.cell(cell);
+    fn new(layout: &Layout, output: Rank, cell: Cell) -> Self {
+        let span = layout.cell(cell, output);
         Self {
+            output: (!are_equal(layout)).then_some(output.0),
             cell,
             input_offset: span.input_offset,
             output_offset: span.output_offset,
@@ -161,21 +165,40 @@ pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
 }
 
 fn layout_text(layout: &Layout) -> String {
-    let mut text = format!("\n# output of each rank: {} bytes\n", layout.total_bytes());
-    text += "#  cell  input offset  output offset         bytes\n";
-    for cell in cells(layout) {
-        let span = layout.cell(cell);
-        let name = cell.to_string();
-        let (input, output, bytes) = (span.input_offset, span.output_offset, span.bytes);
-        // Writing to a string does not fail.
-        writeln!(text, "# {name:>5} {input:>13} {output:>14} {bytes:>13}").ok();
+    let mut text = String::new();
+    for output in outputs(layout) {
+        let bytes = layout.output_bytes(output);
+        let of = if are_equal(layout) { "each rank".to_owned() } else { format!("rank {output}") };
+        text += &format!("\n# output of {of}: {bytes} bytes\n");
+        text += "#  cell  input offset  output offset         bytes\n";
+        for cell in cells(layout, output) {
+            let span = layout.cell(cell, output);
+            let name = cell.to_string();
+            let (input, output, bytes) = (span.input_offset, span.output_offset, span.bytes);
+            // Writing to a string does not fail.
+            writeln!(text, "# {name:>5} {input:>13} {output:>14} {bytes:>13}").ok();
+        }
     }
     text
 }
 
-fn cells(layout: &Layout) -> impl Iterator<Item = Cell> {
-    let chunks = layout.chunks();
+/// Returns whether the outputs of all ranks are equal.
+fn are_equal(layout: &Layout) -> bool {
+    let collective = layout.collective();
+    collective.has_equal_outputs() && collective.only_receiver().is_none()
+}
+
+/// Returns the ranks whose outputs are shown: one if all are equal, otherwise all that have one.
+fn outputs(layout: &Layout) -> impl Iterator<Item = Rank> {
+    let collective = layout.collective();
+    let shown = if are_equal(layout) { 1 } else { layout.ranks() };
+    Rank::all(layout.ranks()).filter(move |&rank| collective.is_receiver(rank)).take(shown)
+}
+
+fn cells(layout: &Layout, output: Rank) -> impl Iterator<Item = Cell> {
+    let (collective, chunks) = (layout.collective(), layout.chunks());
     Rank::all(layout.ranks())
+        .filter(move |&shard| collective.requires(shard, output))
         .flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
 }
 
@@ -259,7 +282,7 @@ mod tests {
             plans: vec![schedule::plan(Algorithm::Direct, &topology, Rank(1), shape).unwrap()],
             topology,
             verdict: "proven\non two lines".to_owned(),
-            layout: Some(Layout::new(&[100, 64], 2).unwrap()),
+            layout: Some(Layout::new(Collective::AllGather, &[100, 64], 2).unwrap()),
         };
         insta::assert_snapshot!(document.text(), @"
         # 2 ranks on 1 node

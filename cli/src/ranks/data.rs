@@ -120,19 +120,19 @@ pub(crate) struct Numbering {
 }
 
 impl Numbering {
-    /// Returns the number of block `index` of the input: of a tensor, or in an all-to-all for a rank.
+    /// Returns the number of block `index` of the input: of a tensor, or for a rank if each rank gets another block.
     pub(crate) fn of_input(&self, index: usize) -> usize {
-        match self.collective {
-            Collective::AllToAll => self.rank * self.ranks + index,
-            _ => index * self.ranks + self.rank,
+        match self.collective.has_equal_outputs() {
+            true => index * self.ranks + self.rank,
+            false => self.rank * self.ranks + index,
         }
     }
 
     /// Returns the number of block `index` of the output, counted by tensor and then by rank.
     pub(crate) fn of_output(&self, index: usize) -> usize {
-        match self.collective {
-            Collective::AllToAll => index * self.ranks + self.rank,
-            _ => index,
+        match self.collective.has_equal_outputs() {
+            true => index,
+            false => index * self.ranks + self.rank,
         }
     }
 }

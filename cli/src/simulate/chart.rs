@@ -189,12 +189,14 @@ mod tests {
     use peerlane::planning::simulate::{Options, simulate};
     use peerlane::topology::Topology;
 
+    use peerlane::collective::Collective;
+
     use super::*;
 
     fn simulation(links: &Links) -> Simulation {
         let topology: Topology = "2x2".parse().unwrap();
         let shape = Shape { chunks: 2, tiers: true, ..Shape::default() };
-        let layout = Layout::new(&[1 << 20; 4], 2).unwrap();
+        let layout = Layout::new(Collective::AllGather, &[1 << 20; 4], 2).unwrap();
         let options = Options { traced: Rank::all(4).collect(), ..Options::default() };
         simulate(&topology, &layout, links, &options, |rank| {
             schedule::plan(Algorithm::Hierarchical, &topology, rank, shape)

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use peerlane::planning::simulate::Slice;
 
-use crate::error::Result;
-use crate::goal::provided;
+use crate::error::{Failure, Result};
 use crate::report::{OutputFile, print};
 use crate::trace::{self, TraceEvent};
 
@@ -26,15 +25,18 @@ use scenario::{Run, Scenario};
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let ranks = topology.ranks();
-    let collective = options.plan.goal.collective(ranks)?;
-    let shard_bytes = provided(collective, options.shard_bytes(ranks)?);
-    let scenario = Scenario { links: options.links.links()?, shard_bytes, topology };
+    let goal = options.plan.goal.goal(ranks)?;
+    let shard_bytes = options.shard_bytes(ranks)?;
+    let layout = goal.layout(std::slice::from_ref(&shard_bytes), 1);
+    let layout = layout.map_err(|error| Failure::usage(error.to_string()))?;
+    let links = options.links.links()?;
+    let scenario = Scenario { goal, layout, links, shard_bytes, topology };
     let file = |option, path: Option<&Path>, extension| {
         path.map(|path| OutputFile::new(option, path, extension)).transpose()
     };
     let svg = file("--svg", options.svg.as_deref(), "svg")?;
     let trace = file("--trace", options.trace.as_deref(), "json")?;
-    let algorithms = options.algorithms(collective).into_iter();
+    let algorithms = options.algorithms(goal.collective).into_iter();
     let runs: Vec<Run> =
         algorithms.map(|algorithm| scenario.simulate(options, algorithm)).collect::<Result<_>>()?;
     let report = Report { scenario: &scenario, runs: &runs, path: options.path };

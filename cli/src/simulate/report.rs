@@ -77,7 +77,7 @@ impl Report<'_> {
     }
 
     fn total_bytes(&self) -> u64 {
-        self.scenario.shard_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+        self.scenario.layout.total_bytes()
     }
 
     fn shards(&self) -> String {

@@ -9,12 +9,16 @@ use peerlane::topology::Topology;
 
 use super::options::Options;
 use crate::error::{Failure, Result};
+use crate::goal::Goal;
 
 /// Topology, shards and links of a simulation.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) topology: Topology,
+    pub(super) goal: Goal,
     pub(super) shard_bytes: Vec<u64>,
+    /// The bytes of all blocks, in one chunk.
+    pub(super) layout: Layout,
     pub(super) links: Links,
 }
 
@@ -35,8 +39,8 @@ impl Scenario {
     /// If the options contradict each other, or the simulation is too large.
     pub(super) fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
-        let Self { topology, shard_bytes, links } = self;
-        let collective = options.plan.goal.collective(topology.ranks())?;
+        let Self { topology, goal, shard_bytes, layout, links } = self;
+        let collective = goal.collective;
         let shape = Shape {
             collective,
             chunks: 1,
@@ -47,7 +51,7 @@ impl Scenario {
         };
         let question = Question {
             topology,
-            shard_bytes,
+            shard_bytes: &layout.average_blocks(),
             shape,
             links,
             measured: true,
@@ -57,9 +61,7 @@ impl Scenario {
         };
         let Choice { algorithm, chunks, cost, .. } = cost::choose(&question).map_err(usage)?;
         let shape = Shape { chunks, ..shape };
-        let layout = Layout::new(shard_bytes, chunks)
-            .and_then(|layout| layout.for_collective(collective))
-            .map_err(usage)?;
+        let layout = goal.layout(std::slice::from_ref(shard_bytes), chunks).map_err(usage)?;
         let ranks = topology.ranks();
         let how = simulate::Options {
             delays: options.delays(ranks)?,

@@ -53,7 +53,7 @@ fn an_all_gather_has_the_same_rows_by_either_command() {
 fn every_algorithm_that_suits_runs() {
     let rows = run(&format!("bench broadcast --nodes 2+1 --algorithm all --limit {SMALL}")).rows();
     let names: Vec<_> = rows.iter().map(|row| row["algorithm"].as_str().unwrap()).collect();
-    assert_eq!(names, ["direct", "ring", "direct", "ring"]);
+    assert_eq!(names, ["direct", "pull", "ring", "direct", "pull", "ring"]);
 }
 
 #[test]
@@ -76,6 +76,7 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     insta::assert_snapshot!(explained.stdout, @r"
     4 ranks on 1 node, shards of 0 B to 64 MiB, 64 MiB in all: ring, chunks 4
       ring              chunks 4      308 µs  chosen
+      pull              chunks 1      537 µs  1.74 times as long
       direct            chunks 1      539 µs  1.75 times as long
     predicted: 308 µs
           10 µs  start
@@ -111,10 +112,15 @@ fn other_collectives_are_planned_simulated_and_predicted() {
       signal arrived 1.0 to 0
       wait arrived 0.0
 
-    # output of each rank: 128 bytes
+    # output of rank 0: 128 bytes
     #  cell  input offset  output offset         bytes
     #   0.0             0              0            64
     #   1.0             0             64            64
+
+    # output of rank 1: 128 bytes
+    #  cell  input offset  output offset         bytes
+    #   0.0            64              0            64
+    #   1.0            64             64            64
     ");
 }
 
@@ -140,7 +146,7 @@ fn what_a_collective_lacks_is_refused() {
     ");
     insta::assert_snapshot!(refused("plan --root 1"), @r"
     error: --root is 1, but the collective is an all-gather, which has no root
-     help: remove the option, or use --collective broadcast
+     help: remove the option, or use a collective with a root: broadcast
     ");
-    insta::assert_snapshot!(refused("plan --collective broadcast --algorithm pull"), @"error: algorithm pull does not support broadcast, expected direct or ring");
+    insta::assert_snapshot!(refused("plan --collective broadcast --algorithm double-ring"), @"error: algorithm double-ring does not support broadcast, expected direct or pull or ring");
 }

@@ -190,7 +190,7 @@ impl Sample {
 
     pub(super) fn touched_bytes(&self, topology: &Topology) -> u64 {
         let shards = vec![self.shard_bytes; topology.ranks()];
-        touched_bytes(&ClusterSums::new(topology, &shards), self.shape())
+        touched_bytes(&ClusterSums::new(topology, Collective::AllGather, &shards), self.shape())
     }
 
     pub(super) fn gets(&self) -> bool {
@@ -203,7 +203,11 @@ impl Sample {
 
     /// Returns whether ranks forward what they receive.
     pub(super) fn forwards(&self, topology: &Topology) -> bool {
-        (schedule(self.algorithm).forwards)(&ClusterSums::new(topology, &vec![0; topology.ranks()]))
+        (schedule(self.algorithm).forwards)(&ClusterSums::new(
+            topology,
+            Collective::AllGather,
+            &vec![0; topology.ranks()],
+        ))
     }
 
     /// Returns whether every rank puts its own block to every peer in one lane.
@@ -348,7 +352,7 @@ mod tests {
         let residuals = [residual(Direct, 1000, 1.2), residual(Ring, 1000, 0.9)];
         let (topology, links) = (Topology::flat(2).unwrap(), Links::default());
         let of = |algorithm, shards: [u64; 2], shape| {
-            let sums = ClusterSums::new(&topology, &shards);
+            let sums = ClusterSums::new(&topology, Collective::AllGather, &shards);
             let request = CostRequest { algorithm, sums: &sums, shape, links: &links };
             correction(&residuals, &request)
         };

@@ -96,7 +96,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     if let Some(algorithm) = algorithm {
         check_suits(algorithm, shape.collective)?;
     }
-    let sums = ClusterSums::new(topology, shard_bytes);
+    let sums = ClusterSums::new(topology, shape.collective, shard_bytes);
     let links = links.adjusted_to(touched_bytes(&sums, shape));
     let reason = |one| refused.iter().find(|(other, _)| *other == one);
     // An algorithm that the caller selects is used even if a simpler one has the same plans.

@@ -52,7 +52,7 @@ pub fn predict(
         }
     }
     schedule::check_suits(algorithm, shape.collective)?;
-    let sums = ClusterSums::new(topology, shard_bytes);
+    let sums = ClusterSums::new(topology, shape.collective, shard_bytes);
     let links = links.adjusted_to(touched_bytes(&sums, shape));
     Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
 }
@@ -77,7 +77,7 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let copied = u64::from(!shape.in_place);
     let own = Traffic {
         rank_bytes_max: sums.shard_bytes_max * copied,
-        total_bytes: sums.total_bytes * copied,
+        total_bytes: sums.own_bytes * copied,
     };
     let [local, network] = (schedule::schedule(request.algorithm).traffic)(request);
     let picoseconds = total(&terms);

@@ -29,7 +29,7 @@ pub use buffer::Buffer;
 pub use end::GroupEnd;
 pub use memory_range::MemoryRange;
 pub use operation::{
-    AllGather, Destination, Gathered, Lease, Operation, OperationBuilder, Started,
+    BlockLens, Destination, Lease, Operation, OperationBuilder, Received, Started,
 };
 pub use options::GroupOptions;
 pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};

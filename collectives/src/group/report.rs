@@ -28,15 +28,17 @@ pub struct Report {
     pub flags: FlagOrder,
     /// Whether starts may be recorded into graphs.
     pub capturable: bool,
-    /// Bytes that this rank provides.
-    pub shard_bytes: u64,
-    /// Bytes of the shortest shard of all ranks.
-    pub shortest_shard_bytes: u64,
-    /// Bytes of the longest shard of all ranks.
-    pub longest_shard_bytes: u64,
+    /// Bytes of the input of this rank; in place, of its block of the output.
+    pub input_bytes: u64,
+    /// Bytes of the output of this rank.
+    pub output_bytes: u64,
+    /// Bytes of the shortest block of all ranks.
+    pub shortest_block_bytes: u64,
+    /// Bytes of the longest block of all ranks.
+    pub longest_block_bytes: u64,
     /// The number of tensors.
     pub tensors: usize,
-    /// Bytes of the output.
+    /// Bytes of the largest input or output of a rank.
     pub total_bytes: u64,
     /// The links to the peers that the fabrics name, including this rank.
     pub links: Vec<LinkReport>,
@@ -178,12 +180,12 @@ impl LaneReport {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { algorithm, ranks, chunks, outputs, flags, total_bytes, .. } = self;
-        let (shortest, longest) = (self.shortest_shard_bytes, self.longest_shard_bytes);
+        let (shortest, longest) = (self.shortest_block_bytes, self.longest_block_bytes);
         write!(f, "{algorithm}, {ranks} ranks, {shortest} ")?;
         if shortest != longest {
             write!(f, "to {longest} ")?;
         }
-        write!(f, "bytes a shard in {chunks} chunk(s), {total_bytes} bytes in all, ")?;
+        write!(f, "bytes a block in {chunks} chunk(s), {total_bytes} bytes in all, ")?;
         if self.tensors > 1 {
             write!(f, "{} tensors, ", self.tensors)?;
         }

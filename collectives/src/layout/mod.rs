@@ -10,6 +10,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `mod.rs` | the layout of an operation: cells and spans |
+//! | `blocks.rs` | lengths of blocks, inputs and outputs |
 //! | `pieces.rs` | lengths of pieces, and positions in buffers |
 //! | `flags.rs` | the words of flags |
 
@@ -22,9 +23,12 @@ use crate::collective::Collective;
 use crate::error::Error;
 use crate::plan::{Cell, Source};
 
+mod blocks;
 mod flags;
 mod pieces;
 
+pub use blocks::BlockBytes;
+use blocks::Sizes;
 pub(crate) use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
 pub use pieces::{
@@ -36,17 +40,12 @@ pub use pieces::{
 /// If the shard is aligned to a cache line, no two chunks share one.
 pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
-/// The byte ranges of all cells of one operation. Shards may have different lengths.
+/// The byte ranges of all cells of one operation. Blocks may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
-    tensors: Box<[Lengths]>,
-    /// The offset of each tensor after the tensors before it.
-    tensor_offsets: Box<[u64]>,
-    /// The bytes that each rank contributes to all tensors together.
-    shards: Lengths,
+    collective: Collective,
+    blocks: Sizes,
     chunks: u32,
-    /// Whether each rank has a block for every output, as in an all-to-all.
-    has_block_per_output: bool,
     /// The placement of each rank, or one element if all are equal.
     placements: Box<[Arc<Placement>]>,
 }
@@ -54,11 +53,11 @@ pub struct Layout {
 /// The position of a cell if every rank has [`Placement::CONTIGUOUS`] and there is one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CellSpan {
-    /// The offset from the beginning of the provider's block, in bytes.
+    /// The offset from the beginning of the provider's input, in bytes.
     pub input_offset: u64,
     /// The offset from the beginning of the output, in bytes.
     pub output_offset: u64,
-    /// Length in bytes; 0 if the shard is too short to fill every chunk.
+    /// Length in bytes; 0 if the block is too short to fill every chunk.
     pub bytes: u64,
 }
 
@@ -74,61 +73,30 @@ pub struct Span {
 }
 
 impl Layout {
-    /// Creates the layout of one tensor: shards of `shard_bytes` bytes in rank order, each in `chunks` chunks.
+    /// Creates the layout of a collective with one block length for each rank, as [`of_blocks`](Self::of_blocks).
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no shard, `chunks` is 0, or the output is longer than 2^64 - 1
-    /// bytes.
-    pub fn new(shard_bytes: &[u64], chunks: u32) -> Result<Self, Error> {
-        Self::of_tensors(vec![Lengths::of(shard_bytes)?], chunks)
+    /// As [`of_blocks`](Self::of_blocks).
+    pub fn new(collective: Collective, block_bytes: &[u64], chunks: u32) -> Result<Self, Error> {
+        Self::of_blocks(collective, BlockBytes::of(block_bytes)?, chunks)
     }
 
-    /// Creates the layout of several tensors, each with the lengths of its pieces.
+    /// Creates the layout of a collective with these blocks, each in `chunks` chunks, and contiguous inputs and outputs.
     ///
     /// # Errors
-    /// As [`new`](Self::new); also if there is no tensor, or the tensors have different numbers of ranks.
-    pub fn of_tensors(tensors: Vec<Lengths>, chunks: u32) -> Result<Self, Error> {
-        let shards = Lengths::sum(&tensors)?;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or no tensor, the collective cannot have such
+    /// blocks, `chunks` is 0, or an input or output is longer than 2^64 - 1 bytes.
+    pub fn of_blocks(
+        collective: Collective,
+        blocks: BlockBytes,
+        chunks: u32,
+    ) -> Result<Self, Error> {
+        let blocks = Sizes::new(collective, blocks)?;
         if chunks == 0 {
             return Err(invalid("chunks is 0, expected at least 1".into()));
         }
-        let mut end = 0;
-        let begins = tensors.iter().map(|tensor| {
-            end += tensor.total();
-            end - tensor.total()
-        });
-        let tensor_offsets = begins.collect();
-        Ok(Self {
-            tensors: tensors.into(),
-            tensor_offsets,
-            shards,
-            chunks,
-            has_block_per_output: false,
-            placements: [Arc::new(Placement::CONTIGUOUS)].into(),
-        })
-    }
-
-    /// Returns the layout with the inputs that `collective` has.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for an all-to-all with several tensors or blocks of different
-    /// lengths.
-    pub fn for_collective(mut self, collective: Collective) -> Result<Self, Error> {
-        if collective.has_equal_outputs() {
-            return Ok(self);
-        }
-        if self.tensors() != 1 {
-            let tensors = self.tensors();
-            return Err(invalid(format!("tensors is {tensors}, expected 1 for an {collective}")));
-        }
-        if self.shards.uniform().is_none() {
-            let text = format!(
-                "blocks have different lengths, expected equal lengths for an {collective}"
-            );
-            return Err(invalid(text));
-        }
-        self.has_block_per_output = true;
-        Ok(self)
+        let placements = [Arc::new(Placement::CONTIGUOUS)].into();
+        Ok(Self { collective, blocks, chunks, placements })
     }
 
     /// Returns the layout with other placements.
@@ -160,71 +128,6 @@ impl Layout {
         Ok(self)
     }
 
-    /// Returns the number of ranks, at least 1.
-    pub fn ranks(&self) -> usize {
-        self.shards.ranks()
-    }
-
-    /// Returns the number of tensors, at least 1.
-    pub fn tensors(&self) -> usize {
-        self.tensors.len()
-    }
-
-    /// Returns the number of chunks of each shard, at least 1.
-    pub fn chunks(&self) -> u32 {
-        self.chunks
-    }
-
-    /// Returns the length of an output in bytes.
-    pub fn total_bytes(&self) -> u64 {
-        self.shards.total()
-    }
-
-    /// Returns the length of the shard of `rank` in bytes.
-    ///
-    /// # Panics
-    /// If there is no such rank.
-    pub fn shard_bytes(&self, rank: Rank) -> u64 {
-        self.shards.bytes(rank)
-    }
-
-    /// Returns the length of the input of `rank`: its shard, or in an all-to-all a block for every rank.
-    ///
-    /// # Panics
-    /// If there is no such rank.
-    pub fn input_bytes(&self, rank: Rank) -> u64 {
-        if self.has_block_per_output { self.shards.total() } else { self.shard_bytes(rank) }
-    }
-
-    /// Returns the lengths of all shards.
-    pub fn shards(&self) -> &Lengths {
-        &self.shards
-    }
-
-    /// Returns the length of a whole tensor in bytes.
-    ///
-    /// # Panics
-    /// If there is no such tensor.
-    pub fn tensor_bytes(&self, tensor: usize) -> u64 {
-        self.tensors[tensor].total()
-    }
-
-    /// Returns the lengths of the pieces of a tensor.
-    ///
-    /// # Panics
-    /// If there is no such tensor.
-    pub fn tensor(&self, tensor: usize) -> &Lengths {
-        &self.tensors[tensor]
-    }
-
-    /// Returns the bytes that `rank` contributes to a tensor.
-    ///
-    /// # Panics
-    /// If there is no such tensor or rank.
-    pub fn piece_bytes(&self, tensor: usize, rank: Rank) -> u64 {
-        self.tensors[tensor].bytes(rank)
-    }
-
     /// Returns the positions of the input and output of `rank`.
     ///
     /// # Panics
@@ -234,23 +137,27 @@ impl Layout {
         self.placements.get(rank.index()).unwrap_or(&self.placements[0])
     }
 
-    /// Returns the position of `cell` in its shard and in an output without gaps.
+    /// Returns the position of `cell` in an input and in an output of `receiver` without gaps.
     ///
-    /// The cells of a shard follow each other without gaps, in chunk order. Their lengths differ by at most [`CHUNK_ALIGN_BYTES`],
-    /// except that the last one may be shorter by as much again.
+    /// The cells of a block follow each other without gaps, in chunk order. Their lengths differ by at most
+    /// [`CHUNK_ALIGN_BYTES`], except that the last one may be shorter by as much again.
     ///
     /// # Panics
-    /// If there is no such shard or chunk.
-    pub fn cell(&self, cell: Cell) -> CellSpan {
-        let Range { start, end } = self.range(cell);
-        let output_offset = self.shards.offset(cell.shard) + start;
-        CellSpan { input_offset: start, output_offset, bytes: end - start }
+    /// If there is no such rank or chunk.
+    pub fn cell(&self, cell: Cell, receiver: Rank) -> CellSpan {
+        let Range { start, end } = self.range(cell, receiver);
+        let before = match &self.blocks {
+            Sizes::Provided { blocks, .. } => blocks.offset(cell.shard),
+            _ => self.output_offset(0, cell.shard, receiver),
+        };
+        let input_offset = self.input_offset(cell.shard, receiver) + start;
+        CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
     /// Returns the spans of `cell` from rank `of` to the output of `into`; a cell of no bytes has none.
     ///
     /// # Panics
-    /// If there is no such shard, chunk or rank, or `from` is the input of a rank that does not provide the cell.
+    /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide the cell.
     pub fn spans(
         &self,
         cell: Cell,
@@ -258,11 +165,11 @@ impl Layout {
         into: Rank,
     ) -> impl Iterator<Item = Span> {
         assert!(from == Source::Output || of == cell.shard, "rank {of} does not own {cell}");
-        let Range { start, end } = self.range(cell);
+        let Range { start, end } = self.range(cell, into);
         let mut piece_end = 0;
         (0..self.tensors()).filter_map(move |tensor| {
             let piece_start = piece_end;
-            piece_end += self.piece_bytes(tensor, cell.shard);
+            piece_end += self.piece_bytes(tensor, cell.shard, into);
             let (first, last) = (start.max(piece_start), end.min(piece_end));
             if first >= last {
                 return None;
@@ -274,10 +181,9 @@ impl Layout {
             };
             let src = match from {
                 Source::Input => {
-                    let block =
-                        if self.has_block_per_output { self.shards.offset(into) } else { 0 };
                     let position = self.input_position(of, tensor, piece_start);
-                    BufferPosition { offset: position.offset + block, ..position }
+                    let offset = position.offset + self.input_offset(of, into);
+                    BufferPosition { offset, ..position }
                 }
                 Source::Output => self.output_position(of, tensor, cell.shard),
             };
@@ -293,7 +199,7 @@ impl Layout {
     pub fn own_position(&self, rank: Rank, tensor: usize, from: Source) -> BufferPosition {
         match from {
             Source::Input => {
-                let before = (0..tensor).map(|tensor| self.piece_bytes(tensor, rank)).sum();
+                let before = (0..tensor).map(|tensor| self.input_piece_bytes(tensor, rank)).sum();
                 self.input_position(rank, tensor, before)
             }
             Source::Output => self.output_position(rank, tensor, rank),
@@ -302,7 +208,7 @@ impl Layout {
 
     /// Returns the position of the piece of `tensor` in the input of `rank`.
     ///
-    /// `before` is the number of bytes of the shard before the piece.
+    /// `before` is the number of bytes of the block before the piece.
     fn input_position(&self, rank: Rank, tensor: usize, before: u64) -> BufferPosition {
         match &self.placement(rank).input {
             InputPlacement::Contiguous(position) => {
@@ -312,36 +218,40 @@ impl Layout {
         }
     }
 
-    /// Returns the position of a piece in the output of `rank`: the shard `shard` of the tensor `tensor`.
+    /// Returns the position of a piece in the output of `rank`: of the block of `provider`, for a tensor.
     ///
     /// # Panics
-    /// If there is no such rank, tensor or shard.
-    pub fn output_position(&self, rank: Rank, tensor: usize, shard: Rank) -> BufferPosition {
+    /// If there is no such rank or tensor.
+    pub fn output_position(&self, rank: Rank, tensor: usize, provider: Rank) -> BufferPosition {
         let (position, before) = match &self.placement(rank).output {
-            OutputPlacement::Contiguous(position) => (*position, self.tensor_offsets[tensor]),
+            OutputPlacement::Contiguous(position) => {
+                let before = match &self.blocks {
+                    Sizes::Provided { tensor_offsets, .. } => tensor_offsets[tensor],
+                    Sizes::Received(_) | Sizes::Pairs { .. } => 0,
+                };
+                (*position, before)
+            }
             OutputPlacement::ByTensor(positions) => (positions[tensor], 0),
-            OutputPlacement::ByShard(positions) => return positions[shard.index()],
+            OutputPlacement::ByBlock(positions) => return positions[provider.index()],
         };
-        BufferPosition {
-            offset: position.offset + before + self.tensors[tensor].offset(shard),
-            ..position
-        }
+        let offset = position.offset + before + self.output_offset(tensor, provider, rank);
+        BufferPosition { offset, ..position }
     }
 
-    /// Returns the bytes of `cell` in its shard.
-    fn range(&self, cell: Cell) -> Range<u64> {
+    /// Returns the bytes of `cell` in its block for `receiver`.
+    fn range(&self, cell: Cell, receiver: Rank) -> Range<u64> {
         assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
-        let shard_bytes = self.shard_bytes(cell.shard);
-        self.chunk_offset(shard_bytes, cell.chunk)..self.chunk_offset(shard_bytes, cell.chunk + 1)
+        let bytes = self.block_bytes(cell.shard, receiver);
+        self.chunk_offset(bytes, cell.chunk)..self.chunk_offset(bytes, cell.chunk + 1)
     }
 
-    fn chunk_offset(&self, shard_bytes: u64, chunk: u32) -> u64 {
+    fn chunk_offset(&self, block_bytes: u64, chunk: u32) -> u64 {
         if chunk == self.chunks {
-            return shard_bytes;
+            return block_bytes;
         }
-        let units = u128::from(shard_bytes.div_ceil(CHUNK_ALIGN_BYTES));
+        let units = u128::from(block_bytes.div_ceil(CHUNK_ALIGN_BYTES));
         let before = units * u128::from(chunk) / u128::from(self.chunks);
-        u64::try_from(before).expect("fewer units than the shard has") * CHUNK_ALIGN_BYTES
+        u64::try_from(before).expect("fewer units than the block has") * CHUNK_ALIGN_BYTES
     }
 }
 
@@ -357,15 +267,23 @@ mod tests {
 
     use super::*;
 
+    fn all_gather(block_bytes: &[u64], chunks: u32) -> Result<Layout, Error> {
+        Layout::new(Collective::AllGather, block_bytes, chunks)
+    }
+
+    fn of_tensors(tensors: Vec<Lengths>, chunks: u32) -> Layout {
+        Layout::of_blocks(Collective::AllGather, BlockBytes::ByTensor(tensors), chunks).unwrap()
+    }
+
     fn check_tiling(layout: &Layout, context: &str) {
         let mut output_end = 0;
         for shard in Rank::all(layout.ranks()) {
             let mut input_end = 0;
             for chunk in 0..layout.chunks() {
-                let span = layout.cell(Cell { shard, chunk });
+                let span = layout.cell(Cell { shard, chunk }, Rank(0));
                 let offsets = (span.input_offset, span.output_offset);
                 assert_eq!(offsets, (input_end, output_end), "{context}, cell {shard}.{chunk}");
-                if span.input_offset < layout.shard_bytes(shard) {
+                if span.input_offset < layout.input_bytes(shard) {
                     assert_eq!(
                         span.input_offset % CHUNK_ALIGN_BYTES,
                         0,
@@ -375,7 +293,7 @@ mod tests {
                 input_end += span.bytes;
                 output_end += span.bytes;
             }
-            assert_eq!(input_end, layout.shard_bytes(shard), "{context}, shard {shard}");
+            assert_eq!(input_end, layout.input_bytes(shard), "{context}, shard {shard}");
         }
         assert_eq!(output_end, layout.total_bytes(), "{context}");
     }
@@ -390,35 +308,35 @@ mod tests {
             let shard_bytes: Vec<u64> = (0..ranks)
                 .map(|_| if rng.bool() { *rng.choice(&around).unwrap() } else { rng.u64(..10_000) })
                 .collect();
-            let layout = Layout::new(&shard_bytes, chunks).unwrap();
+            let layout = all_gather(&shard_bytes, chunks).unwrap();
             check_tiling(&layout, &format!("seed {seed}, shards {shard_bytes:?}, {chunks} chunks"));
         }
     }
 
     #[test]
     fn the_largest_shard_and_the_most_chunks_do_not_overflow() {
-        let layout = Layout::new(&[u64::MAX], u32::MAX).unwrap();
-        let last = layout.cell(Cell { shard: Rank(0), chunk: u32::MAX - 1 });
+        let layout = all_gather(&[u64::MAX], u32::MAX).unwrap();
+        let last = layout.cell(Cell { shard: Rank(0), chunk: u32::MAX - 1 }, Rank(0));
         assert_eq!(last.input_offset + last.bytes, u64::MAX);
     }
 
     #[test]
     fn chunks_are_even_to_one_unit() {
-        let layout = Layout::new(&[10 * 64], 4).unwrap();
-        let bytes = |chunk| layout.cell(Cell { shard: Rank(0), chunk }).bytes;
+        let layout = all_gather(&[10 * 64], 4).unwrap();
+        let bytes = |chunk| layout.cell(Cell { shard: Rank(0), chunk }, Rank(0)).bytes;
         assert_eq!([bytes(0), bytes(1), bytes(2), bytes(3)], [128, 192, 128, 192]);
     }
 
     #[test]
     fn impossible_layouts_are_named() {
         let text = |shard_bytes: &[u64], chunks| {
-            let error = Layout::new(shard_bytes, chunks).unwrap_err();
+            let error = all_gather(shard_bytes, chunks).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             error.to_string()
         };
-        assert_snapshot!(text(&[], 1), @"shard_bytes is empty, expected one length for each rank");
+        assert_snapshot!(text(&[], 1), @"block_bytes is empty, expected one length for each rank");
         assert_snapshot!(text(&[8], 0), @"chunks is 0, expected at least 1");
-        assert_snapshot!(text(&[1, u64::MAX], 1), @"shards are too long: rank 1 adds 18446744073709551615 bytes to the 1 bytes of ranks with lower numbers, expected at most 18446744073709551615 bytes in total");
+        assert_snapshot!(text(&[1, u64::MAX], 1), @"blocks are too long: rank 1 adds 18446744073709551615 bytes to the 1 bytes of ranks with lower numbers, expected at most 18446744073709551615 bytes in total");
     }
 
     /// Returns a layout with random tensors and a random placement on each rank, in random order and with gaps.
@@ -434,14 +352,15 @@ mod tests {
             }
         };
         let lengths = (0..tensors).map(|_| lengths(rng).unwrap()).collect();
-        let layout = Layout::of_tensors(lengths, chunks).unwrap();
+        let layout = of_tensors(lengths, chunks);
         if rng.bool() {
             return layout;
         }
         let placements = Rank::all(ranks).map(|rank| {
-            let pieces: Vec<u64> = (0..tensors).map(|t| layout.piece_bytes(t, rank)).collect();
-            let wholes: Vec<u64> = (0..tensors).map(|t| layout.tensor_bytes(t)).collect();
-            let shards: Vec<u64> = layout.shards().iter().collect();
+            let pieces: Vec<u64> =
+                (0..tensors).map(|t| layout.input_piece_bytes(t, rank)).collect();
+            let wholes: Vec<u64> = (0..tensors).map(|t| layout.tensor_bytes(t, rank)).collect();
+            let shards = layout.average_blocks();
             let joined = BufferPosition { buffer: rng.u32(..3), offset: rng.u64(..100) };
             let input = match rng.bool() {
                 true => InputPlacement::Contiguous(joined),
@@ -449,7 +368,7 @@ mod tests {
             };
             let output = match (rng.u32(..3), tensors) {
                 (0, _) => OutputPlacement::Contiguous(joined),
-                (1, 1) => OutputPlacement::ByShard(scatter(rng, &shards)),
+                (1, 1) => OutputPlacement::ByBlock(scatter(rng, &shards)),
                 _ => OutputPlacement::ByTensor(scatter(rng, &wholes)),
             };
             Placement { input, output }
@@ -511,7 +430,7 @@ mod tests {
         let mut checked = 0;
         for tensor in 0..layout.tensors() {
             for shard in Rank::all(layout.ranks()) {
-                let bytes = layout.piece_bytes(tensor, shard);
+                let bytes = layout.piece_bytes(tensor, shard, rank);
                 let position = layout.output_position(rank, tensor, shard);
                 let expected = (0..bytes).map(|index| content(shard, tensor, index));
                 if bytes > 0 {
@@ -536,7 +455,7 @@ mod tests {
                     let mut input = zeroed(layout.placement(rank).input_needs(&layout, rank));
                     let mut before = 0;
                     for tensor in 0..layout.tensors() {
-                        let bytes = layout.piece_bytes(tensor, rank);
+                        let bytes = layout.input_piece_bytes(tensor, rank);
                         let position = layout.input_position(rank, tensor, before);
                         before += bytes;
                         for index in 0..bytes {
@@ -549,7 +468,7 @@ mod tests {
                 })
                 .collect();
             let outputs: Vec<Memory> = Rank::all(layout.ranks())
-                .map(|rank| zeroed(layout.placement(rank).output_needs(&layout)))
+                .map(|rank| zeroed(layout.placement(rank).output_needs(&layout, rank)))
                 .collect();
             let mut first = outputs[0].clone();
             for cell in all_cells(&layout) {
@@ -569,8 +488,7 @@ mod tests {
 
     #[test]
     fn equal_placements_of_many_ranks_are_stored_once() {
-        let layout =
-            Layout::of_tensors(vec![Lengths::equal(16_384, 1 << 20).unwrap()], 64).unwrap();
+        let layout = of_tensors(vec![Lengths::equal(16_384, 1 << 20).unwrap()], 64);
         assert_eq!((layout.placements.len(), layout.ranks()), (1, 16_384));
         let layout = layout.with_placements(vec![Placement::CONTIGUOUS; 16_384]).unwrap();
         assert_eq!(layout.placements.len(), 1);
@@ -584,7 +502,7 @@ mod tests {
 
     #[test]
     fn impossible_placements_are_named() {
-        let layout = Layout::new(&[8, 0, 16], 1).unwrap();
+        let layout = all_gather(&[8, 0, 16], 1).unwrap();
         let position = |buffer, offset| BufferPosition { buffer, offset };
         let text = |layout: &Layout, output| {
             let placement = Placement { output, ..Placement::CONTIGUOUS };
@@ -592,17 +510,17 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             error.to_string()
         };
-        let by_shard = |positions: &[BufferPosition]| OutputPlacement::ByShard(positions.to_vec());
-        assert_snapshot!(text(&layout, by_shard(&[position(0, 0)])), @"output has 1 positions, expected 3, one for each shard");
+        let by_block = |positions: &[BufferPosition]| OutputPlacement::ByBlock(positions.to_vec());
+        assert_snapshot!(text(&layout, by_block(&[position(0, 0)])), @"output has 1 positions, expected 3, one for each block");
         assert_snapshot!(text(&layout, OutputPlacement::ByTensor(Vec::new())), @"output has 0 positions, expected 1, one for each tensor");
-        assert_snapshot!(text(&layout, by_shard(&[position(1, 9), position(1, 10), position(1, 0)])), @"outputs of rank 1 overlap: shard 2 is bytes 0 to 16 of buffer 1, and shard 0 is bytes 9 to 17 of buffer 1");
-        assert_snapshot!(text(&layout, by_shard(&[position(0, u64::MAX), position(1, 0), position(2, 0)])), @"output of rank 1: shard 0 has 8 bytes at offset 18446744073709551615 of buffer 0, expected an end offset of at most 18446744073709551615");
+        assert_snapshot!(text(&layout, by_block(&[position(1, 9), position(1, 10), position(1, 0)])), @"outputs of rank 1 overlap: block 2 is bytes 0 to 16 of buffer 1, and block 0 is bytes 9 to 17 of buffer 1");
+        assert_snapshot!(text(&layout, by_block(&[position(0, u64::MAX), position(1, 0), position(2, 0)])), @"output of rank 1: block 0 has 8 bytes at offset 18446744073709551615 of buffer 0, expected an end offset of at most 18446744073709551615");
         let shards = [position(0, 16), position(0, 3), position(0, 0)];
-        let placement = Placement { output: by_shard(&shards), ..Placement::CONTIGUOUS };
+        let placement = Placement { output: by_block(&shards), ..Placement::CONTIGUOUS };
         placement.check(&layout, Rank(0)).unwrap();
         let two = vec![Lengths::equal(3, 8).unwrap(); 2];
-        let two = Layout::of_tensors(two, 1).unwrap();
-        assert_snapshot!(text(&two, by_shard(&shards)), @"tensors is 2, expected 1 for an output with one position for each shard");
+        let two = of_tensors(two, 1);
+        assert_snapshot!(text(&two, by_block(&shards)), @"tensors is 2, expected 1 for an output with one position for each block");
         let error = two.with_placements(vec![Placement::CONTIGUOUS]).unwrap_err();
         assert_snapshot!(error, @"number of placements is 1, expected 3, one for each rank");
     }

@@ -36,7 +36,7 @@ impl Lengths {
         })?;
         if bytes.checked_mul(count.into()).is_none() {
             return Err(invalid(format!(
-                "shard_bytes is {bytes} on each of {ranks} ranks, expected at most {} bytes in \
+                "block_bytes is {bytes} on each of {ranks} ranks, expected at most {} bytes in \
                  total",
                 u64::MAX
             )));
@@ -50,7 +50,7 @@ impl Lengths {
     /// As [`equal`](Self::equal).
     pub fn of(bytes: &[u64]) -> Result<Self, Error> {
         let Some(&first) = bytes.first() else {
-            let text = "shard_bytes is empty, expected one length for each rank";
+            let text = "block_bytes is empty, expected one length for each rank";
             return Err(invalid(text.to_owned()));
         };
         let mut offsets = Vec::with_capacity(bytes.len() + 1);
@@ -59,7 +59,7 @@ impl Lengths {
             offsets.push(end);
             end = end.checked_add(bytes).ok_or_else(|| {
                 invalid(format!(
-                    "shards are too long: rank {rank} adds {bytes} bytes to the {end} bytes of \
+                    "blocks are too long: rank {rank} adds {bytes} bytes to the {end} bytes of \
                      ranks with lower numbers, expected at most {} bytes in total",
                     u64::MAX
                 ))
@@ -118,6 +118,25 @@ impl Lengths {
             Kind::Equal { ranks, bytes } => bytes * u64::from(*ranks),
             Kind::Uneven(offsets) => offsets[offsets.len() - 1],
         }
+    }
+
+    /// Returns the length of the shortest piece.
+    pub fn min(&self) -> u64 {
+        self.uniform().or_else(|| self.iter().min()).unwrap_or(0)
+    }
+
+    /// Returns the length of the longest piece.
+    pub fn max(&self) -> u64 {
+        self.uniform().or_else(|| self.iter().max()).unwrap_or(0)
+    }
+
+    /// Returns the lengths of the ranks that `keeps` selects, and 0 for the others.
+    pub(super) fn only(self, keeps: impl Fn(Rank) -> bool) -> Result<Self, Error> {
+        if Rank::all(self.ranks()).all(&keeps) {
+            return Ok(self);
+        }
+        let kept = |rank| if keeps(rank) { self.bytes(rank) } else { 0 };
+        Self::of(&Rank::all(self.ranks()).map(kept).collect::<Vec<_>>())
     }
 
     /// Returns the lengths in rank order.
@@ -201,8 +220,8 @@ pub enum OutputPlacement {
     Contiguous(BufferPosition),
     /// A position for each tensor.
     ByTensor(Vec<BufferPosition>),
-    /// A position for each shard of the only tensor.
-    ByShard(Vec<BufferPosition>),
+    /// A position for each block of the only tensor.
+    ByBlock(Vec<BufferPosition>),
 }
 
 /// The positions of a rank's input and output: buffers by number, offsets in bytes.
@@ -231,7 +250,7 @@ impl Placement {
     /// outputs that overlap, naming both.
     pub fn check(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
         self.check_counts(layout)?;
-        let (inputs, outputs) = (self.inputs(layout, rank), self.outputs(layout));
+        let (inputs, outputs) = (self.inputs(layout, rank), self.outputs(layout, rank));
         let inputs = inputs.iter().map(|range| ("input", range));
         for (what, range) in inputs.chain(outputs.iter().map(|range| ("output", range))) {
             let PlacedRange { kind, number, position: BufferPosition { buffer, offset }, bytes } =
@@ -273,48 +292,44 @@ impl Placement {
             OutputPlacement::ByTensor(positions) => {
                 check("output", positions.len(), tensors, "tensor")
             }
-            OutputPlacement::ByShard(_) if tensors != 1 => {
+            OutputPlacement::ByBlock(_) if tensors != 1 => {
                 let text = format!(
                     "tensors is {tensors}, expected 1 for an output with one position for each \
-                     shard"
+                     block"
                 );
                 Err(invalid(text))
             }
-            OutputPlacement::ByShard(positions) => check("output", positions.len(), ranks, "shard"),
+            OutputPlacement::ByBlock(positions) => check("output", positions.len(), ranks, "block"),
         }
     }
 
     fn inputs(&self, layout: &Layout, rank: Rank) -> Vec<PlacedRange> {
         match &self.input {
             InputPlacement::Contiguous(position) => {
-                vec![PlacedRange::new("shard", rank.index(), *position, layout.input_bytes(rank))]
+                vec![PlacedRange::new("block", rank.index(), *position, layout.input_bytes(rank))]
             }
             InputPlacement::ByTensor(positions) => {
-                let bytes = |tensor| match layout.tensors() {
-                    1 => layout.input_bytes(rank),
-                    _ => layout.piece_bytes(tensor, rank),
-                };
-                placed("tensor", positions, bytes)
+                placed("tensor", positions, |tensor| layout.input_piece_bytes(tensor, rank))
             }
         }
     }
 
-    fn outputs(&self, layout: &Layout) -> Vec<PlacedRange> {
+    fn outputs(&self, layout: &Layout, rank: Rank) -> Vec<PlacedRange> {
         match &self.output {
             OutputPlacement::Contiguous(position) => {
-                vec![PlacedRange::new("tensor", 0, *position, layout.total_bytes())]
+                vec![PlacedRange::new("tensor", 0, *position, layout.output_bytes(rank))]
             }
             OutputPlacement::ByTensor(positions) => {
-                placed("tensor", positions, |tensor| layout.tensor_bytes(tensor))
+                placed("tensor", positions, |tensor| layout.tensor_bytes(tensor, rank))
             }
-            OutputPlacement::ByShard(positions) => {
-                placed("shard", positions, |shard| layout.shard_bytes(Rank::at(shard)))
+            OutputPlacement::ByBlock(positions) => {
+                placed("block", positions, |provider| layout.block_bytes(Rank::at(provider), rank))
             }
         }
     }
 
     fn check_overlap(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
-        let mut outputs = self.outputs(layout);
+        let mut outputs = self.outputs(layout, rank);
         outputs.retain(|range| range.bytes > 0);
         outputs.sort_by_key(|range| range.position);
         match outputs.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
@@ -332,12 +347,12 @@ impl Placement {
     }
 
     /// Returns the smallest length of each output buffer that is used, by number.
-    pub fn output_needs(&self, layout: &Layout) -> BTreeMap<u32, u64> {
-        buffer_bytes(self.outputs(layout))
+    pub fn output_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
+        buffer_bytes(self.outputs(layout, rank))
     }
 }
 
-/// A tensor or a shard at a position, for checks and error texts.
+/// A tensor or a block at a position, for checks and error texts.
 #[derive(Clone, Copy, Debug)]
 struct PlacedRange {
     kind: &'static str,
@@ -422,7 +437,7 @@ mod tests {
             error.to_string()
         };
         assert_snapshot!(text(Lengths::equal(0, 1)), @"number of ranks is 0, expected 1 to 4294967295");
-        assert_snapshot!(text(Lengths::equal(2, u64::MAX)), @"shard_bytes is 18446744073709551615 on each of 2 ranks, expected at most 18446744073709551615 bytes in total");
+        assert_snapshot!(text(Lengths::equal(2, u64::MAX)), @"block_bytes is 18446744073709551615 on each of 2 ranks, expected at most 18446744073709551615 bytes in total");
         assert_snapshot!(text(Lengths::sum(&[])), @"tensors is 0, expected at least 1");
         let (two, three) = (Lengths::equal(2, 8).unwrap(), Lengths::equal(3, 8).unwrap());
         assert_snapshot!(text(Lengths::sum(&[two.clone(), three])), @"tensor 1 has lengths for 3 ranks, expected 2 ranks, as tensor 0");

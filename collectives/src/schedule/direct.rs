@@ -19,7 +19,6 @@ use peerlane_hal::Rank;
 use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{PeerLane, arrived, cells, peer_lanes, put, ready, self_copy, signal, wait};
 use super::{PlanRequest, Schedule, schedule};
-use crate::collective::Collective;
 use crate::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
 use crate::units::{bytes, rate};
 
@@ -38,7 +37,7 @@ pub(super) const DIRECT: Schedule = Schedule {
 
 pub(super) const PULL: Schedule = Schedule {
     algorithm: Algorithm::Pull,
-    suits: |collective| matches!(collective, Collective::AllGather | Collective::AllToAll),
+    suits: |_| true,
     lanes: pull_lanes,
     pointless: |_| None,
     forwards: |_| false,
@@ -57,11 +56,10 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
     let needs_ready = request.needs_ready();
-    // The peers that need data of this rank, and those that provide data.
-    let (targets, is_provider) = (|| served.iter().copied(), request.is_provider(rank));
-    let targets = || targets().filter(|_| is_provider);
+    let collective = shape.collective;
+    let targets = || served.iter().copied().filter(|&peer| collective.requires(rank, peer));
     let sources = |peers: &[Rank]| {
-        peers.iter().copied().filter(|&peer| request.is_provider(peer)).collect::<Vec<_>>()
+        peers.iter().copied().filter(|&peer| collective.requires(peer, rank)).collect::<Vec<_>>()
     };
     let own_cells = || cells(rank, shape.chunks);
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
@@ -99,18 +97,22 @@ fn pull_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
 
 fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
-    let &PeerLane { lane, tier, ref served, ref serving } = peers;
+    let PeerLane { lane, tier, served, serving } = peers;
+    let (lane, tier) = (*lane, *tier);
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let taken = |by: Rank| Flag::Taken { by, lane };
     let gets = |peer: Rank| {
         cells(peer, shape.chunks).map(move |cell| Step::Get { peer, cell, from: Source::Input })
     };
+    let requires = |provider, receiver| shape.collective.requires(provider, receiver);
+    let served: Vec<Rank> = served.iter().copied().filter(|&peer| requires(peer, rank)).collect();
+    let serving: Vec<Rank> = serving.iter().copied().filter(|&peer| requires(rank, peer)).collect();
     let mut steps: Vec<Step> =
         serving.iter().map(|&peer| signal(peer, ready(rank, lane))).collect();
     match shape.flags {
         FlagOrder::Prompt => {
             steps.extend(self_copy);
-            for &peer in served {
+            for &peer in &served {
                 steps.push(wait(ready(peer, lane)));
                 steps.extend(gets(peer));
                 steps.push(signal(peer, taken(rank)));
@@ -132,31 +134,25 @@ fn lane_count(nodes: usize, tiers: bool) -> usize {
 }
 
 fn direct_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
-    let sums = request.sums;
-    let (shard, every) = (sums.shard_bytes_max, sums.every_block_once_to_each_peer());
-    if !request.has_network() {
-        return [Traffic::new(shard.saturating_mul(sums.ranks - 1), every), Traffic::default()];
-    }
-    let (least, most) = sums.node_ranks_min_max();
-    [
-        Traffic::new(shard.saturating_mul(most - 1), sums.inside_bytes),
-        Traffic::new(
-            shard.saturating_mul(sums.ranks - least),
-            every.saturating_sub(sums.inside_bytes),
-        ),
-    ]
+    traffic(request, |peers, among| request.sent(peers, among).1)
 }
 
 fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
+    traffic(request, |peers, among| request.received(peers, among).1)
+}
+
+/// Returns the traffic if the busiest rank copies `copied(peers, bytes among them)` bytes.
+fn traffic(request: &CostRequest<'_>, copied: impl Fn(u64, u64) -> u64) -> [Traffic; 2] {
     let sums = request.sums;
-    let (all, every) = (sums.total_bytes, sums.every_block_once_to_each_peer());
+    let (all, moved) = (sums.total_bytes, sums.moved_bytes);
     if !request.has_network() {
-        return [Traffic::new(all.saturating_sub(sums.shard_bytes_min), every), Traffic::default()];
+        return [Traffic::new(copied(sums.ranks - 1, all), moved), Traffic::default()];
     }
+    let (least, most) = sums.node_ranks_min_max();
     let of_node = sums.node_ranks().map(|ranks| sums.node_bytes(ranks)).max().unwrap_or(0);
     [
-        Traffic::new(of_node.saturating_sub(sums.shard_bytes_min), sums.inside_bytes),
-        Traffic::new(all, every.saturating_sub(sums.inside_bytes)),
+        Traffic::new(copied(most - 1, of_node), sums.inside_bytes),
+        Traffic::new(copied(sums.ranks - least, all), moved.saturating_sub(sums.inside_bytes)),
     ]
 }
 
@@ -166,14 +162,16 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         // No rank of such a node provides data.
         return PathEstimate { terms: Vec::new(), host: 0 };
     }
-    // Only the root of a broadcast sends.
-    let senders = if request.everyone_provides() { node_ranks } else { 1 };
-    let own = EffectiveLink::new(links, None, senders, senders);
-    let of_tier = |tier| EffectiveLink::new(links, Some(tier), senders, senders);
+    let collective = request.shape.collective;
+    let pull = schedule(algorithm).gets;
+    // The only rank that makes copies, if there is one.
+    let only = if pull { collective.only_receiver() } else { collective.only_provider() };
+    let copying = if only.is_some() { 1 } else { node_ranks };
+    let own = EffectiveLink::new(links, None, copying, copying);
+    let of_tier = |tier| EffectiveLink::new(links, Some(tier), copying, copying);
     let (local, network) = (of_tier(Tier::Local), of_tier(Tier::Network));
     let mates = if request.has_network() { node_ranks - 1 } else { sums.ranks - 1 };
     let others = sums.ranks - 1 - mates;
-    let pull = schedule(algorithm).gets;
     let among = if others == 0 { sums.total_bytes } else { sums.node_bytes(node_ranks) };
     let near = LaneTime::new(request, &local, mates, among, Some(&own));
     let mut far = LaneTime::new(request, &network, others, sums.total_bytes, None);
@@ -185,8 +183,13 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     // Two lanes of one thread take turns.
     let one_thread = others > 0 && local.by_processor && network.by_processor;
     let (mut ready, mut puts, mut flags, mut hop) = near.terms();
-    let copy = if own.by_processor { request.self_copy(&own) } else { 0 };
-    let mut copied = request.self_copy_term(&own, puts.max(far.puts));
+    // Where only the root has a self copy and the other ranks make the other copies, both happen at the same time.
+    let is_apart = collective.root().is_some() && only.is_none();
+    let copy = if own.by_processor && !is_apart { request.self_copy(&own) } else { 0 };
+    let mut copied = match is_apart {
+        true => request.rest_of_self_copy(&own, puts.max(far.puts)),
+        false => request.self_copy_term(&own, puts.max(far.puts)),
+    };
     if one_thread {
         puts += far.puts;
         flags += far.flags;
@@ -198,11 +201,11 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         }
     }
     let (verb, last) = if pull { ("gets", "last taken") } else { ("puts", "last arrival") };
-    let inside = note(request, &local, mates);
+    let inside = note(request, &local, near.count);
     let note = match (mates, others) {
         (_, 0) => inside,
-        (0, _) => format!("{} between nodes", note(request, &network, others)),
-        _ => format!("{} between nodes, {inside} inside", note(request, &network, others)),
+        (0, _) => format!("{} between nodes", note(request, &network, far.count)),
+        _ => format!("{} between nodes, {inside} inside", note(request, &network, far.count)),
     };
     let terms = vec![
         Term::new("ready", ready, format!("of {} peers", mates + others)),
@@ -213,13 +216,15 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     ];
     let copies = request.self_puts().saturating_mul(own.submit);
     let host = copies
-        .saturating_add((mates * request.chunks()).saturating_mul(local.submit))
-        .saturating_add((others * request.chunks()).saturating_mul(network.submit));
+        .saturating_add(near.count.saturating_mul(local.submit))
+        .saturating_add(far.count.saturating_mul(network.submit));
     PathEstimate { terms, host }
 }
 
 #[derive(Default)]
 struct LaneTime {
+    /// The number of copies.
+    count: u64,
     ready: u64,
     puts: u64,
     flags: u64,
@@ -239,20 +244,21 @@ impl LaneTime {
         if peers == 0 {
             return Self::default();
         }
-        let sums = request.sums;
         let pull = schedule(request.algorithm).gets;
-        let count = peers.saturating_mul(request.chunks());
-        let sent = sums.shard_bytes_max.saturating_mul(peers);
-        let got = among.saturating_sub(sums.shard_bytes_min).min(sent);
-        let (lane, other) = if pull { (got, sent) } else { (sent, got) };
+        let chunks = request.chunks();
+        let (sent, received) = (request.sent(peers, among), request.received(peers, among));
+        let (copied, other) = if pull { (received, sent) } else { (sent, received) };
+        let count = copied.0.saturating_mul(chunks);
         // `arrived` or `taken` signals, and the waits for those of others.
-        let signals = if pull { peers } else { count };
-        let waits = if request.everyone_provides() { signals } else { request.chunks() };
+        let flags = |blocks: u64| if pull { blocks } else { blocks.saturating_mul(chunks) };
         Self {
+            count,
             ready: request.ready(link, peers, own),
-            puts: if pull { link.gets(count, lane) } else { link.puts(count, lane) }
-                .max(link.receives(other)),
-            flags: request.flags(link, signals).saturating_add(request.flags(link, waits)),
+            puts: if pull { link.gets(count, copied.1) } else { link.puts(count, copied.1) }
+                .max(link.receives(other.1)),
+            flags: request
+                .flags(link, flags(copied.0))
+                .saturating_add(request.flags(link, flags(other.0))),
             hop: link.hop,
         }
     }
@@ -266,8 +272,7 @@ impl LaneTime {
     }
 }
 
-fn note(request: &CostRequest<'_>, link: &EffectiveLink, peers: u64) -> String {
-    let count = peers * request.chunks();
+fn note(request: &CostRequest<'_>, link: &EffectiveLink, count: u64) -> String {
     let pull = schedule(request.algorithm).gets;
     let at = if pull { link.rate_of_gets(count) } else { link.rate(count) };
     format!("{count} × {} at {}", bytes(request.chunk_bytes()), rate(at))

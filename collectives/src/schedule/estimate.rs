@@ -12,6 +12,7 @@ use peerlane_hal::Rank;
 use serde::Serialize;
 
 use super::{Shape, schedule};
+use crate::collective::Collective;
 use crate::links::{Link, Links, picoseconds, transfer_picoseconds};
 use crate::plan::{Algorithm, FlagOrder, Tier};
 use crate::topology::Topology;
@@ -34,9 +35,34 @@ pub(crate) struct PathEstimate {
 }
 
 impl CostRequest<'_> {
-    /// Returns whether every rank provides data. All ranks are then equally busy.
+    /// Returns whether every rank provides data.
     pub(crate) fn everyone_provides(&self) -> bool {
-        self.shape.collective.root().is_none()
+        self.shape.collective.only_provider().is_none()
+    }
+
+    /// Returns the number of blocks, and their bytes, that the busiest rank sends to `peers` of its peers.
+    ///
+    /// The blocks of these peers and of this rank have `among` bytes.
+    pub(crate) fn sent(&self, peers: u64, among: u64) -> (u64, u64) {
+        let collective = self.shape.collective;
+        let blocks = if collective.only_receiver().is_some() { peers.min(1) } else { peers };
+        (blocks, self.bytes_of(blocks, among, !collective.has_equal_outputs()))
+    }
+
+    /// Returns the number of blocks, and their bytes, that the busiest rank receives from `peers` of its peers.
+    pub(crate) fn received(&self, peers: u64, among: u64) -> (u64, u64) {
+        let collective = self.shape.collective;
+        let blocks = if collective.only_provider().is_some() { peers.min(1) } else { peers };
+        (blocks, self.bytes_of(blocks, among, collective.has_equal_outputs()))
+    }
+
+    /// Returns the bytes of `blocks` blocks: of different ranks, or the largest one each time.
+    fn bytes_of(&self, blocks: u64, among: u64, of_different_ranks: bool) -> u64 {
+        let largest = self.sums.shard_bytes_max.saturating_mul(blocks);
+        if of_different_ranks {
+            return largest.min(among.saturating_sub(self.sums.shard_bytes_min));
+        }
+        largest
     }
 
     pub(crate) fn chunks(&self) -> u64 {
@@ -83,10 +109,16 @@ impl CostRequest<'_> {
     /// Returns the time that the self copy adds to `puts`: all of its time if one thread runs both,
     /// otherwise what is left after the puts.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
-        let copy = self.self_copy(own);
-        let left = if own.by_processor { copy } else { copy.saturating_sub(puts) };
-        let note = if own.by_processor { "" } else { "the rest after the puts" };
-        Term::new("self copy", left, note)
+        if !own.by_processor {
+            return self.rest_of_self_copy(own, puts);
+        }
+        Term::new("self copy", self.self_copy(own), "")
+    }
+
+    /// Returns the time of a self copy that is left after `puts`, which other threads or engines make.
+    pub(crate) fn rest_of_self_copy(&self, own: &EffectiveLink, puts: u64) -> Term {
+        let left = self.self_copy(own).saturating_sub(puts);
+        Term::new("self copy", left, "the rest after the puts")
     }
 
     /// Returns the time from the `ready` signals of a rank to the arrival of a peer's.
@@ -100,7 +132,9 @@ impl CostRequest<'_> {
         own: Option<&EffectiveLink>,
     ) -> u64 {
         if peers == 0
-            || self.shape.outputs > 1 && !schedule(self.algorithm).gets && self.everyone_provides()
+            || self.shape.outputs > 1
+                && !schedule(self.algorithm).gets
+                && self.shape.collective.everyone_hears_from_everyone()
         {
             return 0;
         }
@@ -146,9 +180,14 @@ impl Term {
 
 /// Returns the bytes that one rank reads and writes in consecutive starts.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
-    let blocks = shape.collective.input_blocks(sums.ranks as usize) as u64;
-    let input = if shape.in_place { 0 } else { sums.shard_bytes_max.saturating_mul(blocks) };
-    sums.total_bytes.saturating_mul(shape.outputs.into()).saturating_add(input)
+    let (block, all) = (sums.shard_bytes_max, sums.total_bytes);
+    let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {
+        (true, _) => (block, all),
+        (false, Some(_)) => (all, block),
+        (false, None) => (block.saturating_mul(sums.ranks), all),
+    };
+    let input = if shape.in_place { 0 } else { input };
+    output.saturating_mul(shape.outputs.into()).saturating_add(input)
 }
 
 /// A link as one rank sees it: latencies in picoseconds, and the remaining rates.
@@ -280,13 +319,17 @@ impl EffectiveLink {
 pub(crate) struct ClusterSums {
     pub(crate) ranks: u64,
     pub(crate) nodes: u64,
-    /// Bytes of all shards.
+    /// Bytes of the blocks of all ranks, counted once.
     pub(crate) total_bytes: u64,
+    /// Bytes that ranks copy to themselves out of place.
+    pub(crate) own_bytes: u64,
     pub(crate) shard_bytes_max: u64,
     pub(crate) shard_bytes_min: u64,
     /// Counts the nodes of each size, with the largest sum of shards on such a node.
     sizes: BTreeMap<u64, Size>,
-    /// The bytes inside nodes if every shard goes to all other ranks of its node.
+    /// The bytes of blocks that go to other ranks, if each is copied straight to all that need it.
+    pub(crate) moved_bytes: u64,
+    /// Those of them that stay inside nodes.
     pub(crate) inside_bytes: u64,
 }
 
@@ -297,23 +340,44 @@ struct Size {
 }
 
 impl ClusterSums {
-    /// Computes the sums; there must be one shard for each rank.
-    pub(crate) fn new(topology: &Topology, shard_bytes: &[u64]) -> Self {
+    /// Computes the sums; there must be one length for each rank, as in [`BlockBytes::ByRank`](crate::layout::BlockBytes).
+    pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
+        let is_used = |rank| !collective.has_equal_outputs() || collective.is_provider(rank);
+        let used = |rank: Rank| if is_used(rank) { block_bytes[rank.index()] } else { 0 };
+        let shard_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
         let mut sizes = BTreeMap::<u64, Size>::new();
         let mut inside_bytes = 0u64;
         for node in 0..Rank::at(topology.nodes()).0 {
             let members = topology.members(node);
             let bytes = sum(members.iter().map(|rank| shard_bytes[rank.index()]));
             let ranks = members.len() as u64;
-            inside_bytes = inside_bytes.saturating_add(bytes.saturating_mul(ranks - 1));
+            // Where one rank sends or receives everything, each block goes to or comes from it.
+            let inside = match collective.only_end() {
+                Some(root) if topology.node(root) == node => bytes - shard_bytes[root.index()],
+                Some(_) => 0,
+                None => bytes.saturating_mul(ranks - 1),
+            };
+            inside_bytes = inside_bytes.saturating_add(inside);
             let size = sizes.entry(ranks).or_default();
             size.nodes += 1;
             size.shard_bytes_max = size.shard_bytes_max.max(bytes);
         }
+        let ranks = topology.ranks() as u64;
+        let total_bytes = sum(shard_bytes.iter().copied());
+        let own_bytes = match collective.only_end() {
+            Some(root) => shard_bytes[root.index()],
+            None => total_bytes,
+        };
+        let moved_bytes = match collective.only_end() {
+            Some(_) => total_bytes.saturating_sub(own_bytes),
+            None => total_bytes.saturating_mul(ranks - 1),
+        };
         Self {
-            ranks: topology.ranks() as u64,
+            ranks,
             nodes: topology.nodes() as u64,
-            total_bytes: sum(shard_bytes.iter().copied()),
+            total_bytes,
+            own_bytes,
+            moved_bytes,
             shard_bytes_max: shard_bytes.iter().copied().max().unwrap_or(0),
             shard_bytes_min: shard_bytes.iter().copied().min().unwrap_or(0),
             sizes,
@@ -324,11 +388,6 @@ impl ClusterSums {
     /// Returns the fewest and the most ranks of a node.
     pub(crate) fn node_ranks_min_max(&self) -> (u64, u64) {
         (self.node_ranks().next().unwrap_or(1), self.node_ranks().last().unwrap_or(1))
-    }
-
-    /// Returns the bytes of all ranks if each block goes once to every peer of its rank.
-    pub(crate) fn every_block_once_to_each_peer(&self) -> u64 {
-        self.total_bytes.saturating_mul(self.ranks - 1)
     }
 
     /// Returns all sizes of nodes, ascending.
@@ -415,7 +474,7 @@ mod tests {
     #[test]
     fn uneven_nodes_are_counted() {
         let topology = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
-        let sums = ClusterSums::new(&topology, &[1, 2, 3, 40, 5, 6]);
+        let sums = ClusterSums::new(&topology, Collective::AllGather, &[1, 2, 3, 40, 5, 6]);
         assert_eq!((sums.ranks, sums.nodes, sums.total_bytes), (6, 3, 57));
         assert_eq!((sums.shard_bytes_max, sums.shard_bytes_min), (40, 1));
         assert_eq!(sums.node_ranks().collect::<Vec<_>>(), [1, 2, 3]);
@@ -429,6 +488,9 @@ mod tests {
     #[test]
     fn sums_saturate() {
         let topology = Topology::flat(2).unwrap();
-        assert_eq!(ClusterSums::new(&topology, &[u64::MAX, 7]).total_bytes, u64::MAX);
+        assert_eq!(
+            ClusterSums::new(&topology, Collective::AllGather, &[u64::MAX, 7]).total_bytes,
+            u64::MAX
+        );
     }
 }

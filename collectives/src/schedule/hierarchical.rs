@@ -73,7 +73,7 @@ fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
         _ => others,
     };
     let between_max = shards(passed);
-    let every = sums.every_block_once_to_each_peer();
+    let every = sums.moved_bytes;
     if !request.has_network() {
         return [Traffic::new(inside_max.saturating_add(between_max), every), Traffic::default()];
     }

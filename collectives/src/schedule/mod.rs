@@ -87,7 +87,7 @@ impl PlanRequest<'_> {
         self.shape.outputs == 1 || !self.shape.collective.everyone_hears_from_everyone()
     }
 
-    /// Returns whether other ranks need data of `rank`.
+    /// Returns whether `rank` provides data.
     fn is_provider(&self, rank: Rank) -> bool {
         self.shape.collective.is_provider(rank)
     }
@@ -223,7 +223,7 @@ mod tests {
         let broadcast = |root| of(Collective::Broadcast { root: Rank(root) });
         let all_to_all = of(Collective::AllToAll);
         assert_snapshot!(error(Algorithm::Direct, Rank(0), broadcast(3)), @"root is 3, expected a rank below 3");
-        assert_snapshot!(error(Algorithm::Pull, Rank(0), broadcast(0)), @"algorithm pull does not support broadcast, expected direct or ring");
+        assert_snapshot!(error(Algorithm::DoubleRing, Rank(0), broadcast(0)), @"algorithm double-ring does not support broadcast, expected direct or pull or ring");
         assert_snapshot!(error(Algorithm::Ring, Rank(0), all_to_all), @"algorithm ring does not support all-to-all, expected direct or pull");
         let in_place = Shape { in_place: true, ..all_to_all };
         assert_snapshot!(error(Algorithm::Direct, Rank(0), in_place), @"in_place is true, expected false: an all-to-all cannot run in place");

@@ -31,7 +31,7 @@ use crate::units::{bytes, rate, time};
 
 pub(super) const RING: Schedule = Schedule {
     algorithm: Algorithm::Ring,
-    suits: |collective| collective.has_equal_outputs(),
+    suits: |collective| collective.has_equal_outputs() && collective.only_receiver().is_none(),
     lanes: ring_lanes,
     pointless,
     forwards,
@@ -65,10 +65,7 @@ fn forwards(sums: &ClusterSums) -> bool {
 
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
-    let (rank, every) = (
-        sums.total_bytes.saturating_sub(sums.shard_bytes_min),
-        sums.every_block_once_to_each_peer(),
-    );
+    let (rank, every) = (sums.total_bytes.saturating_sub(sums.shard_bytes_min), sums.moved_bytes);
     if !request.has_network() {
         return [Traffic::new(rank, every), Traffic::default()];
     }

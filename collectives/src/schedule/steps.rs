@@ -16,7 +16,7 @@ pub(super) fn cells(shard: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Cl
 /// Returns the copies of a rank's own block into its own output; none in place.
 pub(super) fn self_copy(request: &PlanRequest<'_>) -> impl Iterator<Item = Step> + use<> {
     let &PlanRequest { rank, shape, .. } = request;
-    let is_copied = request.is_provider(rank) && !shape.in_place;
+    let is_copied = shape.collective.requires(rank, rank) && !shape.in_place;
     cells(rank, shape.chunks)
         .filter(move |_| is_copied)
         .map(move |cell| put(rank, cell, Source::Input))

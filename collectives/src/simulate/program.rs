@@ -45,9 +45,11 @@ impl Program {
 
     /// Returns the maximum number of bytes that one rank accesses in a start, with all of its outputs.
     pub(super) fn accessed_bytes(&self, layout: &Layout) -> u64 {
-        let inputs = Rank::all(layout.ranks()).map(|rank| layout.input_bytes(rank));
-        let input = if self.in_place { 0 } else { inputs.max().unwrap_or(0) };
-        layout.total_bytes().saturating_mul(self.outputs.into()).saturating_add(input)
+        let of_rank = |rank| {
+            let input = if self.in_place { 0 } else { layout.input_bytes(rank) };
+            layout.output_bytes(rank).saturating_mul(self.outputs.into()).saturating_add(input)
+        };
+        Rank::all(layout.ranks()).map(of_rank).max().unwrap_or(0)
     }
 
     /// Returns the identity of step `number`.
@@ -189,6 +191,7 @@ impl<'a> Compiler<'a> {
     fn pack(&mut self, rank: Rank, number: u32, step: Step) -> Result<ModelStep, String> {
         Ok(match step {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
+                let receiver = if matches!(step, Step::Put { .. }) { peer } else { rank };
                 let peer = self.known_rank(peer)?;
                 self.known_rank(cell.shard)?;
                 if cell.chunk >= self.layout.chunks() {
@@ -197,7 +200,7 @@ impl<'a> Compiler<'a> {
                         self.layout.chunks()
                     ));
                 }
-                let bytes = self.layout.cell(cell).bytes;
+                let bytes = self.layout.cell(cell, receiver).bytes;
                 if bytes > OPERAND_MAX {
                     return Err(format!(
                         "cell {cell} has {bytes} bytes, expected at most {OPERAND_MAX}"

@@ -71,8 +71,8 @@ fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fa
     if let Some([first, second]) = twice {
         return Err(Fault::CopiedTwice { first: location(first), second: location(second) });
     }
-    let is_provided = |copy: &&CellCopy| set.collective.is_provider(copy.cell.shard);
-    if let Some(copy) = copies.iter().find(|copy| !is_provided(copy)) {
+    let is_required = |copy: &&CellCopy| set.collective.requires(copy.cell.shard, rank);
+    if let Some(copy) = copies.iter().find(|copy| !is_required(copy)) {
         return Err(Fault::NotRequired { location: location(copy), rank });
     }
     let &PlanSet { collective, ranks, chunks, in_place, .. } = set;

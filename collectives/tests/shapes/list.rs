@@ -1,4 +1,4 @@
-//! Tests `all_gather_list`: every rank has destinations of its own, in any order and with gaps.
+//! Tests destinations: every rank has destinations of its own, in any order and with gaps.
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Destination;
@@ -40,7 +40,7 @@ fn gather(
         buffer.as_mut_slice()?.fill(UNTOUCHED);
         outputs.push(buffer);
     }
-    let builder = group.all_gather_list::<u8>(lens, &destinations);
+    let builder = group.all_gather::<u8>(lens).destinations(&destinations);
     let builder = builder.algorithm(algorithm).chunks(chunks);
     let builder = builder.output_buffers(outputs);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
@@ -49,7 +49,7 @@ fn gather(
         gather.run()?;
         let mut gathered = 0;
         for (rank, &len) in Rank::all(lens.len()).zip(lens) {
-            let shard = gather.shard(rank)?;
+            let shard = gather.block(rank)?;
             assert_eq!(shard.len(), len);
             check(shard, rank, 0, start);
             gathered += len;
@@ -86,11 +86,11 @@ fn allocated_buffers_have_the_smallest_length() {
         let me = group.rank();
         let to = |buffer, offset| Destination { buffer, offset };
         let destinations = if me == Rank(0) { [to(1, 3), to(0, 0)] } else { [to(0, 0), to(0, 4)] };
-        let mut gather = group.all_gather_list::<f32>(&[4, 2], &destinations).prepare()?;
+        let mut gather = group.all_gather::<f32>(&[4, 2]).destinations(&destinations).prepare()?;
         gather.input_mut()?.fill(me.0 as f32 + 1.0);
         gather.run()?;
-        let gathered = gather.gathered()?;
-        let shards = (gathered.shard(Rank(0))?, gathered.shard(Rank(1))?);
+        let gathered = gather.received()?;
+        let shards = (gathered.block(Rank(0))?, gathered.block(Rank(1))?);
         assert_eq!(shards, (&[1.0; 4][..], &[2.0; 2][..]));
         if me == Rank(0) {
             assert_eq!(gather.output_buffer(0)?, [2.0; 2]);

@@ -1,7 +1,7 @@
-//! Tests `all_gather_tensors`: several tensors at once, with any placement.
+//! Tests all-gathers of several tensors: several tensors at once, with any placement.
 
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::AllGather;
+use peerlane_collectives::group::{BlockLens, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::Rank;
 
@@ -40,17 +40,16 @@ fn prepare(
     uneven: bool,
     (chunks, outputs): (u32, u32),
     placement: Placement,
-) -> Result<AllGather<u8>, Error> {
+) -> Result<Operation<u8>, Error> {
     let (me, lens) = (group.rank().index(), lens(group.ranks(), uneven));
     let allocate = |lens: Vec<usize>| {
         lens.into_iter().map(|len| group.allocate::<u8>(len)).collect::<Result<Vec<_>, _>>()
     };
     let pieces = allocate(lens.iter().map(|lens| lens[me]).collect())?;
     let wholes = allocate(lens.iter().map(|lens| lens.iter().sum()).collect())?;
-    let slices: Vec<&[usize]> = lens.iter().map(Vec::as_slice).collect();
     let builder = match uneven {
-        true => group.all_gather_tensors_v::<u8>(&slices),
-        false => group.all_gather_tensors::<u8>(&TENSORS),
+        true => group.all_gather::<u8>(BlockLens::tensors(&lens)),
+        false => group.all_gather::<u8>(BlockLens::tensors(TENSORS)),
     };
     // The default depends on whether Peerlane allocates the outputs, which is not the same on all ranks.
     let builder = builder.algorithm(algorithm).chunks(chunks).outputs(outputs);
@@ -121,14 +120,14 @@ fn ranks_may_have_different_placements() {
 fn contiguous_tensors_follow_each_other() {
     in_flat_group(2, |group| {
         let me = group.rank().0;
-        let mut gather = group.all_gather_tensors::<i32>(&[1, 2]).prepare()?;
+        let mut gather = group.all_gather::<i32>(BlockLens::tensors([1, 2])).prepare()?;
         let input = gather.input_mut()?;
         input.copy_from_slice(&[1, 20, 21].map(|value| value + 100 * me as i32));
         gather.run()?;
         assert_eq!(gather.output()?, [1, 101, 20, 21, 120, 121]);
         assert_eq!(gather.tensor(1)?, [20, 21, 120, 121]);
         assert_eq!(gather.piece(1, Rank(1))?, [120, 121]);
-        let error = gather.shard(Rank(1)).unwrap_err();
+        let error = gather.block(Rank(1)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "a shard consists of 2 pieces, one of each tensor; use `piece` for each piece"

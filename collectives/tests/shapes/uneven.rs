@@ -14,14 +14,14 @@ fn gather(
     in_place: bool,
 ) -> Result<(), Error> {
     let me = group.rank();
-    let builder = group.all_gather_v::<u8>(lens).algorithm(algorithm).chunks(chunks);
+    let builder = group.all_gather::<u8>(lens).algorithm(algorithm).chunks(chunks);
     let mut gather = if in_place { builder.in_place() } else { builder }.prepare()?;
     let report = gather.report();
     let own = lens[me.index()] as u64;
     let (shortest, longest) = (lens.iter().min(), lens.iter().max());
-    assert_eq!((report.shard_bytes, report.total_bytes), (own, lens.iter().sum::<usize>() as u64));
-    assert_eq!(report.shortest_shard_bytes, *shortest.unwrap() as u64);
-    assert_eq!(report.longest_shard_bytes, *longest.unwrap() as u64);
+    assert_eq!((report.input_bytes, report.total_bytes), (own, lens.iter().sum::<usize>() as u64));
+    assert_eq!(report.shortest_block_bytes, *shortest.unwrap() as u64);
+    assert_eq!(report.longest_block_bytes, *longest.unwrap() as u64);
     for start in 0..4 {
         if !in_place {
             gather.output_mut()?.fill(0);
@@ -33,7 +33,7 @@ fn gather(
         let mut end = 0;
         for (rank, &len) in Rank::all(lens.len()).zip(lens) {
             check(&gather.output()?[end..end + len], rank, 0, start);
-            let shard = gather.shard(rank)?;
+            let shard = gather.block(rank)?;
             assert_eq!(shard.len(), len);
             check(shard, rank, 0, start);
             end += len;
@@ -70,13 +70,13 @@ fn every_rank_gets_every_shard_of_any_length() {
 fn elements_larger_than_a_byte_keep_their_order() {
     in_flat_group(4, |group| {
         let (me, lens) = (group.rank().0, [10, 20, 30, 40]);
-        let mut gather = group.all_gather_v::<f64>(&lens).chunks(3).prepare()?;
+        let mut gather = group.all_gather::<f64>(&lens).chunks(3).prepare()?;
         gather.input_mut()?.fill(f64::from(me) + 0.5);
         gather.run()?;
         let expected: Vec<f64> =
             (0..4).flat_map(|rank| vec![rank as f64 + 0.5; lens[rank]]).collect();
         assert_eq!(gather.output()?, expected);
-        assert_eq!(gather.shard(Rank(3))?, [3.5; 40]);
+        assert_eq!(gather.block(Rank(3))?, [3.5; 40]);
         Ok(())
     });
 }
@@ -89,7 +89,7 @@ fn equal_shards_can_be_read_one_by_one() {
         fill(gather.input_mut()?, me, 0, 0);
         gather.run()?;
         (0..3).map(Rank).try_for_each(|rank| {
-            check(gather.shard(rank)?, rank, 0, 0);
+            check(gather.block(rank)?, rank, 0, 0);
             Ok(())
         })
     });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AllGather, GroupOptions, Window};
+use peerlane_collectives::group::{GroupOptions, Operation, Window};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
@@ -18,7 +18,7 @@ fn shard_of(begin: usize, lens: &[usize], rank: Rank) -> std::ops::Range<usize> 
 
 /// Gathers in place over the range that begins at `begin`, and checks that nothing outside of it changes.
 fn run(
-    gather: &mut AllGather<u8>,
+    gather: &mut Operation<u8>,
     window: &Window<u8>,
     begin: usize,
     lens: &[usize],
@@ -47,7 +47,7 @@ fn operations_over_overlapping_ranges_alternate() {
             let ranges = [(0, &even), (17, &even), (100, &uneven), (50, &uneven)];
             let mut gathers = Vec::new();
             for (index, (begin, lens)) in ranges.into_iter().enumerate() {
-                let builder = group.all_gather_into_v(&window, begin, lens);
+                let builder = group.all_gather(lens).output_into(&window, begin);
                 let builder = builder.algorithm(algorithm).chunks(1 + index as u32).in_place();
                 gathers.push((builder.prepare()?, begin, lens));
             }
@@ -68,9 +68,13 @@ fn the_own_shard_may_come_from_a_buffer_or_from_a_window() {
         let (window, shards) = (group.window::<u8>(400)?, group.window::<u8>(130)?);
         let mut input = group.allocate(65)?;
         fill(input.as_mut_slice()?, me, 0, 0);
-        let mut first =
-            group.all_gather_into(&window, 3..198).algorithm(algorithm).input(input).prepare()?;
-        let builder = group.all_gather_into(&window, 200..395).algorithm(algorithm);
+        let mut first = group
+            .all_gather(65)
+            .output_into(&window, 3)
+            .algorithm(algorithm)
+            .input(input)
+            .prepare()?;
+        let builder = group.all_gather(65).output_into(&window, 200).algorithm(algorithm);
         let mut second = builder.input_from(&shards, 65).prepare()?;
         fill(&mut shards.slice_mut(65..130)?, me, 0, 1);
         let (one, two) = (first.start()?, second.start()?);
@@ -96,7 +100,7 @@ fn the_callers_own_memory_becomes_a_window() {
         // SAFETY: nothing uses the memory until the barrier below, after which no rank has the window.
         let buffer = unsafe { group.register(&mut memory[1..9]) }?;
         let window = group.window_over(buffer)?;
-        let mut gather = group.all_gather_into(&window, 2..6).in_place().prepare()?;
+        let mut gather = group.all_gather(2).output_into(&window, 2).in_place().prepare()?;
         gather.run()?;
         assert_eq!(window.slice(0..8)?[..], [own, own, 0.0, 0.0, 1.0, 1.0, own, own]);
         window.slice_mut(0..2)?.fill(7.0);
@@ -118,8 +122,8 @@ fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
     let checked = Barrier::new(2);
     in_flat_group(2, |group| {
         let window = group.window::<u8>(100)?;
-        let mut first = group.all_gather_into(&window, 0..40).in_place().prepare()?;
-        let mut second = group.all_gather_into(&window, 30..60).in_place().prepare()?;
+        let mut first = group.all_gather(20).output_into(&window, 0).in_place().prepare()?;
+        let mut second = group.all_gather(15).output_into(&window, 30).in_place().prepare()?;
         if group.rank() == Rank(1) {
             // The start of rank 0 is open until this barrier.
             checked.wait();
@@ -163,7 +167,7 @@ fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
 fn operations_keep_their_window_alive() {
     in_flat_group(2, |group| {
         let window = group.window::<u8>(10)?;
-        let mut gather = group.all_gather_into(&window, 0..10).in_place().prepare()?;
+        let mut gather = group.all_gather(5).output_into(&window, 0).in_place().prepare()?;
         drop(window);
         gather.run()
     });
@@ -176,7 +180,7 @@ fn a_window_of_an_aborted_group_cannot_be_read() {
         let timeout = Duration::from_millis(200);
         let mut group = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
         let window = group.window::<u8>(8)?;
-        let mut gather = group.all_gather_into(&window, 0..8).in_place().prepare()?;
+        let mut gather = group.all_gather(4).output_into(&window, 0).in_place().prepare()?;
         if group.rank() == Rank(0) {
             let error = gather.run().unwrap_err();
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));

@@ -1,6 +1,7 @@
 //! All algorithms over many topologies: they end, move what the definition says, and take the time
 //! that their formulas say.
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
@@ -19,7 +20,7 @@ fn simulate(
     links: &Links,
     options: &Options,
 ) -> Simulation {
-    let layout = Layout::new(shard_bytes, shape.chunks).unwrap();
+    let layout = Layout::new(Collective::AllGather, shard_bytes, shape.chunks).unwrap();
     let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     simulate::simulate(topology, &layout, links, options, plan)
         .unwrap_or_else(|error| panic!("{algorithm} on {topology}, {shape:?}: {error}"))

@@ -1,5 +1,6 @@
 //! What cannot be simulated says why.
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, Plan, Step};
@@ -25,7 +26,7 @@ fn steps(plan: &mut Plan) -> &mut Vec<Step> {
 
 #[test]
 fn plans_with_faults_are_refused_by_place() {
-    let layout = Layout::new(&[100; 3], 1).unwrap();
+    let layout = Layout::new(Collective::AllGather, &[100; 3], 1).unwrap();
     let of_rank_1 = |change: fn(&mut Plan)| {
         refused(3, &layout, &Options::default(), |plan| {
             if plan.rank == Rank(1) {
@@ -55,21 +56,21 @@ fn plans_with_faults_are_refused_by_place() {
 
 #[test]
 fn arguments_that_do_not_fit_together_are_named() {
-    let layout = Layout::new(&[100; 3], 1).unwrap();
+    let layout = Layout::new(Collective::AllGather, &[100; 3], 1).unwrap();
     let options = Options::default();
     insta::assert_snapshot!(refused(4, &layout, &options, |_| {}), @"the layout has 3 ranks, expected 4, the number of ranks of the topology");
     let late = Options { delays: vec![0; 4], ..Options::default() };
     insta::assert_snapshot!(refused(3, &layout, &late, |_| {}), @"delays has 4 entries, expected at most 3, one for each rank");
     let traced = Options { traced: vec![Rank(3)], ..Options::default() };
     insta::assert_snapshot!(refused(3, &layout, &traced, |_| {}), @"traced names rank 3, which does not exist in the topology of 3 ranks on 1 node");
-    let huge = Layout::new(&[1 << 50; 3], 1).unwrap();
+    let huge = Layout::new(Collective::AllGather, &[1 << 50; 3], 1).unwrap();
     insta::assert_snapshot!(refused(3, &huge, &options, |_| {}), @"step 1 of lane 0 of rank 0: cell 0.0 has 1125899906842624 bytes, expected at most 549755813886");
 }
 
 #[test]
 fn what_is_too_large_is_refused_before_memory_is_taken() {
     let topology = Topology::flat(16_384).unwrap();
-    let layout = Layout::new(&[100; 16_384], 64).unwrap();
+    let layout = Layout::new(Collective::AllGather, &[100; 16_384], 64).unwrap();
     let shape = Shape { chunks: 64, ..Shape::default() };
     let plan = |rank| schedule::plan(Algorithm::Ring, &topology, rank, shape);
     let options = Options::default();

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::{env, fs};
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Algorithm;
@@ -42,7 +43,8 @@ fn table() -> String {
 
 fn row(algorithm: Algorithm, topology: &Topology, shard: u64, chunks: u32) -> String {
     let shape = Shape { chunks, tiers: true, ..Shape::default() };
-    let layout = Layout::new(&vec![shard; topology.ranks()], chunks).unwrap();
+    let layout =
+        Layout::new(Collective::AllGather, &vec![shard; topology.ranks()], chunks).unwrap();
     let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     let options = Options::default();
     let simulation =

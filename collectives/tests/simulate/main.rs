@@ -5,6 +5,7 @@ mod by_hand;
 mod faults;
 mod golden;
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::{Link, Links, Node};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::layout::Layout;
@@ -83,7 +84,7 @@ impl Case {
     }
 
     fn run(&self, links: &Links) -> Result<Simulation, Error> {
-        let layout = Layout::new(&self.shard_bytes, 1).unwrap();
+        let layout = Layout::new(Collective::AllGather, &self.shard_bytes, 1).unwrap();
         let plan = |rank: peerlane_hal::Rank| Ok(self.plans[rank.index()].clone());
         simulate::simulate(&self.topology, &layout, links, &self.options, plan)
     }

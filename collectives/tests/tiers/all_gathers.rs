@@ -2,7 +2,7 @@
 
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AllGather, Destination};
+use peerlane_collectives::group::{BlockLens, Destination, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
@@ -17,7 +17,7 @@ fn value(round: usize, rank: usize, index: usize) -> i32 {
 
 /// Runs rounds with new data each, and checks the result.
 fn rounds<T: Element + PartialEq>(
-    gather: &mut AllGather<T>,
+    gather: &mut Operation<T>,
     (rank, ranks): (usize, usize),
     rounds: usize,
     value: impl Fn(usize, usize, usize) -> T,
@@ -29,7 +29,7 @@ fn rounds<T: Element + PartialEq>(
         }
         gather.run()?;
         for from in 0..ranks {
-            for (index, seen) in gather.shard(Rank::at(from))?.iter().enumerate() {
+            for (index, seen) in gather.block(Rank::at(from))?.iter().enumerate() {
                 assert_eq!(*seen, value(round, from, index), "{from}.{index}, {report}");
             }
         }
@@ -116,16 +116,17 @@ fn every_shape_is_gathered_over_the_network() {
         in_tiers(&topology, WAITS[1], |group| {
             let (rank, ranks) = (group.rank().index(), group.ranks());
             let lens: Vec<usize> = (0..ranks).map(|rank| rank * 65 % 131).collect();
-            let builder = group.all_gather_v::<i32>(&lens).algorithm(algorithm).chunks(2);
+            let builder = group.all_gather::<i32>(&lens).algorithm(algorithm).chunks(2);
             rounds(&mut builder.prepare()?, (rank, ranks), 3, value)?;
 
             let backwards: Vec<Destination> = (0..ranks)
                 .map(|shard| Destination { buffer: 0, offset: (ranks - 1 - shard) * 150 + rank })
                 .collect();
-            let builder = group.all_gather_list::<i32>(&lens, &backwards).algorithm(algorithm);
+            let builder =
+                group.all_gather::<i32>(&lens).destinations(&backwards).algorithm(algorithm);
             rounds(&mut builder.prepare()?, (rank, ranks), 3, value)?;
 
-            let builder = group.all_gather_tensors::<i32>(&[3, 70]).algorithm(algorithm);
+            let builder = group.all_gather::<i32>(BlockLens::tensors([3, 70])).algorithm(algorithm);
             let mut gather = builder.chunks(2).prepare()?;
             for tensor in 0..2 {
                 gather.input_piece_mut(tensor)?.fill((rank * 10 + tensor) as i32);
@@ -141,7 +142,8 @@ fn every_shape_is_gathered_over_the_network() {
             for range in [0..ranks * 20, 7..7 + ranks * 90] {
                 let len = range.len() / ranks;
                 let own = range.start + rank * len..range.start + (rank + 1) * len;
-                let builder = group.all_gather_into(&window, range.clone()).algorithm(algorithm);
+                let builder =
+                    group.all_gather(len).output_into(&window, range.start).algorithm(algorithm);
                 let mut gather = builder.in_place().prepare()?;
                 window.slice_mut(own)?.fill(rank as i32 + 1);
                 gather.run()?;

@@ -22,7 +22,7 @@ fn lanes_and_bytes_of_both_tiers_are_named() {
         assert!(bytes.eq(expected), "{:?}", report.tiers);
         Ok(report.to_string())
     });
-    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a shard in 2 chunk(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host by processor, waits queued; lane 1 on host (network) by processor, waits polled; local: 200 bytes put, 0 got, 100 self copy; network: 100 bytes put, 0 got, 0 self copy");
+    assert_snapshot!(reports[0], @"hierarchical, 4 ranks, 100 bytes a block in 2 chunk(s), 400 bytes in all, 2 output(s) in turn, flags prompt; lane 0 on host by processor, waits queued; lane 1 on host (network) by processor, waits polled; local: 200 bytes put, 0 got, 100 self copy; network: 100 bytes put, 0 got, 0 self copy");
 }
 
 /// One node needs no network, and a rank that is alone on its node makes no local copies to others.

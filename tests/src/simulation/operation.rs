@@ -2,7 +2,7 @@
 //! start.
 
 use peerlane_collectives::element::{self, Element};
-use peerlane_collectives::group::{AllGather, Group};
+use peerlane_collectives::group::{self, Group};
 use peerlane_hal::Rank;
 
 use super::{Scenario, failed};
@@ -13,7 +13,7 @@ pub(super) struct Operation<'s, T> {
     scenario: &'s Scenario,
     rank: Rank,
     number: usize,
-    pub(super) gather: AllGather<T>,
+    pub(super) gather: group::Operation<T>,
 }
 
 impl<'s, T: Element> Operation<'s, T> {

@@ -9,14 +9,14 @@ use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_collectives::element;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::AllGather;
+use peerlane_collectives::group::Operation;
 use peerlane_hal::Rank;
 use peerlane_host as host;
 
 use crate::ranks::{Host, LONG, all_said, gather, in_group, on_ranks, open, said};
 
 /// Prepares, must fail, and gathers afterwards: the group is still good.
-fn prepared(prepare: impl Fn(&mut Host) -> Result<AllGather<f32>, Error> + Sync) -> String {
+fn prepared(prepare: impl Fn(&mut Host) -> Result<Operation<f32>, Error> + Sync) -> String {
     let results = in_group(2, LONG, |mut group| {
         let refused = prepare(&mut group).map(drop);
         gather(&mut group).expect("the group is still whole");
@@ -91,7 +91,7 @@ fn no_outputs_or_too_many() {
 
 #[test]
 fn a_shard_that_no_address_space_holds() {
-    assert_snapshot!(prepared(|group| group.all_gather(usize::MAX / 2).prepare()), @"all: invalid argument, no rank: shard_len is 9223372036854775807 elements of f32, which exceed the address space");
+    assert_snapshot!(prepared(|group| group.all_gather(usize::MAX / 2).prepare()), @"all: invalid argument, no rank: block_len is 9223372036854775807 elements of f32, which exceed the address space");
     let half = isize::MAX as usize / 4;
     let text = prepared(|group| group.all_gather(half).prepare());
     assert_snapshot!(without_available(&text), @"all: out of memory, no rank: cannot allocate the output: cannot allocate 18446744073709551608 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");

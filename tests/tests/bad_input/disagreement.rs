@@ -28,7 +28,7 @@ fn shard_lengths_that_differ() {
         let shard_len = if group.rank() == Rank(2) { 8 } else { 4 };
         group.all_gather::<f32>(shard_len).prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: mismatch, rank 2: all-gather 1: ranks disagree: shard_bytes is 32 on rank 2, 16 on rank 0");
+    assert_snapshot!(text, @"all: mismatch, rank 2: all-gather 1: ranks disagree: block_bytes is 32 on rank 2, 16 on rank 0");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use peerlane_collectives::group::AllGather;
+use peerlane_collectives::group::Operation;
 use peerlane_conformance::Outcome;
 use peerlane_cuda::Stream;
 use peerlane_simulated_driver::Driver;
@@ -137,7 +137,7 @@ fn count(driver: &Driver, calls: &[&str]) -> Vec<u64> {
 }
 
 /// More starts than are looked at, all of which are open at once.
-fn warm_up(test_rank: &TestRank, gather: &mut AllGather<u8>) -> Outcome {
+fn warm_up(test_rank: &TestRank, gather: &mut Operation<u8>) -> Outcome {
     let gate = test_rank.gpu.pinned(4)?;
     gate.write(0, &[0; 4]);
     test_rank.stream.hold(&gate)?;
@@ -148,7 +148,7 @@ fn warm_up(test_rank: &TestRank, gather: &mut AllGather<u8>) -> Outcome {
 }
 
 /// Starts that nobody waits for.
-fn repeat(gather: &mut AllGather<u8>, stream: &Stream, starts: usize) -> Outcome {
+fn repeat(gather: &mut Operation<u8>, stream: &Stream, starts: usize) -> Outcome {
     (0..starts).try_for_each(|_| gather.start_on(stream).map(drop).map_err(unexpected))
 }
 

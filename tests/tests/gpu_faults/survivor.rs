@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::AllGather;
+use peerlane_collectives::group::Operation;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, GpuDriver, Outcome};
 
@@ -129,7 +129,7 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
 fn be_lost(
     parent: &Parent,
     test_rank: &TestRank,
-    mut gather: AllGather<u8>,
+    mut gather: Operation<u8>,
     phase: Phase,
 ) -> Outcome {
     match phase {
@@ -155,14 +155,14 @@ fn be_lost(
 }
 
 /// Drives a start until its copies are with the engines, which take longer than that.
-fn push(gather: &mut AllGather<u8>) -> Result<(), Error> {
+fn push(gather: &mut Operation<u8>) -> Result<(), Error> {
     let begun = Instant::now();
     let mut start = gather.start()?;
     while begun.elapsed() < PUSHED && !start.poll()? {}
     Ok(())
 }
 
-fn queue(test_rank: &TestRank, gather: &mut AllGather<u8>, phase: Phase) -> Result<(), Error> {
+fn queue(test_rank: &TestRank, gather: &mut Operation<u8>, phase: Phase) -> Result<(), Error> {
     let stream = test_rank.stream.for_starts();
     (0..phase.starts(test_rank.gpu.driver)).try_for_each(|_| gather.start_on(&stream).map(drop))
 }
@@ -172,7 +172,7 @@ fn queue(test_rank: &TestRank, gather: &mut AllGather<u8>, phase: Phase) -> Resu
 fn lose(
     parent: &Parent,
     test_rank: &mut TestRank,
-    (gather, other): (&mut AllGather<u8>, Option<AllGather<u8>>),
+    (gather, other): (&mut Operation<u8>, Option<Operation<u8>>),
     phase: Phase,
 ) -> Outcome<Error> {
     match phase {

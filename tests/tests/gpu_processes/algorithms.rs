@@ -1,6 +1,6 @@
 //! Runs every algorithm, with ranks on one node and on several; the host waits for each start.
 
-use peerlane_collectives::group::{AllGather, Group, GroupOptions};
+use peerlane_collectives::group::{Group, GroupOptions, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_conformance::Outcome;
@@ -45,7 +45,7 @@ fn several_nodes(test_rank: &mut TestRank) -> Outcome {
     group.close().map_err(unexpected)
 }
 
-type Once<'a> = &'a mut dyn FnMut(&mut AllGather<u8>) -> Outcome;
+type Once<'a> = &'a mut dyn FnMut(&mut Operation<u8>) -> Outcome;
 
 fn gathers(group: &mut Group, once: Once<'_>) -> Outcome {
     for algorithm in Algorithm::ALL.iter().copied() {

@@ -1,6 +1,6 @@
 //! Captures starts in graphs, and replays these between eager starts.
 
-use peerlane_collectives::group::AllGather;
+use peerlane_collectives::group::Operation;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_conformance::Outcome;
 use peerlane_hal::ErrorKind;
@@ -97,7 +97,7 @@ impl Recording {
     fn new(
         test_rank: &TestRank,
         stream: &CallerStream,
-        gather: &mut AllGather<u8>,
+        gather: &mut Operation<u8>,
         starts: usize,
         mode: CaptureMode,
     ) -> Outcome<Self> {
@@ -124,7 +124,7 @@ impl Recording {
 /// Replays with data of their own, with nobody waiting between them, and starts that run at once.
 pub(super) fn replayed(
     test_rank: &mut TestRank,
-    gather: &mut AllGather<u8>,
+    gather: &mut Operation<u8>,
     starts: usize,
     replays: usize,
     mode: CaptureMode,

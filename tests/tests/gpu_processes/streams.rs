@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use peerlane_collectives::group::AllGather;
+use peerlane_collectives::group::Operation;
 use peerlane_conformance::Outcome;
 
 use super::Case;
@@ -152,7 +152,7 @@ impl Book {
 pub(crate) fn start_once(
     test_rank: &mut TestRank,
     stream: &CallerStream,
-    gather: &mut AllGather<u8>,
+    gather: &mut Operation<u8>,
     book: &mut Book,
 ) -> Outcome {
     book.fill(test_rank, stream, gather.input_memory().base.as_ptr() as u64)?;

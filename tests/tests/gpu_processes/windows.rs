@@ -1,8 +1,6 @@
 //! Gathers over windows: in the group's memory and in the caller's, on streams and in graphs.
 
-use std::ops::Range;
-
-use peerlane_collectives::group::{AllGather, Window};
+use peerlane_collectives::group::{Operation, Window};
 use peerlane_conformance::Outcome;
 
 use super::Case;
@@ -38,7 +36,7 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// What is done with a gather over a window.
-type Use = fn(&mut TestRank, &mut AllGather<u8>) -> Outcome;
+type Use = fn(&mut TestRank, &mut Operation<u8>) -> Outcome;
 
 fn window_bytes(test_rank: &TestRank) -> usize {
     SHARD_BYTES * test_rank.ranks + 2 * MARGIN_BYTES
@@ -60,15 +58,15 @@ fn own_memory(test_rank: &mut TestRank, in_place: bool, run: Use) -> Outcome {
 }
 
 fn gather(test_rank: &mut TestRank, window: &Window<u8>, in_place: bool, run: Use) -> Outcome {
-    let range: Range<usize> = MARGIN_BYTES..window.len() - MARGIN_BYTES;
+    let len = (window.len() - 2 * MARGIN_BYTES) / test_rank.ranks;
     let shards = test_rank.group.window::<u8>(SHARD_BYTES + 1).map_err(unexpected)?;
-    let builder = test_rank.group.all_gather_into(window, range).capturable();
+    let builder = test_rank.group.all_gather(len).output_into(window, MARGIN_BYTES).capturable();
     let builder = if in_place { builder.in_place() } else { builder.input_from(&shards, 1) };
     let mut gather = builder.prepare().map_err(unexpected)?;
     run(test_rank, &mut gather)
 }
 
-fn on_stream(test_rank: &mut TestRank, gather: &mut AllGather<u8>) -> Outcome {
+fn on_stream(test_rank: &mut TestRank, gather: &mut Operation<u8>) -> Outcome {
     let (stream, mut book) = (test_rank.gpu.stream()?, Book::new(test_rank, SHARD_BYTES, STARTS)?);
     for _ in 0..STARTS {
         start_once(test_rank, &stream, gather, &mut book)?;
@@ -78,6 +76,6 @@ fn on_stream(test_rank: &mut TestRank, gather: &mut AllGather<u8>) -> Outcome {
 }
 
 /// Replays a graph of two starts with other data each time, between starts that run at once.
-fn in_graph(test_rank: &mut TestRank, gather: &mut AllGather<u8>) -> Outcome {
+fn in_graph(test_rank: &mut TestRank, gather: &mut Operation<u8>) -> Outcome {
     replayed(test_rank, gather, 2, STARTS, CaptureMode::ThreadLocal)
 }

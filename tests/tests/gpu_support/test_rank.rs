@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
-use peerlane_collectives::group::{AllGather, Group, GroupOptions, OperationBuilder};
+use peerlane_collectives::group::{Group, GroupOptions, Operation, OperationBuilder};
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Rank};
@@ -51,7 +51,7 @@ impl TestRank {
     }
 
     /// One start that the host waits for, with data of its own.
-    pub(crate) fn gather_once(&mut self, gather: &mut AllGather<u8>) -> Outcome {
+    pub(crate) fn gather_once(&mut self, gather: &mut Operation<u8>) -> Outcome {
         let round = self.next_round();
         let (me, ranks) = (self.me, self.ranks);
         gather_once(&self.gpu, &self.stream, gather, (me, ranks), round)
@@ -62,7 +62,7 @@ impl TestRank {
 pub(crate) fn gather_once(
     gpu: &Gpu,
     stream: &CallerStream,
-    gather: &mut AllGather<u8>,
+    gather: &mut Operation<u8>,
     (me, ranks): (usize, usize),
     round: u64,
 ) -> Outcome {

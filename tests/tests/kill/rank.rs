@@ -7,7 +7,7 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AbortRecord, AllGather, Group, GroupOptions};
+use peerlane_collectives::group::{AbortRecord, Group, GroupOptions, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_conformance::processes::{Gated, LEAVE, Parent, leftovers};
@@ -208,7 +208,7 @@ impl Processes {
     fn first_start(
         &self,
         parent: &Parent,
-        gather: &mut AllGather<u8>,
+        gather: &mut Operation<u8>,
     ) -> Outcome<Result<(), Error>> {
         let mut started = match gather.start() {
             Ok(started) => started,
@@ -235,7 +235,7 @@ impl Processes {
 }
 
 /// After the end of a group, every call says why it ended.
-fn is_final(gather: &mut AllGather<u8>, group: &mut Group, first: &Error) -> Outcome {
+fn is_final(gather: &mut Operation<u8>, group: &mut Group, first: &Error) -> Outcome {
     let later = [gather.run().err(), gather.output().err(), group.barrier().err()];
     later.into_iter().try_for_each(|later| is_repeated(first, later))
 }
@@ -249,7 +249,7 @@ fn is_repeated(first: &Error, later: Option<Error>) -> Outcome {
     Err(Failure::new(format!("a later call says {later:?}, expected {wanted:?}")))
 }
 
-fn fill(gather: &mut AllGather<u8>, rank: Rank) -> Outcome {
+fn fill(gather: &mut Operation<u8>, rank: Rank) -> Outcome {
     gather
         .input_mut()
         .map_err(unexpected)?
@@ -259,7 +259,7 @@ fn fill(gather: &mut AllGather<u8>, rank: Rank) -> Outcome {
     Ok(())
 }
 
-fn verify(gather: &mut AllGather<u8>, ranks: usize) -> Outcome {
+fn verify(gather: &mut Operation<u8>, ranks: usize) -> Outcome {
     let output = gather.output().map_err(unexpected)?;
     let shards = output.chunks_exact(output.len() / ranks).zip(Rank::all(ranks));
     for (shard, rank) in shards {

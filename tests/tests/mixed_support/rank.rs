@@ -6,7 +6,7 @@ use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AllGather, Fallback, Group, GroupOptions};
+use peerlane_collectives::group::{Fallback, Group, GroupOptions, Operation};
 use peerlane_collectives::plan::{Algorithm, Tier};
 use peerlane_collectives::topology::Topology;
 use peerlane_conformance::processes::Parent;
@@ -116,7 +116,7 @@ impl<'p> Player<'p> {
             }
             // Uneven shards, one of them empty.
             let lens: Vec<usize> = (0..self.ranks).map(|rank| rank * 30_007 % 70_000).collect();
-            let builder = self.group.all_gather_v::<u8>(&lens).algorithm(algorithm).chunks(2);
+            let builder = self.group.all_gather::<u8>(&lens).algorithm(algorithm).chunks(2);
             let mut gather = builder.prepare().map_err(unexpected)?;
             self.starts(&mut gather, &lens, format_args!("{algorithm}, uneven"))?;
             self.parent.print_line(format_args!("passed {algorithm}"));
@@ -124,8 +124,7 @@ impl<'p> Player<'p> {
         // Memory that is exchanged once, and gathered over in place.
         let len = 2003;
         let window = self.group.window::<u8>(len * self.ranks + 90).map_err(unexpected)?;
-        let range = 33..33 + len * self.ranks;
-        let builder = self.group.all_gather_into(&window, range).in_place();
+        let builder = self.group.all_gather(len).output_into(&window, 33).in_place();
         let mut gather = builder.prepare().map_err(unexpected)?;
         let lens = vec![len; self.ranks];
         self.starts(&mut gather, &lens, "over a window")?;
@@ -135,7 +134,7 @@ impl<'p> Player<'p> {
 
     fn starts(
         &mut self,
-        gather: &mut AllGather<u8>,
+        gather: &mut Operation<u8>,
         lens: &[usize],
         what: impl std::fmt::Display,
     ) -> Outcome {
@@ -154,7 +153,7 @@ impl<'p> Player<'p> {
     }
 
     /// What goes through the host is said; what does not is not.
-    fn check_report(&self, gather: &AllGather<u8>) -> Outcome {
+    fn check_report(&self, gather: &Operation<u8>) -> Outcome {
         let report = gather.report();
         let on_device = self.access.is_device();
         let own = report.fallbacks.iter().any(|it| matches!(it, Fallback::Staged { .. }));

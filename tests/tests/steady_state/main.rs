@@ -17,7 +17,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AllGather, Group};
+use peerlane_collectives::group::{Group, Operation};
 use peerlane_conformance::processes::{Parent, leftovers};
 use peerlane_hal::Rank;
 use peerlane_host as host;
@@ -110,7 +110,7 @@ fn count<G>(
 fn warm(
     bootstrap: impl Bootstrap + 'static,
     outputs: u32,
-) -> Result<(Group, AllGather<i64>), Error> {
+) -> Result<(Group, Operation<i64>), Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     let mut group = Group::open(bootstrap, fabric)?;
     let mut gather = group.all_gather::<i64>(SHARD_LEN).outputs(outputs).prepare()?;
@@ -119,7 +119,7 @@ fn warm(
 }
 
 /// Starts with data that changes, and looks at some of the result.
-fn repeat(gather: &mut AllGather<i64>, starts: u32) -> Result<(), Error> {
+fn repeat(gather: &mut Operation<i64>, starts: u32) -> Result<(), Error> {
     for start in 0..starts {
         let value = i64::from(start);
         gather.input_mut()?.fill(value);

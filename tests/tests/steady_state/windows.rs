@@ -3,7 +3,7 @@
 use libtest_mimic::Failed;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{AllGather, Group};
+use peerlane_collectives::group::{Group, Operation};
 use peerlane_host as host;
 
 use super::{SHARD_LEN, STARTS, WARM_UP, count};
@@ -13,7 +13,7 @@ pub(super) fn allocates_nothing(ranks: usize) -> Result<(), Failed> {
 }
 
 /// Two operations over ranges that overlap.
-type Gathers = [AllGather<i64>; 2];
+type Gathers = [Operation<i64>; 2];
 
 fn warm(bootstrap: in_process::InProcessBootstrap) -> Result<(Group, Gathers), Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
@@ -21,7 +21,7 @@ fn warm(bootstrap: in_process::InProcessBootstrap) -> Result<(Group, Gathers), E
     let len = group.ranks() * SHARD_LEN;
     let window = group.window::<i64>(len + 100)?;
     let mut prepare =
-        |begin| group.all_gather_into(&window, begin..begin + len).in_place().prepare();
+        |begin| group.all_gather(SHARD_LEN).output_into(&window, begin).in_place().prepare();
     let mut gathers = [prepare(0)?, prepare(100)?];
     repeat(&mut gathers, WARM_UP)?;
     Ok((group, gathers))

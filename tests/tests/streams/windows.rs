@@ -15,8 +15,8 @@ fn overlapping_ranges_come_in_the_order_of_the_stream() {
         let window = group.window::<u8>(RANKS * SHARD_BYTES + 50)?;
         let mut gathers = Vec::new();
         for begin in [0, 50, 17] {
-            let range = begin..begin + RANKS * SHARD_BYTES;
-            gathers.push(group.all_gather_into(&window, range).in_place().prepare()?);
+            let builder = group.all_gather(SHARD_BYTES).output_into(&window, begin);
+            gathers.push(builder.in_place().prepare()?);
         }
         let (stream, rounds) = (Stream::new(), Rounds::default());
         for round in 0..ROUNDS {
@@ -37,7 +37,8 @@ fn overlapping_ranges_come_in_the_order_of_the_stream() {
 fn the_host_keeps_away_until_it_has_waited() {
     let results = in_group(2, LONG, |mut group| {
         let window = group.window::<u8>(2 * SHARD_BYTES)?;
-        let mut gather = group.all_gather_into(&window, 0..2 * SHARD_BYTES).in_place().prepare()?;
+        let mut gather =
+            group.all_gather(SHARD_BYTES).output_into(&window, 0).in_place().prepare()?;
         let (stream, gate) = (Stream::new(), Gate::default());
         gate.hold(&stream);
         let mut lease = gather.start_on(&stream)?;

@@ -2,8 +2,7 @@
 
 use std::rc::Rc;
 
-use peerlane::collective::Collective;
-use peerlane::{AllGather, Element, Group, Rank, cuda, rocm};
+use peerlane::{Element, Group, Operation, Rank, cuda, rocm};
 
 use super::candidate::Implementation;
 use super::device::{Span, Stream};
@@ -13,7 +12,7 @@ use crate::error::Result;
 
 /// A prepared all-gather and the stream on which it starts.
 struct PeerlaneGather<T> {
-    operation: AllGather<T>,
+    operation: Operation<T>,
     stream: StreamArg,
     /// Keeps the raw stream valid.
     kept: Rc<Stream>,
@@ -40,32 +39,35 @@ pub(super) fn prepare(
     variant: Variant,
 ) -> Result<Prepared> {
     with_dtype!(setup.options.dtype, T => {
-        let operation: AllGather<T> = setup.prepare(group, shard_length, variant)?;
+        let operation: Operation<T> = setup.prepare(group, shard_length, variant)?;
         let report = operation.report().clone();
-        let input = input(&operation, group.rank(), setup.options.in_place)?;
+        let input = input(setup, &operation, group.rank(), shard_length)?;
         let (stream, kept) = (StreamArg::of(stream), Rc::clone(stream));
         let ours = PeerlaneGather { operation, stream, kept, ranks: group.ranks() };
         Ok(Prepared { implementation: Box::new(ours), report, input })
     })
 }
 
-/// Returns the blocks of the input: one per tensor, or in an all-to-all one per rank.
-fn input<T: Element>(operation: &AllGather<T>, rank: Rank, in_place: bool) -> Result<Vec<Span>> {
-    let tensors = 0..operation.report().tensors;
-    let pieces = tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?)));
-    let mut pieces = pieces.collect::<Result<Vec<_>>>()?;
-    if operation.report().collective == Collective::AllToAll {
-        pieces = vec![pieces[0]; operation.report().ranks];
+/// Returns the blocks of the input: one per tensor, or one for each rank.
+fn input<T: Element>(
+    setup: &Setup<'_>,
+    operation: &Operation<T>,
+    rank: Rank,
+    shard_length: u64,
+) -> Result<Vec<Span>> {
+    if setup.options.in_place {
+        let tensors = 0..operation.report().tensors;
+        return tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?))).collect();
     }
-    if !in_place {
-        // In the input, the pieces have the lengths of the output and follow one another.
-        let mut address = span(operation.input_memory()).address;
-        for piece in &mut pieces {
-            piece.address = address;
-            address += piece.bytes;
-        }
-    }
-    Ok(pieces)
+    let layout = setup.layout(shard_length)?;
+    let blocks = Setup::input_blocks(&layout, setup.options.goal.collective, rank).into_iter();
+    let mut address = span(operation.input_memory()).address;
+    let block = |bytes| {
+        let block = Span { address, bytes };
+        address += bytes;
+        block
+    };
+    Ok(blocks.map(block).collect())
 }
 
 impl<T: Element> Implementation for PeerlaneGather<T> {
@@ -130,7 +132,7 @@ impl StreamArg {
     pub(super) fn start_after<T: Element>(
         &self,
         stream: &Stream,
-        operation: &mut AllGather<T>,
+        operation: &mut Operation<T>,
     ) -> Result<()> {
         if operation.report().takes_streams() {
             return self.start(operation);
@@ -145,7 +147,7 @@ impl StreamArg {
     ///
     /// # Errors
     /// If the start fails.
-    pub(super) fn start<T: Element>(&self, operation: &mut AllGather<T>) -> Result<()> {
+    pub(super) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         match self {
             Self::Cuda(stream) => drop(operation.start_on(stream)?),
             Self::Rocm(stream) => drop(operation.start_on(stream)?),

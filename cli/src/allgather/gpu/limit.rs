@@ -6,6 +6,10 @@ use std::rc::Rc;
 
 use peerlane::bootstrap::Bootstrap;
 
+use peerlane::Rank;
+use peerlane::planning::layout::{Layout, Span as BlockSpan};
+use peerlane::planning::plan::{Cell, Source};
+
 use super::candidate::Implementation;
 use super::device::{Event, Gpu, ImportedMemory, Memory, Span, Stream};
 use crate::error::Result;
@@ -26,9 +30,8 @@ pub(super) struct LimitBuffers {
 /// One way to copy: a number of streams that take the peers in turn.
 struct ConcurrentCopies<'a> {
     buffers: &'a LimitBuffers,
-    /// Offset of this rank's shard in the output.
-    own_offset: u64,
-    shard_bytes: u64,
+    /// The block for each peer, starting with the next rank.
+    blocks: Vec<Option<BlockSpan>>,
     streams: Vec<Rc<Stream>>,
     timing: Rc<Stream>,
 }
@@ -38,19 +41,19 @@ struct ConcurrentCopies<'a> {
 const SETS: usize = 3;
 
 impl LimitBuffers {
-    /// Allocates memory for shards of up to `shard_bytes`, `total_bytes` in total, and opens the
-    /// memory of the peers. Collective.
+    /// Allocates memory for the largest input and output, and opens the memory of the peers.
+    /// Collective.
     ///
     /// # Errors
     /// If memory cannot be allocated or opened.
     pub(super) fn open(
         gpu: &Gpu,
         comm: &Comm,
-        (shard_bytes, total_bytes): (u64, u64),
+        (input_bytes, output_bytes): (u64, u64),
     ) -> Result<Self> {
         let (rank, ranks) = (comm.rank().index(), comm.ranks());
-        let input = gpu.allocate(shard_bytes)?;
-        let output = gpu.allocate(total_bytes)?;
+        let input = gpu.allocate(input_bytes)?;
+        let output = gpu.allocate(output_bytes)?;
         let handles = comm.share("memory of the limit", &output.handle()?)?;
         let peers = (1..ranks).map(|step| gpu.open_memory(&handles[(rank + step) % ranks]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
@@ -65,9 +68,14 @@ impl LimitBuffers {
     /// slower.
     pub(super) fn schemes<'a>(
         &'a self,
-        (own_offset, shard_bytes): (u64, u64),
+        layout: &Layout,
+        rank: Rank,
         timing: &Rc<Stream>,
     ) -> Vec<(Box<dyn Implementation + 'a>, Span)> {
+        let (ranks, own) = (layout.ranks(), Cell { shard: rank, chunk: 0 });
+        let peers = (1..ranks).map(|step| Rank::at((rank.index() + step) % ranks));
+        let block = |peer| layout.spans(own, (rank, Source::Input), peer).next();
+        let blocks: Vec<_> = peers.map(block).collect();
         let most = self.streams.len() / SETS;
         let sets = (2..=most).flat_map(|count| (0..SETS).map(move |set| (count, set)));
         let scheme = |(count, set): (usize, usize)| {
@@ -75,8 +83,8 @@ impl LimitBuffers {
             let streams = (0..count).map(|index| Rc::clone(&self.streams[index * (set + 1)]));
             let (streams, timing) = (streams.collect(), Rc::clone(timing));
             let copies =
-                ConcurrentCopies { buffers: self, own_offset, shard_bytes, streams, timing };
-            let input = Span { bytes: shard_bytes, ..self.input.span() };
+                ConcurrentCopies { buffers: self, blocks: blocks.clone(), streams, timing };
+            let input = Span { bytes: layout.input_bytes(rank), ..self.input.span() };
             (Box::new(copies) as Box<dyn Implementation + 'a>, input)
         };
         std::iter::once((most.min(1), 0)).chain(sets).map(scheme).collect()
@@ -99,12 +107,13 @@ impl Implementation for ConcurrentCopies<'_> {
 
     fn start(&mut self) -> Result<()> {
         let LimitBuffers { gpu, input, peers, .. } = self.buffers;
-        for (index, peer) in peers.iter().enumerate() {
+        for (index, (peer, block)) in peers.iter().zip(&self.blocks).enumerate() {
+            let Some(BlockSpan { src, dst, bytes }) = *block else { continue };
             let stream = &self.streams[index % self.streams.len()];
-            let (to, from) = (peer.address() + self.own_offset, input.span().address);
+            let (to, from) = (peer.address() + dst.offset, input.span().address + src.offset);
             // SAFETY: both ranges fit the largest size and are closed after the streams are finished.
             // Each rank writes to its own part of the output, which nothing reads.
-            unsafe { gpu.copy(stream, to, from, self.shard_bytes) }?;
+            unsafe { gpu.copy(stream, to, from, bytes) }?;
         }
         Ok(())
     }

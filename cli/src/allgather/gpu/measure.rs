@@ -66,8 +66,8 @@ impl GpuMeasurement<'_> {
     /// If an operation fails, or a byte is wrong on any rank.
     pub(super) fn size(&mut self, index: usize, shard_length: u64) -> Result<()> {
         let (rank, ranks) = (self.comm.rank(), self.comm.ranks());
-        let own = self.setup.own_bytes(shard_length, rank);
-        let total_bytes = self.total_bytes(shard_length);
+        let layout = self.setup.layout(shard_length)?;
+        let total_bytes = layout.total_bytes();
         let counts = counts(self.setup.options, total_bytes);
         let limit = self.limits.get(index).copied();
         let data = |round| TestData { seed: self.seed, size: index as u64, round };
@@ -101,7 +101,9 @@ impl GpuMeasurement<'_> {
             return Err(why);
         }
         for path in baselines.iter().flat_map(|baselines| baselines.paths()) {
-            if let Some((implementation, input)) = path.at(own.1, comm, options.in_place, &stream) {
+            if let Some((implementation, input)) =
+                path.at(layout.input_bytes(rank), comm, options.in_place, &stream)
+            {
                 let memory = (vec![input], 1);
                 let open = || Candidate::open(implementation, &gpu, &stream, memory, options.graph);
                 candidates.push(with_timeout("NCCL's first all-gather", comm.timeout(), open)?);
@@ -162,15 +164,11 @@ impl GpuMeasurement<'_> {
     /// # Errors
     /// If the start fails.
     pub(super) fn trace(&mut self, shard_length: u64) -> Result<()> {
-        let total_bytes = self.total_bytes(shard_length);
+        let total_bytes = self.setup.layout(shard_length)?.total_bytes();
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
         let starts = timeline::trace(setup, comm, group, shard_length)?;
         self.report_event(ProgressEvent::Trace { starts })
-    }
-
-    fn total_bytes(&self, shard_length: u64) -> u64 {
-        self.setup.shard_bytes(shard_length).iter().sum()
     }
 }
 
@@ -198,13 +196,12 @@ pub(super) fn limits(
 ) -> Result<Vec<Duration>> {
     let (gpu, stream) = (timer.gpu.clone(), Rc::clone(&timer.stream));
     let limit = |&length: &u64| {
-        let own = setup.own_bytes(length, comm.rank());
+        let layout = setup.layout(length)?;
         let open =
             |(scheme, input)| Candidate::open(scheme, &gpu, &stream, (vec![input], 1), false);
-        let schemes = buffers.schemes(own, &stream).into_iter().map(open);
+        let schemes = buffers.schemes(&layout, comm.rank(), &stream).into_iter().map(open);
         let mut schemes = schemes.collect::<Result<Vec<_>>>()?;
-        let total_bytes = setup.shard_bytes(length).iter().sum();
-        let in_a_row = counts(setup.options, total_bytes);
+        let in_a_row = counts(setup.options, layout.total_bytes());
         let warmup = in_a_row.warmup.max(1);
         let aligned = |timed| StartCounts { warmup, timed, aligned: true };
         let mut fastest = Duration::MAX;

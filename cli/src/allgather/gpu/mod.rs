@@ -16,7 +16,7 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::{Algorithm, Group};
+use peerlane::{Algorithm, Group, Rank};
 
 use super::backend::GpuSlot;
 use super::context::RankContext;
@@ -61,9 +61,10 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
     let device = Some(slot.ordinal);
     let mut group = topology::open(options, &comm, rank_topology, backend, device)?;
     let setup = Setup::of(options, &comm, rank_topology, &group)?;
-    let shards = lengths.last().map_or_else(Vec::new, |length| setup.shard_bytes(*length));
-    let shard_bytes = shards.iter().copied().max().unwrap_or(0);
-    let largest = (shard_bytes, shards.iter().sum());
+    let layout = setup.layout(lengths.last().copied().unwrap_or(0))?;
+    let inputs = Rank::all(comm.ranks()).map(|rank| layout.input_bytes(rank));
+    let input_bytes = inputs.max().unwrap_or(0);
+    let largest = (input_bytes, layout.output_bytes_max());
     check_device_memory(&setup, largest, &gpu)?;
     let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1).outputs(1);
     let start_barrier = start_barrier.timeout(options.run.timeout).prepare()?;
@@ -76,7 +77,7 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
     }
     let baselines = match options.vs {
         None => None,
-        Some(_) => Some(Baselines::open(options, &comm, &gpu, shard_bytes)?),
+        Some(_) => Some(Baselines::open(options, &comm, &gpu, input_bytes)?),
     };
     let compute = options.overlap.map(|_| Compute::open(options, &gpu)).transpose()?;
     let mut measurement =
@@ -107,14 +108,10 @@ fn cause(group: &mut Group, failure: Failure) -> Failure {
 }
 
 /// Checks that the largest size fits into the free memory of this GPU.
-fn check_device_memory(
-    setup: &Setup<'_>,
-    (shard_bytes, output): (u64, u64),
-    gpu: &Gpu,
-) -> Result<()> {
+fn check_device_memory(setup: &Setup<'_>, (input, output): (u64, u64), gpu: &Gpu) -> Result<()> {
     let options = setup.options;
     let operations = setup.algorithms().len() as u64;
-    let pair = output.saturating_add(shard_bytes);
+    let pair = output.saturating_add(input);
     let pairs = operations + u64::from(options.limit) + if options.vs.is_some() { 3 } else { 0 };
     let outputs = operations * u64::from(options.outputs.unwrap_or(2).saturating_sub(1));
     let compute = if options.overlap.is_some() { overlap::MEMORY_BYTES } else { 0 };

@@ -7,7 +7,7 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use peerlane::AllGather;
+use peerlane::Operation;
 
 use super::candidate::Candidate;
 use super::device::{Event, Gpu, Stream};
@@ -31,7 +31,7 @@ pub(super) struct StartCounts {
 pub(super) struct StreamTimer {
     pub(super) gpu: Gpu,
     pub(super) stream: Rc<Stream>,
-    start_barrier: AllGather<u8>,
+    start_barrier: Operation<u8>,
     begin: Event,
     end: Event,
 }
@@ -41,7 +41,7 @@ impl StreamTimer {
     ///
     /// # Errors
     /// If events cannot be created.
-    pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, start_barrier: AllGather<u8>) -> Result<Self> {
+    pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, start_barrier: Operation<u8>) -> Result<Self> {
         let (begin, end) = (gpu.event()?, gpu.event()?);
         Ok(Self { gpu, stream, start_barrier, begin, end })
     }

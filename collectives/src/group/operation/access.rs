@@ -96,7 +96,7 @@ impl<T: Element> Operation<T> {
         let bytes = match &self.state.layout.placement(self.state.rank).output {
             OutputPlacement::Contiguous(spot) => {
                 let begin = self.state.view.output_offset(start) + spot.offset;
-                begin..begin + self.state.layout.total_bytes()
+                begin..begin + self.state.layout.output_bytes(self.state.rank)
             }
             _ => 0..self.state.view.region(BufferId::OUTPUT).bytes(),
         };
@@ -128,10 +128,7 @@ impl<T: Element> Operation<T> {
     fn input_piece_bytes(&self, tensor: usize) -> Bytes {
         let BufferPosition { buffer, offset } =
             self.state.layout.own_position(self.state.rank, tensor, self.state.from);
-        let bytes = match (self.state.layout.tensors(), self.state.from) {
-            (1, Source::Input) => self.state.layout.input_bytes(self.state.rank),
-            _ => self.state.layout.piece_bytes(tensor, self.state.rank),
-        };
+        let bytes = self.state.layout.input_piece_bytes(tensor, self.state.rank);
         let bytes = offset..offset + bytes;
         match self.state.from {
             Source::Input => (BufferId::Input(buffer), bytes),
@@ -142,7 +139,7 @@ impl<T: Element> Operation<T> {
     fn own_mut(&mut self, (buffer, bytes): Bytes) -> Result<&mut [T], Error> {
         self.check_no_window(buffer)?;
         // SAFETY: no start is open, so no engine of this rank uses it, and no peer writes, as in
-        // `gathered`; `&mut self` keeps the next start away.
+        // `received`; `&mut self` keeps the next start away.
         element::cast_mut(unsafe { buffer::bytes_mut(self.state.view.region(buffer), bytes) }?)
     }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Operation;
+use super::lens::{BlockLens, Destination};
 use super::method::Method;
 use super::prepare;
 use super::request::{OperationSpec, Target};
-use super::shards::Shards;
 use crate::collective::Collective;
 use crate::cost::Links;
 use crate::element::Element;
@@ -27,21 +27,17 @@ pub struct OperationBuilder<'g, T> {
 }
 
 impl<'g, T: Element> OperationBuilder<'g, T> {
-    /// Creates a builder. All ranks must call with the same `operation`.
     pub(in crate::group) fn new(
         group: &'g mut Group,
-        operation: &'static str,
         collective: Collective,
-        shards: Shards,
-        target: Target,
+        lens: BlockLens,
     ) -> Self {
         let (timeout, strict) = (group.timeout(), group.strict);
         let spec = OperationSpec {
-            operation,
             collective,
             dtype: T::DTYPE,
-            shards,
-            target,
+            lens,
+            target: Target::Buffers,
             method: Method::default(),
             in_place: false,
             outputs: None,
@@ -188,6 +184,67 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
+    /// Puts each block to a destination of its own: `destinations[r]` is for the block from rank r.
+    ///
+    /// The destinations are in the output buffers of this rank; other ranks can have different ones. Bytes outside of them do
+    /// not change. Buffers that the caller does not supply are allocated with the length that their destinations need.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::{Destination, Group};
+    /// # use peerlane_hal::Rank;
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0;
+    /// let to = |buffer, offset| Destination { buffer, offset };
+    /// let mut gather =
+    ///     group.all_gather::<u8>([2, 1]).destinations(&[to(1, 0), to(0, 4)]).prepare()?;
+    /// gather.input_mut()?.fill(7 + rank as u8);
+    /// gather.run()?;
+    /// assert_eq!(gather.block(Rank(0))?, [7, 7]);
+    /// assert_eq!(gather.output_buffer(0)?, [0, 0, 0, 0, 8]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn destinations(mut self, destinations: &[Destination]) -> Self {
+        self.spec.target = Target::List(destinations.to_vec());
+        self
+    }
+
+    /// Puts the output into a window, from element `begin`, which must be the same on every rank.
+    ///
+    /// The keys of the window are not exchanged again. Many operations can be prepared over one window, also over ranges that
+    /// overlap.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().index();
+    /// let window = group.window::<f32>(100)?;
+    /// let mut first = group.all_gather(2).output_into(&window, 0).in_place().prepare()?;
+    /// let mut second = group.all_gather(1).output_into(&window, 50).in_place().prepare()?;
+    /// window.slice_mut(2 * rank..2 * rank + 2)?.fill(rank as f32);
+    /// window.slice_mut(50 + rank..51 + rank)?.fill(5.0);
+    /// first.run()?;
+    /// second.run()?;
+    /// assert_eq!(window.slice(0..4)?[..], [0.0, 0.0, 1.0, 1.0]);
+    /// assert_eq!(window.slice(50..52)?[..], [5.0, 5.0]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn output_into(mut self, window: &Window<T>, begin: usize) -> Self {
+        self.spec.target = Target::Window(Arc::clone(&window.inner), begin);
+        self
+    }
+
     /// Plans and verifies the operation, agrees with all ranks and exchanges keys. Collective.
     ///
     /// An error on one rank is an error on all.
@@ -205,8 +262,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 impl<T> fmt::Debug for OperationBuilder<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OperationBuilder")
-            .field("operation", &self.spec.operation)
-            .field("shards", &self.spec.shards)
+            .field("collective", &self.spec.collective)
+            .field("lens", &self.spec.lens)
             .field("method", &self.spec.method)
             .finish_non_exhaustive()
     }

@@ -17,20 +17,20 @@ use crate::run::buffers::Start;
 /// complete; many starts can be in progress.
 #[must_use = "a dropped lease says that what reads the output is already on the stream"]
 pub struct Lease<'a, T> {
-    gather: &'a mut Operation<T>,
+    operation: &'a mut Operation<T>,
     start: Start,
 }
 
 impl<'a, T: Element> Lease<'a, T> {
-    pub(super) fn new(gather: &'a mut Operation<T>, start: Start) -> Self {
-        Self { gather, start }
+    pub(super) fn new(operation: &'a mut Operation<T>, start: Start) -> Self {
+        Self { operation, start }
     }
 
     /// Returns the memory of this start's output, for work that is enqueued next.
     ///
     /// With two outputs in turn, consecutive starts have different places. With several output buffers this is the first.
     pub fn output(&self) -> MemoryRange {
-        self.gather.memory_of_output(self.start)
+        self.operation.memory_of_output(self.start)
     }
 
     /// Returns the memory of what `rank` contributes to a tensor.
@@ -38,7 +38,7 @@ impl<'a, T: Element> Lease<'a, T> {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
     pub fn piece(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
-        self.gather.place_of_piece(self.start, tensor, rank)
+        self.operation.place_of_piece(self.start, tensor, rank)
     }
 
     /// Returns the number of this start, from 1, or `None` if it was recorded into a graph.
@@ -58,7 +58,7 @@ impl<'a, T: Element> Lease<'a, T> {
     /// As [`Operation::run`]; [`InvalidArgument`](ErrorKind::InvalidArgument) if it was recorded into a graph.
     pub fn wait(&mut self) -> Result<(), Error> {
         let epoch = self.eager()?;
-        self.gather.state.prepared.wait(epoch, None)
+        self.operation.state.prepared.wait(epoch, None)
     }
 
     /// Returns whether the output is complete, without waiting.
@@ -67,7 +67,7 @@ impl<'a, T: Element> Lease<'a, T> {
     /// As [`wait`](Self::wait), but for the deadline.
     pub fn poll(&mut self) -> Result<bool, Error> {
         let epoch = self.eager()?;
-        self.gather.state.prepared.poll(epoch)
+        self.operation.state.prepared.poll(epoch)
     }
 
     fn eager(&self) -> Result<u64, Error> {

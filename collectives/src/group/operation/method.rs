@@ -35,7 +35,7 @@ impl Method {
             Some(links) => (links, true),
             None => (known, measured),
         };
-        let shard_bytes: Vec<u64> = layout.shards().iter().collect();
+        let shard_bytes = layout.average_blocks();
         let in_graph = capturable && !shape.tiers;
         let refused = match self.algorithm {
             Some(_) => Vec::new(),
@@ -78,6 +78,7 @@ mod tests {
     use peerlane_hal::LinkKind;
 
     use super::*;
+    use crate::collective::Collective;
 
     fn known() -> Links {
         Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
@@ -85,7 +86,8 @@ mod tests {
 
     fn decided(method: &Method, nodes: &[u32], shard_bytes: u64) -> (Algorithm, u32) {
         let topology = Topology::of_nodes(nodes).unwrap();
-        let layout = Layout::new(&vec![shard_bytes; nodes.len()], 1).unwrap();
+        let layout =
+            Layout::new(Collective::AllGather, &vec![shard_bytes; nodes.len()], 1).unwrap();
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
         let choice = method.choose(&topology, &layout, (shape, false), (&known(), false)).unwrap();
         (choice.algorithm, choice.chunks)
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn a_graph_gets_a_plan_of_one_lane() {
         let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
-        let layout = Layout::new(&[64 << 20; 8], 1).unwrap();
+        let layout = Layout::new(Collective::AllGather, &[64 << 20; 8], 1).unwrap();
         let choose = |measured| {
             let shape = (Shape::default(), true);
             Method::default().choose(&topology, &layout, shape, (&known(), measured)).unwrap()

@@ -4,26 +4,26 @@
 //! | --- | --- |
 //! | `constructors.rs` | the methods of [`Group`](super::Group) that describe operations |
 //! | `builder.rs` | the options of an operation |
-//! | `shards.rs`, `request.rs` | lengths and places, checked and in bytes |
+//! | `lens.rs`, `request.rs` | lengths and places, checked and in bytes |
 //! | `method.rs` | the choice of algorithm and chunks |
 //! | `plan.rs` | the plan of an operation and what was chosen for it |
 //! | `prepare.rs`, `report.rs` | memory, agreement between ranks, imports, the executor and the report |
-//! | `access.rs`, `gathered.rs` | input and output between starts |
+//! | `access.rs`, `received.rs` | input and output between starts |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `lease.rs` | starts on a stream |
 
 mod access;
 mod builder;
 mod constructors;
-mod gathered;
 mod lease;
+mod lens;
 mod method;
 mod plan;
 mod prepare;
 mod prepared;
+mod received;
 mod report;
 mod request;
-mod shards;
 
 use std::any::Any;
 use std::fmt;
@@ -34,10 +34,10 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, Rank};
 
 pub use builder::OperationBuilder;
-pub use gathered::Gathered;
 pub use lease::Lease;
-pub use shards::Destination;
-pub(in crate::group) use shards::bytes;
+pub(in crate::group) use lens::bytes;
+pub use lens::{BlockLens, Destination};
+pub use received::Received;
 
 use self::prepared::Prepared;
 use super::report::Report;
@@ -49,7 +49,7 @@ use crate::plan::Source;
 use crate::run::buffers::OperationBuffers;
 use crate::trace::{Trace, TracedLane};
 
-/// A prepared collective with its memory: an all-gather, a broadcast or an all-to-all.
+/// A prepared collective with its memory.
 ///
 /// [`Group`](super::Group) describes operations with methods such as [`all_gather`](super::Group::all_gather), and
 /// [`prepare`](OperationBuilder::prepare) makes one. An operation can start any number of times. The caller fills the input
@@ -119,7 +119,7 @@ impl<T: Element> Operation<T> {
         let begun = self.state.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
         let epoch = self.state.prepared.start(deadline)?;
         drop(begun);
-        Ok(Started { gather: self, epoch, deadline })
+        Ok(Started { operation: self, epoch, deadline })
     }
 
     /// Enqueues a start on the caller's stream and returns at once. Collective.
@@ -191,7 +191,7 @@ impl<T: Element> Operation<T> {
 /// A start that may not be complete yet.
 #[must_use = "a start is finished by `wait`"]
 pub struct Started<'a, T> {
-    gather: &'a mut Operation<T>,
+    operation: &'a mut Operation<T>,
     epoch: u64,
     deadline: Deadline,
 }
@@ -202,7 +202,7 @@ impl<T: Element> Started<'_, T> {
     /// # Errors
     /// As [`Operation::run`].
     pub fn wait(self) -> Result<(), Error> {
-        self.gather.state.prepared.wait(self.epoch, Some(self.deadline))
+        self.operation.state.prepared.wait(self.epoch, Some(self.deadline))
     }
 
     /// Returns whether the output is complete, without waiting.
@@ -210,7 +210,7 @@ impl<T: Element> Started<'_, T> {
     /// # Errors
     /// As [`Operation::run`], but for the deadline.
     pub fn poll(&mut self) -> Result<bool, Error> {
-        self.gather.state.prepared.poll(self.epoch)
+        self.operation.state.prepared.poll(self.epoch)
     }
 
     /// Returns the number of this start, from 1.
@@ -230,6 +230,3 @@ impl<T> fmt::Debug for Started<'_, T> {
         f.debug_struct("Started").field("epoch", &self.epoch).finish_non_exhaustive()
     }
 }
-
-/// A prepared all-gather. The type is that of every [`Operation`].
-pub type AllGather<T> = Operation<T>;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
 
+use super::lens;
 use super::request::{OperationSpec, Request};
 use crate::cost::{Choice, Links};
 use crate::error::Error;
@@ -71,14 +72,13 @@ impl OperationPlan {
         let (rank, topology) = (group.rank, group.topology);
         let (collective, in_place) = (spec.collective, spec.in_place);
         check(&spec, topology.ranks())?;
-        let layout_of = |chunks| {
-            spec.shards.layout(spec.dtype, topology.ranks(), chunks)?.for_collective(collective)
-        };
+        let blocks = spec.lens.in_bytes(spec.dtype, topology.ranks())?;
+        let layout_of = |chunks| Layout::of_blocks(collective, blocks.clone(), chunks);
         let mut layout = layout_of(spec.method.chunks.unwrap_or(1))?;
         let mut request = Request::new(&spec, &layout, rank, group.shared)?;
-        request.fields.extend(spec.shards.fields(&layout));
+        request.fields.extend(lens::fields(&blocks));
         let streams = spec.capturable || !spec.any_engine;
-        let copy_bytes_max = layout.shards().iter().max().unwrap_or(0);
+        let (_, copy_bytes_max) = layout.block_bytes_min_max();
         let requirements = EngineRequirements { streams, copy_bytes_max };
         let caps = local.engine(requirements)?;
         // Plans are alike on all ranks, and every engine can set flags one by one.
@@ -101,7 +101,7 @@ impl OperationPlan {
             })?;
         let flag_tiers = FlagTiers::new(&plan, &mates(&plan, algorithm, group, shape)?);
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
-        let bytes = layout.total_bytes();
+        let bytes = layout.output_bytes_max();
         let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), spec.capturable);
         let buffering = buffering.ok_or_else(|| {
             let text = format!("{outputs} outputs of {bytes} bytes exceed the address space");
@@ -149,7 +149,7 @@ impl OperationPlan {
         match buffer {
             BufferId::Input(number) => need(places.input_needs(layout, peer), number),
             BufferId::Output(number) => {
-                self.buffering.buffer_bytes(need(places.output_needs(layout), number))
+                self.buffering.buffer_bytes(need(places.output_needs(layout, peer), number))
             }
             BufferId::Flags | BufferId::CrossTierFlags => self.buffering.flag_bytes(),
         }
@@ -183,7 +183,7 @@ fn outputs(
     };
     let takes_turns = request.takes_turns() && !spec.capturable;
     let outputs = spec.outputs.unwrap_or_else(|| {
-        let is_small = layout.total_bytes() <= bytes_max;
+        let is_small = layout.output_bytes_max() <= bytes_max;
         let own = spec.output_buffers.is_empty();
         // Otherwise a second output saves no `ready` flags.
         let saves = spec.collective.everyone_hears_from_everyone();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use peerlane_hal::{Caps, Deadline, DynRegion, ErrorKind, Rank, Region};
 
 use super::State;
+use super::lens::BlockLens;
 use super::plan::{GroupInfo, OperationPlan};
 use super::prepared::Prepared;
 use super::report::{BoundLane, report};
@@ -20,12 +21,13 @@ use crate::group::side::{Keys, Side, Sides};
 use crate::group::watch::Watch;
 use crate::group::window::{Active, Users};
 use crate::layout::Placement;
-use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Step, Tier};
+use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
 use crate::run::buffers::{BufferId, Start, TierBuffers};
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::Lane;
 use crate::run::port;
 use crate::run::program::{Binding, is_tiered};
+use crate::schedule::schedule;
 
 /// Prepares an operation with all ranks.
 pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, Error> {
@@ -37,6 +39,7 @@ pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, E
     let deadline = Deadline::after(timeout);
     let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
 
+    let spec = agree_lens(group, spec, &name, deadline)?;
     let mut preparation = Preparation::new(group, spec);
     let offer = preparation.as_ref().map_err(Error::clone).and_then(Preparation::offer);
     let offers = agree(&shared, &name, offer, deadline)?;
@@ -54,6 +57,20 @@ pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, E
         check_recordable(&report, &votes)?;
     }
     Ok(preparation.finish(report, name, &users))
+}
+
+/// Exchanges the lengths of blocks that differ from rank to rank.
+fn agree_lens(
+    group: &Group,
+    spec: OperationSpec,
+    name: &str,
+    deadline: Deadline,
+) -> Result<OperationSpec, Error> {
+    let Some(offer) = spec.lens.offer(group.ranks()) else { return Ok(spec) };
+    let label = format!("{name}, lengths of blocks");
+    let offer = offer.map(|offer| offer.field("dtype", spec.dtype));
+    let offers = agree(&group.shared, &label, offer, deadline)?;
+    Ok(OperationSpec { lens: BlockLens::agreed(&offers)?, ..spec })
 }
 
 /// Checks that all ranks can record starts into graphs, so that all ranks return the same error.
@@ -134,7 +151,7 @@ impl<'g> Preparation<'g> {
     /// Returns the offer for the other ranks: the values that must be equal, then the keys of the local fabric and of the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let OperationPlan { spec, plan, request, .. } = &self.operation;
-        let gets = has_gets(plan);
+        let gets = schedule(plan.algorithm).gets;
         // The keys of a window have been exchanged, and nobody but gets reads the input of a peer.
         let told =
             |buffer: &BufferId| request.window(*buffer).is_none() && (gets || buffer.is_output());
@@ -142,8 +159,7 @@ impl<'g> Preparation<'g> {
         buffers.push(BufferId::Flags);
         let blob = |keys: Keys| postcard::to_stdvec(&keys).expect("plain data always encodes");
         let places = postcard::to_stdvec(&request.places).expect("plain data always encodes");
-        let mut offer =
-            Offer::default().field("operation", spec.operation).field("dtype", spec.dtype);
+        let mut offer = Offer::default().field("dtype", spec.dtype);
         for (name, value) in &request.fields {
             offer = offer.field(name, value);
         }
@@ -378,11 +394,6 @@ fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
         })
     };
     Rank::all(offers.len()).zip(offers).map(places).collect()
-}
-
-fn has_gets(plan: &Plan) -> bool {
-    let mut steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
-    steps.any(|step| matches!(step, Step::Get { .. }))
 }
 
 /// Returns whether a lane needs an engine: because it has steps, or to poll a network engine that receives for lanes of the

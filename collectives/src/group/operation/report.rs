@@ -62,6 +62,7 @@ pub(super) fn report(
     let compute = tiers.iter().filter(|tier| tier.compute_bytes > 0);
     let compute = compute.map(|&tier| Fallback::Compute(tier));
     let fallbacks = staged.chain(slow).chain(compute).chain(driven).collect();
+    let (shortest_block_bytes, longest_block_bytes) = layout.block_bytes_min_max();
     Report {
         collective: plan.collective,
         algorithm: plan.algorithm,
@@ -71,9 +72,10 @@ pub(super) fn report(
         outputs: plan.outputs,
         flags: plan.flags,
         capturable: operation.spec.capturable,
-        shard_bytes: layout.shard_bytes(*rank),
-        shortest_shard_bytes: layout.shards().iter().min().unwrap_or(0),
-        longest_shard_bytes: layout.shards().iter().max().unwrap_or(0),
+        input_bytes: layout.input_bytes(*rank),
+        output_bytes: layout.output_bytes(*rank),
+        shortest_block_bytes,
+        longest_block_bytes,
         tensors: layout.tensors(),
         total_bytes: layout.total_bytes(),
         links,

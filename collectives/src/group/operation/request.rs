@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use peerlane_hal::{DynRegion, ErrorKind, Rank};
 
+use super::lens::{self, BlockLens, Destination};
 use super::method::Method;
-use super::shards::{self, Destination, Shards};
 use crate::collective::Collective;
 use crate::element::DType;
 use crate::error::Error;
@@ -17,30 +17,31 @@ use crate::group::window::{Extent, Inner};
 use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Placement};
 use crate::run::buffers::BufferId;
 
-/// A range of a window, in elements.
-#[derive(Clone)]
-pub(in crate::group) struct WindowRange {
-    pub(in crate::group) window: Arc<Inner>,
-    pub(in crate::group) range: Range<usize>,
-}
-
 /// The output of an operation.
 pub(in crate::group) enum Target {
     /// One buffer, or one for each tensor.
     Buffers,
-    /// A destination for each shard.
+    /// A destination for each block.
     List(Vec<Destination>),
-    /// A range of a window.
-    Window(WindowRange),
+    /// A window, and the element at which the output begins there.
+    Window(Arc<Inner>, usize),
+}
+
+impl Target {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Buffers => "buffers",
+            Self::List(_) => "a list of destinations",
+            Self::Window(..) => "a window",
+        }
+    }
 }
 
 /// The description of an operation, from the builder to the prepared plan.
 pub(super) struct OperationSpec {
-    /// The name of the constructor, equal on all ranks.
-    pub(super) operation: &'static str,
     pub(super) collective: Collective,
     pub(super) dtype: DType,
-    pub(super) shards: Shards,
+    pub(super) lens: BlockLens,
     pub(super) target: Target,
     pub(super) method: Method,
     pub(super) in_place: bool,
@@ -87,7 +88,7 @@ impl Request {
             windows: BTreeMap::new(),
         };
         request.set_input(spec, layout, me, group)?;
-        request.set_output(spec, layout, group)?;
+        request.set_output(spec, layout, me, group)?;
         request.places.check(layout, me)?;
         match &request.extents[..] {
             [one, two] if one.conflicts(two) => Err(invalid(format!(
@@ -112,11 +113,8 @@ impl Request {
             self.inputs = count(spec.inputs.len());
         }
         let Some((window, begin)) = &spec.source else { return Ok(()) };
-        let bytes = layout.input_bytes(me);
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX) / spec.dtype.bytes();
-        let part =
-            WindowRange { window: Arc::clone(window), range: *begin..begin.saturating_add(len) };
-        let spot = self.enter(spec.dtype, BufferId::INPUT, &part, false, group)?;
+        let range = elements(spec.dtype, *begin, layout.input_bytes(me));
+        let spot = self.enter(spec.dtype, BufferId::INPUT, (window, range), false, group)?;
         self.places.input = InputPlacement::Contiguous(spot);
         Ok(())
     }
@@ -125,8 +123,10 @@ impl Request {
         &mut self,
         spec: &OperationSpec,
         layout: &Layout,
+        me: Rank,
         group: &Arc<Shared>,
     ) -> Result<(), Error> {
+        self.fields.push(("output".to_owned(), spec.target.name().to_owned()));
         match &spec.target {
             Target::Buffers if spec.output_buffers.len() > 1 => {
                 let spots = of_tensors("output", spec.output_buffers.len(), layout.tensors())?;
@@ -135,7 +135,7 @@ impl Request {
             }
             Target::Buffers => {}
             Target::List(destinations) => {
-                let spots = shards::spots(spec.dtype, destinations, layout.ranks())?;
+                let spots = lens::positions(spec.dtype, destinations, layout.ranks())?;
                 let used = spots.iter().map(|spot| spot.buffer + 1).max().unwrap_or(1);
                 let given = count(spec.output_buffers.len());
                 if given > 0 && used > given {
@@ -146,16 +146,16 @@ impl Request {
                     );
                     return Err(invalid(text));
                 }
-                self.places.output = OutputPlacement::ByShard(spots);
+                self.places.output = OutputPlacement::ByBlock(spots);
                 self.outputs = used.max(given);
             }
-            Target::Window(part) => {
-                let spot = self.enter(spec.dtype, BufferId::OUTPUT, part, true, group)?;
-                let len = usize::try_from(layout.total_bytes()).unwrap_or(usize::MAX);
-                debug_assert_eq!(len, part.range.len() * spec.dtype.bytes());
+            Target::Window(window, begin) => {
+                let range = elements(spec.dtype, *begin, layout.output_bytes(me));
+                let spot =
+                    self.enter(spec.dtype, BufferId::OUTPUT, (window, range), true, group)?;
                 self.places.output = OutputPlacement::Contiguous(spot);
-                self.fields.push(("window".to_owned(), part.window.number.to_string()));
-                self.fields.push(("start of the range".to_owned(), part.range.start.to_string()));
+                self.fields.push(("window".to_owned(), window.number.to_string()));
+                self.fields.push(("begin in the window".to_owned(), begin.to_string()));
             }
         }
         Ok(())
@@ -166,17 +166,16 @@ impl Request {
         &mut self,
         dtype: DType,
         buffer: BufferId,
-        target: &WindowRange,
+        (window, range): (&Arc<Inner>, Range<usize>),
         writes: bool,
         group: &Arc<Shared>,
     ) -> Result<BufferPosition, Error> {
-        let WindowRange { window, range } = target;
         if !Arc::ptr_eq(&window.shared, group) {
             return Err(invalid(
                 "the window belongs to another group; open it with this group".to_owned(),
             ));
         }
-        let bytes = window.bytes_of(dtype, range)?;
+        let bytes = window.bytes_of(dtype, &range)?;
         let spot = BufferPosition { buffer: 0, offset: bytes.start };
         self.extents.push(Extent { window: window.number, bytes, writes });
         self.windows.insert(buffer, Arc::clone(window));
@@ -209,11 +208,17 @@ impl Request {
     pub(super) fn need(&self, layout: &Layout, me: Rank, buffer: BufferId) -> u64 {
         let (needs, number) = match buffer {
             BufferId::Input(number) => (self.places.input_needs(layout, me), number),
-            BufferId::Output(number) => (self.places.output_needs(layout), number),
+            BufferId::Output(number) => (self.places.output_needs(layout, me), number),
             BufferId::Flags | BufferId::CrossTierFlags => return 0,
         };
         needs.get(&number).copied().unwrap_or(0)
     }
+}
+
+/// Returns the elements of `bytes` bytes of a window, from element `begin`.
+fn elements(dtype: DType, begin: usize, bytes: u64) -> Range<usize> {
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
+    begin..begin.saturating_add(len)
 }
 
 /// Checks that input and output are specified once.
@@ -223,7 +228,7 @@ fn check(spec: &OperationSpec) -> Result<(), Error> {
              the output"
     } else if !spec.inputs.is_empty() && spec.source.is_some() {
         "the input is given as a buffer and as a range of a window, expected one of them"
-    } else if !spec.output_buffers.is_empty() && matches!(spec.target, Target::Window(_)) {
+    } else if !spec.output_buffers.is_empty() && matches!(spec.target, Target::Window(..)) {
         "the output is given as a buffer and as a range of a window, expected one of them"
     } else {
         return Ok(());

@@ -15,11 +15,11 @@ use crate::layout::{BufferPosition, OutputPlacement};
 use crate::run::buffers::{BufferId, Start};
 
 /// Gives access to the output of the last start, and prevents the next start.
-pub struct Gathered<'a, T> {
-    gather: &'a Operation<T>,
+pub struct Received<'a, T> {
+    operation: &'a Operation<T>,
 }
 
-impl<'a, T: Element> Gathered<'a, T> {
+impl<'a, T: Element> Received<'a, T> {
     /// Returns the whole output buffer: one tensor after another, each with its blocks in rank order.
     ///
     /// The buffer of a list also contains the gaps between its destinations.
@@ -28,7 +28,7 @@ impl<'a, T: Element> Gathered<'a, T> {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if only a device can read it, if there are several output
     /// buffers, or the output is in a window.
     pub fn output(&self) -> Result<&'a [T], Error> {
-        self.gather.gathered_bytes(self.gather.output_bytes()?)
+        self.operation.readable(self.operation.output_bytes()?)
     }
 
     /// Returns a whole output buffer.
@@ -36,7 +36,7 @@ impl<'a, T: Element> Gathered<'a, T> {
     /// # Errors
     /// As [`output`](Self::output), for one buffer; if there is no such buffer.
     pub fn output_buffer(&self, number: usize) -> Result<&'a [T], Error> {
-        self.gather.gathered_bytes(self.gather.output_buffer_bytes(number)?)
+        self.operation.readable(self.operation.output_buffer_bytes(number)?)
     }
 
     /// Returns the block that came from `rank`.
@@ -44,8 +44,8 @@ impl<'a, T: Element> Gathered<'a, T> {
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or there are several tensors: then use
     /// [`piece`](Self::piece).
-    pub fn shard(&self, rank: Rank) -> Result<&'a [T], Error> {
-        let tensors = self.gather.state.layout.tensors();
+    pub fn block(&self, rank: Rank) -> Result<&'a [T], Error> {
+        let tensors = self.operation.state.layout.tensors();
         if tensors > 1 {
             return invalid(format!(
                 "a shard consists of {tensors} pieces, one of each tensor; use `piece` for each \
@@ -60,9 +60,9 @@ impl<'a, T: Element> Gathered<'a, T> {
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank.
     pub fn piece(&self, tensor: usize, rank: Rank) -> Result<&'a [T], Error> {
-        self.gather.check_tensor(tensor)?;
-        self.gather.check_rank(rank)?;
-        self.gather.gathered_bytes(self.gather.piece_bytes(self.last(), tensor, rank))
+        self.operation.check_tensor(tensor)?;
+        self.operation.check_rank(rank)?;
+        self.operation.readable(self.operation.piece_bytes(self.last(), tensor, rank))
     }
 
     /// Returns a whole tensor: its pieces in rank order.
@@ -70,21 +70,26 @@ impl<'a, T: Element> Gathered<'a, T> {
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each shard has a destination of its own.
     pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
-        self.gather.check_tensor(tensor)?;
-        let layout = &self.gather.state.layout;
-        if matches!(layout.placement(self.gather.state.rank).output, OutputPlacement::ByShard(_)) {
+        self.operation.check_tensor(tensor)?;
+        let layout = &self.operation.state.layout;
+        if matches!(layout.placement(self.operation.state.rank).output, OutputPlacement::ByBlock(_))
+        {
             return invalid(
                 "each shard has its own destination, so no tensor is contiguous; use `shard` for \
                  each shard"
                     .to_owned(),
             );
         }
-        let (buffer, Range { start, .. }) = self.gather.piece_bytes(self.last(), tensor, Rank(0));
-        self.gather.gathered_bytes((buffer, start..start + layout.tensor_bytes(tensor)))
+        let (buffer, Range { start, .. }) =
+            self.operation.piece_bytes(self.last(), tensor, Rank(0));
+        self.operation.readable((
+            buffer,
+            start..start + layout.tensor_bytes(tensor, self.operation.state.rank),
+        ))
     }
 
     fn last(&self) -> Start {
-        Start::Eager(self.gather.state.prepared.started())
+        Start::Eager(self.operation.state.prepared.started())
     }
 }
 
@@ -93,49 +98,49 @@ impl<T: Element> Operation<T> {
     ///
     /// # Errors
     /// The reason why the group has ended: then the output is undefined.
-    pub fn gathered(&mut self) -> Result<Gathered<'_, T>, Error> {
+    pub fn received(&mut self) -> Result<Received<'_, T>, Error> {
         self.settle()?;
-        Ok(Gathered { gather: self })
+        Ok(Received { operation: self })
     }
 
-    /// Returns the output of the last start: see [`Gathered::output`].
+    /// Returns the output of the last start: see [`Received::output`].
     ///
     /// # Errors
-    /// As [`gathered`](Self::gathered) and [`Gathered::output`].
+    /// As [`received`](Self::received) and [`Received::output`].
     pub fn output(&mut self) -> Result<&[T], Error> {
-        self.gathered()?.output()
+        self.received()?.output()
     }
 
-    /// Returns an output buffer: see [`Gathered::output_buffer`].
+    /// Returns an output buffer: see [`Received::output_buffer`].
     ///
     /// # Errors
-    /// As [`gathered`](Self::gathered) and [`Gathered::output_buffer`].
+    /// As [`received`](Self::received) and [`Received::output_buffer`].
     pub fn output_buffer(&mut self, number: usize) -> Result<&[T], Error> {
-        self.gathered()?.output_buffer(number)
+        self.received()?.output_buffer(number)
     }
 
-    /// Returns the block that came from `rank`: see [`Gathered::shard`].
+    /// Returns the block that came from `rank`: see [`Received::block`].
     ///
     /// # Errors
-    /// As [`gathered`](Self::gathered) and [`Gathered::shard`].
-    pub fn shard(&mut self, rank: Rank) -> Result<&[T], Error> {
-        self.gathered()?.shard(rank)
+    /// As [`received`](Self::received) and [`Received::block`].
+    pub fn block(&mut self, rank: Rank) -> Result<&[T], Error> {
+        self.received()?.block(rank)
     }
 
-    /// Returns the piece of a tensor that came from `rank`: see [`Gathered::piece`].
+    /// Returns the piece of a tensor that came from `rank`: see [`Received::piece`].
     ///
     /// # Errors
-    /// As [`gathered`](Self::gathered) and [`Gathered::piece`].
+    /// As [`received`](Self::received) and [`Received::piece`].
     pub fn piece(&mut self, tensor: usize, rank: Rank) -> Result<&[T], Error> {
-        self.gathered()?.piece(tensor, rank)
+        self.received()?.piece(tensor, rank)
     }
 
-    /// Returns a whole tensor: see [`Gathered::tensor`].
+    /// Returns a whole tensor: see [`Received::tensor`].
     ///
     /// # Errors
-    /// As [`gathered`](Self::gathered) and [`Gathered::tensor`].
+    /// As [`received`](Self::received) and [`Received::tensor`].
     pub fn tensor(&mut self, tensor: usize) -> Result<&[T], Error> {
-        self.gathered()?.tensor(tensor)
+        self.received()?.tensor(tensor)
     }
 
     pub(super) fn output_bytes(&self) -> Result<Bytes, Error> {
@@ -159,7 +164,7 @@ impl<T: Element> Operation<T> {
         if let OutputPlacement::Contiguous(_) = self.state.layout.placement(self.state.rank).output
         {
             let begin = self.state.view.output_offset(Start::Eager(self.state.prepared.started()));
-            return Ok((buffer, begin..begin + self.state.layout.total_bytes()));
+            return Ok((buffer, begin..begin + self.state.layout.output_bytes(self.state.rank)));
         }
         Ok((buffer, 0..self.state.view.region(buffer).bytes()))
     }
@@ -168,7 +173,8 @@ impl<T: Element> Operation<T> {
         let BufferPosition { buffer, offset } =
             self.state.layout.output_position(self.state.rank, tensor, shard);
         let begin = self.state.view.output_offset(start) + offset;
-        (BufferId::Output(buffer), begin..begin + self.state.layout.piece_bytes(tensor, shard))
+        let bytes = self.state.layout.piece_bytes(tensor, shard, self.state.rank);
+        (BufferId::Output(buffer), begin..begin + bytes)
     }
 
     pub(super) fn check_tensor(&self, tensor: usize) -> Result<(), Error> {
@@ -187,17 +193,17 @@ impl<T: Element> Operation<T> {
         invalid(format!("rank {rank} does not exist, expected a rank below {ranks}"))
     }
 
-    fn gathered_bytes(&self, (buffer, bytes): Bytes) -> Result<&[T], Error> {
+    fn readable(&self, (buffer, bytes): Bytes) -> Result<&[T], Error> {
         self.check_no_window(buffer)?;
-        // SAFETY: whoever has a `Gathered` has settled and keeps the next start away. No start is
+        // SAFETY: whoever has a `Received` has settled and keeps the next start away. No start is
         // open, and until the next one peers write at most to the other output: to this one only
         // between this rank's `ready` and their `arrived`, or after it has entered the next start.
         element::cast(unsafe { buffer::bytes(self.state.view.region(buffer), bytes) }?)
     }
 }
 
-impl<T> fmt::Debug for Gathered<'_, T> {
+impl<T> fmt::Debug for Received<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gathered").field("gather", self.gather).finish()
+        f.debug_struct("Received").field("operation", self.operation).finish()
     }
 }

@@ -1,0 +1,299 @@
+//! The lengths of blocks, and of the inputs and outputs that they fill.
+
+use peerlane_hal::Rank;
+
+use super::{Layout, Lengths, invalid};
+use crate::collective::Collective;
+use crate::error::Error;
+
+/// The lengths of the blocks of an operation, in bytes.
+///
+/// The block of a rank that takes no part on its side of the collective has no bytes, whatever length is given.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum BlockBytes {
+    /// One length for each rank: of the block that it provides, or in a scatter of the block that it receives. In an
+    /// all-to-all all are equal.
+    ByRank(Lengths),
+    /// Several tensors, each with the lengths of the pieces of all ranks. A block is the pieces of one rank.
+    ByTensor(Vec<Lengths>),
+    /// The lengths that each rank provides, by the rank that receives: an all-to-all with different blocks.
+    ByPair(Vec<Lengths>),
+}
+
+/// The lengths of blocks, in the form in which offsets are found.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Sizes {
+    /// All outputs that need the block of a rank need the same block.
+    Provided {
+        tensors: Box<[Lengths]>,
+        /// The offset of each tensor after the tensors before it.
+        tensor_offsets: Box<[u64]>,
+        /// The bytes that each rank provides for all tensors together.
+        blocks: Lengths,
+    },
+    /// Every provider has a block of this length for each rank.
+    Received(Lengths),
+    Pairs {
+        rows: Box<[Lengths]>,
+        columns: Box<[Lengths]>,
+    },
+}
+
+impl BlockBytes {
+    /// Creates blocks with one length for each rank.
+    ///
+    /// # Errors
+    /// As [`Lengths::of`].
+    pub fn of(bytes: &[u64]) -> Result<Self, Error> {
+        Lengths::of(bytes).map(Self::ByRank)
+    }
+
+    /// Returns the number of ranks.
+    fn ranks(&self) -> usize {
+        match self {
+            Self::ByRank(lengths) => lengths.ranks(),
+            Self::ByTensor(all) | Self::ByPair(all) => all.first().map_or(0, Lengths::ranks),
+        }
+    }
+}
+
+impl Sizes {
+    pub(super) fn new(collective: Collective, blocks: BlockBytes) -> Result<Self, Error> {
+        let ranks = blocks.ranks();
+        match blocks {
+            BlockBytes::ByPair(rows) if collective.has_block_per_pair() => {
+                Self::of_pairs(rows.into())
+            }
+            BlockBytes::ByPair(_) => Err(invalid(format!(
+                "blocks have a length for each pair of ranks, expected one for each rank in {}",
+                collective.with_article()
+            ))),
+            BlockBytes::ByRank(lengths) => match collective.has_equal_outputs() {
+                true => Self::of_tensors(vec![lengths.only(|rank| collective.is_provider(rank))?]),
+                false if collective.has_block_per_pair() && lengths.uniform().is_none() => {
+                    Err(invalid(format!(
+                        "blocks have different lengths, expected equal lengths for {}, or a length for each pair \
+                         of ranks",
+                        collective.with_article()
+                    )))
+                }
+                false => Ok(Self::Received(lengths)),
+            },
+            BlockBytes::ByTensor(tensors) if collective.has_equal_outputs() => {
+                let only = |tensor: Lengths| tensor.only(|rank| collective.is_provider(rank));
+                Self::of_tensors(tensors.into_iter().map(only).collect::<Result<_, _>>()?)
+            }
+            BlockBytes::ByTensor(mut tensors) if tensors.len() == 1 && ranks > 0 => {
+                Self::new(collective, BlockBytes::ByRank(tensors.remove(0)))
+            }
+            BlockBytes::ByTensor(tensors) => Err(invalid(format!(
+                "tensors is {}, expected 1 for {}",
+                tensors.len(),
+                collective.with_article()
+            ))),
+        }
+    }
+
+    fn of_tensors(tensors: Vec<Lengths>) -> Result<Self, Error> {
+        let blocks = Lengths::sum(&tensors)?;
+        let mut end = 0;
+        let begins = tensors.iter().map(|tensor| {
+            end += tensor.total();
+            end - tensor.total()
+        });
+        let tensor_offsets = begins.collect();
+        Ok(Self::Provided { tensors: tensors.into(), tensor_offsets, blocks })
+    }
+
+    fn of_pairs(rows: Box<[Lengths]>) -> Result<Self, Error> {
+        let ranks = rows.len();
+        if let Some(row) = rows.iter().find(|row| row.ranks() != ranks) {
+            let text = format!("a rank has blocks for {} ranks, expected {ranks}", row.ranks());
+            return Err(invalid(text));
+        }
+        let column = |of| Lengths::of(&rows.iter().map(|row| row.bytes(of)).collect::<Vec<_>>());
+        let columns = Rank::all(ranks).map(column).collect::<Result<_, _>>()?;
+        Ok(Self::Pairs { rows, columns })
+    }
+}
+
+impl Layout {
+    /// Returns the collective whose blocks these are.
+    pub fn collective(&self) -> Collective {
+        self.collective
+    }
+
+    /// Returns the number of ranks, at least 1.
+    pub fn ranks(&self) -> usize {
+        match &self.blocks {
+            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => lengths.ranks(),
+            Sizes::Pairs { rows, .. } => rows.len(),
+        }
+    }
+
+    /// Returns the number of tensors, at least 1.
+    pub fn tensors(&self) -> usize {
+        match &self.blocks {
+            Sizes::Provided { tensors, .. } => tensors.len(),
+            Sizes::Received(_) | Sizes::Pairs { .. } => 1,
+        }
+    }
+
+    /// Returns the number of chunks of each block, at least 1.
+    pub fn chunks(&self) -> u32 {
+        self.chunks
+    }
+
+    /// Returns the length of the largest input or output of a rank in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => lengths.total(),
+            Sizes::Pairs { rows, columns } => {
+                rows.iter().chain(columns).map(Lengths::total).max().unwrap_or(0)
+            }
+        }
+    }
+
+    /// Returns the length of the largest output of a rank in bytes.
+    pub fn output_bytes_max(&self) -> u64 {
+        match &self.blocks {
+            Sizes::Pairs { columns, .. } => columns.iter().map(Lengths::total).max().unwrap_or(0),
+            _ => Rank::all(self.ranks()).map(|rank| self.output_bytes(rank)).max().unwrap_or(0),
+        }
+    }
+
+    /// Returns the length of the block from `provider` in the output of `receiver`; 0 if there is none.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn block_bytes(&self, provider: Rank, receiver: Rank) -> u64 {
+        match &self.blocks {
+            _ if !self.collective.requires(provider, receiver) => 0,
+            Sizes::Provided { blocks, .. } => blocks.bytes(provider),
+            Sizes::Received(lengths) => lengths.bytes(receiver),
+            Sizes::Pairs { rows, .. } => rows[provider.index()].bytes(receiver),
+        }
+    }
+
+    /// Returns the length of one tensor's piece of [a block](Self::block_bytes).
+    ///
+    /// # Panics
+    /// If there is no such tensor or rank.
+    pub fn piece_bytes(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { tensors, .. } if self.collective.requires(provider, receiver) => {
+                tensors[tensor].bytes(provider)
+            }
+            _ => self.block_bytes(provider, receiver),
+        }
+    }
+
+    /// Returns the length of one tensor's piece of the input of `rank`.
+    ///
+    /// # Panics
+    /// If there is no such tensor or rank.
+    pub fn input_piece_bytes(&self, tensor: usize, rank: Rank) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { tensors, .. } => tensors[tensor].bytes(rank),
+            Sizes::Received(_) | Sizes::Pairs { .. } => self.input_bytes(rank),
+        }
+    }
+
+    /// Returns the length of the input of `rank`: its block, or a block for every rank.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn input_bytes(&self, rank: Rank) -> u64 {
+        match &self.blocks {
+            _ if !self.collective.is_provider(rank) => 0,
+            Sizes::Provided { blocks, .. } => blocks.bytes(rank),
+            Sizes::Received(lengths) => lengths.total(),
+            Sizes::Pairs { rows, .. } => rows[rank.index()].total(),
+        }
+    }
+
+    /// Returns the length of the output of `rank`: a block from every rank that provides one.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn output_bytes(&self, rank: Rank) -> u64 {
+        match &self.blocks {
+            _ if !self.collective.is_receiver(rank) => 0,
+            Sizes::Provided { blocks, .. } => blocks.total(),
+            Sizes::Received(lengths) => self.providers_before(None) * lengths.bytes(rank),
+            Sizes::Pairs { columns, .. } => columns[rank.index()].total(),
+        }
+    }
+
+    /// Returns the average length of the blocks of each rank, in rank order: in an all-to-all with different blocks, of
+    /// those that it provides or of those that it receives, whichever are longer.
+    pub fn average_blocks(&self) -> Vec<u64> {
+        match &self.blocks {
+            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => {
+                lengths.iter().collect()
+            }
+            Sizes::Pairs { rows, columns } => {
+                let most = |(row, column): (&Lengths, &Lengths)| row.total().max(column.total());
+                rows.iter()
+                    .zip(columns)
+                    .map(|both| most(both).div_ceil(rows.len() as u64))
+                    .collect()
+            }
+        }
+    }
+
+    /// Returns the lengths of the shortest and of the longest block in bytes.
+    pub fn block_bytes_min_max(&self) -> (u64, u64) {
+        let of = |lengths: &Lengths| (lengths.min(), lengths.max());
+        match &self.blocks {
+            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => of(lengths),
+            Sizes::Pairs { rows, .. } => rows
+                .iter()
+                .map(of)
+                .reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Returns the length of a whole tensor in the output of `rank`, in bytes.
+    ///
+    /// # Panics
+    /// If there is no such tensor or rank.
+    pub fn tensor_bytes(&self, tensor: usize, rank: Rank) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { tensors, .. } if self.collective.is_receiver(rank) => {
+                tensors[tensor].total()
+            }
+            _ => self.output_bytes(rank),
+        }
+    }
+
+    /// Returns the number of ranks before `rank`, or of all ranks, that provide blocks.
+    fn providers_before(&self, rank: Option<Rank>) -> u64 {
+        let end = rank.map_or(self.ranks(), Rank::index);
+        match self.collective.only_provider() {
+            None => end as u64,
+            Some(only) => u64::from(only.index() < end),
+        }
+    }
+
+    /// Returns the offset of the block for `receiver` in the input of `provider`.
+    pub(super) fn input_offset(&self, provider: Rank, receiver: Rank) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { .. } => 0,
+            Sizes::Received(lengths) => lengths.offset(receiver),
+            Sizes::Pairs { rows, .. } => rows[provider.index()].offset(receiver),
+        }
+    }
+
+    /// Returns the offset of the block of `provider` in the output of `receiver`, or in a tensor of it.
+    pub(super) fn output_offset(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { tensors, .. } => tensors[tensor].offset(provider),
+            Sizes::Received(lengths) => {
+                self.providers_before(Some(provider)) * lengths.bytes(receiver)
+            }
+            Sizes::Pairs { columns, .. } => columns[receiver.index()].offset(provider),
+        }
+    }
+}
