@@ -31,6 +31,18 @@ pub enum Collective {
     },
     /// Every rank gets a different block from every rank (`MPI_Alltoall`).
     AllToAll,
+    /// One rank, the root, gets the block of every rank (`MPI_Gather`).
+    Gather {
+        /// The rank that receives the blocks.
+        #[serde(with = "RankNumber")]
+        root: Rank,
+    },
+    /// Every rank gets a different block from one rank, the root (`MPI_Scatter`).
+    Scatter {
+        /// The rank that provides the blocks.
+        #[serde(with = "RankNumber")]
+        root: Rank,
+    },
 }
 
 /// The ranks on one side of a collective: those that provide data, or those that receive it.
@@ -58,8 +70,13 @@ impl Side {
 
 impl Collective {
     /// All collectives, in the order of their declaration; those with a root have root 0.
-    pub const ALL: &'static [Self] =
-        &[Self::AllGather, Self::Broadcast { root: Rank(0) }, Self::AllToAll];
+    pub const ALL: &'static [Self] = &[
+        Self::AllGather,
+        Self::Broadcast { root: Rank(0) },
+        Self::AllToAll,
+        Self::Gather { root: Rank(0) },
+        Self::Scatter { root: Rank(0) },
+    ];
 
     /// Returns the name without the root.
     pub const fn name(self) -> &'static str {
@@ -67,6 +84,8 @@ impl Collective {
             Self::AllGather => "all-gather",
             Self::Broadcast { .. } => "broadcast",
             Self::AllToAll => "all-to-all",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
         }
     }
 
@@ -78,7 +97,7 @@ impl Collective {
     /// Returns the rank that the others send to or receive from, if there is one.
     pub const fn root(self) -> Option<Rank> {
         match self {
-            Self::Broadcast { root } => Some(root),
+            Self::Broadcast { root } | Self::Gather { root } | Self::Scatter { root } => Some(root),
             Self::AllGather | Self::AllToAll => None,
         }
     }
@@ -88,6 +107,8 @@ impl Collective {
     pub const fn with_root(self, root: Rank) -> Self {
         match self {
             Self::Broadcast { .. } => Self::Broadcast { root },
+            Self::Gather { .. } => Self::Gather { root },
+            Self::Scatter { .. } => Self::Scatter { root },
             Self::AllGather | Self::AllToAll => self,
         }
     }
@@ -102,14 +123,17 @@ impl Collective {
 
     const fn receivers(self) -> Side {
         match self {
-            Self::AllGather | Self::Broadcast { .. } | Self::AllToAll => Side::All,
+            Self::AllGather | Self::Broadcast { .. } | Self::AllToAll | Self::Scatter { .. } => {
+                Side::All
+            }
+            Self::Gather { root } => Side::Only(root),
         }
     }
 
     const fn providers(self) -> Side {
         match self {
-            Self::AllGather | Self::AllToAll => Side::All,
-            Self::Broadcast { root } => Side::Only(root),
+            Self::AllGather | Self::AllToAll | Self::Gather { .. } => Side::All,
+            Self::Broadcast { root } | Self::Scatter { root } => Side::Only(root),
         }
     }
 
@@ -154,8 +178,8 @@ impl Collective {
     /// Returns whether all outputs need the same block of a rank, so that a rank can forward what it has received.
     pub fn has_equal_outputs(self) -> bool {
         match self {
-            Self::AllGather | Self::Broadcast { .. } => true,
-            Self::AllToAll => false,
+            Self::AllGather | Self::Broadcast { .. } | Self::Gather { .. } => true,
+            Self::AllToAll | Self::Scatter { .. } => false,
         }
     }
 
@@ -201,7 +225,7 @@ impl Collective {
     pub fn runs_in_place(self) -> bool {
         match self {
             Self::AllGather | Self::Broadcast { .. } => true,
-            Self::AllToAll => false,
+            Self::AllToAll | Self::Gather { .. } | Self::Scatter { .. } => false,
         }
     }
 
@@ -218,7 +242,9 @@ impl Collective {
     /// rate of a link.
     pub fn bus_factor(self, ranks: usize) -> f64 {
         match self {
-            Self::AllGather | Self::AllToAll => (ranks - 1) as f64 / ranks as f64,
+            Self::AllGather | Self::AllToAll | Self::Gather { .. } | Self::Scatter { .. } => {
+                (ranks - 1) as f64 / ranks as f64
+            }
             Self::Broadcast { .. } => 1.0,
         }
     }
@@ -267,6 +293,8 @@ mod tests {
             Collective::AllGather => 0,
             Collective::Broadcast { .. } => 1,
             Collective::AllToAll => 2,
+            Collective::Gather { .. } => 3,
+            Collective::Scatter { .. } => 4,
         };
         let numbers: Vec<usize> = Collective::ALL.iter().map(number).collect();
         assert_eq!(numbers, (0..Collective::ALL.len()).collect::<Vec<_>>());
@@ -289,8 +317,8 @@ mod tests {
 
     #[test]
     fn bus_bandwidth_is_that_of_nccl_tests() {
-        let factors = goals(4).map(|goal| goal.bus_factor(4)).collect::<Vec<_>>();
-        assert_eq!(factors, [0.75, 1.0, 1.0, 1.0, 1.0, 0.75]);
+        let factors = Collective::ALL.iter().map(|goal| goal.bus_factor(4)).collect::<Vec<_>>();
+        assert_eq!(factors, [0.75, 1.0, 0.75, 0.75, 0.75]);
     }
 
     #[test]

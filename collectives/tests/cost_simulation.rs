@@ -29,6 +29,20 @@ fn formulas_and_simulation_agree_on_all_to_alls() {
     agree(|_| Collective::AllToAll, false);
 }
 
+#[test]
+fn gathers() {
+    for root in [0, 1] {
+        agree(|ranks| Collective::Gather { root: Rank::at(root * (ranks - 1)) }, false);
+    }
+}
+
+#[test]
+fn scatters() {
+    for root in [0, 1] {
+        agree(|ranks| Collective::Scatter { root: Rank::at(root * (ranks - 1)) }, false);
+    }
+}
+
 /// Checks that 19 of 20 predictions are within a fourth of the simulation.
 fn agree(collective: impl Fn(usize) -> Collective, in_place: bool) {
     let gpu = Links::default();
@@ -66,8 +80,7 @@ fn agree(collective: impl Fn(usize) -> Collective, in_place: bool) {
                 for (bytes, chunks) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
                     let tiers = topology.nodes() > 1;
                     let shape = Shape { collective, chunks, in_place, outputs: 1, flags, tiers };
-                    let of = |rank| if collective.is_provider(rank) { bytes } else { 0 };
-                    let shards: Vec<_> = Rank::all(topology.ranks()).map(of).collect();
+                    let shards = vec![bytes; topology.ranks()];
                     let layout = Layout::new(collective, &shards, chunks).unwrap();
                     let plan = |rank| schedule::plan(algorithm, &topology, rank, shape);
                     let simulated =

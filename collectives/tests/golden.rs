@@ -186,6 +186,23 @@ fn broadcasts() {
 }
 
 #[test]
+fn gathers_and_scatters() {
+    let gather = |root| Collective::Gather { root: Rank(root) };
+    let scatter = |root| Collective::Scatter { root: Rank(root) };
+    for (first, second) in [(gather(0), gather(1)), (scatter(0), scatter(1))] {
+        for ranks in 1..=4 {
+            compare(Algorithm::Direct, ranks, Shape { collective: first, ..Shape::default() });
+        }
+        let shape = Shape { collective: second, chunks: 2, ..Shape::default() };
+        for algorithm in [Algorithm::Direct, Algorithm::Pull] {
+            compare(algorithm, 3, shape);
+            compare(algorithm, 3, Shape { flags: FlagOrder::Batched, ..shape });
+            compare_nodes(algorithm, &[3, 1, 2], Shape { tiers: true, ..shape }, GoldenRanks::All);
+        }
+    }
+}
+
+#[test]
 fn all_to_alls() {
     let shape = Shape { collective: Collective::AllToAll, ..Shape::default() };
     for ranks in 1..=4 {

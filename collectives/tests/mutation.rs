@@ -12,7 +12,7 @@ use peerlane_collectives::verify::{FaultClass, verify};
 
 use mutants::mutate;
 use oracle::{Harm, Oracle};
-use plans::{Form, edit};
+use plans::{Form, GATHER, SCATTER, edit};
 
 #[path = "support/mutants.rs"]
 mod mutants;
@@ -84,6 +84,20 @@ fn broken_plans_with_a_network_and_outputs_in_turn_are_refused() {
 }
 
 #[test]
+fn broken_gathers_are_refused() {
+    check(Form::Goal(GATHER, Algorithm::Direct));
+    check(Form::Goal(GATHER, Algorithm::Pull));
+    check(Form::GoalOfTiers(GATHER, Algorithm::Direct));
+}
+
+#[test]
+fn broken_scatters_are_refused() {
+    check(Form::Goal(SCATTER, Algorithm::Direct));
+    check(Form::Goal(SCATTER, Algorithm::Pull));
+    check(Form::GoalOfTiers(SCATTER, Algorithm::Direct));
+}
+
+#[test]
 fn correct_plans_do_no_harm_and_are_accepted() {
     for form in Form::ALL {
         for ranks in 1..=5 {
@@ -129,7 +143,12 @@ fn check(form: Form) {
     println!("{form:?}: {CASES} mutants, {refused} refused, {counts:?}");
     // Only a second lane that waits for peers can be out of reach.
     let single = |class: &&FaultClass| **class != FaultClass::Unreachable || form == Form::PutLane;
-    for class in FaultClass::ALL.iter().filter(single) {
+    // The only source of a direct scatter is the input of the root, which nobody writes.
+    let (flat, tiers) =
+        (Form::Goal(SCATTER, Algorithm::Direct), Form::GoalOfTiers(SCATTER, Algorithm::Direct));
+    let reads =
+        |class: &&FaultClass| **class != FaultClass::ReadEarly || (form != flat && form != tiers);
+    for class in FaultClass::ALL.iter().filter(single).filter(reads) {
         assert!(counts.refused.contains_key(class), "{form:?}: no mutant is a {class}");
     }
     // The test is worth nothing if the oracle finds no harm.

@@ -32,7 +32,7 @@ struct Case {
     algorithm: Algorithm,
     node_of_rank: Vec<u32>,
     shape: Shape,
-    /// The length of each shard in units.
+    /// One length for each rank in units, as the oracle takes them.
     shards: Vec<usize>,
     starts: u64,
 }
@@ -61,24 +61,14 @@ impl Case {
         Self { algorithm, node_of_rank, shape, shards, starts }.of_collective(&mut rng)
     }
 
-    /// Makes about half of the cases broadcasts and all-to-alls.
+    /// Makes about two thirds of the cases other collectives than all-gathers.
     fn of_collective(mut self, rng: &mut Rng) -> Self {
-        let ranks = self.shards.len();
-        match rng.u8(..4) {
-            0 => {
-                let root = rng.usize(..ranks);
-                self.shape.collective = Collective::Broadcast { root: Rank::at(root) };
-                for (rank, units) in self.shards.iter_mut().enumerate() {
-                    *units = if rank == root { rng.usize(0..=9) } else { 0 };
-                }
-            }
-            1 => {
-                self.shape.collective = Collective::AllToAll;
-                self.shape.in_place = false;
-                self.shards = vec![rng.usize(0..=9); ranks];
-            }
-            _ => return self,
+        if rng.u8(..3) == 0 {
+            return self;
         }
+        let root = Rank::at(rng.usize(..self.shards.len()));
+        self.shape.collective = rng.choice(Collective::ALL).unwrap().with_root(root);
+        self.shape.in_place &= self.shape.collective.runs_in_place();
         let suitable: Vec<_> = algorithms(self.shape.collective).collect();
         self.algorithm = *rng.choice(&suitable).unwrap();
         self
@@ -176,14 +166,16 @@ fn cases_are_of_every_kind() {
         some(&|case| case.algorithm == algorithm && case.shape.tiers);
         some(&|case| case.algorithm == algorithm && case.shape.outputs == 2);
     }
-    for algorithm in [Algorithm::Direct, Algorithm::Ring] {
-        some(&|case| {
-            case.algorithm == algorithm
-                && matches!(case.shape.collective, Collective::Broadcast { root } if root != Rank(0))
-                && case.node_of_rank.len() > 4
-        });
+    for collective in Collective::ALL {
+        for algorithm in algorithms(*collective) {
+            some(&|case| {
+                let found = case.shape.collective;
+                (case.algorithm, found.name()) == (algorithm, collective.name())
+                    && case.node_of_rank.len() > 4
+                    && (found.root().is_none() || found.root() != Some(Rank(0)))
+            });
+        }
     }
-    some(&|case| case.shape.collective == Collective::AllToAll && case.node_of_rank.len() > 4);
     some(&|case| case.node_of_rank.len() > 32);
     some(&|case| case.node_of_rank.len() == 1);
     some(&|case| !case.node_of_rank.is_sorted());

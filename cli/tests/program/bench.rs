@@ -43,6 +43,43 @@ fn all_to_alls_are_measured_and_checked() {
 }
 
 #[test]
+fn gathers_and_scatters_are_measured_and_checked() {
+    for ranks in [1, 2, 3, 5] {
+        let (root, bus_factor) = (ranks / 2, (ranks - 1) as f64 / ranks as f64);
+        let lens: Vec<_> =
+            (0..ranks).map(|rank| (rank % 3 + usize::from(ranks == 1)).to_string()).collect();
+        for shards in [String::new(), format!("--shards {}", lens.join(":"))] {
+            let options =
+                format!("--ranks {ranks} --root {root} --algorithm all --limit {shards} {SMALL}");
+            for (name, word) in [("gather", "to"), ("scatter", "from")] {
+                let rows = run(&format!("bench {name} {options}")).rows();
+                for row in rows.chunks(2) {
+                    assert_eq!(
+                        (&row[0]["algorithm"], &row[1]["algorithm"]),
+                        (&"direct".into(), &"pull".into())
+                    );
+                }
+                for at in 0..2 {
+                    let rows: Vec<_> = rows.iter().skip(at).step_by(2).cloned().collect();
+                    check(&rows, &format!("{name} {word} {root}"), bus_factor);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_to_alls_of_other_lengths_are_measured_and_checked() {
+    for ranks in [1, 2, 3, 5] {
+        let rows =
+            run(&format!("bench all-to-all-v --ranks {ranks} --dtype f32 --limit {SMALL}")).rows();
+        check(&rows, "all-to-all-v", (ranks - 1) as f64 / ranks as f64);
+    }
+    let rows = run(&format!("bench all-to-all-v --nodes 2x2 --shards 3:0:1:9 {SMALL}")).rows();
+    check(&rows, "all-to-all-v", 0.75);
+}
+
+#[test]
 fn an_all_gather_has_the_same_rows_by_either_command() {
     let rows = run(&format!("bench all-gather --ranks 3 {SMALL}")).rows();
     check(&rows, "all-gather", 2.0 / 3.0);
@@ -146,7 +183,7 @@ fn what_a_collective_lacks_is_refused() {
     ");
     insta::assert_snapshot!(refused("plan --root 1"), @r"
     error: --root is 1, but the collective is an all-gather, which has no root
-     help: remove the option, or use a collective with a root: broadcast
+     help: remove the option, or use a collective with a root: broadcast, gather, scatter
     ");
     insta::assert_snapshot!(refused("plan --collective broadcast --algorithm double-ring"), @"error: algorithm double-ring does not support broadcast, expected direct or pull or ring");
 }

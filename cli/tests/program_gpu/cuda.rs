@@ -48,7 +48,7 @@ fn check(ended: &Ended, ranks: u64) -> Vec<Value> {
 }
 
 #[test]
-fn broadcasts_and_all_to_alls_run_eagerly_and_captured() {
+fn other_collectives_run_eagerly_and_captured() {
     for ranks in 1..=4 {
         for graph in ["", "--graph"] {
             let options = format!("--backend cuda --ranks {ranks} --limit {graph} {SMALL}");
@@ -61,8 +61,17 @@ fn broadcasts_and_all_to_alls_run_eagerly_and_captured() {
                     rows.iter().all(|row| row["collective"] == format!("broadcast from {root}"))
                 );
             }
-            let rows = check(&run(&format!("bench all-to-all --dtype f32 {options}"), &[]), ranks);
-            assert!(rows.iter().all(|row| row["collective"] == "all-to-all"));
+            for (name, word) in [("gather", "to"), ("scatter", "from")] {
+                let line = format!("bench {name} --root {root} {options}");
+                let rows = check(&run(&line, &[]), ranks);
+                assert!(
+                    rows.iter().all(|row| row["collective"] == format!("{name} {word} {root}"))
+                );
+            }
+            for name in ["all-to-all", "all-to-all-v"] {
+                let rows = check(&run(&format!("bench {name} --dtype f32 {options}"), &[]), ranks);
+                assert!(rows.iter().all(|row| row["collective"] == name));
+            }
         }
     }
 }

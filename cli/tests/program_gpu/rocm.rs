@@ -38,13 +38,15 @@ fn check(ended: &Ended, ranks: u64) -> Vec<Value> {
 }
 
 #[test]
-fn broadcasts_and_all_to_alls_run_on_streams_and_sdma_engines() {
+fn other_collectives_run_on_streams_and_sdma_engines() {
     for (ranks, engine) in [(1, "auto"), (2, "streams"), (3, "sdma"), (4, "streams")] {
         let options = format!("--backend rocm --ranks {ranks} --engine {engine} {SMALL}");
         for algorithm in ["direct", "ring"] {
             check(&run(&format!("bench broadcast --algorithm {algorithm} {options}"), &[]), ranks);
         }
-        check(&run(&format!("bench all-to-all {options}"), &[]), ranks);
+        for name in ["gather", "scatter", "all-to-all", "all-to-all-v"] {
+            check(&run(&format!("bench {name} {options}"), &[]), ranks);
+        }
     }
 }
 

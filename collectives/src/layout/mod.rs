@@ -234,6 +234,9 @@ impl Layout {
             OutputPlacement::ByTensor(positions) => (positions[tensor], 0),
             OutputPlacement::ByBlock(positions) => return positions[provider.index()],
         };
+        if !self.collective.requires(provider, rank) {
+            return position;
+        }
         let offset = position.offset + before + self.output_offset(tensor, provider, rank);
         BufferPosition { offset, ..position }
     }

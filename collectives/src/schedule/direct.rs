@@ -158,8 +158,8 @@ fn traffic(request: &CostRequest<'_>, copied: impl Fn(u64, u64) -> u64) -> [Traf
 
 fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let CostRequest { algorithm, sums, links, .. } = *request;
-    if sums.total_bytes > 0 && sums.node_bytes(node_ranks) == 0 {
-        // No rank of such a node provides data.
+    if sums.root_node_ranks.is_some_and(|ranks| ranks != node_ranks) {
+        // The longest path goes through the root.
         return PathEstimate { terms: Vec::new(), host: 0 };
     }
     let collective = request.shape.collective;
@@ -196,7 +196,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         hop = hop.max(far.hop);
     } else if far.end() > near.end().saturating_add(copy) {
         (ready, puts, flags, hop) = far.terms();
-        if own.by_processor {
+        if own.by_processor && !is_apart {
             copied = Term::new(copied.name, 0, "");
         }
     }

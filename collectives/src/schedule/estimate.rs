@@ -319,6 +319,8 @@ impl EffectiveLink {
 pub(crate) struct ClusterSums {
     pub(crate) ranks: u64,
     pub(crate) nodes: u64,
+    /// The number of ranks on the node of the root, if there is a root.
+    pub(crate) root_node_ranks: Option<u64>,
     /// Bytes of the blocks of all ranks, counted once.
     pub(crate) total_bytes: u64,
     /// Bytes that ranks copy to themselves out of place.
@@ -372,9 +374,11 @@ impl ClusterSums {
             Some(_) => total_bytes.saturating_sub(own_bytes),
             None => total_bytes.saturating_mul(ranks - 1),
         };
+        let of_node = |root| topology.members(topology.node(root)).len() as u64;
         Self {
             ranks,
             nodes: topology.nodes() as u64,
+            root_node_ranks: collective.root().map(of_node),
             total_bytes,
             own_bytes,
             moved_bytes,

@@ -30,13 +30,14 @@ pub(crate) enum Harm {
 
 /// Runs plans many times.
 pub(crate) struct Oracle {
-    collective: Collective,
     ranks: usize,
     in_place: Vec<bool>,
     outputs: u64,
     starts: u64,
-    /// The offset of each shard in the output in units, and the end of the last one.
-    shards: Vec<usize>,
+    /// The length in units of the block that each rank provides for each output, or nothing.
+    blocks: Vec<Vec<usize>>,
+    /// Whether a rank has different data for every output.
+    is_by_output: bool,
     flags: usize,
     /// The lanes that wait for each flag.
     readers: Vec<Vec<usize>>,
@@ -51,7 +52,7 @@ struct Program {
 
 #[derive(Clone)]
 enum Action {
-    /// A put to, or a get from, `peer`. `units` are counted in the shard.
+    /// A put to, or a get from, `peer`. `units` are counted in the block.
     Copy {
         peer: usize,
         is_get: bool,
@@ -69,21 +70,31 @@ enum Action {
 }
 
 impl Oracle {
-    /// Creates an oracle for shards of these lengths in units, and this number of starts.
+    /// Creates an oracle with one length for each rank in units, and this number of starts.
+    ///
+    /// In a scatter they are the lengths of the blocks that the ranks receive. In an all-to-all, rank p sends the length of
+    /// number q - p to rank q, modulo their count.
     ///
     /// Four starts use each of two outputs twice. Fails for plans that name ranks, cells or outputs that do not exist.
-    pub(crate) fn new(plans: &[Plan], shards: &[usize], starts: u64) -> Result<Self, Harm> {
+    pub(crate) fn new(plans: &[Plan], lengths: &[usize], starts: u64) -> Result<Self, Harm> {
+        let collective = plans.first().map_or(Collective::AllGather, |plan| plan.collective);
+        let (blocks, is_by_output) = blocks(collective, lengths);
         let mut names = HashMap::new();
         let mut lanes = Vec::new();
         for (rank, plan) in plans.iter().enumerate() {
             for lane in plan.lane_ids() {
                 let closed = plan.closed_lane(lane, |_| true);
-                let actions = closed.iter().map(|&step| action(shards, plan, step, &mut names));
+                let actions = closed.iter().map(|&step| action(&blocks, plan, step, &mut names));
                 let actions = actions.collect::<Option<Vec<_>>>().ok_or(Harm::OutOfRange)?;
                 lanes.push(Program { rank, is_home: lane == LaneId::HOME, actions });
             }
         }
-        let in_place = plans.iter().map(|plan| plan.in_place).collect();
+        let in_place: Vec<bool> = plans.iter().map(|plan| plan.in_place).collect();
+        let takes_place =
+            matches!(collective, Collective::AllGather | Collective::Broadcast { .. });
+        if in_place.contains(&true) && !takes_place {
+            return Err(Harm::OutOfRange);
+        }
         let outputs = plans.first().map_or(1, |plan| plan.outputs);
         if outputs == 0 || plans.iter().any(|plan| plan.outputs != outputs) {
             return Err(Harm::OutOfRange);
@@ -97,15 +108,8 @@ impl Oracle {
                 }
             }
         }
-        let mut end = 0;
-        let edges = shards.iter().map(|units| {
-            end += units;
-            end
-        });
-        let shards = [0].into_iter().chain(edges).collect();
-        let collective = plans.first().map_or(Collective::AllGather, |plan| plan.collective);
         let ranks = plans.len();
-        Ok(Self { collective, ranks, in_place, outputs, starts, shards, flags, readers, lanes })
+        Ok(Self { ranks, in_place, outputs, starts, blocks, is_by_output, flags, readers, lanes })
     }
 
     /// Runs the plans once.
@@ -113,39 +117,59 @@ impl Oracle {
         Run::new(self, Rng::with_seed(seed)).finish()
     }
 
-    /// Returns the position of units of a shard in the output.
-    fn place(&self, shard: usize, units: &Range<usize>) -> Range<usize> {
-        self.shards[shard] + units.start..self.shards[shard] + units.end
+    /// Returns the offset of a block in the output of `into`.
+    fn output_offset(&self, shard: usize, into: usize) -> usize {
+        (0..shard).map(|shard| self.blocks[shard][into]).sum()
     }
 
-    /// Returns the offset of a rank's data for the output of `into` in its input, in units.
+    /// Returns the length of the output of a rank.
+    fn output_units(&self, rank: usize) -> usize {
+        self.output_offset(self.ranks, rank)
+    }
+
+    /// Returns the position of units of a block in the output of `into`.
+    fn place(&self, shard: usize, into: usize, units: &Range<usize>) -> Range<usize> {
+        let offset = self.output_offset(shard, into);
+        offset + units.start..offset + units.end
+    }
+
+    /// Returns the offset of a rank's data for the output of `into` in its input.
     fn input_offset(&self, rank: usize, into: usize) -> usize {
-        if self.has_block_per_output() { into * self.units(rank) } else { 0 }
+        if self.is_by_output { self.blocks[rank][..into].iter().sum() } else { 0 }
     }
 
-    /// Returns the number of blocks in an input.
-    fn inputs(&self) -> usize {
-        if self.has_block_per_output() { self.ranks } else { 1 }
-    }
-
-    /// Returns whether a rank has different data for every output.
-    fn has_block_per_output(&self) -> bool {
-        self.collective == Collective::AllToAll
-    }
-
-    /// Returns the length of a shard in units.
-    fn units(&self, shard: usize) -> usize {
-        self.shards[shard + 1] - self.shards[shard]
+    /// Returns the length of the input of a rank.
+    fn input_units(&self, rank: usize) -> usize {
+        match self.is_by_output {
+            true => self.blocks[rank].iter().sum(),
+            false => self.blocks[rank].iter().copied().max().unwrap_or(0),
+        }
     }
 }
 
+/// Returns the length of the block of each rank for each output, and whether these are different blocks.
+fn blocks(collective: Collective, lengths: &[usize]) -> (Vec<Vec<usize>>, bool) {
+    let ranks = lengths.len();
+    let by_output = matches!(collective, Collective::AllToAll | Collective::Scatter { .. });
+    let block = |from: usize, to: usize| match collective {
+        Collective::AllGather => lengths[from],
+        Collective::Broadcast { root } if root.index() == from => lengths[from],
+        Collective::AllToAll => lengths[(to + ranks - from) % ranks],
+        Collective::Gather { root } if root.index() == to => lengths[from],
+        Collective::Scatter { root } if root.index() == from => lengths[to],
+        _ => 0,
+    };
+    let row = |from| (0..ranks).map(|to| block(from, to)).collect();
+    ((0..ranks).map(row).collect(), by_output)
+}
+
 fn action(
-    shards: &[usize],
+    blocks: &[Vec<usize>],
     plan: &Plan,
     step: Step,
     names: &mut HashMap<(Rank, Flag), usize>,
 ) -> Option<Action> {
-    let in_range = |rank: Rank| (rank.index() < shards.len()).then_some(rank.index());
+    let in_range = |rank: Rank| (rank.index() < blocks.len()).then_some(rank.index());
     let mut number = |reader, flag| {
         let next = names.len();
         *names.entry((reader, flag)).or_insert(next)
@@ -154,10 +178,12 @@ fn action(
         Step::Put { peer, cell: Cell { shard, chunk }, from }
         | Step::Get { peer, cell: Cell { shard, chunk }, from } => {
             let is_get = matches!(step, Step::Get { .. });
-            let shard = in_range(shard)?;
-            let edge = |chunk: u32| shards[shard] * chunk as usize / plan.chunks as usize;
+            let (shard, peer) = (in_range(shard)?, in_range(peer)?);
+            let target = if is_get { plan.rank.index() } else { peer };
+            let length = blocks[shard][target];
+            let edge = |chunk: u32| length * chunk as usize / plan.chunks as usize;
             let units = (chunk < plan.chunks).then(|| edge(chunk)..edge(chunk + 1))?;
-            Action::Copy { peer: in_range(peer)?, is_get, units, shard, from }
+            Action::Copy { peer, is_get, units, shard, from }
         }
         Step::Signal { peer, flag } => {
             Action::Signal { peer: in_range(peer)?, flag: number(peer, flag) }

@@ -81,8 +81,8 @@ impl<'a> Run<'a> {
     pub(super) fn new(oracle: &'a Oracle, mut rng: Rng) -> Self {
         let ranks = oracle.ranks;
         let callers = (0..ranks).map(|rank| Caller {
-            input: vec![SCRIBBLE; oracle.units(rank) * oracle.inputs()],
-            outputs: vec![vec![SCRIBBLE; oracle.shards[ranks]]; oracle.outputs as usize],
+            input: vec![SCRIBBLE; oracle.input_units(rank)],
+            outputs: vec![vec![SCRIBBLE; oracle.output_units(rank)]; oracle.outputs as usize],
             start: 1,
             running: false,
         });
@@ -244,7 +244,7 @@ impl<'a> Run<'a> {
             }
             Freight::Copy { start, units, shard, is_get, taken: Some(content), .. } => {
                 let target = if is_get { rank } else { peer };
-                let place = self.oracle.place(shard, &units);
+                let place = self.oracle.place(shard, target, &units);
                 self.callers[target].output(start)[place].copy_from_slice(&content);
                 self.lanes[number].incomplete.remove(&submitted);
             }
@@ -283,11 +283,16 @@ impl<'a> Run<'a> {
                 units.clone().map(unit).collect()
             }
             Source::Input => {
-                let end = oracle.shards[oracle.ranks];
-                let at = |unit: usize| (oracle.shards[rank] + unit).min(end - 1);
-                units.clone().map(|unit| caller.output(start)[at(unit)]).collect()
+                let own = oracle.output_offset(rank, rank);
+                let output = caller.output(start);
+                let unit = |unit: usize| *output.get(own + unit).unwrap_or(&SCRIBBLE);
+                units.clone().map(unit).collect()
             }
-            Source::Output => caller.output(start)[oracle.place(shard, units)].to_vec(),
+            Source::Output => {
+                let output = caller.output(start);
+                let unit = |unit: usize| *output.get(unit).unwrap_or(&SCRIBBLE);
+                oracle.place(shard, rank, units).map(unit).collect()
+            }
         }
     }
 
@@ -297,14 +302,19 @@ impl<'a> Run<'a> {
         let oracle = self.oracle;
         let caller = &mut self.callers[rank];
         let start = caller.start;
-        let own = if oracle.in_place[rank] {
-            &mut caller.output(start)[oracle.shards[rank]..oracle.shards[rank + 1]]
-        } else {
-            &mut caller.input[..]
-        };
-        let units = oracle.units(rank).max(1);
-        for (at, word) in own.iter_mut().enumerate() {
-            *word = content(start, rank, at / units, at % units);
+        let outputs = if oracle.is_by_output { oracle.ranks } else { 1 };
+        for into in 0..outputs {
+            let units = match oracle.is_by_output {
+                true => oracle.blocks[rank][into],
+                false => oracle.input_units(rank),
+            };
+            let own = match oracle.in_place[rank] {
+                true => &mut caller.output(start)[oracle.place(rank, rank, &(0..units))],
+                false => &mut caller.input[oracle.input_offset(rank, into)..][..units],
+            };
+            for (unit, word) in own.iter_mut().enumerate() {
+                *word = content(start, rank, into, unit);
+            }
         }
         caller.running = true;
         Ok(())
@@ -317,10 +327,9 @@ impl<'a> Run<'a> {
         let start = caller.start;
         let output = caller.output(start);
         for shard in 0..oracle.ranks {
-            for (unit, word) in
-                output[oracle.shards[shard]..oracle.shards[shard + 1]].iter().enumerate()
-            {
-                let output = if oracle.has_block_per_output() { rank } else { 0 };
+            let block = oracle.place(shard, rank, &(0..oracle.blocks[shard][rank]));
+            for (unit, word) in output[block].iter().enumerate() {
+                let output = if oracle.is_by_output { rank } else { 0 };
                 if *word != content(start, shard, output, unit) {
                     return Err(Harm::WrongBytes);
                 }

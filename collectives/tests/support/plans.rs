@@ -1,8 +1,10 @@
 //! Correct plans for tests: those of every algorithm, and direct plans with other lanes.
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Plan, Step};
 use peerlane_collectives::schedule;
 use peerlane_collectives::topology::Topology;
+use peerlane_hal::Rank;
 
 /// Selects a set of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,10 +31,17 @@ pub(crate) enum Form {
     Tiers(Algorithm),
     /// An algorithm on such nodes, with two outputs in turn and batched flags.
     TiersInTurn(Algorithm),
+    /// A collective on one node; the root is the last rank.
+    Goal(Collective, Algorithm),
+    /// A collective on uneven nodes with a network between them; the root is the last rank.
+    GoalOfTiers(Collective, Algorithm),
 }
 
+pub(crate) const GATHER: Collective = Collective::Gather { root: Rank(0) };
+pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
+
 impl Form {
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 30] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -57,6 +66,12 @@ impl Form {
         Self::TiersInTurn(Algorithm::DoubleRing),
         Self::TiersInTurn(Algorithm::Hierarchical),
         Self::TiersInTurn(Algorithm::HierarchicalRing),
+        Self::Goal(GATHER, Algorithm::Direct),
+        Self::Goal(SCATTER, Algorithm::Direct),
+        Self::Goal(GATHER, Algorithm::Pull),
+        Self::Goal(SCATTER, Algorithm::Pull),
+        Self::GoalOfTiers(GATHER, Algorithm::Direct),
+        Self::GoalOfTiers(SCATTER, Algorithm::Direct),
     ];
 
     /// Returns the number of outputs that the plans use in turn.
@@ -74,16 +89,13 @@ impl Form {
             Self::Batched | Self::BatchedInTurn | Self::TiersInTurn(_) => FlagOrder::Batched,
             _ => FlagOrder::Prompt,
         };
-        let in_place = in_place && outputs == 1;
-        let tiers = matches!(self, Self::Tiers(_) | Self::TiersInTurn(_));
-        let shape = schedule::Shape {
-            chunks,
-            in_place,
-            outputs,
-            flags,
-            tiers,
-            ..schedule::Shape::default()
+        let collective = match self {
+            Self::Goal(goal, _) | Self::GoalOfTiers(goal, _) => goal.with_root(Rank(ranks - 1)),
+            _ => Collective::AllGather,
         };
+        let in_place = in_place && outputs == 1 && collective.runs_in_place();
+        let tiers = self.is_tiered();
+        let shape = schedule::Shape { chunks, in_place, outputs, flags, tiers, collective };
         let mut plans = schedule::plans(self.algorithm(), &self.topology(ranks), shape).unwrap();
         for plan in &mut plans {
             match self {
@@ -101,15 +113,21 @@ impl Form {
             Self::Flat(algorithm)
             | Self::Nodes(algorithm)
             | Self::Tiers(algorithm)
-            | Self::TiersInTurn(algorithm) => algorithm,
+            | Self::TiersInTurn(algorithm)
+            | Self::Goal(_, algorithm)
+            | Self::GoalOfTiers(_, algorithm) => algorithm,
             _ => Algorithm::Direct,
         }
+    }
+
+    fn is_tiered(self) -> bool {
+        matches!(self, Self::Tiers(_) | Self::TiersInTurn(_) | Self::GoalOfTiers(..))
     }
 
     /// Returns one node, or nodes of 2, 1, 3, 2, 1, 3, … ranks.
     fn topology(self, ranks: u32) -> Topology {
         match self {
-            Self::Nodes(_) | Self::Tiers(_) | Self::TiersInTurn(_) => {
+            _ if self.is_tiered() || matches!(self, Self::Nodes(_)) => {
                 let node = |rank: u32| rank / 6 * 3 + [0, 0, 1, 2, 2, 2][rank as usize % 6];
                 Topology::of_nodes(&(0..ranks).map(node).collect::<Vec<_>>()).unwrap()
             }

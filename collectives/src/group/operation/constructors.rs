@@ -128,6 +128,65 @@ impl Group {
         self.operation(Collective::AllToAll, lens)
     }
 
+    /// Describes a gather: rank `root` gets the block of every rank, in rank order.
+    ///
+    /// Other ranks have no output. It cannot run in place.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::Rank;
+    /// # use peerlane_host as host;
+    /// # in_process::run(3, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0;
+    /// let mut gather = group.gather::<u32>(Rank(1), [1, 0, 2]).prepare()?;
+    /// gather.input_mut()?.fill(rank);
+    /// gather.run()?;
+    /// assert_eq!(gather.output()?, if rank == 1 { &[0, 2, 2][..] } else { &[] });
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn gather<T: Element>(
+        &mut self,
+        root: Rank,
+        lens: impl Into<BlockLens>,
+    ) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Gather { root }, lens)
+    }
+
+    /// Describes a scatter: every rank gets a different block from rank `root`.
+    ///
+    /// The input of the root consists of one block for every rank, in rank order. Other ranks have no input. It cannot run in
+    /// place.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::Rank;
+    /// # use peerlane_host as host;
+    /// # in_process::run(3, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0;
+    /// let mut scatter = group.scatter::<u32>(Rank(1), [1, 0, 2]).prepare()?;
+    /// if rank == 1 {
+    ///     scatter.input_mut()?.copy_from_slice(&[7, 8, 9]);
+    /// }
+    /// scatter.run()?;
+    /// assert_eq!(scatter.output()?, [&[7][..], &[], &[8, 9]][rank as usize]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn scatter<T: Element>(
+        &mut self,
+        root: Rank,
+        lens: impl Into<BlockLens>,
+    ) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Scatter { root }, lens)
+    }
+
     /// Opens a window: allocates zeroed memory for `len` elements on every rank, and exchanges its keys. Collective.
     ///
     /// Any number of operations can [use it](OperationBuilder::output_into) without another exchange of keys.

@@ -73,7 +73,7 @@ impl BlockLens {
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming two ranks of which one sends another length than the other receives.
-    pub(super) fn agreed(offers: &[Offer]) -> Result<Self, Error> {
+    pub(super) fn agreed(label: &str, offers: &[Offer]) -> Result<Self, Error> {
         let lens = |(rank, offer)| {
             postcard::from_bytes::<PairLens>(blob(offer, rank, 0)?).map_err(|error| {
                 let text = format!(
@@ -91,7 +91,7 @@ impl BlockLens {
                 let number = |len: Option<&usize>| len.map_or("nothing".into(), usize::to_string);
                 let (sent, received) = (number(sent), number(received));
                 let text = format!(
-                    "ranks disagree: send[{to}] is {sent} elements on rank {from}, but receive[{from}] is {received} \
+                    "{label}: ranks disagree: send[{to}] is {sent} elements on rank {from}, but receive[{from}] is {received} \
                      elements on rank {to}"
                 );
                 return Err(Error::new(ErrorKind::Mismatch, text));

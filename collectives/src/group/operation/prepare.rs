@@ -70,7 +70,7 @@ fn agree_lens(
     let label = format!("{name}, lengths of blocks");
     let offer = offer.map(|offer| offer.field("dtype", spec.dtype));
     let offers = agree(&group.shared, &label, offer, deadline)?;
-    Ok(OperationSpec { lens: BlockLens::agreed(&offers)?, ..spec })
+    Ok(OperationSpec { lens: BlockLens::agreed(name, &offers)?, ..spec })
 }
 
 /// Checks that all ranks can record starts into graphs, so that all ranks return the same error.
