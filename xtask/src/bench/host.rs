@@ -19,6 +19,9 @@ const SHARE_OF_LIMIT: f64 = 0.9;
 /// Options of `cargo xtask bench host`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
+    /// The collectives.
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Collective::AllGather])]
+    collectives: Vec<Collective>,
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<usize>,
@@ -36,8 +39,40 @@ pub(crate) struct Options {
     factor: u64,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Collective {
+    AllGather,
+    Gather,
+    Scatter,
+    AllToAllV,
+}
+
+impl Collective {
+    /// Returns the name in both programs.
+    fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all-gather",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAllV => "all-to-all-v",
+        }
+    }
+
+    /// Returns the title and the name of the page.
+    fn page(self) -> (&'static str, &'static str) {
+        match self {
+            Self::AllGather => ("All-gather between processes of one host", "host-allgather"),
+            Self::Gather => ("Gather between processes of one host", "host-gather"),
+            Self::Scatter => ("Scatter between processes of one host", "host-scatter"),
+            Self::AllToAllV => ("All-to-all-v between processes of one host", "host-all-to-all-v"),
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Record {
+    collective: Collective,
     machine: Machine,
     open_mpi: String,
     rounds: u16,
@@ -95,16 +130,22 @@ type Setting = (&'static str, bool, &'static str);
 
 /// The two programs that are compared, in so many rounds.
 struct Programs {
+    collective: Collective,
     open_mpi: PathBuf,
     peerlane: PathBuf,
     rounds: u16,
 }
 
-/// Measures all sizes and writes docs/perf/host-allgather.
+/// Measures all sizes of the collectives and writes a page of docs/perf for each.
 pub(super) fn run(options: &Options) -> Outcome {
+    options.collectives.iter().try_for_each(|&collective| measure(options, collective))
+}
+
+fn measure(options: &Options, collective: Collective) -> Outcome {
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
     let programs = Programs {
+        collective,
         rounds: options.rounds,
         open_mpi: build_open_mpi(metadata.workspace_root.as_std_path(), &target.join("peers"))?,
         peerlane: workspace::build_program(target, true)?,
@@ -124,13 +165,13 @@ pub(super) fn run(options: &Options) -> Outcome {
             rows.push(row);
         }
     }
-    let record = Record { machine, open_mpi, rounds: options.rounds, rows };
+    let record = Record { collective, machine, open_mpi, rounds: options.rounds, rows };
     let name = |row: &Row| format!("{} ranks, {}", row.ranks, size(row.total_bytes));
     let goals = record.rows.iter().map(|row| (name(row), row.goals()));
-    report::save("host-allgather", &record, &record.page(), goals)
+    report::save(collective.page().1, &record, &record.page(), goals)
 }
 
-/// Compiles the program that times Open MPI's all-gather.
+/// Compiles the program that times Open MPI's collectives.
 fn build_open_mpi(root: &Path, folder: &Path) -> Outcome<PathBuf> {
     for tool in ["mpicc", "mpirun"] {
         if !process::answers(Command::new(tool).arg("--version")) {
@@ -139,10 +180,10 @@ fn build_open_mpi(root: &Path, folder: &Path) -> Outcome<PathBuf> {
         }
     }
     std::fs::create_dir_all(folder)?;
-    let program = folder.join("openmpi_allgather");
+    let program = folder.join("openmpi_collective");
     let mut compiler = Command::new("mpicc");
     compiler.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program);
-    process::run(compiler.arg(root.join("xtask/peers/openmpi_allgather.c")))?;
+    process::run(compiler.arg(root.join("xtask/peers/openmpi_collective.c")))?;
     Ok(program)
 }
 
@@ -201,7 +242,8 @@ impl Programs {
         launcher.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         launcher.args(format!("--timeout 300 {options} -n {ranks}").split_whitespace());
         let warmup = iterations / 5;
-        let sizes = format!("{bytes} {bytes} 2 {iterations} {warmup}");
+        let name = self.collective.name();
+        let sizes = format!("{name} {bytes} {bytes} 2 {iterations} {warmup}");
         launcher.arg(&self.open_mpi).args(sizes.split(' '));
         launcher
     }
@@ -209,8 +251,9 @@ impl Programs {
     fn peerlane(&self, ranks: usize, bytes: u64, iterations: u32) -> Command {
         let warmup = iterations / 5;
         let options = format!(
-            "allgather --backend host --limit --json - --ranks {ranks} --min-bytes {bytes} \
-             --max-bytes {bytes} --iterations {iterations} --warmup {warmup}"
+            "bench {} --backend host --limit --json - --ranks {ranks} --min-bytes {bytes} \
+             --max-bytes {bytes} --iterations {iterations} --warmup {warmup}",
+            self.collective.name()
         );
         let mut program = Command::new(&self.peerlane);
         program.args(options.split(' '));
@@ -280,7 +323,7 @@ impl Row {
 impl Record {
     fn page(&self) -> String {
         let values = [
-            ("head", self.machine.head("All-gather between processes of one host")),
+            ("head", self.machine.head(self.collective.page().0)),
             ("open_mpi", self.open_mpi.clone()),
             ("rounds", self.rounds.to_string()),
             ("rows", report::table(&self.rows, &columns())),

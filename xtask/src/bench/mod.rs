@@ -3,7 +3,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `report` | records, pages, tables and goals |
-//! | `host` | all-gathers between processes of one host, against Open MPI |
+//! | `host` | collectives between processes of one host, against Open MPI |
 //! | `cost` | predicted and measured times |
 //! | `hierarchical` | the hierarchical all-gather against its phases |
 //! | `cuda` | all-gathers between GPUs, against NCCL and bare copies |
@@ -23,7 +23,7 @@ mod report;
 /// A measurement.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Bench {
-    /// Measures the all-gather between processes of this host, against Open MPI's.
+    /// Measures collectives between processes of this host, against Open MPI's.
     Host(host::Options),
     /// Compares the times that the cost model predicts with measured ones.
     Cost(cost::Options),
