@@ -12,7 +12,7 @@ use peerlane_collectives::verify::{FaultClass, verify};
 
 use mutants::mutate;
 use oracle::{Harm, Oracle};
-use plans::{Form, GATHER, SCATTER, edit};
+use plans::{BROADCAST, Form, GATHER, SCATTER, edit};
 
 #[path = "support/mutants.rs"]
 mod mutants;
@@ -98,6 +98,14 @@ fn broken_scatters_are_refused() {
 }
 
 #[test]
+fn broken_plans_with_flags_of_the_last_start_are_refused() {
+    check(Form::GoalInTurn(GATHER, Algorithm::Direct));
+    check(Form::GoalInTurn(SCATTER, Algorithm::Direct));
+    check(Form::GoalInTurn(BROADCAST, Algorithm::Direct));
+    check(Form::GoalInTurn(BROADCAST, Algorithm::Ring));
+}
+
+#[test]
 fn correct_plans_do_no_harm_and_are_accepted() {
     for form in Form::ALL {
         for ranks in 1..=5 {
@@ -144,10 +152,9 @@ fn check(form: Form) {
     // Only a second lane that waits for peers can be out of reach.
     let single = |class: &&FaultClass| **class != FaultClass::Unreachable || form == Form::PutLane;
     // The only source of a direct scatter is the input of the root, which nobody writes.
-    let (flat, tiers) =
-        (Form::Goal(SCATTER, Algorithm::Direct), Form::GoalOfTiers(SCATTER, Algorithm::Direct));
-    let reads =
-        |class: &&FaultClass| **class != FaultClass::ReadEarly || (form != flat && form != tiers);
+    let scatters = [Form::Goal, Form::GoalInTurn, Form::GoalOfTiers]
+        .map(|form| form(SCATTER, Algorithm::Direct));
+    let reads = |class: &&FaultClass| **class != FaultClass::ReadEarly || !scatters.contains(&form);
     for class in FaultClass::ALL.iter().filter(single).filter(reads) {
         assert!(counts.refused.contains_key(class), "{form:?}: no mutant is a {class}");
     }

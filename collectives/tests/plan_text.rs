@@ -36,7 +36,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
 }
 
 fn random_step(rng: &mut Rng) -> Step {
-    let mut number = || rng.u32(..5);
+    let mut number = || rng.u32(..6);
     let (peer, lane) = (Rank(number()), LaneId(number()));
     let cell = Cell { shard: Rank(number()), chunk: number() };
     let flag = match number() {
@@ -44,6 +44,7 @@ fn random_step(rng: &mut Rng) -> Step {
         1 => Flag::Arrived { cell, lane },
         2 => Flag::Taken { by: Rank(number()), lane },
         3 => Flag::Go { lane },
+        4 => Flag::Free { from: Rank(number()), lane },
         _ => Flag::Sent { lane },
     };
     let from = if number() < 2 { Source::Input } else { Source::Output };
@@ -133,7 +134,7 @@ fn indentation_and_blank_lines_are_ignored() {
 
 #[test]
 fn faults_in_the_header_are_named() {
-    assert_snapshot!(fault(""), @r#"invalid plan, line 1 "": expected all-gather, broadcast or all-to-all, found the end of the line"#);
+    assert_snapshot!(fault(""), @r#"invalid plan, line 1 "": expected all-gather, broadcast, all-to-all, gather or scatter, found the end of the line"#);
     assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"invalid plan, line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring, found "spiral""#);
     assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"invalid plan, line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
     assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"invalid plan, line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
@@ -154,7 +155,7 @@ fn faults_in_steps_are_named() {
     assert_snapshot!(step("put 0.+1 input to 1"), @r#"invalid plan, line 4 "put 0.+1 input to 1": expected a cell such as 2.0, shard and chunk, found "0.+1""#);
     assert_snapshot!(step("put 0.0 to 1"), @r#"invalid plan, line 4 "put 0.0 to 1": expected input or output, found "to""#);
     assert_snapshot!(step("put 0.0 input"), @r#"invalid plan, line 4 "put 0.0 input": expected "to", found the end of the line"#);
-    assert_snapshot!(step("signal done to 1"), @r#"invalid plan, line 4 "signal done to 1": expected ready, arrived, taken, go or sent, found "done""#);
+    assert_snapshot!(step("signal done to 1"), @r#"invalid plan, line 4 "signal done to 1": expected ready, free, arrived, taken, go or sent, found "done""#);
     assert_snapshot!(step("signal ready 1"), @r#"invalid plan, line 4 "signal ready 1": expected "to", found "1""#);
     assert_snapshot!(step("wait ready"), @r#"invalid plan, line 4 "wait ready": expected "from", found the end of the line"#);
     assert_snapshot!(step("wait go 1"), @r#"invalid plan, line 4 "wait go 1": expected "lane", found "1""#);

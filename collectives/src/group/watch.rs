@@ -175,7 +175,8 @@ impl Watch {
             let view = self.views.of(wait.tier)?;
             let value = if is_stuck { None } else { view.flag_value(wait.address, start) };
             is_stuck |= value.is_none();
-            value.is_none_or(|value| value < start.value()).then_some((*wait, value))
+            let expected = wait.address.signalled_in(start).value();
+            value.is_none_or(|value| value < expected).then_some((*wait, value))
         })
     }
 

@@ -39,8 +39,9 @@ impl FlagLayout {
                 .saturating_add(cell.chunk.into()),
             Flag::Ready { from, .. } => arrivals.saturating_add(of_rank(0, from)),
             Flag::Taken { by, .. } => arrivals.saturating_add(of_rank(1, by)),
-            Flag::Go { .. } => arrivals.saturating_add(of_rank(2, Rank(0))),
-            Flag::Sent { .. } => arrivals.saturating_add(of_rank(2, Rank(1))),
+            Flag::Free { from, .. } => arrivals.saturating_add(of_rank(2, from)),
+            Flag::Go { .. } => arrivals.saturating_add(of_rank(3, Rank(0))),
+            Flag::Sent { .. } => arrivals.saturating_add(of_rank(3, Rank(1))),
         };
         self.first_line(lane.0.into()).saturating_add(line).saturating_mul(FLAG_WORDS)
     }
@@ -52,7 +53,7 @@ impl FlagLayout {
 
     fn first_line(&self, lane: u64) -> u64 {
         let lines_per_lane =
-            self.ranks.saturating_mul(self.chunks.saturating_add(2)).saturating_add(2);
+            self.ranks.saturating_mul(self.chunks.saturating_add(3)).saturating_add(2);
         lane.saturating_mul(lines_per_lane)
     }
 }
@@ -69,6 +70,7 @@ pub(crate) fn reader(flag: Flag) -> LaneId {
 fn named_lane(flag: Flag) -> LaneId {
     let (Flag::Arrived { lane, .. }
     | Flag::Ready { lane, .. }
+    | Flag::Free { lane, .. }
     | Flag::Taken { lane, .. }
     | Flag::Go { lane }
     | Flag::Sent { lane }) = flag;
@@ -88,7 +90,11 @@ mod tests {
             for rank in (0..ranks).map(Rank) {
                 let cells = (0..chunks).map(|chunk| Cell { shard: rank, chunk });
                 flags.extend(cells.map(|cell| Flag::Arrived { cell, lane }));
-                flags.extend([Flag::Ready { from: rank, lane }, Flag::Taken { by: rank, lane }]);
+                flags.extend([
+                    Flag::Ready { from: rank, lane },
+                    Flag::Free { from: rank, lane },
+                    Flag::Taken { by: rank, lane },
+                ]);
             }
             flags.extend([Flag::Go { lane }, Flag::Sent { lane }]);
         }

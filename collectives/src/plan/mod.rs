@@ -74,6 +74,16 @@ pub enum Flag {
         /// The lane of the reader that waits.
         lane: LaneId,
     },
+    /// `from` has entered a start, so in the next one its output may be written. Outputs must be used in turn.
+    ///
+    /// It is signalled in one start and [awaited in the next one](Self::lag).
+    Free {
+        /// The owner of the output.
+        #[serde(with = "RankNumber")]
+        from: Rank,
+        /// The lane of the reader that waits.
+        lane: LaneId,
+    },
     /// The cell has arrived in the reader's output.
     Arrived {
         /// The cell that has arrived.
@@ -99,6 +109,20 @@ pub enum Flag {
         /// The lane that ends.
         lane: LaneId,
     },
+}
+
+impl Flag {
+    /// Returns the number of starts from the signal to its wait: 0 within the same start.
+    pub const fn lag(self) -> u32 {
+        match self {
+            Self::Free { .. } => 1,
+            Self::Ready { .. }
+            | Self::Arrived { .. }
+            | Self::Taken { .. }
+            | Self::Go { .. }
+            | Self::Sent { .. } => 0,
+        }
+    }
 }
 
 /// One step of a lane.

@@ -1,6 +1,6 @@
 //! Writes plans as text, one step per line, and reads them back.
 //!
-//! The text omits two defaults: a rank signals its own `ready` and `taken`, and lane 0 of the reader waits for a flag. Other
+//! The text omits two defaults: a rank signals its own `ready`, `free` and `taken`, and lane 0 of the reader waits for a flag. Other
 //! values are written, so every plan can be read back, also an incorrect one. Reading ignores blank lines and indentation. It
 //! checks only the form, not whether the plan is correct.
 
@@ -75,6 +75,9 @@ impl fmt::Display for StepOf {
             Step::Signal { peer, flag: Flag::Ready { from, lane } } if from == self.rank => {
                 write!(f, "signal ready{} to {peer}", For(lane))
             }
+            Step::Signal { peer, flag: Flag::Free { from, lane } } if from == self.rank => {
+                write!(f, "signal free{} to {peer}", For(lane))
+            }
             Step::Signal { peer, flag } => write!(f, "signal {flag} to {peer}"),
             Step::Wait { flag } => write!(f, "wait {flag}"),
         }
@@ -85,6 +88,7 @@ impl fmt::Display for Flag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ready { from, lane } => write!(f, "ready{} from {from}", For(*lane)),
+            Self::Free { from, lane } => write!(f, "free{} from {from}", For(*lane)),
             Self::Arrived { cell, lane } => write!(f, "arrived {cell}{}", For(*lane)),
             Self::Taken { by, lane } => write!(f, "taken{} by {by}", For(*lane)),
             Self::Go { lane } => write!(f, "go lane {lane}"),
@@ -231,13 +235,17 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
     Ok(step)
 }
 
-/// Reads a flag; `default` is the rank of `ready` and `taken` if the text names none.
+/// Reads a flag; `default` is the rank of `ready`, `free` and `taken` if the text names none.
 fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> {
     let at = line.next;
     match line.word() {
         Some("ready") => {
             let lane = line.for_lane()?;
             Ok(Flag::Ready { lane, from: line.rank_after("from", default)? })
+        }
+        Some("free") => {
+            let lane = line.for_lane()?;
+            Ok(Flag::Free { lane, from: line.rank_after("from", default)? })
         }
         Some("arrived") => Ok(Flag::Arrived { cell: line.cell()?, lane: line.for_lane()? }),
         Some("taken") => {
@@ -246,7 +254,7 @@ fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> 
         }
         Some("go") => Ok(Flag::Go { lane: line.lane()? }),
         Some("sent") => Ok(Flag::Sent { lane: line.lane()? }),
-        _ => Err(line.fault(at, "ready, arrived, taken, go or sent")),
+        _ => Err(line.fault(at, "ready, free, arrived, taken, go or sent")),
     }
 }
 

@@ -82,9 +82,19 @@ pub(crate) struct FlagAddress {
     pub(crate) crosses_tiers: bool,
     /// The word in the layout of one set of flags.
     pub(crate) word: u64,
+    /// The number of starts from the signal to the wait; 0 for a signal.
+    pub(crate) lag: u32,
 }
 
 impl FlagAddress {
+    /// Returns the start in which the flag that `start` waits for is signalled; 0 before the first one.
+    pub(crate) fn signalled_in(self, start: Start) -> Start {
+        match start {
+            Start::Eager(epoch) => Start::Eager(epoch.saturating_sub(self.lag.into())),
+            Start::Captured => Start::Captured,
+        }
+    }
+
     pub(crate) fn buffer(self) -> BufferId {
         if self.crosses_tiers { BufferId::CrossTierFlags } else { BufferId::Flags }
     }
@@ -266,6 +276,7 @@ impl OperationBuffers {
     /// Returns a flag of this rank in a start.
     pub(crate) fn local_flag(&self, address: FlagAddress, start: Start) -> Flag<'_, DynRegion> {
         let region = self.regions(address.buffer()).local();
+        let start = address.signalled_in(start);
         Flag { region, word: self.buffering.flag_word(address.word, start) }
     }
 
@@ -292,13 +303,14 @@ impl OperationBuffers {
 
     /// Returns the flag of a start, if the host can read it.
     pub(crate) fn flag(&self, address: FlagAddress, start: Start) -> Option<&AtomicU64> {
+        let start = address.signalled_in(start);
         let word = usize::try_from(self.buffering.flag_word(address.word, start)).ok()?;
         self.region(address.buffer()).flags()?.get(word)
     }
 
     /// Returns the value of the flag of a start, also if the host cannot read the flag itself; that is slow.
     pub(crate) fn flag_value(&self, address: FlagAddress, start: Start) -> Option<u64> {
-        let word = self.buffering.flag_word(address.word, start);
+        let word = self.buffering.flag_word(address.word, address.signalled_in(start));
         self.region(address.buffer()).flag_value(word)
     }
 }

@@ -338,13 +338,14 @@ fn is_signalled(flag: &AtomicU64, start: Start) -> bool {
 
 /// Returns whether a flag has been signalled; resets the flag of a captured start.
 fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool, Error> {
+    let signalled_in = flag.signalled_in(start);
     let flag = port.flag(flag, start).ok_or_else(|| {
         let text =
             "the flags are in device memory, expected host memory for an engine that cannot queue \
              waits";
         Error::new(ErrorKind::Mismatch, text)
     })?;
-    let is_set = is_signalled(flag, start);
+    let is_set = is_signalled(flag, signalled_in);
     if is_set && start == Start::Captured {
         // Release: a writer that sees the 0 may signal again.
         flag.store(0, Ordering::Release);

@@ -167,6 +167,7 @@ pub(crate) fn resolve<'a>(
         }
         BoundStep::Wait { flag } => {
             let reset = start == Start::Captured;
+            let value = flag.signalled_in(start).value();
             Op::Wait { flag: buffers.local_flag(flag, start), value, reset }
         }
     }

@@ -86,7 +86,7 @@ impl Binding<'_> {
         match *step {
             Step::Signal { peer, flag } => {
                 let crosses_tiers = self.flag_tiers.is_signal_across(tier, flag);
-                let flag = FlagAddress { crosses_tiers, word: self.flags.word(flag) };
+                let flag = FlagAddress { crosses_tiers, word: self.flags.word(flag), lag: 0 };
                 bound.push(BoundStep::Signal { peer, flag });
             }
             Step::Wait { flag } => {
@@ -116,7 +116,7 @@ impl Binding<'_> {
 
     fn awaited_address(&self, flag: Flag) -> FlagAddress {
         let crosses_tiers = self.flag_tiers.is_wait_across(flag);
-        FlagAddress { crosses_tiers, word: self.flags.word(flag) }
+        FlagAddress { crosses_tiers, word: self.flags.word(flag), lag: flag.lag() }
     }
 }
 
@@ -226,7 +226,7 @@ impl FlagWriters {
     /// Returns the rank that signals `flag`; a verified plan has exactly one.
     pub(crate) fn of(&self, flag: Flag) -> Rank {
         let cell = match flag {
-            Flag::Ready { from, .. } => return from,
+            Flag::Ready { from, .. } | Flag::Free { from, .. } => return from,
             Flag::Taken { by, .. } => return by,
             Flag::Go { .. } | Flag::Sent { .. } => return self.reader,
             Flag::Arrived { cell, .. } => cell,

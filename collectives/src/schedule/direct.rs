@@ -2,7 +2,7 @@
 //!
 //! *Direct.* Every rank puts its blocks to every peer, in one lane, or in two if a network reaches other nodes. A
 //! peer's `ready` says that its output may be overwritten. With two outputs in turn, the arrivals of the last start
-//! say so too, if every rank provides data. There is no barrier at the end: a put reads only the rank's own input,
+//! say so too, if every rank gets data from every other one; otherwise a peer's `free` in the last start does. There is no barrier at the end: a put reads only the rank's own input,
 //! and the end of the lane gives that back. Peers are served in shifted order, so that no two ranks put to the same
 //! peer first.
 //!
@@ -17,7 +17,9 @@
 use peerlane_hal::Rank;
 
 use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
-use super::steps::{PeerLane, arrived, cells, peer_lanes, put, ready, self_copy, signal, wait};
+use super::steps::{
+    PeerLane, arrived, cells, peer_lanes, put, ready, self_copy, signal, wait, writable,
+};
 use super::{PlanRequest, Schedule, schedule};
 use crate::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
 use crate::units::{bytes, rate};
@@ -55,7 +57,7 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
 fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
-    let needs_ready = request.needs_ready();
+    let writable = |from| writable(request, from, lane);
     let collective = shape.collective;
     let targets = || served.iter().copied().filter(|&peer| collective.requires(rank, peer));
     let sources = |peers: &[Rank]| {
@@ -64,21 +66,21 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let own_cells = || cells(rank, shape.chunks);
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let mut steps = Vec::new();
-    if needs_ready {
-        steps.extend(sources(served).into_iter().map(|peer| signal(peer, ready(rank, lane))));
+    if let Some(flag) = writable(rank) {
+        steps.extend(sources(served).into_iter().map(|peer| signal(peer, flag)));
     }
     match shape.flags {
         FlagOrder::Prompt => {
             steps.extend(self_copy);
             for peer in targets() {
-                steps.extend(needs_ready.then(|| wait(ready(peer, lane))));
+                steps.extend(writable(peer).map(wait));
                 steps.extend(own_cells().flat_map(|cell| {
                     [put(peer, cell, Source::Input), signal(peer, arrived(cell, lane))]
                 }));
             }
         }
         FlagOrder::Batched => {
-            steps.extend(targets().filter(|_| needs_ready).map(|peer| wait(ready(peer, lane))));
+            steps.extend(targets().filter_map(writable).map(wait));
             steps.extend(self_copy);
             let to_peers = || targets().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
             steps.extend(to_peers().map(|(peer, cell)| put(peer, cell, Source::Input)));

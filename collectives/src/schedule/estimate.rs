@@ -131,11 +131,8 @@ impl CostRequest<'_> {
         peers: u64,
         own: Option<&EffectiveLink>,
     ) -> u64 {
-        if peers == 0
-            || self.shape.outputs > 1
-                && !schedule(self.algorithm).gets
-                && self.shape.collective.everyone_hears_from_everyone()
-        {
+        // With outputs in turn, the flag has been signalled in the last start, if there is one.
+        if peers == 0 || self.shape.outputs > 1 && !schedule(self.algorithm).gets {
             return 0;
         }
         let between = match (self.shape.flags, own) {

@@ -79,12 +79,9 @@ impl PlanRequest<'_> {
         self.shape.tiers && self.topology.nodes() > 1
     }
 
-    /// Returns whether outputs may be overwritten only after a `ready` flag.
-    ///
-    /// With two outputs in turn, a rank that has a block of every rank in the last start knows that all of them
-    /// have entered that start, so the output before it is free.
+    /// Returns whether outputs may be overwritten only after a `ready` flag, in an all-gather.
     fn needs_ready(&self) -> bool {
-        self.shape.outputs == 1 || !self.shape.collective.everyone_hears_from_everyone()
+        self.shape.outputs == 1
     }
 
     /// Returns whether `rank` provides data.

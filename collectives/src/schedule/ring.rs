@@ -22,7 +22,7 @@ use std::ops::Range;
 use peerlane_hal::Rank;
 
 use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
-use super::steps::{after, arrived, put, ready, signal, wait};
+use super::steps::{after, arrived, put, signal, wait, writable};
 use super::{PlanRequest, Schedule};
 use crate::collective::Collective;
 use crate::links::transfer_picoseconds;
@@ -159,20 +159,18 @@ impl Direction<'_> {
         let (reader, reader_next) = (self.reader(request, 0), self.reader(request, 1));
         let mut push = |lane: LaneId, step: Step| lanes[lane.index()].steps.push(step);
         // Whether the previous rank puts data to this one, and this one to the next.
-        let needs_ready = request.needs_ready();
-        let is_put_to =
-            needs_ready && (0..furthest).any(|hop| request.is_provider(self.origin(hop + 1)));
-        let puts = needs_ready && (0..furthest).any(|hop| request.is_provider(self.origin(hop)));
-        let wait_ready = wait(ready(next, outward));
-        if is_put_to {
-            push(inward, signal(previous, ready(rank, inward)));
+        let is_put_to = (0..furthest).any(|hop| request.is_provider(self.origin(hop + 1)));
+        let puts = (0..furthest).any(|hop| request.is_provider(self.origin(hop)));
+        let awaited = writable(request, next, outward).filter(|_| puts);
+        if let Some(flag) = writable(request, rank, inward).filter(|_| is_put_to) {
+            push(inward, signal(previous, flag));
         }
-        if puts && shape.flags == FlagOrder::Batched {
-            push(outward, wait_ready);
+        if let (Some(flag), FlagOrder::Batched) = (awaited, shape.flags) {
+            push(outward, wait(flag));
         }
         copies.for_each(|copy| push(self.local, copy));
-        if puts && shape.flags == FlagOrder::Prompt {
-            push(outward, wait_ready);
+        if let (Some(flag), FlagOrder::Prompt) = (awaited, shape.flags) {
+            push(outward, wait(flag));
         }
         for hop in 0..furthest {
             let (shard, from) = (self.origin(hop), source(hop));

@@ -2,7 +2,7 @@
 
 use peerlane_hal::Rank;
 
-use super::PlanRequest;
+use super::{PlanRequest, Shape};
 use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
 
 /// The lane between nodes, in schedules that have one such lane.
@@ -40,6 +40,18 @@ pub(super) fn arrived(cell: Cell, lane: LaneId) -> Flag {
 
 pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
+}
+
+/// Returns the flag after which the output of `from` may be written, if one is needed.
+///
+/// With two outputs in turn, a rank that has a block of every rank in the last start knows that all of them have entered
+/// that start, so the output before it is free. Otherwise a flag of the last start says so.
+pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> Option<Flag> {
+    match request.shape {
+        Shape { outputs: 1, .. } => Some(ready(from, lane)),
+        Shape { collective, .. } if collective.everyone_hears_from_everyone() => None,
+        _ => Some(Flag::Free { from, lane }),
+    }
 }
 
 /// Returns the indices below `count` except `at`, cyclically from the one after `at`.

@@ -11,7 +11,7 @@ use peerlane_hal::Rank;
 
 use super::event_queue::EventQueue;
 use super::flows::{CopyPath, Flows, LinkClass, Resources};
-use super::program::{ModelStep, Program};
+use super::program::{ModelStep, NEXT_START, Program};
 use crate::cost::{Link, Links, picoseconds};
 use crate::plan::Tier;
 use crate::topology::Topology;
@@ -189,6 +189,10 @@ impl<'a> Machine<'a> {
                 }
                 ModelStep::Get { peer, .. } => return self.begin_issue(number, peer, true, false),
                 ModelStep::Signal { lane: reader, .. } => self.signal(number, step, reader),
+                ModelStep::Wait { signal } if signal == Some(step) => {
+                    self.ends[step as usize] = 0;
+                    self.pass_wait(number, step, NO_STEP);
+                }
                 ModelStep::Wait { .. } if self.ends[step as usize] == UNKNOWN => {
                     lane.state = LaneState::WaitFlag;
                     return;
@@ -239,6 +243,10 @@ impl<'a> Machine<'a> {
         else {
             return;
         };
+        if target == NEXT_START {
+            self.recorder.instant(step, at);
+            return;
+        }
         let flag_time = self.times_of(number, self.rank_of(reader)).flag;
         self.ends[target as usize] = at.saturating_add(flag_time);
         self.recorder.instant(step, at);

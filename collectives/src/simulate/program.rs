@@ -140,6 +140,9 @@ impl<'a> Compiler<'a> {
             let ModelStep::Signal { lane, target } = self.program.steps[number].unpack() else {
                 continue;
             };
+            if target == NEXT_START {
+                continue;
+            }
             let reader = u64::from(lane) / lanes;
             let wait = self.waits[(reader * self.flags_per_rank + target) as usize];
             if wait == NO_WAIT {
@@ -213,8 +216,14 @@ impl<'a> Compiler<'a> {
             }
             Step::Signal { peer, flag } => {
                 let (lane, target) = self.flag_reader(flag)?;
+                let target = if flag.lag() == 0 { target } else { NEXT_START };
                 let lane = self.known_rank(peer)? * self.program.lanes() as u32 + lane.0;
                 ModelStep::Signal { lane, target }
+            }
+            // The start before has signalled it. Such a wait names itself as the signal.
+            Step::Wait { flag } if flag.lag() > 0 => {
+                self.flag_reader(flag)?;
+                ModelStep::Wait { signal: Some(number) }
             }
             Step::Wait { flag } => {
                 let (_, flag_number) = self.flag_reader(flag)?;
@@ -241,7 +250,9 @@ impl<'a> Compiler<'a> {
     /// Returns the lane that waits for the flag, and the flag's number among those of its reader.
     fn flag_reader(&self, flag: Flag) -> Result<(LaneId, u64), String> {
         let (lane, rank) = match flag {
-            Flag::Ready { from: rank, lane } | Flag::Taken { by: rank, lane } => (lane, rank),
+            Flag::Ready { from: rank, lane }
+            | Flag::Free { from: rank, lane }
+            | Flag::Taken { by: rank, lane } => (lane, rank),
             Flag::Arrived { cell, lane } => (lane, cell.shard),
             Flag::Go { lane } | Flag::Sent { lane } => (lane, Rank(0)),
         };
@@ -274,6 +285,8 @@ const OPERAND_BITS: u32 = u64::BITS - KIND_BITS - PEER_BITS;
 pub(super) const PEER_MAX: u64 = (1 << PEER_BITS) - 1;
 /// Maximum size of a cell in bytes, and maximum number of a flag or step.
 pub(super) const OPERAND_MAX: u64 = (1 << OPERAND_BITS) - 2;
+/// The target of a signal for which a lane waits in the next start.
+pub(super) const NEXT_START: u64 = OPERAND_MAX;
 /// The operand for no step.
 const NONE: u64 = OPERAND_MAX + 1;
 

@@ -100,7 +100,10 @@ fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagU
         return Err(Fault::TwoReaders { first: location(first), second: location(second) });
     }
     let reader_lane = match flag {
-        Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. } => lane,
+        Flag::Ready { lane, .. }
+        | Flag::Free { lane, .. }
+        | Flag::Arrived { lane, .. }
+        | Flag::Taken { lane, .. } => lane,
         Flag::Go { lane } => lane,
         Flag::Sent { .. } => LaneId::HOME,
     };
@@ -142,7 +145,7 @@ fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)
 /// One interleaving is enough. Only a wait can block a lane, and because its flag has one writer, one reader and one signal
 /// in a start, no other lane can consume that signal: a lane that can continue now can continue later. So every order that
 /// runs lanes as long as possible ends at the same steps. Starts do not mix: the n-th wait for a flag is for its n-th signal,
-/// so all starts behave alike.
+/// or the one before, so all starts behave alike.
 pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> {
     let mut run = DeadlockRun {
         set,
@@ -177,7 +180,8 @@ impl DeadlockRun<'_> {
         let steps = &self.set.lanes[lane].steps;
         let first = self.next[lane];
         while let Some(step) = steps.get(self.next[lane]) {
-            if matches!(step, Step::Wait { .. }) {
+            // The signal of an earlier start comes before all steps of this one.
+            if matches!(step, Step::Wait { flag } if flag.lag() == 0) {
                 let (writer, signal) = self.flags.of_step(lane, self.next[lane]).signal;
                 if self.next[writer] <= signal {
                     self.blocked_on[writer].push(lane);

@@ -166,6 +166,10 @@ impl<'a> HappensBefore<'a> {
             for &at in waits[passed(previous)..passed(time)].iter().rev() {
                 let flag_use = self.flags.of_step(number, at);
                 let (writer, signal) = flag_use.signal;
+                let start = start - self.set.lag(number, at);
+                if start < 0 {
+                    continue;
+                }
                 let event = Event {
                     rank: symmetry.rotated(rotation, flag_use.writer),
                     lane: self.set.lanes[writer].lane,

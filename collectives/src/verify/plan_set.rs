@@ -92,6 +92,11 @@ impl PlanSet {
         })
     }
 
+    /// Returns the number of starts from the signal for which a step of a followed lane waits to that step.
+    pub(super) fn lag(&self, lane: usize, at: usize) -> i64 {
+        self.lanes[lane].lag(at).into()
+    }
+
     /// Returns whether a cell is in the output of `rank` before anything is copied.
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
         self.in_place && cell.shard == rank
@@ -119,6 +124,14 @@ impl ClosedLane {
         let tier = plan.lanes[lane.index()].tier;
         let steps = plan.closed_lane(lane, |_| true);
         Self { rank: plan.rank, lane, tier, steps, entry_steps, plan_steps }
+    }
+
+    /// Returns the number of starts from a signal to the wait for it at step `at`.
+    pub(super) fn lag(&self, at: usize) -> u32 {
+        match self.steps[at] {
+            Step::Wait { flag } => flag.lag(),
+            _ => 0,
+        }
     }
 
     fn location(&self, at: usize) -> Location {
@@ -267,8 +280,14 @@ impl StepCheck<'_> {
     }
 
     fn check_flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {
+        self.check_exists(flag.lag() == 0 || self.plan.outputs > 1, || {
+            let expected = "another flag, because outputs are not used in turn";
+            (format!("flag {flag}"), expected.to_owned())
+        })?;
         match flag {
-            Flag::Ready { from: rank, lane } | Flag::Taken { by: rank, lane } => {
+            Flag::Ready { from: rank, lane }
+            | Flag::Free { from: rank, lane }
+            | Flag::Taken { by: rank, lane } => {
                 self.check_rank(rank)?;
                 self.check_lane(reader, lane)
             }

@@ -285,6 +285,7 @@ fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
             of_kind(1, lane, shard).wrapping_add(of_chunk)
         }
         Flag::Ready { from, lane } => of_kind(2, lane, from),
+        Flag::Free { from, lane } => of_kind(6, lane, from),
         Flag::Taken { by, lane } => of_kind(3, lane, by),
         Flag::Go { lane } => of_kind(4, lane, reader),
         Flag::Sent { lane } => of_kind(5, lane, reader),

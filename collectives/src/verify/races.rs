@@ -4,7 +4,7 @@
 //! [no cycle of waits exists](super::flags::check_deadlock). So what a lane knows at a step does not depend on the order in
 //! which lanes run: it is what happens before the step, along lanes and from each signal to its wait.
 //!
-//! Flags of one start can tell a lane only facts of the same start, and all starts are alike. So it is enough to examine one
+//! Flags can tell a lane only facts of the start in which they are signalled, and all starts are alike. So it is enough to examine one
 //! start, after as many starts as there are outputs: a flag was last used `outputs` starts ago, and so was an output.
 //! Earlier starts know less of previous starts, but find flags and outputs unused.
 //!
@@ -127,6 +127,11 @@ impl RaceCheck<'_> {
     fn merge_remote(&mut self, Current { home, lane, at, .. }: Current, start: i64) {
         let flag_use = self.flags.of_step(home + lane, at);
         let (writer, signal) = flag_use.signal;
+        let start = start - self.set.lag(home + lane, at);
+        if start < 0 {
+            // The first starts find unused memory, and learn nothing from flags of earlier ones.
+            return;
+        }
         let entry = self.set.clock_index(flag_use.writer, self.set.lanes[writer].lane);
         self.clocks.advance(lane, entry, self.happens_before.time(start, signal));
         let lanes = self.set.lanes_per_rank;
@@ -269,7 +274,9 @@ impl RaceCheck<'_> {
     fn check_signal(&mut self, current: Current, peer: Rank) -> Result<(), Fault> {
         let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
         let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
-        let age = self.set.outputs;
+        // The flag was last signalled `outputs` starts ago.
+        let lag = self.set.lanes[reader].lag(at);
+        let age = self.set.outputs.saturating_sub(lag);
         if self.knows(current, Fact::passed(wait, age)) {
             return Ok(());
         }

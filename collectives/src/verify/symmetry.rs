@@ -129,6 +129,7 @@ impl Symmetry {
     pub(super) fn rotated_flag(&self, rotation: Rotation, flag: Flag) -> Flag {
         match flag {
             Flag::Ready { from, lane } => Flag::Ready { from: self.rotated(rotation, from), lane },
+            Flag::Free { from, lane } => Flag::Free { from: self.rotated(rotation, from), lane },
             Flag::Taken { by, lane } => Flag::Taken { by: self.rotated(rotation, by), lane },
             Flag::Arrived { cell, lane } => {
                 Flag::Arrived { cell: self.rotated_cell(rotation, cell), lane }

@@ -109,7 +109,11 @@ fn move_to_other_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let lanes = &mut plans[position.rank].lanes;
     let to = rng.usize(..=lanes[to_lane].steps.len());
     if let Step::Wait {
-        flag: Flag::Ready { lane, .. } | Flag::Arrived { lane, .. } | Flag::Taken { lane, .. },
+        flag:
+            Flag::Ready { lane, .. }
+            | Flag::Free { lane, .. }
+            | Flag::Arrived { lane, .. }
+            | Flag::Taken { lane, .. },
     } = &mut step
         && rng.bool()
     {
@@ -195,6 +199,7 @@ fn add_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let lane = LaneId(u32::try_from(wait.lane).unwrap());
     let flag = match any_flag(plans, rng) {
         Flag::Ready { from, .. } => Flag::Ready { from, lane },
+        Flag::Free { from, .. } => Flag::Free { from, lane },
         Flag::Arrived { cell, .. } => Flag::Arrived { cell, lane },
         Flag::Taken { by, .. } => Flag::Taken { by, lane },
         other => other,
@@ -244,7 +249,8 @@ fn any_flag(plans: &[Plan], rng: &mut Rng) -> Flag {
     match rng.u8(..7) {
         0 => Flag::Go { lane },
         1 => Flag::Sent { lane },
-        2 | 3 => Flag::Ready { from: any_rank(plans, rng), lane },
+        2 => Flag::Free { from: any_rank(plans, rng), lane },
+        3 => Flag::Ready { from: any_rank(plans, rng), lane },
         4 => Flag::Taken { by: any_rank(plans, rng), lane },
         _ => Flag::Arrived { cell: any_cell(plans, rng), lane },
     }

@@ -66,6 +66,8 @@ enum Action {
     },
     Wait {
         flag: usize,
+        /// The number of starts since the signal.
+        lag: u64,
     },
 }
 
@@ -103,7 +105,7 @@ impl Oracle {
         let mut readers = vec![Vec::new(); flags];
         for (number, lane) in lanes.iter().enumerate() {
             for action in &lane.actions {
-                if let Action::Wait { flag } = *action {
+                if let Action::Wait { flag, .. } = *action {
                     readers[flag].push(number);
                 }
             }
@@ -188,6 +190,8 @@ fn action(
         Step::Signal { peer, flag } => {
             Action::Signal { peer: in_range(peer)?, flag: number(peer, flag) }
         }
-        Step::Wait { flag } => Action::Wait { flag: number(plan.rank, flag) },
+        Step::Wait { flag } => {
+            Action::Wait { flag: number(plan.rank, flag), lag: flag.lag().into() }
+        }
     })
 }

@@ -96,7 +96,10 @@ impl<'a> Run<'a> {
             priorities: vec![0; ranks + 1],
         });
         let lanes = lanes.collect();
-        let (mailboxes, hasty) = (rng.bool(), rng.u8(0..=4));
+        // A reset flag holds no signal of an earlier start.
+        let lags = |action: &Action| matches!(action, Action::Wait { lag: 1.., .. });
+        let has_lag = oracle.lanes.iter().flat_map(|lane| &lane.actions).any(lags);
+        let (mailboxes, hasty) = (rng.bool() && !has_lag, rng.u8(0..=4));
         let flags = vec![0; oracle.flags * oracle.outputs as usize];
         let awake = BinaryHeap::new();
         let mut run = Self { oracle, rng, mailboxes, hasty, callers, lanes, flags, awake };
@@ -157,8 +160,8 @@ impl<'a> Run<'a> {
             return false;
         }
         match program.actions.get(lane.at) {
-            Some(Action::Wait { flag }) => {
-                self.flags[self.in_turn(*flag, lane.start)] >= self.value(number)
+            Some(Action::Wait { flag, lag }) => {
+                self.flags[self.in_turn(*flag, lane.start - lag)] >= self.value(number) - lag
             }
             Some(_) => true,
             None if program.is_home => {
@@ -196,7 +199,7 @@ impl<'a> Run<'a> {
         lane.submitted += 1;
         let submitted = lane.submitted;
         let (peer, what) = match action.clone() {
-            Action::Wait { flag } => {
+            Action::Wait { flag, .. } => {
                 if self.mailboxes {
                     let flag = self.in_turn(flag, start);
                     self.flags[flag] = 0;

@@ -33,15 +33,18 @@ pub(crate) enum Form {
     TiersInTurn(Algorithm),
     /// A collective on one node; the root is the last rank.
     Goal(Collective, Algorithm),
+    /// Such a collective with two outputs in turn, so with `free` flags.
+    GoalInTurn(Collective, Algorithm),
     /// A collective on uneven nodes with a network between them; the root is the last rank.
     GoalOfTiers(Collective, Algorithm),
 }
 
 pub(crate) const GATHER: Collective = Collective::Gather { root: Rank(0) };
+pub(crate) const BROADCAST: Collective = Collective::Broadcast { root: Rank(0) };
 pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
 
 impl Form {
-    pub(crate) const ALL: [Self; 30] = [
+    pub(crate) const ALL: [Self; 34] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -70,6 +73,10 @@ impl Form {
         Self::Goal(SCATTER, Algorithm::Direct),
         Self::Goal(GATHER, Algorithm::Pull),
         Self::Goal(SCATTER, Algorithm::Pull),
+        Self::GoalInTurn(GATHER, Algorithm::Direct),
+        Self::GoalInTurn(SCATTER, Algorithm::Direct),
+        Self::GoalInTurn(BROADCAST, Algorithm::Direct),
+        Self::GoalInTurn(BROADCAST, Algorithm::Ring),
         Self::GoalOfTiers(GATHER, Algorithm::Direct),
         Self::GoalOfTiers(SCATTER, Algorithm::Direct),
     ];
@@ -77,7 +84,7 @@ impl Form {
     /// Returns the number of outputs that the plans use in turn.
     pub(crate) fn outputs(self) -> u32 {
         match self {
-            Self::InTurn | Self::BatchedInTurn | Self::TiersInTurn(_) => 2,
+            Self::InTurn | Self::BatchedInTurn | Self::TiersInTurn(_) | Self::GoalInTurn(..) => 2,
             _ => 1,
         }
     }
@@ -90,7 +97,9 @@ impl Form {
             _ => FlagOrder::Prompt,
         };
         let collective = match self {
-            Self::Goal(goal, _) | Self::GoalOfTiers(goal, _) => goal.with_root(Rank(ranks - 1)),
+            Self::Goal(goal, _) | Self::GoalInTurn(goal, _) | Self::GoalOfTiers(goal, _) => {
+                goal.with_root(Rank(ranks - 1))
+            }
             _ => Collective::AllGather,
         };
         let in_place = in_place && outputs == 1 && collective.runs_in_place();
@@ -115,6 +124,7 @@ impl Form {
             | Self::Tiers(algorithm)
             | Self::TiersInTurn(algorithm)
             | Self::Goal(_, algorithm)
+            | Self::GoalInTurn(_, algorithm)
             | Self::GoalOfTiers(_, algorithm) => algorithm,
             _ => Algorithm::Direct,
         }

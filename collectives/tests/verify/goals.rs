@@ -132,3 +132,45 @@ fn impossible_goals_are_refused() {
     assert_eq!(fault.class(), FaultClass::Disagreement);
     assert_snapshot!(fault, @"plan 1: collective is all-gather, expected all-to-all");
 }
+
+/// Returns plans of a gather to rank 0 with two outputs in turn.
+fn gather(ranks: u32) -> Vec<Plan> {
+    let plan = |rank: u32| {
+        let header = format!("gather to 0 direct: rank {rank} of {ranks}, 1 chunk, out of place");
+        let mut lines = vec![format!("{header}, 2 outputs in turn"), "lane 0".to_owned()];
+        if rank == 0 {
+            lines.extend((1..ranks).map(|peer| format!("signal free to {peer}")));
+            lines.push("put 0.0 input to 0".to_owned());
+            lines.extend((1..ranks).map(|peer| format!("wait arrived {peer}.0")));
+        } else {
+            lines.push("wait free from 0".to_owned());
+            lines.push(format!("put {rank}.0 input to 0"));
+            lines.push(format!("signal arrived {rank}.0 to 0"));
+        }
+        lines.join("\n").parse().unwrap()
+    };
+    (0..ranks).map(plan).collect()
+}
+
+#[test]
+fn a_flag_of_the_last_start_frees_the_other_output() {
+    for ranks in 1..=5 {
+        verify(&gather(ranks)).unwrap_or_else(|fault| panic!("{ranks} ranks: {fault}"));
+    }
+}
+
+#[test]
+fn a_flag_of_the_last_start_does_not_free_the_only_output() {
+    let mut plans = gather(3);
+    plans.iter_mut().for_each(|plan| plan.outputs = 1);
+    assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 1 (signal free to 1): flag free from 0 does not exist, expected another flag, because outputs are not used in turn");
+}
+
+/// Without the wait, a rank could be two starts ahead of the root, and write to the output that the root reads.
+#[test]
+fn an_output_is_not_free_without_the_flag() {
+    let mut plans = gather(3);
+    edit(&mut plans[0], "signal free to 2\n", "");
+    edit(&mut plans[2], "wait free from 0\n", "");
+    assert_snapshot!(fault(&plans), @"rank 2, lane 0, step 1 (put 2.0 input to 0): in start 2, the step may write to rank 0 before rank 0 has entered this start");
+}

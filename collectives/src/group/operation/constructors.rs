@@ -141,8 +141,8 @@ impl Group {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
     /// let rank = group.rank().0;
-    /// let mut gather = group.gather::<u32>(Rank(1), [1, 0, 2]).prepare()?;
-    /// gather.input_mut()?.fill(rank);
+    /// let mut gather = group.gather::<i32>(Rank(1), [1, 0, 2]).prepare()?;
+    /// gather.input_mut()?.fill(rank as i32);
     /// gather.run()?;
     /// assert_eq!(gather.output()?, if rank == 1 { &[0, 2, 2][..] } else { &[] });
     /// # group.close()
@@ -170,7 +170,7 @@ impl Group {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
     /// let rank = group.rank().0;
-    /// let mut scatter = group.scatter::<u32>(Rank(1), [1, 0, 2]).prepare()?;
+    /// let mut scatter = group.scatter::<i32>(Rank(1), [1, 0, 2]).prepare()?;
     /// if rank == 1 {
     ///     scatter.input_mut()?.copy_from_slice(&[7, 8, 9]);
     /// }

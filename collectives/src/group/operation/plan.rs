@@ -185,9 +185,7 @@ fn outputs(
     let outputs = spec.outputs.unwrap_or_else(|| {
         let is_small = layout.output_bytes_max() <= bytes_max;
         let own = spec.output_buffers.is_empty();
-        // Otherwise a second output saves no `ready` flags.
-        let saves = spec.collective.everyone_hears_from_everyone();
-        if saves && is_small && !spec.in_place && takes_turns && own { 2 } else { 1 }
+        if is_small && !spec.in_place && takes_turns && own { 2 } else { 1 }
     });
     if outputs > 1 && !takes_turns {
         // A graph writes to the same memory at each replay, and the caller's buffers do not alternate.
