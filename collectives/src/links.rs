@@ -147,6 +147,9 @@ impl Default for Links {
     }
 }
 
+/// A rate that limits nothing, in bytes per second.
+pub(crate) const UNLIMITED: f64 = 1e12;
+
 impl Link {
     /// Returns a default link of this kind.
     pub fn of_kind(kind: LinkKind) -> Self {
@@ -168,6 +171,9 @@ impl Link {
             _ => (0.1e-6, 1e-6, 0.05e-6, 10e9, 10e9, 1),
         };
         let device = matches!(kind, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
+        let by_processor = matches!(kind, LinkKind::Local | LinkKind::SharedMemory);
+        // Processors of several ranks copy from and to the memory of one rank at the same time.
+        let of_rank = if by_processor { UNLIMITED } else { engine };
         Self {
             put_seconds,
             get_seconds: put_seconds,
@@ -184,10 +190,10 @@ impl Link {
             passed_on_bytes_per_second: None,
             passed_on_seconds: 0.0,
             engine_bytes_per_second: engine,
-            send_bytes_per_second: engine,
-            receive_bytes_per_second: engine,
+            send_bytes_per_second: of_rank,
+            receive_bytes_per_second: of_rank,
             puts_in_flight,
-            by_processor: matches!(kind, LinkKind::Local | LinkKind::SharedMemory),
+            by_processor,
         }
     }
 

@@ -10,7 +10,7 @@ use super::calibration::Sample;
 use super::predict::predict;
 use crate::error::Error;
 use crate::links::CacheFactor;
-use crate::links::{Link, Links};
+use crate::links::{Link, Links, UNLIMITED};
 use crate::plan::Tier;
 use crate::topology::Topology;
 
@@ -22,9 +22,6 @@ const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
 const ROUNDS_MAX: usize = 40;
 /// Factor between points of [`CacheFactor`]; it is smaller than that between cache sizes.
 const REACH_STEP: u64 = 4;
-
-/// A rate so high that it does not limit anything.
-const UNLIMITED: f64 = 1e12;
 
 /// Returns a reference to one parameter of the links, which the fit changes.
 type Parameter = fn(&mut Links) -> &mut f64;

@@ -31,7 +31,7 @@ pub(super) const DIRECT: Schedule = Schedule {
     pointless: |_| None,
     forwards: |_| false,
     gets: false,
-    needs_measurements: false,
+    needs_measurements: |_, _| false,
     lane_count,
     estimate,
     traffic: direct_traffic,
@@ -44,7 +44,10 @@ pub(super) const PULL: Schedule = Schedule {
     pointless: |_| None,
     forwards: |_| false,
     gets: true,
-    needs_measurements: true,
+    // At any rates, many processors copy faster than that of the root alone.
+    needs_measurements: |collective, links| {
+        !links.local.by_processor || collective.only_provider().is_none()
+    },
     lane_count,
     estimate,
     traffic: pull_traffic,

@@ -19,6 +19,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::collective::Collective;
 use crate::error::Error;
+use crate::links::Links;
 #[cfg(doc)]
 use crate::plan::Tier;
 use crate::plan::{Algorithm, CHUNKS_MAX, FlagOrder, Lane, OUTPUTS_MAX, Plan};
@@ -101,8 +102,8 @@ pub(crate) struct Schedule {
     pub(crate) forwards: fn(&ClusterSums) -> bool,
     /// Whether ranks get blocks from the inputs of their peers.
     pub(crate) gets: bool,
-    /// Whether assumed rates of links are not good enough to prefer it to a simpler one.
-    pub(crate) needs_measurements: bool,
+    /// Returns whether assumed rates of links are not good enough to prefer it to a simpler one.
+    pub(crate) needs_measurements: fn(Collective, &Links) -> bool,
     /// Returns the number of lanes of a rank on this number of nodes, with or without network lanes.
     pub(crate) lane_count: fn(usize, bool) -> usize,
     /// Estimates the longest path of a start on nodes with this number of ranks.

@@ -39,7 +39,7 @@ impl Method {
         let in_graph = capturable && !shape.tiers;
         let refused = match self.algorithm {
             Some(_) => Vec::new(),
-            None => refused(topology.nodes(), shape.tiers, (in_graph, measured)),
+            None => refused(&shape, topology.nodes(), links, (in_graph, measured)),
         };
         cost::choose(&Question {
             topology,
@@ -56,15 +56,17 @@ impl Method {
 
 /// Returns the algorithms that are used only on request, with the reasons.
 fn refused(
+    shape: &Shape,
     nodes: usize,
-    tiers: bool,
+    links: &Links,
     (in_graph, measured): (bool, bool),
 ) -> Vec<(Algorithm, &'static str)> {
     let reason = |algorithm| {
         let schedule = schedule(algorithm);
         // Assumed rates are not good enough to leave what is the best wherever it was measured.
-        let is_assumed = schedule.needs_measurements && nodes == 1 && !measured;
-        if in_graph && (schedule.lane_count)(nodes, tiers) > 1 {
+        let is_assumed =
+            nodes == 1 && !measured && (schedule.needs_measurements)(shape.collective, links);
+        if in_graph && (schedule.lane_count)(nodes, shape.tiers) > 1 {
             return Some("one of its lanes cannot be recorded into a graph");
         }
         is_assumed.then_some("no links were measured")
