@@ -61,13 +61,9 @@ impl Goal {
     }
 
     fn about(self) -> &'static str {
-        match self.name() {
-            "all-gather" => "every rank gets the block of every rank",
-            "broadcast" => "every rank gets the block of the root",
-            "all-to-all" => "every rank gets a different block from every rank",
-            "gather" => "the root gets the block of every rank",
-            "scatter" => "every rank gets a different block from the root",
-            _ => "an all-to-all with blocks of different lengths",
+        match self.is_by_pair {
+            true => "an all-to-all with blocks of different lengths",
+            false => self.collective.summary(),
         }
     }
 

@@ -89,6 +89,17 @@ impl Collective {
         }
     }
 
+    /// Returns what the collective does, as a sentence without an end.
+    pub const fn summary(self) -> &'static str {
+        match self {
+            Self::AllGather => "every rank gets the block of every rank",
+            Self::Broadcast { .. } => "every rank gets the block of the root",
+            Self::AllToAll => "every rank gets a different block from every rank",
+            Self::Gather { .. } => "the root gets the block of every rank",
+            Self::Scatter { .. } => "every rank gets a different block from the root",
+        }
+    }
+
     /// Returns the collective with this name, with root 0 if it has a root.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|one| one.name() == name)
