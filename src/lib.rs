@@ -72,7 +72,7 @@ pub use peerlane_host as host;
 /// | [`verify`](mod@planning::verify) | proves the plans of all ranks |
 /// | [`cost`](planning::cost) | predicts the time from the rates of the links, and chooses an algorithm |
 /// | [`simulate`](mod@planning::simulate) | executes the plans of all ranks over modelled links |
-/// | [`layout`](planning::layout) | describes the shards and chunks of buffers |
+/// | [`layout`](planning::layout) | describes the blocks and chunks of buffers |
 pub mod planning {
     pub use peerlane_collectives::{cost, layout, plan, schedule, simulate, verify};
 }

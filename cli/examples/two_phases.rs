@@ -28,10 +28,10 @@ const POISON: u8 = 0xff;
 
 #[derive(Parser, Clone, Copy, Debug)]
 struct Options {
-    /// Shard of a rank in bytes
+    /// Block of a rank in bytes
     #[arg(long)]
-    shard_bytes: usize,
-    /// Chunks of a shard
+    block_bytes: usize,
+    /// Chunks of a block
     #[arg(long)]
     chunks: u32,
     /// Limit of what a rank sends between nodes, in bytes per second
@@ -151,22 +151,22 @@ fn measure(
     let node = Wrapped::new(open(&sub_groups.node)?, local_throttle);
     let mut node = Group::open(sub_groups.node, node)?;
 
-    let (shard, block) = (options.shard_bytes, NODES * options.shard_bytes);
-    let output = node.allocate::<u8>(RANKS * shard)?;
+    let (block, own_blocks) = (options.block_bytes, NODES * options.block_bytes);
+    let output = node.allocate::<u8>(RANKS * block)?;
     let all = output.memory().base;
-    let own_block = all.as_ptr().wrapping_add(number / NODES * block);
+    let own_block = all.as_ptr().wrapping_add(number / NODES * own_blocks);
     let own_block = NonNull::new(own_block).expect("a block inside of a buffer");
-    let inside = node.all_gather(block).in_place().algorithm(Algorithm::Direct).chunks(1);
+    let inside = node.all_gather(own_blocks).in_place().algorithm(Algorithm::Direct).chunks(1);
     let inside = inside.output(output).prepare()?;
     // SAFETY: the memory belongs to `inside`, which outlives all other groups of this rank. Only one of
     // the operations on it runs at a time, because all ranks pass a barrier before each start.
-    let output = unsafe { rail.register_at::<u8>(own_block, block) }?;
-    let between = rail.all_gather(shard).in_place().algorithm(Algorithm::Direct).chunks(1);
+    let output = unsafe { rail.register_at::<u8>(own_block, own_blocks) }?;
+    let between = rail.all_gather(block).in_place().algorithm(Algorithm::Direct).chunks(1);
     let between = between.output(output).prepare()?;
     let mut hierarchical = |chunks| {
         // SAFETY: as for the rail group.
-        let output = unsafe { whole.register_at::<u8>(all, RANKS * shard) }?;
-        let gather = whole.all_gather(shard).in_place().algorithm(Algorithm::Hierarchical);
+        let output = unsafe { whole.register_at::<u8>(all, RANKS * block) }?;
+        let gather = whole.all_gather(block).in_place().algorithm(Algorithm::Hierarchical);
         gather.chunks(chunks).output(output).prepare()
     };
     let (one_chunk, hierarchical) = (hierarchical(1)?, hierarchical(options.chunks)?);
@@ -220,21 +220,21 @@ impl Rank<'_> {
     }
 
     fn poison(&mut self) -> Result<(), Error> {
-        let (shard, number) = (self.options.shard_bytes, self.number);
+        let (block, number) = (self.options.block_bytes, self.number);
         let output = self.inside.output_mut()?;
         output.fill(POISON);
-        fill(&mut output[number * shard..][..shard], number);
+        fill(&mut output[number * block..][..block], number);
         Ok(())
     }
 
     fn check(&mut self, variant: Variant) -> Result<(), Error> {
-        let shards = self.inside.output()?.chunks(self.options.shard_bytes).enumerate();
-        for (from, shard) in shards {
-            let wrong = shard.iter().enumerate().find(|&(at, byte)| *byte != content(from, at));
+        let blocks = self.inside.output()?.chunks(self.options.block_bytes).enumerate();
+        for (from, block) in blocks {
+            let wrong = block.iter().enumerate().find(|&(at, byte)| *byte != content(from, at));
             if let Some((at, byte)) = wrong {
                 let (rank, expected) = (self.number, content(from, at));
                 panic!(
-                    "{variant:?}: rank {rank} has {byte} at offset {at} of shard {from}, expected {expected}"
+                    "{variant:?}: rank {rank} has {byte} at offset {at} of block {from}, expected {expected}"
                 );
             }
         }
@@ -242,8 +242,8 @@ impl Rank<'_> {
     }
 }
 
-fn fill(shard: &mut [u8], rank: usize) {
-    shard.iter_mut().enumerate().for_each(|(at, byte)| *byte = content(rank, at));
+fn fill(block: &mut [u8], rank: usize) {
+    block.iter_mut().enumerate().for_each(|(at, byte)| *byte = content(rank, at));
 }
 
 /// Returns a test byte below [`POISON`], with a period that is not a power of two.

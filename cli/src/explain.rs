@@ -11,7 +11,7 @@ use peerlane::topology::Topology;
 
 use crate::calibration;
 use crate::error::{Failure, Result};
-use crate::options::{AlgorithmChoice, PlanOptions, parse_algorithm, shard_bytes};
+use crate::options::{AlgorithmChoice, PlanOptions, block_bytes, parse_algorithm};
 use crate::report::{pretty_json, print};
 use crate::units::Size;
 
@@ -29,10 +29,10 @@ pub(crate) struct Options {
     /// rank)
     #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
     nodes: Topology,
-    /// Set the shard of each rank in bytes: one size for all, such as 1M, or one for each rank,
+    /// Set the block of each rank in bytes: one size for all, such as 1M, or one for each rank,
     /// such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
-    shard_bytes: Vec<Size>,
+    block_bytes: Vec<Size>,
     /// Select the algorithm: auto (the lowest predicted time), direct, pull, ring, double-ring,
     /// hierarchical or hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
@@ -56,9 +56,9 @@ fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
     let goal = options.plan.goal.goal(topology.ranks())?;
-    let shard_bytes = shard_bytes("--shard-bytes", &options.shard_bytes, topology.ranks())?;
+    let block_bytes = block_bytes("--block-bytes", &options.block_bytes, topology.ranks())?;
     let usage = |error: peerlane::Error| Failure::usage(error.to_string());
-    let blocks = goal.layout(&[shard_bytes], 1).map_err(usage)?.average_blocks();
+    let blocks = goal.layout(&[block_bytes], 1).map_err(usage)?.average_blocks();
     let (links, flags) = match &options.calibration {
         None => (Links::default(), FlagOrder::Batched),
         Some(path) => {
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let question = Question {
         topology,
-        shard_bytes: &blocks,
+        block_bytes: &blocks,
         shape,
         links: &links,
         measured: options.calibration.is_some(),

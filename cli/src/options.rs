@@ -57,11 +57,11 @@ pub(crate) struct SweepOptions {
 pub(crate) struct PlanOptions {
     #[command(flatten)]
     pub(crate) goal: GoalOptions,
-    /// Set the number of chunks of each shard, such as 4 [default: the number with the lowest
+    /// Set the number of chunks of each block, such as 4 [default: the number with the lowest
     /// predicted time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Option<u32>,
-    /// Gather in place: the input of a rank is its shard of the output
+    /// Gather in place: the input of a rank is its block of the output
     #[arg(long)]
     pub(crate) in_place: bool,
     /// Set the number of output buffers: 1, or 2 for double buffering, which saves the flags that tell
@@ -156,11 +156,11 @@ impl Nodes {
     }
 }
 
-/// Returns the shard of every rank in bytes, from one size for all ranks or one size for each.
+/// Returns the block of every rank in bytes, from one size for all ranks or one size for each.
 ///
 /// # Errors
 /// A usage failure that names `option` if the number of sizes is neither 1 nor `ranks`.
-pub(crate) fn shard_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<Vec<u64>> {
+pub(crate) fn block_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<Vec<u64>> {
     match sizes {
         [Size(all)] => Ok(vec![*all; ranks]),
         each if each.len() == ranks => Ok(each.iter().map(|size| size.0).collect()),

@@ -21,7 +21,7 @@ use serde_json::json;
 const RANKS_PER_NODE: usize = 8;
 const PLANNED_NODES_MAX: usize = 2048;
 const SIMULATED_NODES_MAX: usize = 512;
-const SHARD_BYTES: u64 = 1 << 20;
+const BLOCK_BYTES: u64 = 1 << 20;
 /// What is simulated: the others send as much or more.
 const SIMULATED: [Algorithm; 3] =
     [Algorithm::Ring, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
@@ -124,7 +124,7 @@ fn simulate(algorithm: Algorithm, nodes: usize) {
     let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
     let ranks = topology.ranks();
     let layout =
-        Layout::new(Collective::AllGather, &vec![SHARD_BYTES; ranks], 1).expect("shards fit");
+        Layout::new(Collective::AllGather, &vec![BLOCK_BYTES; ranks], 1).expect("blocks fit");
     let plan = |rank| schedule::plan(algorithm, &topology, rank, shape());
     let run = || {
         let (start, on_processor) = (Instant::now(), processor_time());

@@ -227,9 +227,9 @@ impl Collective {
         chunks: u32,
         in_place: bool,
     ) -> impl Iterator<Item = Cell> {
-        let providers = (0..ranks).map(Rank).filter(move |&shard| self.requires(shard, rank));
-        let copied = providers.filter(move |&shard| !(in_place && shard == rank));
-        copied.flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
+        let providers = (0..ranks).map(Rank).filter(move |&block| self.requires(block, rank));
+        let copied = providers.filter(move |&block| !(in_place && block == rank));
+        copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
     }
 
     /// Returns whether the block of a rank can be in its output from the start.

@@ -79,7 +79,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number of which shards consist.
+/// A number of which blocks consist.
 ///
 /// Every bit pattern is a value, so the bytes of a peer can be read without a check.
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + sealed::Sealed {

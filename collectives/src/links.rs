@@ -382,7 +382,7 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
 pub(crate) const FACTOR_MIN: f64 = 1e-3;
 pub(crate) const FACTOR_MAX: f64 = 1e3;
 
-/// The correction of the predicted time of all-gathers with equal shards, at one size.
+/// The correction of the predicted time of all-gathers with equal blocks, at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residual {
@@ -396,8 +396,8 @@ pub struct Residual {
     pub flags: FlagOrder,
     /// Whether network lanes reached the other nodes.
     pub tiers: bool,
-    /// The bytes of each shard.
-    pub shard_bytes: u64,
+    /// The bytes of each block.
+    pub block_bytes: u64,
     /// The measured time divided by the predicted one.
     pub factor: f64,
 }
@@ -497,7 +497,7 @@ mod tests {
             outputs: 1,
             flags: FlagOrder::Prompt,
             tiers: false,
-            shard_bytes: 8,
+            block_bytes: 8,
             factor,
         };
         let links = Links { residuals: vec![residual(1.0), residual(0.0)], ..Links::default() };

@@ -25,15 +25,15 @@ fn check<T: Element + PartialEq>(
         *element = value(rank, index);
     }
     gather.run()?;
-    let shard_len = gather.output()?.len() / ranks;
+    let block_len = gather.output()?.len() / ranks;
     for (index, element) in gather.output()?.iter().enumerate() {
-        assert_eq!(*element, value(index / shard_len, index % shard_len), "element {index}");
+        assert_eq!(*element, value(index / block_len, index % block_len), "element {index}");
     }
     Ok(())
 }
 
 #[test]
-fn every_rank_gets_every_shard() {
+fn every_rank_gets_every_block() {
     for ranks in 1..=9 {
         let reports = in_process::run(ranks, |bootstrap| {
             let rank = bootstrap.rank().index();
@@ -101,8 +101,8 @@ fn starts_may_be_waited_for_in_any_order() {
             two.wait()?;
         }
         for (gather, base) in [(&mut first, 1), (&mut second, 101)] {
-            for (rank, shard) in gather.output()?.chunks(LARGE).enumerate() {
-                assert!(shard.iter().all(|byte| *byte == base + rank as u8));
+            for (rank, block) in gather.output()?.chunks(LARGE).enumerate() {
+                assert!(block.iter().all(|byte| *byte == base + rank as u8));
             }
         }
         group.close()

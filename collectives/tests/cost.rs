@@ -84,7 +84,7 @@ fn times_are_those_computed_by_hand() {
     let ring = 10.0 + 3.0 * 21.0 + 3.0 * 10.0 + passed_on;
     assert_eq!(micros_far(Algorithm::Ring, in_place), ring);
     assert_eq!(micros_far(Algorithm::Direct, in_place), 10.0 + 3.0 * 21.0 + 10.0);
-    // Nodes 2 x 2: one shard over the network, which home passes on: 1 + 20, the hop, 1 + 20 again.
+    // Nodes 2 x 2: one block over the network, which home passes on: 1 + 20, the hop, 1 + 20 again.
     let tiers = Shape { tiers: true, ..in_place };
     let ground = uneven(&[2, 2]);
     let hierarchical = micros(Algorithm::Hierarchical, &ground, tiers, 20_000);
@@ -122,10 +122,10 @@ fn carried(
     algorithm: Algorithm,
     topology: &Topology,
     shape: Shape,
-    shards: &[u64],
+    blocks: &[u64],
 ) -> [Traffic; 3] {
     let plans = schedule::plans(algorithm, topology, shape).unwrap();
-    let layout = Layout::new(Collective::AllGather, shards, shape.chunks).unwrap();
+    let layout = Layout::new(Collective::AllGather, blocks, shape.chunks).unwrap();
     let mut traffic = [Traffic::default(); 3];
     for plan in &plans {
         let mut of_rank = [0; 3];
@@ -160,10 +160,10 @@ fn bytes_are_those_that_the_plans_carry() {
             for (chunks, in_place, tiers) in [(1, false, true), (4, true, true), (2, false, false)]
             {
                 let shape = Shape { chunks, in_place, tiers, ..Shape::default() };
-                let shards = vec![4 * KIB; topology.ranks()];
+                let blocks = vec![4 * KIB; topology.ranks()];
                 let cost =
-                    cost::predict(algorithm, &topology, shape, &shards, &Links::default()).unwrap();
-                let seen = carried(algorithm, &topology, shape, &shards);
+                    cost::predict(algorithm, &topology, shape, &blocks, &Links::default()).unwrap();
+                let seen = carried(algorithm, &topology, shape, &blocks);
                 let even = nodes.iter().all(|ranks| *ranks == nodes[0]);
                 let context = format!("{algorithm} on {nodes:?}, {shape:?}");
                 for (said, seen) in [cost.own, cost.local, cost.network].into_iter().zip(seen) {
@@ -181,23 +181,23 @@ fn bytes_are_those_that_the_plans_carry() {
     }
 }
 
-fn question<'a>(topology: &'a Topology, shard_bytes: &'a [u64], links: &'a Links) -> Question<'a> {
+fn question<'a>(topology: &'a Topology, block_bytes: &'a [u64], links: &'a Links) -> Question<'a> {
     let shape =
         Shape { flags: FlagOrder::Batched, tiers: topology.nodes() > 1, ..Shape::default() };
     let (algorithm, chunks, refused) = (None, None, &[]);
-    Question { topology, shard_bytes, shape, links, measured: false, algorithm, chunks, refused }
+    Question { topology, block_bytes, shape, links, measured: false, algorithm, chunks, refused }
 }
 
 #[test]
 fn the_choice_depends_on_nothing_but_the_question() {
     let topology = uneven(&[3, 1, 2]);
     for bytes in [0, 1, KIB, MIB, 64 * MIB, 1 << 40] {
-        let shards = vec![bytes; topology.ranks()];
+        let blocks = vec![bytes; topology.ranks()];
         // As every rank does it: on its own, with links that came over the wire.
         let choices = (0..topology.ranks()).map(|_| {
             let text = serde_json::to_string(&Links::default()).unwrap();
             let links: Links = serde_json::from_str(&text).unwrap();
-            cost::choose(&question(&topology, &shards, &links)).unwrap()
+            cost::choose(&question(&topology, &blocks, &links)).unwrap()
         });
         let choices: Vec<_> = choices.collect();
         assert!(choices.windows(2).all(|pair| pair[0] == pair[1]), "{bytes}");
@@ -208,8 +208,8 @@ fn the_choice_depends_on_nothing_but_the_question() {
 #[test]
 fn what_is_refused_is_not_chosen() {
     let (topology, links) = (uneven(&[4, 4]), Links::default());
-    let shards = vec![64 * MIB; 8];
-    let asked = question(&topology, &shards, &links);
+    let blocks = vec![64 * MIB; 8];
+    let asked = question(&topology, &blocks, &links);
     assert_eq!(cost::choose(&asked).unwrap().algorithm, Algorithm::Hierarchical);
     let refused =
         [(Algorithm::Hierarchical, "has two lanes"), (Algorithm::HierarchicalRing, "too")];
@@ -228,8 +228,8 @@ fn what_is_refused_is_not_chosen() {
 #[test]
 fn what_the_caller_has_said_stays() {
     let (topology, links) = (uneven(&[4, 4]), Links::default());
-    let shards = vec![64 * MIB; 8];
-    let asked = question(&topology, &shards, &links);
+    let blocks = vec![64 * MIB; 8];
+    let asked = question(&topology, &blocks, &links);
     let wanted = Question { algorithm: Some(Algorithm::Ring), chunks: Some(3), ..asked };
     let choice = cost::choose(&wanted).unwrap();
     assert_eq!((choice.algorithm, choice.chunks, choice.candidates.len()), (Algorithm::Ring, 3, 1));
@@ -240,7 +240,7 @@ fn impossible_questions_are_named() {
     let (topology, links) = (Topology::flat(2).unwrap(), Links::default());
     let text = |question: Question<'_>| cost::choose(&question).unwrap_err().to_string();
     let asked = question(&topology, &[1, 2, 3], &links);
-    assert_eq!(text(asked), "shard_bytes has 3 shards, expected one for each of 2 ranks");
+    assert_eq!(text(asked), "block_bytes has 3 blocks, expected one for each of 2 ranks");
     let asked = Question { chunks: Some(0), ..question(&topology, &[1, 2], &links) };
     assert_eq!(text(asked), "chunks is 0, expected 1 to 65536");
 }
@@ -248,26 +248,26 @@ fn impossible_questions_are_named() {
 #[test]
 fn choosing_for_16384_ranks_takes_no_time() {
     let topology = uneven(&[8; 2048]);
-    let shards = vec![MIB; 16384];
+    let blocks = vec![MIB; 16384];
     let links = Links::default();
     let started = std::time::Instant::now();
-    let choice = cost::choose(&question(&topology, &shards, &links)).unwrap();
+    let choice = cost::choose(&question(&topology, &blocks, &links)).unwrap();
     assert_eq!(choice.algorithm, Algorithm::Hierarchical);
     // Below 1 ms; the rest is for a busy machine and a build that is not optimised.
     assert!(started.elapsed().as_millis() < 50, "{:?}", started.elapsed());
 }
 
-/// Direct's largest sender puts its shard to all, while on a ring every link carries about as much.
+/// Direct's largest sender puts its block to all, while on a ring every link carries about as much.
 #[test]
-fn unlike_shards_go_around_a_ring() {
+fn unlike_blocks_go_around_a_ring() {
     let topology = Topology::flat(4).unwrap();
     let links = Links::default();
     for total in [64 * MIB, 256 * MIB, 1024 * MIB] {
-        let shards = [1, 2, 3, 4].map(|share| total / 10 * share);
-        let choice = cost::choose(&question(&topology, &shards, &links)).unwrap();
+        let blocks = [1, 2, 3, 4].map(|share| total / 10 * share);
+        let choice = cost::choose(&question(&topology, &blocks, &links)).unwrap();
         assert_eq!(choice.algorithm, Algorithm::Ring, "{choice}");
-        let shards = [total / 4; 4];
-        let choice = cost::choose(&question(&topology, &shards, &links)).unwrap();
+        let blocks = [total / 4; 4];
+        let choice = cost::choose(&question(&topology, &blocks, &links)).unwrap();
         assert_eq!(choice.algorithm, Algorithm::Direct, "{choice}");
     }
 }
@@ -276,8 +276,8 @@ fn compare(name: &str, topology: &Topology) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/cost_{name}.txt"));
     let links = Links::default();
     let texts = [KIB, MIB, 64 * MIB].map(|bytes| {
-        let shards: Vec<u64> = Rank::all(topology.ranks()).map(|_| bytes).collect();
-        cost::choose(&question(topology, &shards, &links)).unwrap().explain()
+        let blocks: Vec<u64> = Rank::all(topology.ranks()).map(|_| bytes).collect();
+        cost::choose(&question(topology, &blocks, &links)).unwrap().explain()
     });
     let text = texts.join("\n");
     if env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {

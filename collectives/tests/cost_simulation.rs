@@ -80,14 +80,14 @@ fn agree(collective: impl Fn(usize) -> Collective, in_place: bool) {
                 for (bytes, chunks) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
                     let tiers = topology.nodes() > 1;
                     let shape = Shape { collective, chunks, in_place, outputs: 1, flags, tiers };
-                    let shards = vec![bytes; topology.ranks()];
-                    let layout = Layout::new(collective, &shards, chunks).unwrap();
+                    let blocks = vec![bytes; topology.ranks()];
+                    let layout = Layout::new(collective, &blocks, chunks).unwrap();
                     let plan = |rank| schedule::plan(algorithm, &topology, rank, shape);
                     let simulated =
                         simulate::simulate(&topology, &layout, &links, &Options::default(), plan)
                             .unwrap()
                             .seconds();
-                    let said = cost::predict(algorithm, &topology, shape, &shards, &links);
+                    let said = cost::predict(algorithm, &topology, shape, &blocks, &links);
                     let ratio = said.unwrap().seconds() / simulated;
                     count += 1;
                     if !(0.8..=1.25).contains(&ratio) {

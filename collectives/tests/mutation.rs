@@ -137,7 +137,7 @@ fn an_arrival_that_another_rank_announces_is_refused() {
     assert_eq!((0..200).find_map(|seed| oracle.run(seed).err()), Some(Harm::WrongBytes));
 }
 
-/// Creates an oracle with shards that every number of chunks up to 4 divides evenly.
+/// Creates an oracle with blocks that every number of chunks up to 4 divides evenly.
 fn oracle(plans: &[Plan]) -> Result<Oracle, Harm> {
     Oracle::new(plans, &vec![12; plans.len()], 5)
 }

@@ -38,7 +38,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
 fn random_step(rng: &mut Rng) -> Step {
     let mut number = || rng.u32(..6);
     let (peer, lane) = (Rank(number()), LaneId(number()));
-    let cell = Cell { shard: Rank(number()), chunk: number() };
+    let cell = Cell { block: Rank(number()), chunk: number() };
     let flag = match number() {
         0 => Flag::Ready { from: Rank(number()), lane },
         1 => Flag::Arrived { cell, lane },
@@ -122,7 +122,7 @@ fn the_text_is_readable() {
 fn the_json_is_readable() {
     let mut plan = Form::PutLane.plans(2, 1, true).swap_remove(1);
     plan.lanes[1].steps.push(Step::Wait { flag: Flag::Go { lane: LaneId(2) } });
-    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"chunks":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"shard":0,"chunk":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"shard":1,"chunk":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"shard":1,"chunk":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
+    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"chunks":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"block":0,"chunk":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"block":1,"chunk":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"block":1,"chunk":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn faults_in_steps_are_named() {
     };
     assert_snapshot!(step("copy 0.0"), @r#"invalid plan, line 4 "copy 0.0": expected put, get, signal, wait or lane, found "copy""#);
     assert_snapshot!(step("get 0.0 input to 1"), @r#"invalid plan, line 4 "get 0.0 input to 1": expected "of", found "to""#);
-    assert_snapshot!(step("put 0 input to 1"), @r#"invalid plan, line 4 "put 0 input to 1": expected a cell such as 2.0, shard and chunk, found "0""#);
-    assert_snapshot!(step("put 0.+1 input to 1"), @r#"invalid plan, line 4 "put 0.+1 input to 1": expected a cell such as 2.0, shard and chunk, found "0.+1""#);
+    assert_snapshot!(step("put 0 input to 1"), @r#"invalid plan, line 4 "put 0 input to 1": expected a cell such as 2.0, block and chunk, found "0""#);
+    assert_snapshot!(step("put 0.+1 input to 1"), @r#"invalid plan, line 4 "put 0.+1 input to 1": expected a cell such as 2.0, block and chunk, found "0.+1""#);
     assert_snapshot!(step("put 0.0 to 1"), @r#"invalid plan, line 4 "put 0.0 to 1": expected input or output, found "to""#);
     assert_snapshot!(step("put 0.0 input"), @r#"invalid plan, line 4 "put 0.0 input": expected "to", found the end of the line"#);
     assert_snapshot!(step("signal done to 1"), @r#"invalid plan, line 4 "signal done to 1": expected ready, free, arrived, taken, go or sent, found "done""#);

@@ -34,7 +34,7 @@ fn all_puts(plan: &Plan) -> impl Iterator<Item = (Tier, Rank, Cell)> {
 }
 
 #[test]
-fn a_shard_enters_each_other_node_once() {
+fn a_block_enters_each_other_node_once() {
     for nodes in UNEVEN {
         let topology = Topology::of_nodes(nodes).unwrap();
         for algorithm in [Algorithm::Hierarchical, Algorithm::HierarchicalRing] {
@@ -71,7 +71,7 @@ fn a_ring_puts_to_the_next_rank_only() {
         for plan in schedule::plans(Algorithm::Ring, &topology, Shape::default()).unwrap() {
             let of = |by: usize| Rank::at((plan.rank.index() + by) % ranks);
             let puts_of_lane: Vec<_> =
-                puts(&plan.lanes[0]).map(|(peer, cell, from)| (peer, cell.shard, from)).collect();
+                puts(&plan.lanes[0]).map(|(peer, cell, from)| (peer, cell.block, from)).collect();
             let hop = |hop: usize| {
                 let from = if hop == 0 { Source::Input } else { Source::Output };
                 (of(1), of(ranks - hop), from)

@@ -33,7 +33,7 @@ struct Case {
     node_of_rank: Vec<u32>,
     shape: Shape,
     /// One length for each rank in units, as the oracle takes them.
-    shards: Vec<usize>,
+    blocks: Vec<usize>,
     starts: u64,
 }
 
@@ -56,9 +56,9 @@ impl Case {
         };
         let algorithm = *rng.choice(Algorithm::ALL).unwrap();
         let node_of_rank = nodes(ranks, &mut rng);
-        let shards = shards(ranks, &mut rng);
+        let blocks = blocks(ranks, &mut rng);
         let starts = if ranks > 16 { 3 } else { 5 };
-        Self { algorithm, node_of_rank, shape, shards, starts }.of_collective(&mut rng)
+        Self { algorithm, node_of_rank, shape, blocks, starts }.of_collective(&mut rng)
     }
 
     /// Makes about two thirds of the cases other collectives than all-gathers.
@@ -66,7 +66,7 @@ impl Case {
         if rng.u8(..3) == 0 {
             return self;
         }
-        let root = Rank::at(rng.usize(..self.shards.len()));
+        let root = Rank::at(rng.usize(..self.blocks.len()));
         self.shape.collective = rng.choice(Collective::ALL).unwrap().with_root(root);
         self.shape.in_place &= self.shape.collective.runs_in_place();
         let suitable: Vec<_> = algorithms(self.shape.collective).collect();
@@ -79,7 +79,7 @@ impl Case {
         let topology = Topology::of_nodes(&self.node_of_rank).map_err(|error| failure(&error))?;
         let plans = schedule::plans(self.algorithm, &topology, self.shape);
         let plans = plans.map_err(|error| failure(&error))?;
-        let oracle = Oracle::new(&plans, &self.shards, self.starts)
+        let oracle = Oracle::new(&plans, &self.blocks, self.starts)
             .map_err(|harm| failure(&format!("{harm:?}")))?;
         oracle.run(number).map_err(|harm| failure(&format!("{harm:?}")))?;
         let of_local =
@@ -121,8 +121,8 @@ fn nodes(ranks: usize, rng: &mut Rng) -> Vec<u32> {
     nodes
 }
 
-/// Returns the lengths of equal, random, or mostly empty shards.
-fn shards(ranks: usize, rng: &mut Rng) -> Vec<usize> {
+/// Returns the lengths of equal, random, or mostly empty blocks.
+fn blocks(ranks: usize, rng: &mut Rng) -> Vec<usize> {
     let units = rng.usize(0..=9);
     match rng.u8(..3) {
         0 => vec![units; ranks],
@@ -179,6 +179,6 @@ fn cases_are_of_every_kind() {
     some(&|case| case.node_of_rank.len() > 32);
     some(&|case| case.node_of_rank.len() == 1);
     some(&|case| !case.node_of_rank.is_sorted());
-    some(&|case| case.shards.contains(&0) && case.shards.iter().any(|&units| units > 0));
+    some(&|case| case.blocks.contains(&0) && case.blocks.iter().any(|&units| units > 0));
     some(&|case| case.shape.in_place && case.shape.flags == FlagOrder::Batched);
 }

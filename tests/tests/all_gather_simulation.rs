@@ -5,12 +5,12 @@
 //! scenarios for each number of ranks and bytes, instead of three.
 
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::simulation::{self, Engine, Phase, RANKS, SHARD_BYTES, Scenario};
+use peerlane_conformance::simulation::{self, BLOCK_BYTES, Engine, Phase, RANKS, Scenario};
 use peerlane_hal::Rank;
 
 /// So many take well below 40 s in a debug build on two cores.
 const DEFAULT_ROUNDS: u64 = 3;
-const SEEDS_A_ROUND: u64 = (RANKS.len() * SHARD_BYTES.len()) as u64;
+const SEEDS_A_ROUND: u64 = (RANKS.len() * BLOCK_BYTES.len()) as u64;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -63,9 +63,9 @@ fn a_rank_may_be_slow_in_every_phase() {
 }
 
 #[test]
-fn shards_around_the_streaming_threshold_arrive_whole() {
+fn blocks_around_the_streaming_threshold_arrive_whole() {
     const STREAMING_BYTES_MIN: usize = 4 << 20;
-    for shard_bytes in [STREAMING_BYTES_MIN - 1, STREAMING_BYTES_MIN, STREAMING_BYTES_MIN + 1] {
+    for block_bytes in [STREAMING_BYTES_MIN - 1, STREAMING_BYTES_MIN, STREAMING_BYTES_MIN + 1] {
         for (ranks, in_place) in [(2, false), (3, true)] {
             let engines = vec![Engine::plain(); ranks];
             let dtype = peerlane_collectives::element::DType::U8;
@@ -75,7 +75,7 @@ fn shards_around_the_streaming_threshold_arrive_whole() {
                 topology: Topology::flat(ranks).unwrap(),
                 networks: None,
                 in_place,
-                shard_bytes,
+                block_bytes,
                 dtype,
                 engines,
                 starts,

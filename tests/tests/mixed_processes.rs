@@ -54,7 +54,7 @@ const PROCESSES: [Processes; 18] = [
 ];
 
 /// Around a slot, and beyond all slots together.
-const SHARDS: [usize; 4] = [1, 5001, (256 << 10) + 1, 2_200_001];
+const BLOCKS: [usize; 4] = [1, 5001, (256 << 10) + 1, 2_200_001];
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     arguments.test_threads.get_or_insert(1);
     let trials = PROCESSES.into_iter().map(|processes| {
         let name = format!("{}::{}", driver.name::<peerlane_cuda::Context>(), processes.name());
-        Trial::test(name, move || processes.run("127.0.0.1:0", &SHARDS, start).map_err(Into::into))
+        Trial::test(name, move || processes.run("127.0.0.1:0", &BLOCKS, start).map_err(Into::into))
     });
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }

@@ -36,7 +36,7 @@ const PROCESSES: [Processes; 6] = [
 ];
 
 /// Inside a slot, and of several; software devices in a virtual machine take their time.
-const SHARDS: [usize; 2] = [5001, 300_001];
+const BLOCKS: [usize; 2] = [5001, 300_001];
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         let ignored = skip.is_some();
         let run = move || match skip {
             Some(reason) => Err(Failed::from(reason)),
-            None => processes.run(&hub_address(), &SHARDS, start).map_err(Into::into),
+            None => processes.run(&hub_address(), &BLOCKS, start).map_err(Into::into),
         };
         let name = format!(
             "rdma_mixed::{}::{}",

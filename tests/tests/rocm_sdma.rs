@@ -23,13 +23,13 @@ static ALONE: Mutex<()> = Mutex::new(());
 const ALGORITHMS: [Algorithm; 4] =
     [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing];
 
-fn shard(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
+fn block(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
     // Equal bytes are 256 apart, so a period of the pattern is repeated.
     let byte = |index: usize| (index * 3 + rank * 41 + step * 7 + 1) as u8;
     let period: Vec<u8> = (0..256).map(byte).collect();
-    let mut shard = period.repeat(bytes.div_ceil(256));
-    shard.truncate(bytes);
-    shard
+    let mut block = period.repeat(bytes.div_ceil(256));
+    block.truncate(bytes);
+    block
 }
 
 /// Some starts of one operation, with other bytes each time.
@@ -49,11 +49,11 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
         // The memory that this thread copies to and from is of this device.
         make_current(device);
         for step in 0..3 {
-            write(gather.input_memory(), &shard(me.index(), step, bytes));
+            write(gather.input_memory(), &block(me.index(), step, bytes));
             gather.run()?;
             let seen = read(gather.output_memory());
             let wanted =
-                (0..ranks).map(|rank| shard(rank, step, bytes)).collect::<Vec<_>>().concat();
+                (0..ranks).map(|rank| block(rank, step, bytes)).collect::<Vec<_>>().concat();
             assert!(seen == wanted, "{algorithm}, {ranks} ranks, {bytes} bytes, rank {me}");
         }
         drop(gather);
@@ -62,7 +62,7 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
     ran.unwrap_or_else(|error| panic!("{algorithm}, {ranks} ranks, {bytes} bytes: {error}"));
 }
 
-/// What moves the shards of an operation, where that is left open or not.
+/// What moves the blocks of an operation, where that is left open or not.
 fn kind_of(devices: u32, bytes: usize, any_engine: bool) -> &'static str {
     let ran = in_process::run(2, |bootstrap| {
         let me = bootstrap.rank();

@@ -7,7 +7,7 @@
  * in the ratio 0:1:2 and so on.
  *
  * usage: openmpi_collective all-gather|gather|scatter|all-to-all-v MIN_BYTES MAX_BYTES FACTOR ITERATIONS WARMUP
- * prints one JSON object a line: ranks, total_bytes, shard_bytes, median_us, p99_us, checked */
+ * prints one JSON object a line: ranks, total_bytes, block_bytes, median_us, p99_us, checked */
 
 #include <limits.h>
 #include <mpi.h>
@@ -149,7 +149,7 @@ static void measure(int collective, int rank, int ranks, size_t total, int itera
         qsort(times, (size_t)iterations, sizeof(double), compare);
         int last = iterations - 1;
         double median = (times[last / 2] + times[(last + 1) / 2]) / 2;
-        printf("{\"ranks\":%d,\"total_bytes\":%zu,\"shard_bytes\":%zu,\"median_us\":%.3f,"
+        printf("{\"ranks\":%d,\"total_bytes\":%zu,\"block_bytes\":%zu,\"median_us\":%.3f,"
                "\"p99_us\":%.3f,\"checked\":true}\n",
                ranks, total, total / (size_t)ranks, median, times[(last * 99 + 99) / 100]);
         fflush(stdout);

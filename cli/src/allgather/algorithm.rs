@@ -19,7 +19,7 @@ pub(crate) struct AlgorithmOptions {
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     #[arg(value_parser = parse_list)]
     pub(crate) selection: AlgorithmList,
-    /// Set the number of chunks of each shard, such as 4 [default: the number with the lowest
+    /// Set the number of chunks of each block, such as 4 [default: the number with the lowest
     /// predicted time]
     #[arg(long, value_name = "N", conflicts_with = "chunk_bytes", value_parser = parse_chunks)]
     pub(crate) chunks: Option<u32>,
@@ -60,7 +60,7 @@ impl AlgorithmOptions {
         Ok(())
     }
 
-    /// Returns the requested number of chunks for the longest shard.
+    /// Returns the requested number of chunks for the longest block.
     ///
     /// # Errors
     /// If `--chunk-bytes` makes too many chunks.
@@ -70,7 +70,7 @@ impl AlgorithmOptions {
         let fitting = u32::try_from(chunks).ok().filter(|chunks| *chunks <= CHUNKS_MAX);
         fitting.map(Some).ok_or_else(|| {
             let text = format!(
-                "--chunk-bytes {} makes {chunks} chunks of a shard of {}, expected at most \
+                "--chunk-bytes {} makes {chunks} chunks of a block of {}, expected at most \
                  {CHUNKS_MAX} chunks",
                 Size(chunk),
                 Size(longest_block_bytes)
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_of_a_size_cover_the_longest_shard() {
+    fn chunks_of_a_size_cover_the_longest_block() {
         let chunks = |line: &str, bytes| parse(line).unwrap().algorithm.chunks(bytes);
         assert_eq!(chunks("", 1 << 20), Ok(None));
         assert_eq!(chunks("--chunks 3", 1 << 20), Ok(Some(3)));
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(chunks("--chunk-bytes 64K", (1 << 20) + 1), Ok(Some(17)));
         assert_eq!(chunks("--chunk-bytes 64K", 0), Ok(Some(1)));
         insta::assert_snapshot!(chunks("--chunk-bytes 1", 1 << 20).unwrap_err(), @"
-        error: --chunk-bytes 1 B makes 1048576 chunks of a shard of 1 MiB, expected at most 65536 chunks
+        error: --chunk-bytes 1 B makes 1048576 chunks of a block of 1 MiB, expected at most 65536 chunks
          help: raise --chunk-bytes or lower --max-bytes
         ");
         insta::assert_snapshot!(parse("--chunk-bytes 0").unwrap().algorithm.check().unwrap_err(), @"

@@ -1,4 +1,4 @@
-//! Fills host memory with random shards and compares outputs byte by byte.
+//! Fills host memory with random blocks and compares outputs byte by byte.
 
 use peerlane::Rank;
 
@@ -14,20 +14,20 @@ pub(super) type Comparison = std::result::Result<(), Difference>;
 /// The first difference in an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Difference {
-    /// A wrong byte in a shard.
+    /// A wrong byte in a block.
     Byte(Mismatch),
-    /// A written element in a gap between shards.
+    /// A written element in a gap between blocks.
     Gap { buffer: usize, element: usize },
 }
 
-/// Overwrites the output with a known byte, then fills the shard of this rank.
+/// Overwrites the output with a known byte, then fills the block of this rank.
 ///
 /// # Errors
 /// If the operation is not accessible, for instance after an abort.
 pub(super) fn fill(
     setup: &Setup<'_>,
     operation: &mut dyn HostOperation,
-    (rank, shard_length): (Rank, u64),
+    (rank, block_length): (Rank, u64),
     data: TestData,
 ) -> Result<()> {
     let collective = setup.options.goal.collective;
@@ -41,7 +41,7 @@ pub(super) fn fill(
         }
         return Ok(());
     }
-    let blocks = Setup::input_blocks(&setup.layout(shard_length)?, collective, rank);
+    let blocks = Setup::input_blocks(&setup.layout(block_length)?, collective, rank);
     let mut input = operation.input_piece_mut(0)?;
     for (block, bytes) in blocks.into_iter().enumerate() {
         let (of_block, rest) = input.split_at_mut(bytes as usize);
@@ -58,7 +58,7 @@ pub(super) fn fill(
 pub(super) fn compare(
     setup: &Setup<'_>,
     operation: &mut dyn HostOperation,
-    (rank, shard_length): (Rank, u64),
+    (rank, block_length): (Rank, u64),
     data: TestData,
 ) -> Result<Comparison> {
     let (ranks, tensors) = (setup.ranks(), operation.report().tensors);
@@ -73,7 +73,7 @@ pub(super) fn compare(
         }
     }
     if setup.options.shape.list {
-        let pieces = setup.options.shape.pieces(setup.options.goal, shard_length, ranks)?;
+        let pieces = setup.options.shape.pieces(setup.options.goal, block_length, ranks)?;
         for destination in destinations(&pieces[0]) {
             let (buffer, gap) = (destination.buffer, destination.offset - GAP..destination.offset);
             let begin = gap.start;
@@ -95,7 +95,7 @@ impl std::fmt::Display for Difference {
                 write!(
                     f,
                     "output buffer {buffer}, element {element}: the element is outside of all \
-                     shards but was overwritten"
+                     blocks but was overwritten"
                 )
             }
         }

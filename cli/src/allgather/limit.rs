@@ -86,7 +86,7 @@ fn measure_one(
         if in_place { (&output, Source::Output) } else { (&input, Source::Input) };
     let first = if in_place { 1 } else { 0 };
     let peers = (first..ranks).map(|step| Rank::at((rank.index() + step) % ranks));
-    let own = Cell { shard: rank, chunk: 0 };
+    let own = Cell { block: rank, chunk: 0 };
     let spans = peers
         .flat_map(|peer| layout.spans(own, (rank, source), peer).map(move |span| (peer, span)));
     let puts: Vec<_> = spans

@@ -39,29 +39,29 @@ impl Measurement<'_> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
-    /// Measures and checks shards of `shard_length` elements; `index` is the index of the size.
+    /// Measures and checks blocks of `block_length` elements; `index` is the index of the size.
     /// Collective.
     ///
     /// # Errors
     /// If an operation fails, or a byte is wrong on any rank.
-    pub(crate) fn size(&mut self, index: usize, shard_length: u64) -> Result<()> {
-        let total_bytes = self.setup.layout(shard_length)?.total_bytes();
+    pub(crate) fn size(&mut self, index: usize, block_length: u64) -> Result<()> {
+        let total_bytes = self.setup.layout(block_length)?.total_bytes();
         let activity_event = |activity| ProgressEvent::Activity { activity, total_bytes };
         let limit = if self.limit.is_some() {
             self.report_event(activity_event(Activity::Limit))?;
-            self.measure_limit(shard_length)?
+            self.measure_limit(block_length)?
         } else {
             None
         };
-        let mut candidates = self.candidates(shard_length)?;
+        let mut candidates = self.candidates(block_length)?;
         let data = |round| TestData { seed: self.seed, size: index as u64, round };
         let (before, after) = (data(0), data(1));
         self.report_event(activity_event(Activity::Check))?;
-        self.check(&mut candidates, shard_length, before)?;
+        self.check(&mut candidates, block_length, before)?;
         self.report_event(activity_event(Activity::Measure))?;
         let timings = self.time(&mut candidates)?;
         self.report_event(activity_event(Activity::Check))?;
-        self.check(&mut candidates, shard_length, after)?;
+        self.check(&mut candidates, block_length, after)?;
         for (operation, timing) in candidates.iter().zip(timings) {
             let report = operation.report();
             if let Some(text) = self.setup.explanation(report) {
@@ -76,31 +76,31 @@ impl Measurement<'_> {
         Ok(self.group.barrier()?)
     }
 
-    /// Traces one start with shards of `shard_length` elements. Collective.
+    /// Traces one start with blocks of `block_length` elements. Collective.
     ///
     /// # Errors
     /// If the start fails.
-    pub(crate) fn trace(&mut self, shard_length: u64) -> Result<()> {
-        let total_bytes = self.setup.layout(shard_length)?.total_bytes();
+    pub(crate) fn trace(&mut self, block_length: u64) -> Result<()> {
+        let total_bytes = self.setup.layout(block_length)?.total_bytes();
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
-        let starts = timeline::trace(setup, comm, group, shard_length)?;
+        let starts = timeline::trace(setup, comm, group, block_length)?;
         self.report_event(ProgressEvent::Trace { starts })
     }
 
-    fn measure_limit(&mut self, shard_length: u64) -> Result<Option<Duration>> {
+    fn measure_limit(&mut self, block_length: u64) -> Result<Option<Duration>> {
         let Self { setup, timing_options, comm, group, limit, .. } = self;
         let Some(limit) = limit else { return Ok(None) };
-        let layout = setup.layout(shard_length)?;
+        let layout = setup.layout(block_length)?;
         let copies = LimitCopies { layout: &layout, in_place: setup.options.in_place };
         limit.measure(copies, *timing_options, comm, group).map(Some)
     }
 
-    fn candidates(&mut self, shard_length: u64) -> Result<Vec<Box<dyn HostOperation>>> {
+    fn candidates(&mut self, block_length: u64) -> Result<Vec<Box<dyn HostOperation>>> {
         let Self { setup, group, .. } = self;
         let candidate = |algorithm| {
             let variant = Variant { algorithm, captured: false, traced: false };
-            setup.prepare_on_host(group, shard_length, variant)
+            setup.prepare_on_host(group, block_length, variant)
         };
         setup.algorithms().into_iter().map(candidate).collect()
     }
@@ -118,7 +118,7 @@ impl Measurement<'_> {
     fn check(
         &mut self,
         candidates: &mut [Box<dyn HostOperation>],
-        shard_length: u64,
+        block_length: u64,
         data: TestData,
     ) -> Result<()> {
         let rank = self.comm.rank();
@@ -127,12 +127,12 @@ impl Measurement<'_> {
             // With two outputs each start fills the other one. After these starts every output has been
             // overwritten, filled and compared.
             for _ in 0..operation.report().outputs {
-                content::fill(&self.setup, &mut **operation, (rank, shard_length), data)?;
+                content::fill(&self.setup, &mut **operation, (rank, block_length), data)?;
                 operation.run()?;
                 found = found.and(content::compare(
                     &self.setup,
                     &mut **operation,
-                    (rank, shard_length),
+                    (rank, block_length),
                     data,
                 )?);
             }

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `options` | the command line |
 //! | `algorithm` | options of algorithm and chunks |
-//! | `shape` | shards, lists and tensors, and the sizes of a sweep |
+//! | `shape` | blocks, lists and tensors, and the sizes of a sweep |
 //! | `target` | options of the backend, its devices and engines |
 //! | `node_options` | options of nodes and the fabric between them |
 //! | `topology` | the nodes of the ranks, and opening their group |
@@ -167,7 +167,7 @@ fn host_memory(
         return HostMemory { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
     }
     let sweep = options.sweep(ranks);
-    let largest = sweep.shard_lengths().last().copied().unwrap_or(0);
+    let largest = sweep.block_lengths().last().copied().unwrap_or(0);
     // The all-gathers of all algorithms are allocated at the same time.
     let nodes =
         options.node_options.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
@@ -179,7 +179,7 @@ fn host_memory(
             .goal
             .collective
             .only_provider()
-            .map_or(sweep.shard_bytes(largest), |_| total_bytes),
+            .map_or(sweep.block_bytes(largest), |_| total_bytes),
         false => total_bytes,
     };
     HostMemory {

@@ -26,7 +26,7 @@ use crate::units::Size;
 /// inside a node, NICs (RDMA) move them between nodes, and hierarchical plans are predicted and
 /// run.
 ///
-/// At each size, every rank fills its shard with new random data, overwrites its output with a
+/// At each size, every rank fills its block with new random data, overwrites its output with a
 /// known byte, gathers and compares every byte, before and after the timed iterations. A timed
 /// iteration is one all-gather between two readings of the clock, after a barrier that is not
 /// timed; the longest time of all ranks counts. The table shows the median and the 99th percentile
@@ -38,7 +38,7 @@ use crate::units::Size;
 /// divided by their number; the longest time of all ranks counts. The table shows the median of
 /// several repetitions and the host time of one start.
 ///
-/// If the total size is not a multiple of n whole elements, the shard is rounded up; the table
+/// If the total size is not a multiple of n whole elements, the block is rounded up; the table
 /// shows the actual total.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
@@ -63,7 +63,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Gather in place: the input of a rank is its shard of the output
+    /// Gather in place: the input of a rank is its block of the output
     #[arg(long)]
     pub(crate) in_place: bool,
     /// Set the number of output buffers: 1, or 2 for double buffering, where iterations alternate
@@ -71,8 +71,8 @@ pub(crate) struct Options {
     /// outputs that are not in place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// Set how a GPU copies its own shard to its output: local (with a kernel, which competes with compute
-    /// work), link (with a copy engine, back from a peer), or auto (link for small shards, otherwise local)
+    /// Set how a GPU copies its own block to its output: local (with a kernel, which competes with compute
+    /// work), link (with a copy engine, back from a peer), or auto (link for small blocks, otherwise local)
     #[arg(long, value_enum, default_value_t = SelfCopy::Auto, value_name = "HOW")]
     pub(crate) self_copy: SelfCopy,
     /// Select the engines that copy between AMD GPUs (backend rocm only): streams (HIP streams), sdma (SDMA
@@ -80,7 +80,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
     pub(crate) engine: EngineKind,
     /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units that
-    /// copy, such as the own shard of a GPU, or to a thread that drives the copies
+    /// copy, such as the own block of a GPU, or to a thread that drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
     /// Set the element type: u8, i32, i64, f16, bf16, f32 or f64
@@ -224,10 +224,10 @@ impl Options {
         }
         if self.vs.is_some() && self.shape.text().is_some() {
             return Err(Failure::usage(
-                "--vs cannot be used with --shards, --list or --tensors: it compares only equal \
-                 shards of one tensor",
+                "--vs cannot be used with --blocks, --list or --tensors: it compares only equal \
+                 blocks of one tensor",
             )
-            .with_advice("remove --vs, or remove --shards, --list and --tensors"));
+            .with_advice("remove --vs, or remove --blocks, --list and --tensors"));
         }
         self.check_collective()?;
         self.algorithm.check()?;
@@ -252,8 +252,8 @@ impl Options {
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let shape = &self.shape;
-        if shape.shards.is_some() && !goal.takes_lengths() {
-            let text = format!("--shards is not supported for {name}, whose blocks are equal");
+        if shape.blocks.is_some() && !goal.takes_lengths() {
+            let text = format!("--blocks is not supported for {name}, whose blocks are equal");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let of_all_gather = [
@@ -366,7 +366,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--network-bandwidth", given(node_options.network_bandwidth.map(|rate| rate.to_string()))),
         ("--network-delay", given(node_options.network_delay.map(|delay| delay.to_string()))),
         ("--local-bandwidth", given(node_options.local_bandwidth.map(|rate| rate.to_string()))),
-        ("--shards", given(shape.shards.as_ref().map(ToString::to_string))),
+        ("--blocks", given(shape.blocks.as_ref().map(ToString::to_string))),
         ("--list", shape.list.to_string()),
         ("--tensors", given(shape.tensors.map(|tensors| tensors.to_string()))),
         ("--trace", options.trace.is_some().to_string()),
@@ -481,9 +481,9 @@ pub(super) mod tests {
         error: --list and --outputs 2 cannot be used together
          help: these destinations are fixed, so outputs cannot alternate: remove one of the two options
         ");
-        insta::assert_snapshot!(refusal("--vs nccl --shards 1:2"), @r"
-        error: --vs cannot be used with --shards, --list or --tensors: it compares only equal shards of one tensor
-         help: remove --vs, or remove --shards, --list and --tensors
+        insta::assert_snapshot!(refusal("--vs nccl --blocks 1:2"), @r"
+        error: --vs cannot be used with --blocks, --list or --tensors: it compares only equal blocks of one tensor
+         help: remove --vs, or remove --blocks, --list and --tensors
         ");
         insta::assert_snapshot!(refusal("--trace trace.svg"), @r"
         error: --trace trace.svg does not end in .json

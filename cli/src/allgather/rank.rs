@@ -83,7 +83,7 @@ fn limit_fabrics(
 
 fn sweep(mut measurement: Measurement<'_>) -> Result<()> {
     let options = measurement.setup.options;
-    let lengths = options.sweep(measurement.comm.ranks()).shard_lengths();
+    let lengths = options.sweep(measurement.comm.ranks()).block_lengths();
     measurement.report_event(ProgressEvent::Begin {
         rows: lengths.len() * measurement.setup.algorithms().len(),
     })?;

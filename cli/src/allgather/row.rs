@@ -56,7 +56,7 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row
         shape: setup.options.shape.text(),
         outputs: report.outputs,
         total_bytes: report.total_bytes,
-        shard_bytes: report.longest_block_bytes,
+        block_bytes: report.longest_block_bytes,
         iterations: measured.iterations,
         median_us: microseconds(median),
         p99_us: microseconds(p99),

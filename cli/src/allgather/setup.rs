@@ -116,20 +116,20 @@ impl<'a> Setup<'a> {
         self.options.algorithm.algorithms(self.topology.nodes(), self.options.goal.collective)
     }
 
-    /// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
+    /// Prepares an all-gather with blocks of `block_length` elements on average. Collective.
     ///
     /// # Errors
     /// If the group refuses the operation or has failed.
     pub(super) fn prepare<T: Element>(
         &self,
         group: &mut Group,
-        shard_length: u64,
+        block_length: u64,
         variant: Variant,
     ) -> Result<Operation<T>> {
         let Options { shape, algorithm, .. } = self.options;
         let goal = self.options.goal;
-        let pieces = shape.pieces(goal, shard_length, self.ranks())?;
-        let (_, longest) = self.layout(shard_length)?.block_bytes_min_max();
+        let pieces = shape.pieces(goal, block_length, self.ranks())?;
+        let (_, longest) = self.layout(block_length)?.block_bytes_min_max();
         let chunks = algorithm.chunks(longest)?;
         let lens = goal.lens(&pieces, group.rank());
         let mut builder = group.operation(goal.collective, lens);
@@ -168,24 +168,24 @@ impl<'a> Setup<'a> {
     pub(super) fn prepare_on_host(
         &self,
         group: &mut Group,
-        shard_length: u64,
+        block_length: u64,
         variant: Variant,
     ) -> Result<Box<dyn HostOperation>> {
         with_dtype!(self.options.dtype, T => {
-            Ok(Box::new(self.prepare::<T>(group, shard_length, variant)?) as _)
+            Ok(Box::new(self.prepare::<T>(group, block_length, variant)?) as _)
         })
     }
 
-    /// Returns the layout in bytes of blocks with `shard_length` elements on average.
+    /// Returns the layout in bytes of blocks with `block_length` elements on average.
     ///
     /// # Errors
     /// If a length exceeds the address space.
-    pub(super) fn layout(&self, shard_length: u64) -> Result<Layout> {
+    pub(super) fn layout(&self, block_length: u64) -> Result<Layout> {
         let Options { shape, goal, dtype, .. } = self.options;
         let element = dtype.bytes() as u64;
         let in_bytes =
             |lens: Vec<usize>| lens.into_iter().map(|len| element * len as u64).collect();
-        let pieces = shape.pieces(*goal, shard_length, self.ranks())?;
+        let pieces = shape.pieces(*goal, block_length, self.ranks())?;
         let lengths: Vec<Vec<u64>> = pieces.into_iter().map(in_bytes).collect();
         Ok(goal.layout(&lengths, 1)?)
     }
@@ -234,7 +234,7 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     if options.node_options.network == Network::Rdma {
         options.nics.check()?;
     }
-    let largest = options.sweep(ranks).shard_lengths().last().copied().unwrap_or(0);
+    let largest = options.sweep(ranks).block_lengths().last().copied().unwrap_or(0);
     let longest =
         options.shape.lengths(options.goal, largest, ranks).into_iter().max().unwrap_or(0);
     options.algorithm.chunks(longest.saturating_mul(options.dtype.bytes() as u64))?;

@@ -1,4 +1,4 @@
-//! The shape of an all-gather (shards, lists, tensors) and the sizes of a sweep.
+//! The shape of an all-gather (blocks, lists, tensors) and the sizes of a sweep.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use peerlane::Destination;
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
 
-/// Elements between the shards of a list, which must not be written.
+/// Elements between the blocks of a list, which must not be written.
 pub(super) const GAP: usize = 3;
 /// Number of buffers over which a list is scattered.
 const LIST_BUFFERS: usize = 2;
@@ -17,10 +17,10 @@ const LIST_BUFFERS: usize = 2;
 /// Options of the shape.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ShapeOptions {
-    /// Give the ranks shards of different lengths, as a ratio with one number for each rank, such
-    /// as 1:2:3:0; 0 gives a rank no shard
+    /// Give the ranks blocks of different lengths, as a ratio with one number for each rank, such
+    /// as 1:2:3:0; 0 gives a rank no block
     #[arg(long, value_name = "N:N:…")]
-    pub(crate) shards: Option<Ratio>,
+    pub(crate) blocks: Option<Ratio>,
     /// Gather into several places instead of one contiguous output: two buffers, in reverse order and with
     /// gaps
     #[arg(long, conflicts_with = "tensors")]
@@ -40,9 +40,9 @@ impl ShapeOptions {
     /// # Errors
     /// A usage failure if the numbers are not one per rank.
     pub(super) fn check(&self, ranks: usize) -> Result<()> {
-        match &self.shards {
+        match &self.blocks {
             Some(ratio) if ratio.0.len() != ranks => Err(Failure::usage(format!(
-                "--shards {ratio} has {} numbers, expected {ranks}, one for each rank",
+                "--blocks {ratio} has {} numbers, expected {ranks}, one for each rank",
                 ratio.0.len()
             ))
             .with_advice("give one number for each rank, or change --ranks")),
@@ -50,21 +50,21 @@ impl ShapeOptions {
         }
     }
 
-    /// Returns the elements of each rank's block, with `shard_length` on average; of the whole in a broadcast.
+    /// Returns the elements of each rank's block, with `block_length` on average; of the whole in a broadcast.
     ///
     /// Between pairs of ranks, the blocks differ by default: the numbers are 0:1:2 and so on.
-    pub(super) fn lengths(&self, goal: Goal, shard_length: u64, ranks: usize) -> Vec<u64> {
+    pub(super) fn lengths(&self, goal: Goal, block_length: u64, ranks: usize) -> Vec<u64> {
         let by_pair = || if ranks > 1 { (0..ranks as u32).collect() } else { vec![1] };
-        let numbers = match &self.shards {
+        let numbers = match &self.blocks {
             Some(Ratio(numbers)) => numbers.clone(),
             None if goal.is_by_pair => by_pair(),
             None => {
                 let blocks = if goal.is_one_block() { ranks as u64 } else { 1 };
-                return vec![shard_length.saturating_mul(blocks); ranks];
+                return vec![block_length.saturating_mul(blocks); ranks];
             }
         };
         let sum: u128 = numbers.iter().map(|number| u128::from(*number)).sum();
-        let total = u128::from(shard_length) * ranks as u128;
+        let total = u128::from(block_length) * ranks as u128;
         cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
     }
 
@@ -75,7 +75,7 @@ impl ShapeOptions {
     pub(super) fn pieces(
         &self,
         goal: Goal,
-        shard_length: u64,
+        block_length: u64,
         ranks: usize,
     ) -> Result<Vec<Vec<usize>>> {
         let tensors = self.tensors.unwrap_or(1);
@@ -84,7 +84,7 @@ impl ShapeOptions {
             cuts(ones, tensors.into(), u128::from(length))
         };
         let by_rank: Vec<_> =
-            self.lengths(goal, shard_length, ranks).into_iter().map(of_rank).collect();
+            self.lengths(goal, block_length, ranks).into_iter().map(of_rank).collect();
         let piece = |length: u64| {
             usize::try_from(length).map_err(|_| {
                 Failure::usage("--max-bytes exceeds the address space of this machine")
@@ -100,17 +100,17 @@ impl ShapeOptions {
         if self.list { ranks.min(LIST_BUFFERS) } else { 1 }
     }
 
-    /// Returns the shape as text for the title; `None` for equal shards in one tensor.
+    /// Returns the shape as text for the title; `None` for equal blocks in one tensor.
     pub(super) fn text(&self) -> Option<String> {
-        let shards = self.shards.as_ref().map(|ratio| format!("shards {ratio}"));
+        let blocks = self.blocks.as_ref().map(|ratio| format!("blocks {ratio}"));
         let list = self.list.then(|| "to a list".to_owned());
         let tensors = self.tensors.map(|tensors| format!("{tensors} tensors"));
-        let words: Vec<_> = [shards, list, tensors].into_iter().flatten().collect();
+        let words: Vec<_> = [blocks, list, tensors].into_iter().flatten().collect();
         (!words.is_empty()).then(|| words.join(", "))
     }
 }
 
-/// Returns where `--list` puts each shard: in reverse rank order, in two buffers, with gaps.
+/// Returns where `--list` puts each block: in reverse rank order, in two buffers, with gaps.
 pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     let mut ends = [GAP; LIST_BUFFERS];
     let mut destinations = vec![Destination::default(); lengths.len()];
@@ -157,7 +157,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// Total sizes from the smallest to the largest, each a multiple of the one before, in equal shards
+/// Total sizes from the smallest to the largest, each a multiple of the one before, in equal blocks
 /// of whole elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
@@ -169,9 +169,9 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Returns the shard of each size in elements, in increasing order. Sizes that round to the
-    /// same shard occur once.
-    pub(crate) fn shard_lengths(&self) -> Vec<u64> {
+    /// Returns the block of each size in elements, in increasing order. Sizes that round to the
+    /// same block occur once.
+    pub(crate) fn block_lengths(&self) -> Vec<u64> {
         let unit = self.element_bytes.saturating_mul(self.ranks as u64);
         let totals =
             std::iter::successors(Some(self.min_bytes), |total| total.checked_mul(self.factor));
@@ -183,14 +183,14 @@ impl Sweep {
         lengths
     }
 
-    /// Returns the total bytes for a shard of `shard_length` elements.
-    pub(crate) fn total_bytes(&self, shard_length: u64) -> u64 {
-        self.shard_bytes(shard_length).saturating_mul(self.ranks as u64)
+    /// Returns the total bytes for a block of `block_length` elements.
+    pub(crate) fn total_bytes(&self, block_length: u64) -> u64 {
+        self.block_bytes(block_length).saturating_mul(self.ranks as u64)
     }
 
-    /// Returns the bytes of a shard of `shard_length` elements.
-    pub(crate) fn shard_bytes(&self, shard_length: u64) -> u64 {
-        shard_length.saturating_mul(self.element_bytes)
+    /// Returns the bytes of a block of `block_length` elements.
+    pub(crate) fn block_bytes(&self, block_length: u64) -> u64 {
+        block_length.saturating_mul(self.element_bytes)
     }
 }
 
@@ -206,16 +206,16 @@ mod tests {
     #[test]
     fn a_ratio_divides_the_whole_total() {
         assert_eq!(shape("").lengths(Goal::default(), 7, 3), [7, 7, 7]);
-        assert_eq!(shape("--shards 1:2:3:4").lengths(Goal::default(), 25, 4), [10, 20, 30, 40]);
+        assert_eq!(shape("--blocks 1:2:3:4").lengths(Goal::default(), 25, 4), [10, 20, 30, 40]);
         for length in [0, 1, 7, 1000, u64::MAX / 8] {
-            let lengths = shape("--shards 1:0:5").lengths(Goal::default(), length, 3);
+            let lengths = shape("--blocks 1:0:5").lengths(Goal::default(), length, 3);
             assert_eq!((lengths.iter().sum::<u64>(), lengths[1]), (3 * length, 0));
         }
     }
 
     #[test]
-    fn tensors_share_each_shard() {
-        let pieces = shape("--shards 1:3 --tensors 3").pieces(Goal::default(), 10, 2).unwrap();
+    fn tensors_share_each_block() {
+        let pieces = shape("--blocks 1:3 --tensors 3").pieces(Goal::default(), 10, 2).unwrap();
         assert_eq!(pieces, [[1, 5], [2, 5], [2, 5]]);
         assert_eq!(shape("").pieces(Goal::default(), 4, 2).unwrap(), [[4, 4]]);
     }
@@ -233,13 +233,13 @@ mod tests {
     #[test]
     fn invalid_shapes_are_refused() {
         let error = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
-        for line in ["--shards 1:x", "--shards 0:0", "--shards 1,2"] {
+        for line in ["--blocks 1:x", "--blocks 0:0", "--blocks 1,2"] {
             assert!(error(line).contains("such as 1:2:3:4"), "{line}");
         }
         assert!(error("--list --tensors 2").contains("cannot be used with"));
         assert!(error("--tensors 0").contains("0 is not in 1..=1024"));
-        insta::assert_snapshot!(shape("--shards 1:2:3").check(4).unwrap_err(), @"
-        error: --shards 1:2:3 has 3 numbers, expected 4, one for each rank
+        insta::assert_snapshot!(shape("--blocks 1:2:3").check(4).unwrap_err(), @"
+        error: --blocks 1:2:3 has 3 numbers, expected 4, one for each rank
          help: give one number for each rank, or change --ranks
         ");
     }
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn the_default_sweep_has_nine_sizes() {
         let sweep = sweep(4, 1, 1 << 10, 64 << 20);
-        let lengths = sweep.shard_lengths();
+        let lengths = sweep.block_lengths();
         assert_eq!(lengths.len(), 9);
         assert_eq!(sweep.total_bytes(lengths[0]), 1 << 10);
         assert_eq!(sweep.total_bytes(lengths[8]), 64 << 20);
@@ -263,7 +263,7 @@ mod tests {
             for element_bytes in [1, 2, 4, 8] {
                 for total in 1..200 {
                     let sweep = sweep(ranks, element_bytes, total, total);
-                    let lengths = sweep.shard_lengths();
+                    let lengths = sweep.block_lengths();
                     assert_eq!(lengths.len(), 1);
                     let real = sweep.total_bytes(lengths[0]);
                     assert!((total..total + ranks as u64 * element_bytes).contains(&real));
@@ -273,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_round_to_the_same_shard_are_measured_once() {
-        assert_eq!(sweep(4, 8, 1, 64).shard_lengths(), [1, 2]);
+    fn sizes_that_round_to_the_same_block_are_measured_once() {
+        assert_eq!(sweep(4, 8, 1, 64).block_lengths(), [1, 2]);
     }
 
     #[test]
     fn the_largest_numbers_end_the_sweep() {
-        assert_eq!(sweep(1, 1, 1 << 62, u64::MAX).shard_lengths(), [1 << 62]);
-        assert!(sweep(4096, 8, 1, u64::MAX).shard_lengths().len() > 20);
+        assert_eq!(sweep(1, 1, 1 << 62, u64::MAX).block_lengths(), [1 << 62]);
+        assert!(sweep(4096, 8, 1, u64::MAX).block_lengths().len() > 20);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Traced {
     ranks: Vec<Trace>,
 }
 
-/// Traces one start of every algorithm, with shards of `shard_length` elements. Collective.
+/// Traces one start of every algorithm, with blocks of `block_length` elements. Collective.
 ///
 /// # Errors
 /// If a start fails.
@@ -34,12 +34,12 @@ pub(super) fn trace(
     setup: &Setup<'_>,
     comm: &Comm,
     group: &mut Group,
-    shard_length: u64,
+    block_length: u64,
 ) -> Result<Vec<Traced>> {
     let mut starts = Vec::new();
     for algorithm in setup.algorithms() {
         let variant = Variant { algorithm, captured: false, traced: true };
-        let mut operation = setup.prepare_on_host(group, shard_length, variant)?;
+        let mut operation = setup.prepare_on_host(group, block_length, variant)?;
         for _ in 0..STARTS {
             group.barrier()?;
             operation.run()?;
@@ -121,7 +121,7 @@ mod tests {
 
     fn rank_trace(rank: u32, unix_ns: u64) -> Trace {
         let lane = LaneId::HOME;
-        let cell = Cell { shard: Rank(rank), chunk: 0 };
+        let cell = Cell { block: Rank(rank), chunk: 0 };
         let peer = Rank(1 - rank);
         let traced = |step, submitted_ns, begin_ns, end_ns| TracedStep {
             lane,

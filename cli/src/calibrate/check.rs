@@ -31,7 +31,7 @@ struct Point {
     outputs: u32,
     #[serde(default = "one")]
     chunks: u32,
-    shard_bytes: u64,
+    block_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
     /// Whether the links were fitted to this point.
@@ -42,7 +42,7 @@ struct Point {
 #[derive(Debug, Serialize, Deserialize)]
 struct SizeChoice {
     outputs: u32,
-    shard_bytes: u64,
+    block_bytes: u64,
     chosen: Algorithm,
     chosen_us: f64,
     best: Algorithm,
@@ -63,19 +63,19 @@ impl Check {
         let mut groups = BTreeMap::<(u64, u32), Vec<&Sample>>::new();
         let fitted = calibration.samples.iter().map(|sample| (sample, true));
         for (sample, fitted) in fitted.chain(others.iter().map(|sample| (sample, false))) {
-            let shards = vec![sample.shard_bytes; topology.ranks()];
+            let blocks = vec![sample.block_bytes; topology.ranks()];
             let (algorithm, shape) = (sample.algorithm, sample.shape());
-            let cost = predict(algorithm, topology, shape, &shards, &calibration.links)?;
+            let cost = predict(algorithm, topology, shape, &blocks, &calibration.links)?;
             points.push(Point {
                 algorithm,
                 outputs: sample.outputs,
                 chunks: sample.chunks,
-                shard_bytes: sample.shard_bytes,
+                block_bytes: sample.block_bytes,
                 measured_us: sample.seconds * 1e6,
                 predicted_us: cost.seconds() * 1e6,
                 fitted,
             });
-            groups.entry((sample.shard_bytes, sample.outputs)).or_default().push(sample);
+            groups.entry((sample.block_bytes, sample.outputs)).or_default().push(sample);
         }
         let choices = groups.values().map(|group| SizeChoice::of(group, calibration, topology));
         let choices = choices.collect::<Result<Vec<_>>>()?;
@@ -143,8 +143,8 @@ fn one() -> u32 {
 
 impl Point {
     fn sample(&self, backend: &str) -> Sample {
-        let &Self { algorithm, outputs, chunks, shard_bytes, measured_us, .. } = self;
-        let sample = Configuration { algorithm, outputs }.sample(backend, shard_bytes, chunks);
+        let &Self { algorithm, outputs, chunks, block_bytes, measured_us, .. } = self;
+        let sample = Configuration { algorithm, outputs }.sample(backend, block_bytes, chunks);
         Sample { seconds: measured_us * 1e-6, ..sample }
     }
 }
@@ -153,13 +153,13 @@ impl SizeChoice {
     /// Chooses among the measured algorithms.
     fn of(group: &[&Sample], calibration: &Calibration, topology: &Topology) -> Result<Self> {
         let first = group[0];
-        let shards = vec![first.shard_bytes; topology.ranks()];
+        let blocks = vec![first.block_bytes; topology.ranks()];
         let measured = |algorithm| group.iter().find(|sample| sample.algorithm == algorithm);
         let others = Algorithm::ALL.iter().filter(|algorithm| measured(**algorithm).is_none());
         let refused: Vec<_> = others.map(|algorithm| (*algorithm, "it was not measured")).collect();
         let choice = choose(&Question {
             topology,
-            shard_bytes: &shards,
+            block_bytes: &blocks,
             shape: first.shape(),
             links: &calibration.links,
             measured: true,
@@ -172,7 +172,7 @@ impl SizeChoice {
         let chosen = measured(choice.algorithm).unwrap_or(best);
         Ok(Self {
             outputs: first.outputs,
-            shard_bytes: first.shard_bytes,
+            block_bytes: first.block_bytes,
             chosen: chosen.algorithm,
             chosen_us: chosen.seconds * 1e6,
             best: best.algorithm,

@@ -44,14 +44,14 @@ pub(super) fn measure(
             eprintln!("round {} of {}: {}", round + 1, options.rounds, configuration.text());
             for row in rows(options, configuration, min_bytes)? {
                 (backend, ranks) = (row.backend.clone(), row.ranks);
-                let run = (*configuration, row.shard_bytes, row.chunks);
+                let run = (*configuration, row.block_bytes, row.chunks);
                 times.entry(run).or_default().push(row.median_us * 1e-6);
             }
         }
     }
-    let samples = times.into_iter().map(|((configuration, shard_bytes, chunks), times)| Sample {
+    let samples = times.into_iter().map(|((configuration, block_bytes, chunks), times)| Sample {
         seconds: fastest(&times),
-        ..configuration.sample(&backend, shard_bytes, chunks)
+        ..configuration.sample(&backend, block_bytes, chunks)
     });
     let samples = samples.collect();
     Ok(Runs { backend, ranks, samples })
@@ -67,12 +67,12 @@ impl Configuration {
     }
 
     /// Returns the sample of a run with these [`arguments`] and `chunks` chunks; its time is 0.
-    pub(super) fn sample(self, backend: &str, shard_bytes: u64, chunks: u32) -> Sample {
+    pub(super) fn sample(self, backend: &str, block_bytes: u64, chunks: u32) -> Sample {
         let Self { algorithm, outputs } = self;
         // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags together.
         let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
         let (in_place, tiers, seconds) = (false, false, 0.0);
-        Sample { algorithm, chunks, in_place, outputs, flags, tiers, shard_bytes, seconds }
+        Sample { algorithm, chunks, in_place, outputs, flags, tiers, block_bytes, seconds }
     }
 
     fn text(self) -> String {
@@ -166,7 +166,7 @@ pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> 
     }
     let lanes = |sample: &Sample| &known[&(sample.algorithm, sample.shape())];
     let alike = |one: &Sample, other: &Sample| {
-        (one.shard_bytes, one.shape()) == (other.shard_bytes, other.shape())
+        (one.block_bytes, one.shape()) == (other.block_bytes, other.shape())
             && lanes(one) == lanes(other)
     };
     let fastest = samples.iter().map(|sample| {

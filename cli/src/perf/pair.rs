@@ -226,8 +226,8 @@ impl Buffers {
         for engine in 0..if receives { engines } else { 0 } {
             let at = (self.engines + engine) as u64 * self.slot_bytes;
             let seen = host_bytes(&self.mine, at, self.bytes);
-            let shard = sender * self.engines + engine;
-            self.data.check(shard, seen).map_err(|wrong| wrong.to_string())?;
+            let block = sender * self.engines + engine;
+            self.data.check(block, seen).map_err(|wrong| wrong.to_string())?;
         }
         Ok(())
     }

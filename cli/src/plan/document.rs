@@ -75,8 +75,8 @@ impl Document {
         let shape = Shape { collective, chunks, in_place, outputs, flags, tiers: options.tiers };
         let size_limit = options.size_limit(&topology)?;
         let layout = options
-            .shard_bytes(topology.ranks())?
-            .map(|shard_bytes| goal.layout(&[shard_bytes], chunks).map_err(usage))
+            .block_bytes(topology.ranks())?
+            .map(|block_bytes| goal.layout(&[block_bytes], chunks).map_err(usage))
             .transpose()?;
         let algorithm = options.algorithm();
         let (plans, verdict) = match (size_limit, shown) {
@@ -198,8 +198,8 @@ fn outputs(layout: &Layout) -> impl Iterator<Item = Rank> {
 fn cells(layout: &Layout, output: Rank) -> impl Iterator<Item = Cell> {
     let (collective, chunks) = (layout.collective(), layout.chunks());
     Rank::all(layout.ranks())
-        .filter(move |&shard| collective.requires(shard, output))
-        .flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
+        .filter(move |&block| collective.requires(block, output))
+        .flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
 /// A JSON file with plans: the output of `--json`, or a plain list.

@@ -9,7 +9,7 @@ use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
 use crate::options::{
-    AlgorithmChoice, Nodes, PlanOptions, parse_algorithm, parse_ranks, shard_bytes,
+    AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_algorithm, parse_ranks,
 };
 use crate::units::Size;
 
@@ -23,7 +23,7 @@ const CELLS_MAX: u64 = 1 << 20;
 /// Lines that begin with # are not part of a plan. The output can be edited and verified again with
 /// --check.
 #[derive(Args, Clone, Debug)]
-#[command(mut_arg("chunks", |arg| arg.help("Set the number of chunks of each shard, such as 4 [default: 1]")))]
+#[command(mut_arg("chunks", |arg| arg.help("Set the number of chunks of each block, such as 4 [default: 1]")))]
 pub(crate) struct Options {
     /// Set the number of ranks, which share one node without --nodes [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
@@ -42,10 +42,10 @@ pub(crate) struct Options {
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// Set the shard of each rank in bytes: one size for all ranks, such as 1M, or one for each rank, such as
+    /// Set the block of each rank in bytes: one size for all ranks, such as 1M, or one for each rank, such as
     /// 1M,2M; this also prints byte offsets
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
-    pub(super) shard_bytes: Vec<Size>,
+    pub(super) block_bytes: Vec<Size>,
     /// Print the plan of this rank only, such as 0; the plans of all ranks are verified in any case,
     /// unless they are too large
     #[arg(long, default_value = "all", value_name = "RANK")]
@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// only the result
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
-        "collective", "root", "ranks", "nodes", "tiers", "algorithm", "chunks", "in_place", "outputs", "flags", "shard_bytes", "rank",
+        "collective", "root", "ranks", "nodes", "tiers", "algorithm", "chunks", "in_place", "outputs", "flags", "block_bytes", "rank",
         "json",
     ])]
     pub(super) check: Option<PathBuf>,
@@ -100,7 +100,7 @@ impl Options {
         Ok((puts > CELLS_MAX).then_some(text))
     }
 
-    /// Returns the number of chunks of a shard.
+    /// Returns the number of chunks of a block.
     pub(super) fn chunks(&self) -> u32 {
         self.plan.chunks.unwrap_or(1)
     }
@@ -110,13 +110,13 @@ impl Options {
         self.algorithm.named().unwrap_or(Algorithm::Direct)
     }
 
-    /// Returns the shard of each rank in bytes; `None` without sizes.
+    /// Returns the block of each rank in bytes; `None` without sizes.
     ///
     /// # Errors
     /// If the number of sizes is neither 1 nor `ranks`.
-    pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Option<Vec<u64>>> {
-        let given = !self.shard_bytes.is_empty();
-        given.then(|| shard_bytes("--shard-bytes", &self.shard_bytes, ranks)).transpose()
+    pub(super) fn block_bytes(&self, ranks: usize) -> Result<Option<Vec<u64>>> {
+        let given = !self.block_bytes.is_empty();
+        given.then(|| block_bytes("--block-bytes", &self.block_bytes, ranks)).transpose()
     }
 
     /// Returns the rank whose plan is printed; `None` for all.

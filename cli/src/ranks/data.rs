@@ -1,6 +1,6 @@
-//! Random test data of shards, and its comparison with outputs.
+//! Random test data of blocks, and its comparison with outputs.
 //!
-//! Every rank can generate the shard of every rank, so the ranks have to agree only on the seed.
+//! Every rank can generate the block of every rank, so the ranks have to agree only on the seed.
 //! Outputs are filled with a known byte before an all-gather whose result is compared; a byte that
 //! was never written is then visible.
 
@@ -15,7 +15,7 @@ const CHUNK_BYTES: usize = 16 << 10;
 /// Byte that fills an output before a checked all-gather.
 pub(crate) const UNWRITTEN: u8 = 0xA5;
 
-/// The shards of one all-gather.
+/// The blocks of one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TestData {
     pub(crate) seed: u64,
@@ -29,15 +29,15 @@ pub(crate) struct TestData {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     pub(crate) data: TestData,
-    pub(crate) shard: usize,
+    pub(crate) block: usize,
     pub(crate) offset: usize,
     pub(crate) expected: u8,
     pub(crate) found: u8,
 }
 
-/// Generates or compares one shard piece by piece.
+/// Generates or compares one block piece by piece.
 #[derive(Clone, Debug)]
-pub(crate) struct Shard {
+pub(crate) struct Block {
     data: TestData,
     number: usize,
     generator: Rng,
@@ -45,29 +45,29 @@ pub(crate) struct Shard {
 }
 
 impl TestData {
-    /// Fills a shard.
-    pub(crate) fn fill(&self, shard: usize, bytes: &mut [u8]) {
-        self.shard(shard).fill(bytes);
+    /// Fills a block.
+    pub(crate) fn fill(&self, block: usize, bytes: &mut [u8]) {
+        self.block(block).fill(bytes);
     }
 
-    /// Compares a whole shard.
+    /// Compares a whole block.
     ///
     /// # Errors
     /// The first byte that differs.
-    pub(crate) fn check(&self, shard: usize, found: &[u8]) -> Result<(), Mismatch> {
-        self.shard(shard).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
+    pub(crate) fn check(&self, block: usize, found: &[u8]) -> Result<(), Mismatch> {
+        self.block(block).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
     }
 
-    /// Returns a shard that is generated or compared piece by piece from its start. With several
+    /// Returns a block that is generated or compared piece by piece from its start. With several
     /// tensors, the pieces of all ranks are numbered tensor by tensor.
-    pub(crate) fn shard(&self, number: usize) -> Shard {
-        Shard { data: *self, number, generator: self.generator(number), offset: 0 }
+    pub(crate) fn block(&self, number: usize) -> Block {
+        Block { data: *self, number, generator: self.generator(number), offset: 0 }
     }
 
-    /// Returns the generator of a shard. Each number is mixed in by a generator of its own, so that
+    /// Returns the generator of a block. Each number is mixed in by a generator of its own, so that
     /// neighbouring numbers have unrelated bytes.
-    fn generator(&self, shard: usize) -> Rng {
-        [self.size, self.round, shard as u64]
+    fn generator(&self, block: usize) -> Rng {
+        [self.size, self.round, block as u64]
             .into_iter()
             .fold(Rng::with_seed(self.seed), |mut generator, number| {
                 Rng::with_seed(generator.u64(..) ^ number)
@@ -75,7 +75,7 @@ impl TestData {
     }
 }
 
-impl Shard {
+impl Block {
     /// Granularity of pieces: every piece except the last must be a multiple of it.
     pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
 
@@ -107,7 +107,7 @@ impl Shard {
             expected.iter().zip(found).position(|(expected, found)| expected != found).unwrap_or(0);
         let (expected, found) = (expected[at], found[at]);
         let Self { data, number, offset, .. } = self;
-        Mismatch { data: *data, shard: *number, offset: offset + at, expected, found }
+        Mismatch { data: *data, block: *number, offset: offset + at, expected, found }
     }
 }
 
@@ -144,10 +144,10 @@ pub(crate) fn overwrite(output: &mut [u8]) {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { data, shard, offset, expected, found } = self;
+        let Self { data, block, offset, expected, found } = self;
         write!(
             f,
-            "shard {shard}, offset {offset}: found {found:#04x}, expected {expected:#04x}{} (--seed {}, \
+            "block {block}, offset {offset}: found {found:#04x}, expected {expected:#04x}{} (--seed {}, \
              check {})",
             if *found == UNWRITTEN {
                 "; the found value marks bytes that were never written"
@@ -169,10 +169,10 @@ mod tests {
         (0..ranks).try_for_each(|rank| data.check(rank, &output[rank * bytes..][..bytes]))
     }
 
-    fn gathered(data: TestData, ranks: usize, shard_bytes: usize) -> Vec<u8> {
-        let mut output = vec![0; ranks * shard_bytes];
-        for (rank, shard) in output.chunks_exact_mut(shard_bytes.max(1)).enumerate() {
-            data.fill(rank, shard);
+    fn gathered(data: TestData, ranks: usize, block_bytes: usize) -> Vec<u8> {
+        let mut output = vec![0; ranks * block_bytes];
+        for (rank, block) in output.chunks_exact_mut(block_bytes.max(1)).enumerate() {
+            data.fill(rank, block);
         }
         output
     }
@@ -180,13 +180,13 @@ mod tests {
     #[test]
     fn a_correct_output_passes_at_odd_sizes() {
         let data = TestData { seed: 1, size: 2, round: 3 };
-        for shard_bytes in [0, 1, 7, 8, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
+        for block_bytes in [0, 1, 7, 8, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
             for ranks in [1, 2, 5] {
-                let output = gathered(data, ranks, shard_bytes);
+                let output = gathered(data, ranks, block_bytes);
                 assert_eq!(
                     check(data, &output, ranks),
                     Ok(()),
-                    "{ranks} ranks, {shard_bytes} bytes"
+                    "{ranks} ranks, {block_bytes} bytes"
                 );
             }
         }
@@ -202,7 +202,7 @@ mod tests {
             let expected = output[at];
             output[at] ^= 1 << rng.u32(..8);
             let mismatch = check(data, &output, 3).unwrap_err();
-            assert_eq!(mismatch.shard * (CHUNK_BYTES + 5) + mismatch.offset, at);
+            assert_eq!(mismatch.block * (CHUNK_BYTES + 5) + mismatch.offset, at);
             assert_eq!((mismatch.expected, mismatch.found), (expected, output[at]));
         }
     }
@@ -228,8 +228,8 @@ mod tests {
         let data = TestData { seed: 7, size: 0, round: 1 };
         let mut output = gathered(data, 2, 32);
         output[40] = 0x11;
-        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 8: found 0x11, expected 0x3c (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"block 1, offset 8: found 0x11, expected 0x3c (--seed 7, check 1)");
         overwrite(&mut output[32..]);
-        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"shard 1, offset 0: found 0xa5, expected 0xb9; the found value marks bytes that were never written (--seed 7, check 1)");
+        insta::assert_snapshot!(check(data, &output, 2).unwrap_err(), @"block 1, offset 0: found 0xa5, expected 0xb9; the found value marks bytes that were never written (--seed 7, check 1)");
     }
 }

@@ -5,7 +5,7 @@
 //! | `affinity` | binds ranks to cores |
 //! | `bare_fabric` | a fabric without a group |
 //! | `comm` | messages between ranks, and the comparison of their options |
-//! | `data` | random test data of shards |
+//! | `data` | random test data of blocks |
 //! | `spawn` | processes of ranks, and how they ended |
 //! | `statistics` | medians and percentiles |
 

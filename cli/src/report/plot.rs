@@ -108,7 +108,7 @@ where
         .bold_line_style(BLACK.mix(0.15))
         .label_style(("sans-serif", 15))
         .axis_desc_style(("sans-serif", 16))
-        .x_desc("total size (all shards)")
+        .x_desc("total size (all blocks)")
         .y_desc(unit)
         .x_label_formatter(&|bytes| Size(*bytes as u64).to_string())
         .y_label_formatter(&|value| value.to_string())

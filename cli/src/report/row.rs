@@ -16,20 +16,20 @@ pub(crate) struct Row {
     /// Nodes of the ranks, such as `2x4`.
     pub(crate) nodes: String,
     pub(crate) algorithm: String,
-    /// Chunks of a shard.
+    /// Chunks of a block.
     pub(crate) chunks: u32,
     pub(crate) engine: String,
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
-    /// Shape of the all-gather, unless all shards are equal and in one tensor.
+    /// Shape of the all-gather, unless all blocks are equal and in one tensor.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) shape: Option<String>,
     /// Output buffers that the starts used alternately.
     pub(crate) outputs: u32,
-    /// Bytes of all shards, which is the output of one rank.
+    /// Bytes of all blocks, which is the output of one rank.
     pub(crate) total_bytes: u64,
-    /// Bytes of the longest shard.
-    pub(crate) shard_bytes: u64,
+    /// Bytes of the longest block.
+    pub(crate) block_bytes: u64,
     pub(crate) iterations: usize,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
@@ -262,7 +262,7 @@ pub(super) mod tests {
             shape: None,
             outputs: 1,
             total_bytes,
-            shard_bytes: total_bytes / 4,
+            block_bytes: total_bytes / 4,
             iterations: 20,
             median_us: microseconds(median),
             p99_us: microseconds(median * 3 / 2),

@@ -55,7 +55,7 @@ pub(crate) fn aligned(
 }
 
 fn header(Columns { chunks, limits, predictions, device }: Columns) -> Vec<&'static str> {
-    let mut header = vec!["total", "shard", "algorithm"];
+    let mut header = vec!["total", "block", "algorithm"];
     if chunks {
         header.push("chunks");
     }
@@ -74,7 +74,7 @@ fn header(Columns { chunks, limits, predictions, device }: Columns) -> Vec<&'sta
 fn cells(row: &Row, Columns { chunks, limits, predictions, device }: Columns) -> Vec<String> {
     let mut cells = vec![
         Size(row.total_bytes).to_string(),
-        Size(row.shard_bytes).to_string(),
+        Size(row.block_bytes).to_string(),
         row.algorithm.clone(),
     ];
     if chunks {
@@ -248,7 +248,7 @@ mod tests {
             row(64 << 20, Duration::from_micros(9_000), None),
         ];
         insta::assert_snapshot!(table(&rows), @"
-          total    shard   algorithm   engine   median µs    p99 µs   algbw GB/s   busbw GB/s   checked
+          total    block   algorithm   engine   median µs    p99 µs   algbw GB/s   busbw GB/s   checked
         ────────────────────────────────────────────────────────────────────────────────────────────────
           1 KiB    256 B   direct      host           6.5       9.8        0.157        0.117       yes
          64 MiB   16 MiB   direct      host        9000.0   13500.0        7.457        5.592       yes
@@ -266,7 +266,7 @@ mod tests {
         let time = Duration::from_micros;
         rows[1].predicted = Some(Predicted::new(time(450), time(500)));
         insta::assert_snapshot!(table(&rows), @"
-         total     shard   algorithm      chunks   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   predicted µs   of median
+         total     block   algorithm      chunks   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   predicted µs   of median
         ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
          1 MiB   256 KiB   direct              1   host         125.0    187.5        8.389        6.291       yes              -           -
          1 MiB   256 KiB   hierarchical        4   host         500.0    750.0        2.097        1.573       yes          450.0        90 %
@@ -280,7 +280,7 @@ mod tests {
             row(1 << 22, Duration::from_micros(500), Some(Duration::from_micros(450))),
         ];
         insta::assert_snapshot!(table(&rows), @"
-         total     shard   algorithm   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   limit µs   of limit
+         total     block   algorithm   engine   median µs   p99 µs   algbw GB/s   busbw GB/s   checked   limit µs   of limit
         ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
          1 MiB   256 KiB   direct      host         125.0    187.5        8.389        6.291       yes          -          -
          4 MiB     1 MiB   direct      host         500.0    750.0        8.389        6.291       yes      450.0       90 %
@@ -319,7 +319,7 @@ mod tests {
     fn all_tables_fit_120_columns() {
         let text = tables(&[measured()]);
         insta::assert_snapshot!(text, @"
-          total    shard   algorithm   engine   median µs   host µs   algbw GB/s   busbw GB/s   checked   limit µs   of limit
+          total    block   algorithm   engine   median µs   host µs   algbw GB/s   busbw GB/s   checked   limit µs   of limit
         ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
          64 MiB   16 MiB   direct      cuda         150.0       6.2      447.392      335.544       yes      129.0       86 %
 
@@ -344,7 +344,7 @@ mod tests {
     fn json_has_all_fields_and_can_be_parsed() {
         let row = measured();
         let json = serde_json::to_string(&row).unwrap();
-        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"shard_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"self_copy":"local","baselines_version":"2.28.9 (libnccl.so.2)","baselines":[{"path":"default","baseline_us":186.0,"baseline_host_us":5.0,"baseline_busbw_gbs":270.0,"baseline_ratio":1.24},{"path":"symmetric","baseline_us":156.0,"baseline_host_us":4.0,"baseline_busbw_gbs":324.0,"baseline_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"overlap":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
+        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"block_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"self_copy":"local","baselines_version":"2.28.9 (libnccl.so.2)","baselines":[{"path":"default","baseline_us":186.0,"baseline_host_us":5.0,"baseline_busbw_gbs":270.0,"baseline_ratio":1.24},{"path":"symmetric","baseline_us":156.0,"baseline_host_us":4.0,"baseline_busbw_gbs":324.0,"baseline_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"overlap":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
         assert_eq!(serde_json::from_str::<Row>(&json).unwrap(), row);
     }
 

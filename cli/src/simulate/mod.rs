@@ -26,11 +26,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let ranks = topology.ranks();
     let goal = options.plan.goal.goal(ranks)?;
-    let shard_bytes = options.shard_bytes(ranks)?;
-    let layout = goal.layout(std::slice::from_ref(&shard_bytes), 1);
+    let block_bytes = options.block_bytes(ranks)?;
+    let layout = goal.layout(std::slice::from_ref(&block_bytes), 1);
     let layout = layout.map_err(|error| Failure::usage(error.to_string()))?;
     let links = options.links.links()?;
-    let scenario = Scenario { goal, layout, links, shard_bytes, topology };
+    let scenario = Scenario { goal, layout, links, block_bytes, topology };
     let file = |option, path: Option<&Path>, extension| {
         path.map(|path| OutputFile::new(option, path, extension)).transpose()
     };

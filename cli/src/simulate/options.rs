@@ -12,7 +12,7 @@ use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
 use crate::options::{
-    AlgorithmChoice, Nodes, PlanOptions, parse_algorithm, parse_ranks, shard_bytes,
+    AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_algorithm, parse_ranks,
 };
 use crate::text_file;
 use crate::units::{Delay, Rate, Size};
@@ -31,10 +31,10 @@ pub(crate) struct Options {
     /// Set the number of ranks of each node, if --nodes is a number [default: 8]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     ranks_per_node: Option<usize>,
-    /// Set the shard of each rank in bytes: one size for all, such as 1M, or one for each rank,
+    /// Set the block of each rank in bytes: one size for all, such as 1M, or one for each rank,
     /// such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
-    shard_bytes: Vec<Size>,
+    block_bytes: Vec<Size>,
     /// Select the algorithm: auto (the lowest predicted time), all, or direct, pull, ring,
     /// double-ring, hierarchical or hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_wanted)]
@@ -125,12 +125,12 @@ impl Options {
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
     }
 
-    /// Returns the shard of each rank in bytes.
+    /// Returns the block of each rank in bytes.
     ///
     /// # Errors
     /// If the number of sizes is neither 1 nor `ranks`.
-    pub(super) fn shard_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
-        shard_bytes("--shard-bytes", &self.shard_bytes, ranks)
+    pub(super) fn block_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
+        block_bytes("--block-bytes", &self.block_bytes, ranks)
     }
 
     /// Returns the algorithms to simulate; `None` is the choice of the cost model.

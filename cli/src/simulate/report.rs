@@ -45,13 +45,13 @@ impl Report<'_> {
         format!(
             "{algorithm} in {chunks} chunk{plural}, {}, {}",
             self.scenario.topology,
-            self.shards()
+            self.blocks()
         )
     }
 
     /// Returns a table and the critical path of each run.
     pub(super) fn text(&self) -> String {
-        let mut text = format!("{}, {}\n\n", self.scenario.topology, self.shards());
+        let mut text = format!("{}, {}\n\n", self.scenario.topology, self.blocks());
         let cells = self.runs.iter().map(|run| self.cells(run));
         text += &aligned(HEADER.to_vec(), cells, &[0]);
         text += "\n";
@@ -80,12 +80,12 @@ impl Report<'_> {
         self.scenario.layout.total_bytes()
     }
 
-    fn shards(&self) -> String {
-        match self.scenario.shard_bytes.as_slice() {
+    fn blocks(&self) -> String {
+        match self.scenario.block_bytes.as_slice() {
             [first, rest @ ..] if rest.iter().all(|bytes| bytes == first) => {
-                format!("shards of {}", Size(*first))
+                format!("blocks of {}", Size(*first))
             }
-            _ => format!("shards of {} together", Size(self.total_bytes())),
+            _ => format!("blocks of {} together", Size(self.total_bytes())),
         }
     }
 

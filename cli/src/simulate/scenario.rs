@@ -11,12 +11,12 @@ use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
 
-/// Topology, shards and links of a simulation.
+/// Topology, blocks and links of a simulation.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) topology: Topology,
     pub(super) goal: Goal,
-    pub(super) shard_bytes: Vec<u64>,
+    pub(super) block_bytes: Vec<u64>,
     /// The bytes of all blocks, in one chunk.
     pub(super) layout: Layout,
     pub(super) links: Links,
@@ -39,7 +39,7 @@ impl Scenario {
     /// If the options contradict each other, or the simulation is too large.
     pub(super) fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
-        let Self { topology, goal, shard_bytes, layout, links } = self;
+        let Self { topology, goal, block_bytes, layout, links } = self;
         let collective = goal.collective;
         let shape = Shape {
             collective,
@@ -51,7 +51,7 @@ impl Scenario {
         };
         let question = Question {
             topology,
-            shard_bytes: &layout.average_blocks(),
+            block_bytes: &layout.average_blocks(),
             shape,
             links,
             measured: true,
@@ -61,7 +61,7 @@ impl Scenario {
         };
         let Choice { algorithm, chunks, cost, .. } = cost::choose(&question).map_err(usage)?;
         let shape = Shape { chunks, ..shape };
-        let layout = goal.layout(std::slice::from_ref(shard_bytes), chunks).map_err(usage)?;
+        let layout = goal.layout(std::slice::from_ref(block_bytes), chunks).map_err(usage)?;
         let ranks = topology.ranks();
         let how = simulate::Options {
             delays: options.delays(ranks)?,

@@ -18,7 +18,7 @@ fn check(rows: &[Value], ranks: u64) {
         assert_eq!(row["checked"], true, "{row}");
         assert_eq!((&row["backend"], &row["algorithm"]), (&"host".into(), &"direct".into()));
         assert_eq!(number(row, "ranks"), ranks);
-        assert_eq!(number(row, "total_bytes"), ranks * number(row, "shard_bytes"));
+        assert_eq!(number(row, "total_bytes"), ranks * number(row, "block_bytes"));
         let median = row["median_us"].as_f64().unwrap();
         assert!(median > 0.0 && row["p99_us"].as_f64().unwrap() >= median, "{row}");
         let bandwidth = number(row, "total_bytes") as f64 / 1000.0 / median;
@@ -39,7 +39,7 @@ fn one_to_five_ranks_gather_and_check_every_size() {
 }
 
 #[test]
-fn odd_sizes_are_rounded_up_to_whole_shards() {
+fn odd_sizes_are_rounded_up_to_whole_blocks() {
     let line = "allgather --ranks 3 --dtype f64 --min-bytes 1 --factor 7 --backend host";
     let rows = run(&format!("{line} --algorithm direct {SMALL}")).rows();
     check(&rows, 3);

@@ -48,9 +48,9 @@ fn gathers_and_scatters_are_measured_and_checked() {
         let (root, bus_factor) = (ranks / 2, (ranks - 1) as f64 / ranks as f64);
         let lens: Vec<_> =
             (0..ranks).map(|rank| (rank % 3 + usize::from(ranks == 1)).to_string()).collect();
-        for shards in [String::new(), format!("--shards {}", lens.join(":"))] {
+        for blocks in [String::new(), format!("--blocks {}", lens.join(":"))] {
             let options =
-                format!("--ranks {ranks} --root {root} --algorithm all --limit {shards} {SMALL}");
+                format!("--ranks {ranks} --root {root} --algorithm all --limit {blocks} {SMALL}");
             for (name, word) in [("gather", "to"), ("scatter", "from")] {
                 let rows = run(&format!("bench {name} {options}")).rows();
                 for row in rows.chunks(2) {
@@ -75,7 +75,7 @@ fn all_to_alls_of_other_lengths_are_measured_and_checked() {
             run(&format!("bench all-to-all-v --ranks {ranks} --dtype f32 --limit {SMALL}")).rows();
         check(&rows, "all-to-all-v", (ranks - 1) as f64 / ranks as f64);
     }
-    let rows = run(&format!("bench all-to-all-v --nodes 2x2 --shards 3:0:1:9 {SMALL}")).rows();
+    let rows = run(&format!("bench all-to-all-v --nodes 2x2 --blocks 3:0:1:9 {SMALL}")).rows();
     check(&rows, "all-to-all-v", 0.75);
 }
 
@@ -109,9 +109,9 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     let simulated = run(&format!("simulate --nodes 2 --ranks-per-node 4 --algorithm all {of}"));
     assert!(simulated.stdout.contains("direct") && simulated.stdout.contains("ring"));
     assert_eq!(simulated.code, Some(0), "{}", simulated.stderr);
-    let explained = run(&format!("explain --nodes 1x4 --shard-bytes 64M {of}"));
+    let explained = run(&format!("explain --nodes 1x4 --block-bytes 64M {of}"));
     insta::assert_snapshot!(explained.stdout, @r"
-    4 ranks on 1 node, shards of 0 B to 64 MiB, 64 MiB in all: ring, chunks 4
+    4 ranks on 1 node, blocks of 0 B to 64 MiB, 64 MiB in all: ring, chunks 4
       ring              chunks 4      308 µs  chosen
       pull              chunks 1      537 µs  1.74 times as long
       direct            chunks 1      539 µs  1.75 times as long
@@ -126,7 +126,7 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     ");
     let explained = run("explain --nodes 1x4 --collective all-to-all");
     assert_eq!(explained.code, Some(0), "{}", explained.stderr);
-    let plan = run("plan --ranks 2 --collective all-to-all --shard-bytes 64");
+    let plan = run("plan --ranks 2 --collective all-to-all --block-bytes 64");
     insta::assert_snapshot!(plan.stdout, @r"
     # 2 ranks on 1 node
     # verified (ranks: 2, chunks: 1, starts: 2, steps: 12, flags: 4): every byte of every output arrives exactly once; no byte is read before it has arrived; no deadlock; every flag has one writer and one reader and ends where it began; no start passes on the flags of the one before; nothing is overwritten while a rank may still read it

@@ -8,10 +8,10 @@ use crate::common::{command, end, run};
 
 #[test]
 fn a_choice_is_explained() {
-    let ended = run("explain --nodes 2x4 --shard-bytes 64M");
+    let ended = run("explain --nodes 2x4 --block-bytes 64M");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(ended.stdout, @"
-    8 ranks on 2 nodes, shards of 64 MiB, 512 MiB in all: hierarchical, chunks 8
+    8 ranks on 2 nodes, blocks of 64 MiB, 512 MiB in all: hierarchical, chunks 8
       hierarchical      chunks 8     1.49 ms  chosen
       hierarchical-ring chunks 8     1.49 ms  as fast, but less simple
       direct            chunks 1     5.61 ms  3.76 times as long
@@ -32,7 +32,7 @@ fn a_choice_is_explained() {
 
 #[test]
 fn a_choice_is_one_json_object() {
-    let ended = run("explain --nodes 3+1+2 --shard-bytes 1K,2K,3K,0,1,7 --outputs 2 --json");
+    let ended = run("explain --nodes 3+1+2 --block-bytes 1K,2K,3K,0,1,7 --outputs 2 --json");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     let choice: Value = serde_json::from_str(&ended.stdout).unwrap();
     let terms = choice["cost"]["terms"].as_array().unwrap();
@@ -72,7 +72,7 @@ fn a_calibration_is_written_and_used() {
         "{ended:?}"
     );
 
-    let ended = end(command("explain --nodes 1x2 --shard-bytes 1K --calibration").arg(&out));
+    let ended = end(command("explain --nodes 1x2 --block-bytes 1K --calibration").arg(&out));
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.starts_with("2 ranks on 1 node, shards of 1 KiB"), "{ended:?}");
+    assert!(ended.stdout.starts_with("2 ranks on 1 node, blocks of 1 KiB"), "{ended:?}");
 }

@@ -97,7 +97,7 @@ fn a_choice_is_explained_below_the_table() {
         ended.stdout.contains("rank 0: lane 0 local on host by processor, waits queued"),
         "{ended:?}"
     );
-    assert!(ended.stdout.contains("4 ranks on 2 nodes, shards of "), "{ended:?}");
+    assert!(ended.stdout.contains("4 ranks on 2 nodes, blocks of "), "{ended:?}");
     assert!(ended.stdout.contains("predicted: "), "{ended:?}");
 }
 

@@ -44,7 +44,7 @@ fn printed_plans_are_verified_and_can_be_checked_again() {
 
 #[test]
 fn json_holds_the_verdict_the_plans_and_the_layout() {
-    let ended = run("plan --nodes 1+2 --chunks 2 --shard-bytes 100,1K,0 --rank 2 --json");
+    let ended = run("plan --nodes 1+2 --chunks 2 --block-bytes 100,1K,0 --rank 2 --json");
     let json: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(json["node_of_rank"], serde_json::json!([0, 1, 1]));
     assert!(json["verdict"].as_str().unwrap().starts_with("verified ("));

@@ -24,7 +24,7 @@ fn a_table_and_the_critical_path_are_printed() {
     let ended = run(&format!("simulate {words}"));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(ended.stdout, @"
-    4 ranks on 2 nodes, shards of 1 MiB
+    4 ranks on 2 nodes, blocks of 1 MiB
 
      algorithm      chunks     µs   predicted µs   GB/s   local   used   network   used   local incast   network incast
     ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -44,12 +44,12 @@ fn a_table_and_the_critical_path_are_printed() {
 
 #[test]
 fn all_algorithms_are_compared() {
-    let document = json("--nodes 3+1+2 --algorithm all --shard-bytes 64K --chunks 2");
+    let document = json("--nodes 3+1+2 --algorithm all --block-bytes 64K --chunks 2");
     let runs = document["runs"].as_array().unwrap();
     assert_eq!(document["ranks"], 6);
     assert_eq!(runs.len(), 6);
     for run in runs {
-        // Every shard goes to every other rank, over either tier.
+        // Every block goes to every other rank, over either tier.
         let bytes = |class: usize| run["link_classes"][class]["bytes"].as_u64().unwrap();
         assert_eq!(bytes(1) + bytes(2), 6 * 5 * 65536, "{run}");
         assert_eq!(bytes(0), 6 * 65536, "{run}");
@@ -61,7 +61,7 @@ fn all_algorithms_are_compared() {
 #[test]
 fn link_options_and_late_ranks_change_the_time() {
     let time = |words: &str| {
-        let document = json(&format!("--nodes 2x2 --shard-bytes 64M --algorithm direct {words}"));
+        let document = json(&format!("--nodes 2x2 --block-bytes 64M --algorithm direct {words}"));
         document["runs"][0]["microseconds"].as_f64().unwrap()
     };
     let plain = time("");
@@ -100,7 +100,7 @@ fn impossible_simulations_are_refused() {
         ("--nodes 0", "the number of nodes is 0, expected at least 1"),
         ("--nodes 2x4 --ranks-per-node 2", "remove --ranks-per-node 2"),
         ("--nodes 100000 --ranks-per-node 4096", "409600000 ranks, expected at most 1048576"),
-        ("--shard-bytes 1,2,3", "--shard-bytes has 3 sizes, expected 1 or 16"),
+        ("--block-bytes 1,2,3", "--block-bytes has 3 sizes, expected 1 or 16"),
         ("--algorithm spiral", "unknown algorithm"),
         ("--chunks 70000", "chunks is 70000, expected 1 to 65536"),
         ("--in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),

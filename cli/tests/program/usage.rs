@@ -50,10 +50,10 @@ fn wrong_options_are_usage_errors_with_the_valid_values() {
         ),
         ("allgather --network-delay 20us", "--nodes <NODES>"),
         (
-            "allgather --ranks 4 --shards 1:2:3",
-            "--shards 1:2:3 has 3 numbers, expected 4, one for each rank",
+            "allgather --ranks 4 --blocks 1:2:3",
+            "--blocks 1:2:3 has 3 numbers, expected 4, one for each rank",
         ),
-        ("allgather --shards 0:0", "such as 1:2:3:4"),
+        ("allgather --blocks 0:0", "such as 1:2:3:4"),
         ("allgather --list --tensors 2", "cannot be used with"),
         ("allgather --list --outputs 2", "--list and --outputs 2 cannot be used together"),
         ("allgather --tensors 0", "0 is not in 1..=1024"),
@@ -76,7 +76,7 @@ fn wrong_options_are_usage_errors_with_the_valid_values() {
             "plan --ranks 4 --rank 4",
             "--rank 4 does not exist, expected a rank below 4, the number of ranks",
         ),
-        ("plan --ranks 2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes, expected 1 or 2"),
+        ("plan --ranks 2 --block-bytes 1,2,3", "--block-bytes has 3 sizes, expected 1 or 2"),
         ("plan --ranks 4096", "lower --ranks, --nodes or --chunks"),
         (
             "plan --nodes 2048x8 --chunks 65 --rank 0",
@@ -93,7 +93,7 @@ fn wrong_options_are_usage_errors_with_the_valid_values() {
         ("plan --ranks 2 --chunks 65537", "chunks is 65537, expected 1 to 65536"),
         ("plan --in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
         ("explain --nodes 2y4", "invalid topology \"2y4\""),
-        ("explain --nodes 1x2 --shard-bytes 1,2,3", "--shard-bytes has 3 sizes, expected 1 or 2"),
+        ("explain --nodes 1x2 --block-bytes 1,2,3", "--block-bytes has 3 sizes, expected 1 or 2"),
         ("explain --chunks 65537", "chunks is 65537, expected 1 to 65536"),
         (
             "explain --calibration Cargo.toml",
@@ -156,7 +156,7 @@ fn the_help_names_every_option() {
     --network-bandwidth <RATE>
     --network-delay <TIME>
     --local-bandwidth <RATE>
-    --shards <N:N:…>
+    --blocks <N:N:…>
     --list
     --tensors <N>
     --min-bytes <SIZE>

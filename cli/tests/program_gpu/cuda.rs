@@ -248,17 +248,17 @@ fn copies_by_compute_units_are_reported_and_strict_refuses_them() {
     let of = |ranks: u32, options: &str, settings: &[_]| {
         run(&format!("allgather --backend cuda --ranks {ranks} {options} {one}"), settings)
     };
-    let shard = 2 << 20;
+    let block = 2 << 20;
     for (ranks, options, own_bytes, compute_bytes) in [
-        (2, "", shard, shard),
-        (2, "--self-copy local", shard, shard),
-        (2, "--self-copy local --graph", shard, shard),
-        (2, "--self-copy link", shard, 0),
-        (2, "--self-copy link --graph", shard, 0),
+        (2, "", block, block),
+        (2, "--self-copy local", block, block),
+        (2, "--self-copy local --graph", block, block),
+        (2, "--self-copy link", block, 0),
+        (2, "--self-copy link --graph", block, 0),
         // Nothing is put to a peer, so nothing can come back.
-        (2, "--self-copy link --algorithm pull", shard, shard),
+        (2, "--self-copy link --algorithm pull", block, block),
         (2, "--in-place", 0, 0),
-        (1, "--self-copy link", 2 * shard, 2 * shard),
+        (1, "--self-copy link", 2 * block, 2 * block),
         (1, "--in-place --graph", 0, 0),
     ] {
         let row = &check(&of(ranks, options, &[]), ranks.into())[0];
@@ -291,12 +291,12 @@ fn copies_by_compute_units_are_reported_and_strict_refuses_them() {
             }
         }
     }
-    // Small shards go back over the link.
+    // Small blocks go back over the link.
     let line = format!("allgather --backend cuda --ranks 3 --strict {SMALL}");
     assert!(check(&run(&line, &[]), 3).iter().all(|row| row["tiers"][0]["compute_bytes"] == 0));
     let ended = of(2, "--self-copy link", &[("DEVICES", "1")]);
     let row = &check(&ended, 2)[0];
-    assert_eq!(row["tiers"][0]["compute_bytes"], 2 * shard, "a put to the same device, and back");
+    assert_eq!(row["tiers"][0]["compute_bytes"], 2 * block, "a put to the same device, and back");
     assert!(ended.stderr.contains("because ranks share a device"), "{ended:?}");
 }
 
@@ -403,7 +403,7 @@ fn an_unavailable_nccl_path_has_a_reason() {
 #[test]
 fn wrong_bytes_of_nccl_are_detected() {
     let ended = beside_nccl(&[("NCCL_SPOILS", "bytes")]);
-    assert!(ended.error(1).contains("after an all-gather by NCCL: shard"), "{ended:?}");
+    assert!(ended.error(1).contains("after an all-gather by NCCL: block"), "{ended:?}");
 }
 
 #[test]

@@ -38,9 +38,9 @@ const SYSTEM_ERROR: c_int = 2;
 const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
 
-/// Largest number of bytes of a shard.
+/// Largest number of bytes of a block.
 const SLOT_BYTES: u64 = 1 << 20;
-/// Offset of the shards, after one counter for each rank.
+/// Offset of the blocks, after one counter for each rank.
 const SLOTS_BEGIN: u64 = 1 << 16;
 /// Longest wait for the other ranks.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -220,24 +220,24 @@ impl Comm {
             unsafe { synchronize(stream) }
         };
         cuda(&self.driver, "cuStreamSynchronize", synchronize)?;
-        let mut shard = vec![0_u8; count];
+        let mut block = vec![0_u8; count];
         let download = |copy: unsafe extern "C" fn(*mut u8, u64, usize) -> c_int| {
-            // SAFETY: `shard` has `count` bytes, and so has the caller's input.
-            unsafe { copy(shard.as_mut_ptr(), input, count) }
+            // SAFETY: `block` has `count` bytes, and so has the caller's input.
+            unsafe { copy(block.as_mut_ptr(), input, count) }
         };
         cuda(&self.driver, "cuMemcpyDtoH_v2", download)?;
         if std::env::var("PEERLANE_SIM_NCCL_SPOILS").is_ok_and(|what| what == "bytes") {
-            shard[count / 2] ^= 1;
+            block[count / 2] ^= 1;
         }
         let io = |_| SYSTEM_ERROR;
-        self.file.write_all_at(&shard, SLOTS_BEGIN + self.rank * SLOT_BYTES).map_err(io)?;
+        self.file.write_all_at(&block, SLOTS_BEGIN + self.rank * SLOT_BYTES).map_err(io)?;
         self.barrier()?;
         for rank in 0..self.ranks {
-            self.file.read_exact_at(&mut shard, SLOTS_BEGIN + rank * SLOT_BYTES).map_err(io)?;
+            self.file.read_exact_at(&mut block, SLOTS_BEGIN + rank * SLOT_BYTES).map_err(io)?;
             let to = output + rank * count as u64;
             let upload = |copy: unsafe extern "C" fn(u64, *const u8, usize) -> c_int| {
-                // SAFETY: the caller's output has room for a shard of every rank.
-                unsafe { copy(to, shard.as_ptr(), count) }
+                // SAFETY: the caller's output has room for a block of every rank.
+                unsafe { copy(to, block.as_ptr(), count) }
             };
             cuda(&self.driver, "cuMemcpyHtoD_v2", upload)?;
         }

@@ -159,13 +159,13 @@ impl Links {
     }
 }
 
-/// A measured all-gather of equal shards.
+/// A measured all-gather of equal blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
     /// The algorithm that was measured.
     pub algorithm: Algorithm,
-    /// Chunks of a shard.
+    /// Chunks of a block.
     pub chunks: u32,
     /// Whether the operation was in place.
     pub in_place: bool,
@@ -175,8 +175,8 @@ pub struct Sample {
     pub flags: FlagOrder,
     /// Whether network lanes reached the other nodes.
     pub tiers: bool,
-    /// The bytes of each shard.
-    pub shard_bytes: u64,
+    /// The bytes of each block.
+    pub block_bytes: u64,
     /// The median time of a start in the fastest of several rounds.
     pub seconds: f64,
 }
@@ -189,8 +189,8 @@ impl Sample {
     }
 
     pub(super) fn touched_bytes(&self, topology: &Topology) -> u64 {
-        let shards = vec![self.shard_bytes; topology.ranks()];
-        touched_bytes(&ClusterSums::new(topology, Collective::AllGather, &shards), self.shape())
+        let blocks = vec![self.block_bytes; topology.ranks()];
+        touched_bytes(&ClusterSums::new(topology, Collective::AllGather, &blocks), self.shape())
     }
 
     pub(super) fn gets(&self) -> bool {
@@ -219,9 +219,9 @@ impl Sample {
 impl Residual {
     /// Creates the correction of a sample; `error` is the relative error of the prediction.
     pub(super) fn new(sample: &Sample, error: f64) -> Self {
-        let &Sample { algorithm, in_place, outputs, flags, tiers, shard_bytes, .. } = sample;
+        let &Sample { algorithm, in_place, outputs, flags, tiers, block_bytes, .. } = sample;
         let factor = (1.0 / (1.0 + error)).clamp(FACTOR_MIN, FACTOR_MAX);
-        Self { algorithm, in_place, outputs, flags, tiers, shard_bytes, factor }
+        Self { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
     }
 
     fn matches(&self, request: &CostRequest<'_>) -> bool {
@@ -234,10 +234,10 @@ impl Residual {
 }
 
 /// Returns the measured time divided by the predicted one for a plan of this algorithm, shape and size; 1 if
-/// there is no measurement, or shards are not equal.
+/// there is no measurement, or blocks are not equal.
 pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
-    let (least, most) = (request.sums.shard_bytes_min, request.sums.shard_bytes_max);
-    let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.shard_bytes; 2];
+    let (least, most) = (request.sums.block_bytes_min, request.sums.block_bytes_max);
+    let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.block_bytes; 2];
     residuals.iter().find(measured).map_or(1.0, |one| one.factor)
 }
 
@@ -257,7 +257,7 @@ mod tests {
             outputs: 1,
             flags: FlagOrder::Prompt,
             tiers: false,
-            shard_bytes: 1 << 20,
+            block_bytes: 1 << 20,
             seconds,
         }
     }
@@ -282,7 +282,7 @@ mod tests {
         use Algorithm::{Direct, Pull};
         let topology = Topology::flat(4).unwrap();
         let measured =
-            |algorithm, shard_bytes, seconds| Sample { algorithm, shard_bytes, ..sample(seconds) };
+            |algorithm, block_bytes, seconds| Sample { algorithm, block_bytes, ..sample(seconds) };
         // At the middle size, direct is slower than any line through its other times.
         let samples = vec![
             measured(Direct, 1 << 10, 5e-6),
@@ -296,14 +296,14 @@ mod tests {
         let calibration = Calibration::new(key, Links::default(), &topology, samples).unwrap();
         let links = &calibration.links;
         for one in &calibration.samples {
-            let shards = [one.shard_bytes; 4];
-            let cost = predict(one.algorithm, &topology, one.shape(), &shards, links).unwrap();
+            let blocks = [one.block_bytes; 4];
+            let cost = predict(one.algorithm, &topology, one.shape(), &blocks, links).unwrap();
             assert!((cost.seconds() / one.seconds - 1.0).abs() < 1e-3, "{one:?}: {cost}");
         }
         let chosen = [1 << 10, 1 << 16, 1 << 22].map(|bytes| {
             let question = Question {
                 topology: &topology,
-                shard_bytes: &[bytes; 4],
+                block_bytes: &[bytes; 4],
                 shape: calibration.samples[0].shape(),
                 links,
                 measured: true,
@@ -341,9 +341,9 @@ mod tests {
         assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected a number above 0");
     }
 
-    fn residual(algorithm: Algorithm, shard_bytes: u64, factor: f64) -> Residual {
+    fn residual(algorithm: Algorithm, block_bytes: u64, factor: f64) -> Residual {
         let Shape { in_place, outputs, flags, tiers, .. } = Shape::default();
-        Residual { algorithm, in_place, outputs, flags, tiers, shard_bytes, factor }
+        Residual { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
     }
 
     #[test]
@@ -351,14 +351,14 @@ mod tests {
         use Algorithm::{Direct, Pull, Ring};
         let residuals = [residual(Direct, 1000, 1.2), residual(Ring, 1000, 0.9)];
         let (topology, links) = (Topology::flat(2).unwrap(), Links::default());
-        let of = |algorithm, shards: [u64; 2], shape| {
-            let sums = ClusterSums::new(&topology, Collective::AllGather, &shards);
+        let of = |algorithm, blocks: [u64; 2], shape| {
+            let sums = ClusterSums::new(&topology, Collective::AllGather, &blocks);
             let request = CostRequest { algorithm, sums: &sums, shape, links: &links };
             correction(&residuals, &request)
         };
         let plain = Shape::default();
         assert_eq!([999, 1000, 1001].map(|bytes| of(Direct, [bytes; 2], plain)), [1.0, 1.2, 1.0]);
-        assert_eq!(of(Direct, [999, 1000], plain), 1.0, "shards are unlike");
+        assert_eq!(of(Direct, [999, 1000], plain), 1.0, "blocks are unlike");
         assert_eq!(of(Ring, [1000; 2], Shape { chunks: 8, ..plain }), 0.9);
         assert_eq!(of(Ring, [1000; 2], Shape { outputs: 2, ..plain }), 1.0);
         assert_eq!(of(Pull, [1000; 2], plain), 1.0);

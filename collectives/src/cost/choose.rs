@@ -5,7 +5,7 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
-use super::predict::{Cost, check_shards, cost};
+use super::predict::{Cost, check_blocks, cost};
 use crate::error::Error;
 use crate::links::Links;
 use crate::plan::{Algorithm, CHUNKS_MAX};
@@ -30,7 +30,7 @@ pub struct Question<'a> {
     /// The nodes of the ranks.
     pub topology: &'a Topology,
     /// The bytes that each rank provides.
-    pub shard_bytes: &'a [u64],
+    pub block_bytes: &'a [u64],
     /// The shape of the plan, except for [`Shape::chunks`].
     pub shape: Shape,
     /// The links that costs are predicted for.
@@ -50,7 +50,7 @@ pub struct Question<'a> {
 pub struct Choice {
     /// The algorithm that was chosen.
     pub algorithm: Algorithm,
-    /// Chunks of a shard.
+    /// Chunks of a block.
     pub chunks: u32,
     /// The predicted cost of the algorithm.
     pub cost: Cost,
@@ -68,7 +68,7 @@ pub struct Choice {
 pub struct Candidate {
     /// The algorithm that was considered.
     pub algorithm: Algorithm,
-    /// Chunks of a shard.
+    /// Chunks of a block.
     pub chunks: u32,
     /// The predicted cost of the algorithm.
     pub cost: Cost,
@@ -81,22 +81,22 @@ pub struct Candidate {
 /// ranks.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many shards as ranks, the
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many blocks as ranks, the
 /// number of chunks is out of bounds, the algorithm does not suit the collective, or every algorithm is excluded.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
-    let Question { topology, shard_bytes, shape, links, algorithm, chunks, refused, .. } =
+    let Question { topology, block_bytes, shape, links, algorithm, chunks, refused, .. } =
         *question;
     let tolerance_divisor =
         if question.measured { TOLERANCE_DIVISOR } else { TOLERANCE_DIVISOR_ASSUMED };
     links.check()?;
-    check_shards(topology, shard_bytes)?;
+    check_blocks(topology, block_bytes)?;
     if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
         return Err(invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}")));
     }
     if let Some(algorithm) = algorithm {
         check_suits(algorithm, shape.collective)?;
     }
-    let sums = ClusterSums::new(topology, shape.collective, shard_bytes);
+    let sums = ClusterSums::new(topology, shape.collective, block_bytes);
     let links = links.adjusted_to(touched_bytes(&sums, shape));
     let reason = |one| refused.iter().find(|(other, _)| *other == one);
     // An algorithm that the caller selects is used even if a simpler one has the same plans.
@@ -145,14 +145,14 @@ fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
     }
-    let shard = sums.shard_bytes_max;
+    let block = sums.block_bytes_max;
     let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= CHUNKS_TRIED_MAX);
     let numbers: Vec<u32> = all
-        .filter(|chunks| *chunks == 1 || shard / u64::from(*chunks) >= CHUNK_BYTES_MIN)
+        .filter(|chunks| *chunks == 1 || block / u64::from(*chunks) >= CHUNK_BYTES_MIN)
         .collect();
     // Larger chunks are tried only if no other count is left.
     let network = shape.tiers && sums.nodes > 1;
-    let small = |chunks: &&u32| !network || shard / u64::from(**chunks) <= NETWORK_CHUNK_BYTES_MAX;
+    let small = |chunks: &&u32| !network || block / u64::from(**chunks) <= NETWORK_CHUNK_BYTES_MAX;
     let fitting: Vec<u32> = numbers.iter().filter(small).copied().collect();
     if fitting.is_empty() { numbers.last().copied().into_iter().collect() } else { fitting }
 }
@@ -166,10 +166,10 @@ fn no_candidate(expected: Option<Algorithm>, refused: &[(Algorithm, &str)]) -> E
 }
 
 fn subject(topology: &Topology, sums: &ClusterSums) -> String {
-    let ClusterSums { shard_bytes_min: least, shard_bytes_max: most, total_bytes, .. } = *sums;
-    let shards =
+    let ClusterSums { block_bytes_min: least, block_bytes_max: most, total_bytes, .. } = *sums;
+    let blocks =
         if least == most { bytes(most) } else { format!("{} to {}", bytes(least), bytes(most)) };
-    format!("{topology}, shards of {shards}, {} in all", bytes(total_bytes))
+    format!("{topology}, blocks of {blocks}, {} in all", bytes(total_bytes))
 }
 
 fn invalid(text: String) -> Error {

@@ -108,7 +108,7 @@ fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
     let direct = samples.iter().filter(|sample| sample.puts_to_every_peer(topology) && peers > 0.0);
     let points: Vec<_> =
-        direct.map(|sample| (sample.shard_bytes as f64 * peers, sample.seconds)).collect();
+        direct.map(|sample| (sample.block_bytes as f64 * peers, sample.seconds)).collect();
     let Some((_, beta)) = line(&points) else { return };
     if beta > 0.0 {
         let longer = |link: &mut Link| {
@@ -193,7 +193,7 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
         parameters.push(|links| &mut links.local.passed_on_seconds);
     }
     // Engines of a device run self copies concurrently with the puts, which hide them. A parameter fitted to
-    // that would be arbitrary, and wrong for uneven shards.
+    // that would be arbitrary, and wrong for uneven blocks.
     if links.own.by_processor {
         parameters.push(|links| &mut links.own.put_seconds);
         parameters.push(|links| &mut links.own.bytes_per_second);
@@ -230,8 +230,8 @@ fn relative_errors(
     samples: &[Sample],
 ) -> Result<Vec<f64>, Error> {
     let error = |sample: &Sample| {
-        let shards = vec![sample.shard_bytes; topology.ranks()];
-        let cost = predict(sample.algorithm, topology, sample.shape(), &shards, links)?;
+        let blocks = vec![sample.block_bytes; topology.ranks()];
+        let cost = predict(sample.algorithm, topology, sample.shape(), &blocks, links)?;
         Ok(cost.seconds() / sample.seconds - 1.0)
     };
     samples.iter().map(error).collect()
@@ -258,7 +258,7 @@ mod tests {
         for algorithm in [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring] {
             for outputs in [1, 2] {
                 for power in 0..10 {
-                    let shard_bytes = 256 << (2 * power);
+                    let block_bytes = 256 << (2 * power);
                     let mut sample = Sample {
                         algorithm,
                         chunks: 1,
@@ -266,11 +266,11 @@ mod tests {
                         outputs,
                         flags,
                         tiers: false,
-                        shard_bytes,
+                        block_bytes,
                         seconds: 0.0,
                     };
-                    let shards = vec![shard_bytes; topology.ranks()];
-                    let cost = predict(algorithm, topology, sample.shape(), &shards, links);
+                    let blocks = vec![block_bytes; topology.ranks()];
+                    let cost = predict(algorithm, topology, sample.shape(), &blocks, links);
                     sample.seconds = cost.unwrap().seconds();
                     samples.push(sample);
                 }
@@ -306,7 +306,7 @@ mod tests {
             let worst = errors.into_iter().map(f64::abs).fold(0.0, f64::max);
             assert!(worst < 0.1, "{kind:?}: an error of {worst}");
             if !truth.own.by_processor {
-                // Puts hide the self copies, so equal shards determine nothing about them.
+                // Puts hide the self copies, so equal blocks determine nothing about them.
                 assert_eq!(found.own, truth.own);
             }
         }

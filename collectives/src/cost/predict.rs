@@ -32,41 +32,41 @@ pub struct Cost {
     pub memory_bytes: u64,
 }
 
-/// Predicts the cost of an operation with shards of `shard_bytes`; equal inputs give equal results on all machines.
+/// Predicts the cost of an operation with blocks of `block_bytes`; equal inputs give equal results on all machines.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many shards as ranks, the
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many blocks as ranks, the
 /// shape has no chunks or outputs, or the algorithm does not suit the collective.
 pub fn predict(
     algorithm: Algorithm,
     topology: &Topology,
     shape: Shape,
-    shard_bytes: &[u64],
+    block_bytes: &[u64],
     links: &Links,
 ) -> Result<Cost, Error> {
     links.check()?;
-    check_shards(topology, shard_bytes)?;
+    check_blocks(topology, block_bytes)?;
     for (name, count) in [("chunks", shape.chunks), ("outputs", shape.outputs)] {
         if count == 0 {
             return Err(invalid(format!("{name} is 0, expected at least 1")));
         }
     }
     schedule::check_suits(algorithm, shape.collective)?;
-    let sums = ClusterSums::new(topology, shape.collective, shard_bytes);
+    let sums = ClusterSums::new(topology, shape.collective, block_bytes);
     let links = links.adjusted_to(touched_bytes(&sums, shape));
     Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
 }
 
-/// Checks that there is one shard for each rank.
+/// Checks that there is one block for each rank.
 ///
 /// # Errors
-/// If there are not as many shards as ranks.
-pub(super) fn check_shards(topology: &Topology, shard_bytes: &[u64]) -> Result<(), Error> {
-    if shard_bytes.len() == topology.ranks() {
+/// If there are not as many blocks as ranks.
+pub(super) fn check_blocks(topology: &Topology, block_bytes: &[u64]) -> Result<(), Error> {
+    if block_bytes.len() == topology.ranks() {
         return Ok(());
     }
-    let (ranks, shards) = (topology.ranks(), shard_bytes.len());
-    Err(invalid(format!("shard_bytes has {shards} shards, expected one for each of {ranks} ranks")))
+    let (ranks, blocks) = (topology.ranks(), block_bytes.len());
+    Err(invalid(format!("block_bytes has {blocks} blocks, expected one for each of {ranks} ranks")))
 }
 
 /// Returns the cost over links that are already [adjusted](Links::adjusted_to) to the size.
@@ -76,7 +76,7 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     correct(&mut terms, correction(&request.links.residuals, request));
     let copied = u64::from(!shape.in_place);
     let own = Traffic {
-        rank_bytes_max: sums.shard_bytes_max * copied,
+        rank_bytes_max: sums.block_bytes_max * copied,
         total_bytes: sums.own_bytes * copied,
     };
     let [local, network] = (schedule::schedule(request.algorithm).traffic)(request);

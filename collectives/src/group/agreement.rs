@@ -165,13 +165,13 @@ mod tests {
     fn the_rank_and_the_field_are_named_on_every_rank() {
         for result in agreed(|rank| {
             let bytes = if rank.0 == 2 { 8 } else { 4 };
-            Ok(Offer::default().field("dtype", "f32").field("shard_bytes", bytes))
+            Ok(Offer::default().field("dtype", "f32").field("block_bytes", bytes))
         }) {
             let error = result.unwrap_err();
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(2))));
             assert_eq!(
                 error.to_string(),
-                "all-gather 1: ranks disagree: shard_bytes is 8 on rank 2, 4 on rank 0"
+                "all-gather 1: ranks disagree: block_bytes is 8 on rank 2, 4 on rank 0"
             );
         }
     }

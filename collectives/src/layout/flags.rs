@@ -34,7 +34,7 @@ impl FlagLayout {
             self.ranks.saturating_mul(number).saturating_add(rank.0.into())
         };
         let line = match flag {
-            Flag::Arrived { cell, .. } => u64::from(cell.shard.0)
+            Flag::Arrived { cell, .. } => u64::from(cell.block.0)
                 .saturating_mul(self.chunks)
                 .saturating_add(cell.chunk.into()),
             Flag::Ready { from, .. } => arrivals.saturating_add(of_rank(0, from)),
@@ -88,7 +88,7 @@ mod tests {
         let mut flags = Vec::new();
         for lane in (0..lanes).map(LaneId) {
             for rank in (0..ranks).map(Rank) {
-                let cells = (0..chunks).map(|chunk| Cell { shard: rank, chunk });
+                let cells = (0..chunks).map(|chunk| Cell { block: rank, chunk });
                 flags.extend(cells.map(|cell| Flag::Arrived { cell, lane }));
                 flags.extend([
                     Flag::Ready { from: rank, lane },

@@ -1,7 +1,7 @@
 //! Layouts: the bytes of cells and the words of flags.
 //!
-//! Every rank contributes a shard: one piece for each of one or several tensors, one after another. Chunks divide the whole
-//! shard, so a plan does not depend on tensors. A cell is a range of bytes of a shard, with as many [spans](Span) as there
+//! Every rank contributes a block: one piece for each of one or several tensors, one after another. Chunks divide the whole
+//! block, so a plan does not depend on tensors. A cell is a range of bytes of a block, with as many [spans](Span) as there
 //! are pieces that it touches.
 //!
 //! Each rank has a [`Placement`] of its input and output in buffers. By default the output is all tensors one after another,
@@ -35,9 +35,9 @@ pub use pieces::{
     BUFFERS_MAX, BufferPosition, InputPlacement, Lengths, OutputPlacement, Placement,
 };
 
-/// Alignment of chunks relative to the beginning of their shard, in bytes.
+/// Alignment of chunks relative to the beginning of their block, in bytes.
 ///
-/// If the shard is aligned to a cache line, no two chunks share one.
+/// If the block is aligned to a cache line, no two chunks share one.
 pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
 /// The byte ranges of all cells of one operation. Blocks may have different lengths.
@@ -147,10 +147,10 @@ impl Layout {
     pub fn cell(&self, cell: Cell, receiver: Rank) -> CellSpan {
         let Range { start, end } = self.range(cell, receiver);
         let before = match &self.blocks {
-            Sizes::Provided { blocks, .. } => blocks.offset(cell.shard),
-            _ => self.output_offset(0, cell.shard, receiver),
+            Sizes::Provided { blocks, .. } => blocks.offset(cell.block),
+            _ => self.output_offset(0, cell.block, receiver),
         };
-        let input_offset = self.input_offset(cell.shard, receiver) + start;
+        let input_offset = self.input_offset(cell.block, receiver) + start;
         CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
@@ -164,12 +164,12 @@ impl Layout {
         (of, from): (Rank, Source),
         into: Rank,
     ) -> impl Iterator<Item = Span> {
-        assert!(from == Source::Output || of == cell.shard, "rank {of} does not own {cell}");
+        assert!(from == Source::Output || of == cell.block, "rank {of} does not own {cell}");
         let Range { start, end } = self.range(cell, into);
         let mut piece_end = 0;
         (0..self.tensors()).filter_map(move |tensor| {
             let piece_start = piece_end;
-            piece_end += self.piece_bytes(tensor, cell.shard, into);
+            piece_end += self.piece_bytes(tensor, cell.block, into);
             let (first, last) = (start.max(piece_start), end.min(piece_end));
             if first >= last {
                 return None;
@@ -185,9 +185,9 @@ impl Layout {
                     let offset = position.offset + self.input_offset(of, into);
                     BufferPosition { offset, ..position }
                 }
-                Source::Output => self.output_position(of, tensor, cell.shard),
+                Source::Output => self.output_position(of, tensor, cell.block),
             };
-            let dst = self.output_position(into, tensor, cell.shard);
+            let dst = self.output_position(into, tensor, cell.block);
             Some(Span { src: at_span(src), dst: at_span(dst), bytes: last - first })
         })
     }
@@ -244,7 +244,7 @@ impl Layout {
     /// Returns the bytes of `cell` in its block for `receiver`.
     fn range(&self, cell: Cell, receiver: Rank) -> Range<u64> {
         assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
-        let bytes = self.block_bytes(cell.shard, receiver);
+        let bytes = self.block_bytes(cell.block, receiver);
         self.chunk_offset(bytes, cell.chunk)..self.chunk_offset(bytes, cell.chunk + 1)
     }
 
@@ -280,23 +280,23 @@ mod tests {
 
     fn check_tiling(layout: &Layout, context: &str) {
         let mut output_end = 0;
-        for shard in Rank::all(layout.ranks()) {
+        for block in Rank::all(layout.ranks()) {
             let mut input_end = 0;
             for chunk in 0..layout.chunks() {
-                let span = layout.cell(Cell { shard, chunk }, Rank(0));
+                let span = layout.cell(Cell { block, chunk }, Rank(0));
                 let offsets = (span.input_offset, span.output_offset);
-                assert_eq!(offsets, (input_end, output_end), "{context}, cell {shard}.{chunk}");
-                if span.input_offset < layout.input_bytes(shard) {
+                assert_eq!(offsets, (input_end, output_end), "{context}, cell {block}.{chunk}");
+                if span.input_offset < layout.input_bytes(block) {
                     assert_eq!(
                         span.input_offset % CHUNK_ALIGN_BYTES,
                         0,
-                        "{context}, {shard}.{chunk}"
+                        "{context}, {block}.{chunk}"
                     );
                 }
                 input_end += span.bytes;
                 output_end += span.bytes;
             }
-            assert_eq!(input_end, layout.input_bytes(shard), "{context}, shard {shard}");
+            assert_eq!(input_end, layout.input_bytes(block), "{context}, block {block}");
         }
         assert_eq!(output_end, layout.total_bytes(), "{context}");
     }
@@ -308,32 +308,32 @@ mod tests {
             let ranks = rng.usize(1..=9);
             let chunks = rng.u32(1..=17);
             let around = [0, 1, 3, 63, 64, 65, 4095, 4096, 4097, 1 << 33];
-            let shard_bytes: Vec<u64> = (0..ranks)
+            let block_bytes: Vec<u64> = (0..ranks)
                 .map(|_| if rng.bool() { *rng.choice(&around).unwrap() } else { rng.u64(..10_000) })
                 .collect();
-            let layout = all_gather(&shard_bytes, chunks).unwrap();
-            check_tiling(&layout, &format!("seed {seed}, shards {shard_bytes:?}, {chunks} chunks"));
+            let layout = all_gather(&block_bytes, chunks).unwrap();
+            check_tiling(&layout, &format!("seed {seed}, blocks {block_bytes:?}, {chunks} chunks"));
         }
     }
 
     #[test]
-    fn the_largest_shard_and_the_most_chunks_do_not_overflow() {
+    fn the_largest_block_and_the_most_chunks_do_not_overflow() {
         let layout = all_gather(&[u64::MAX], u32::MAX).unwrap();
-        let last = layout.cell(Cell { shard: Rank(0), chunk: u32::MAX - 1 }, Rank(0));
+        let last = layout.cell(Cell { block: Rank(0), chunk: u32::MAX - 1 }, Rank(0));
         assert_eq!(last.input_offset + last.bytes, u64::MAX);
     }
 
     #[test]
     fn chunks_are_even_to_one_unit() {
         let layout = all_gather(&[10 * 64], 4).unwrap();
-        let bytes = |chunk| layout.cell(Cell { shard: Rank(0), chunk }, Rank(0)).bytes;
+        let bytes = |chunk| layout.cell(Cell { block: Rank(0), chunk }, Rank(0)).bytes;
         assert_eq!([bytes(0), bytes(1), bytes(2), bytes(3)], [128, 192, 128, 192]);
     }
 
     #[test]
     fn impossible_layouts_are_named() {
-        let text = |shard_bytes: &[u64], chunks| {
-            let error = all_gather(shard_bytes, chunks).unwrap_err();
+        let text = |block_bytes: &[u64], chunks| {
+            let error = all_gather(block_bytes, chunks).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
             error.to_string()
         };
@@ -363,7 +363,7 @@ mod tests {
             let pieces: Vec<u64> =
                 (0..tensors).map(|t| layout.input_piece_bytes(t, rank)).collect();
             let wholes: Vec<u64> = (0..tensors).map(|t| layout.tensor_bytes(t, rank)).collect();
-            let shards = layout.average_blocks();
+            let blocks = layout.average_blocks();
             let joined = BufferPosition { buffer: rng.u32(..3), offset: rng.u64(..100) };
             let input = match rng.bool() {
                 true => InputPlacement::Contiguous(joined),
@@ -371,7 +371,7 @@ mod tests {
             };
             let output = match (rng.u32(..3), tensors) {
                 (0, _) => OutputPlacement::Contiguous(joined),
-                (1, 1) => OutputPlacement::ByBlock(scatter(rng, &shards)),
+                (1, 1) => OutputPlacement::ByBlock(scatter(rng, &blocks)),
                 _ => OutputPlacement::ByTensor(scatter(rng, &wholes)),
             };
             Placement { input, output }
@@ -425,20 +425,20 @@ mod tests {
     fn all_cells(layout: &Layout) -> impl Iterator<Item = Cell> {
         let chunks = layout.chunks();
         Rank::all(layout.ranks())
-            .flat_map(move |shard| (0..chunks).map(move |chunk| Cell { shard, chunk }))
+            .flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
     }
 
     /// Checks every byte of an output, and that nothing is written to the gaps.
     fn check_output(layout: &Layout, rank: Rank, output: &Memory, context: &str) {
         let mut checked = 0;
         for tensor in 0..layout.tensors() {
-            for shard in Rank::all(layout.ranks()) {
-                let bytes = layout.piece_bytes(tensor, shard, rank);
-                let position = layout.output_position(rank, tensor, shard);
-                let expected = (0..bytes).map(|index| content(shard, tensor, index));
+            for block in Rank::all(layout.ranks()) {
+                let bytes = layout.piece_bytes(tensor, block, rank);
+                let position = layout.output_position(rank, tensor, block);
+                let expected = (0..bytes).map(|index| content(block, tensor, index));
                 if bytes > 0 {
                     let held = output[&position.buffer][bytes_at(position, bytes)].iter().copied();
-                    assert!(held.eq(expected), "{context}: tensor {tensor}, shard {shard}");
+                    assert!(held.eq(expected), "{context}: tensor {tensor}, block {block}");
                 }
                 checked += bytes as usize;
             }
@@ -475,8 +475,8 @@ mod tests {
                 .collect();
             let mut first = outputs[0].clone();
             for cell in all_cells(&layout) {
-                let spans = layout.spans(cell, (cell.shard, Source::Input), Rank(0));
-                copy(spans, &inputs[cell.shard.index()], &mut first, &context);
+                let spans = layout.spans(cell, (cell.block, Source::Input), Rank(0));
+                copy(spans, &inputs[cell.block.index()], &mut first, &context);
             }
             check_output(&layout, Rank(0), &first, &context);
             for (rank, mut output) in Rank::all(layout.ranks()).zip(outputs) {
@@ -495,8 +495,8 @@ mod tests {
         assert_eq!((layout.placements.len(), layout.ranks()), (1, 16_384));
         let layout = layout.with_placements(vec![Placement::CONTIGUOUS; 16_384]).unwrap();
         assert_eq!(layout.placements.len(), 1);
-        let cell = Cell { shard: Rank(16_383), chunk: 63 };
-        let spans: Vec<_> = layout.spans(cell, (cell.shard, Source::Input), Rank(5)).collect();
+        let cell = Cell { block: Rank(16_383), chunk: 63 };
+        let spans: Vec<_> = layout.spans(cell, (cell.block, Source::Input), Rank(5)).collect();
         let position = |offset| BufferPosition { buffer: 0, offset };
         let bytes = 1 << 14;
         let (src, dst) = (position((1 << 20) - bytes), position((1 << 34) - bytes));
@@ -518,12 +518,12 @@ mod tests {
         assert_snapshot!(text(&layout, OutputPlacement::ByTensor(Vec::new())), @"output has 0 positions, expected 1, one for each tensor");
         assert_snapshot!(text(&layout, by_block(&[position(1, 9), position(1, 10), position(1, 0)])), @"outputs of rank 1 overlap: block 2 is bytes 0 to 16 of buffer 1, and block 0 is bytes 9 to 17 of buffer 1");
         assert_snapshot!(text(&layout, by_block(&[position(0, u64::MAX), position(1, 0), position(2, 0)])), @"output of rank 1: block 0 has 8 bytes at offset 18446744073709551615 of buffer 0, expected an end offset of at most 18446744073709551615");
-        let shards = [position(0, 16), position(0, 3), position(0, 0)];
-        let placement = Placement { output: by_block(&shards), ..Placement::CONTIGUOUS };
+        let blocks = [position(0, 16), position(0, 3), position(0, 0)];
+        let placement = Placement { output: by_block(&blocks), ..Placement::CONTIGUOUS };
         placement.check(&layout, Rank(0)).unwrap();
         let two = vec![Lengths::equal(3, 8).unwrap(); 2];
         let two = of_tensors(two, 1);
-        assert_snapshot!(text(&two, by_block(&shards)), @"tensors is 2, expected 1 for an output with one position for each block");
+        assert_snapshot!(text(&two, by_block(&blocks)), @"tensors is 2, expected 1 for an output with one position for each block");
         let error = two.with_placements(vec![Placement::CONTIGUOUS]).unwrap_err();
         assert_snapshot!(error, @"number of placements is 1, expected 3, one for each rank");
     }

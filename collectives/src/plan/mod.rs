@@ -31,7 +31,7 @@ pub const OUTPUTS_MAX: u32 = 2;
 pub struct Cell {
     /// The rank that provides the block.
     #[serde(with = "RankNumber")]
-    pub shard: Rank,
+    pub block: Rank,
     /// The chunk, from 0.
     pub chunk: u32,
 }
@@ -244,7 +244,7 @@ pub(crate) struct RankNumber(u32);
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.shard, self.chunk)
+        write!(f, "{}.{}", self.block, self.chunk)
     }
 }
 
@@ -262,7 +262,7 @@ mod tests {
         let rank = Rank(3);
         let put = |chunk| Step::Put {
             peer: rank,
-            cell: Cell { shard: rank, chunk },
+            cell: Cell { block: rank, chunk },
             from: Source::Input,
         };
         let lanes = [0, 1].map(|chunk| Lane { steps: vec![put(chunk)], ..Lane::default() }).into();

@@ -349,9 +349,9 @@ impl<'a> Line<'a> {
     }
 
     fn cell(&mut self) -> Result<Cell, ParseError> {
-        self.read("a cell such as 2.0, shard and chunk", |word| {
-            let (shard, chunk) = word.split_once('.')?;
-            Some(Cell { shard: Rank(number(shard)?), chunk: number(chunk)? })
+        self.read("a cell such as 2.0, block and chunk", |word| {
+            let (block, chunk) = word.split_once('.')?;
+            Some(Cell { block: Rank(number(block)?), chunk: number(chunk)? })
         })
     }
 

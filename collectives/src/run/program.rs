@@ -234,17 +234,17 @@ impl FlagWriters {
         // The map is valid even if a thread has panicked while it held the lock.
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         *found.entry(flag).or_insert_with(|| {
-            self.candidates(cell.shard).find(|&rank| self.signals(rank, flag)).unwrap_or(cell.shard)
+            self.candidates(cell.block).find(|&rank| self.signals(rank, flag)).unwrap_or(cell.block)
         })
     }
 
     /// Returns all ranks, some of them twice: the provider of the block, the neighbours of a ring, the own node, then the rest.
-    fn candidates(&self, shard: Rank) -> impl Iterator<Item = Rank> {
+    fn candidates(&self, block: Rank) -> impl Iterator<Item = Rank> {
         let (own_rank, ranks) = (self.reader.0, Rank::at(self.topology.ranks()).0);
         let neighbours =
             [(own_rank + ranks - 1) % ranks, (own_rank + 1) % ranks, own_rank].map(Rank);
         let node = self.topology.members(self.topology.node(self.reader)).iter().copied();
-        [shard].into_iter().chain(neighbours).chain(node).chain((0..ranks).map(Rank))
+        [block].into_iter().chain(neighbours).chain(node).chain((0..ranks).map(Rank))
     }
 
     fn signals(&self, rank: Rank, searched: Flag) -> bool {
@@ -280,8 +280,8 @@ mod tests {
         }
     }
 
-    fn arrived(shard: u32, lane: LaneId) -> Flag {
-        Flag::Arrived { cell: Cell { shard: Rank(shard), chunk: 0 }, lane }
+    fn arrived(block: u32, lane: LaneId) -> Flag {
+        Flag::Arrived { cell: Cell { block: Rank(block), chunk: 0 }, lane }
     }
 
     fn signal(peer: u32, flag: Flag) -> Step {

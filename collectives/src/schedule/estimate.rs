@@ -58,9 +58,9 @@ impl CostRequest<'_> {
 
     /// Returns the bytes of `blocks` blocks: of different ranks, or the largest one each time.
     fn bytes_of(&self, blocks: u64, among: u64, of_different_ranks: bool) -> u64 {
-        let largest = self.sums.shard_bytes_max.saturating_mul(blocks);
+        let largest = self.sums.block_bytes_max.saturating_mul(blocks);
         if of_different_ranks {
-            return largest.min(among.saturating_sub(self.sums.shard_bytes_min));
+            return largest.min(among.saturating_sub(self.sums.block_bytes_min));
         }
         largest
     }
@@ -70,7 +70,7 @@ impl CostRequest<'_> {
     }
 
     pub(crate) fn chunk_bytes(&self) -> u64 {
-        self.sums.shard_bytes_max.div_ceil(self.chunks())
+        self.sums.block_bytes_max.div_ceil(self.chunks())
     }
 
     pub(crate) fn has_network(&self) -> bool {
@@ -99,7 +99,7 @@ impl CostRequest<'_> {
 
     /// Returns the time of the self copy.
     pub(crate) fn self_copy(&self, link: &EffectiveLink) -> u64 {
-        if self.shape.in_place { 0 } else { link.puts(self.chunks(), self.sums.shard_bytes_max) }
+        if self.shape.in_place { 0 } else { link.puts(self.chunks(), self.sums.block_bytes_max) }
     }
 
     pub(crate) fn self_puts(&self) -> u64 {
@@ -157,7 +157,7 @@ pub struct Term {
 /// Bytes over links of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// An upper bound of the bytes out of one rank, or into one rank for gets; exact if all shards and nodes are equal.
+    /// An upper bound of the bytes out of one rank, or into one rank for gets; exact if all blocks and nodes are equal.
     pub rank_bytes_max: u64,
     /// The bytes of all ranks.
     pub total_bytes: u64,
@@ -177,7 +177,7 @@ impl Term {
 
 /// Returns the bytes that one rank reads and writes in consecutive starts.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
-    let (block, all) = (sums.shard_bytes_max, sums.total_bytes);
+    let (block, all) = (sums.block_bytes_max, sums.total_bytes);
     let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {
         (true, _) => (block, all),
         (false, Some(_)) => (all, block),
@@ -322,9 +322,9 @@ pub(crate) struct ClusterSums {
     pub(crate) total_bytes: u64,
     /// Bytes that ranks copy to themselves out of place.
     pub(crate) own_bytes: u64,
-    pub(crate) shard_bytes_max: u64,
-    pub(crate) shard_bytes_min: u64,
-    /// Counts the nodes of each size, with the largest sum of shards on such a node.
+    pub(crate) block_bytes_max: u64,
+    pub(crate) block_bytes_min: u64,
+    /// Counts the nodes of each size, with the largest sum of blocks on such a node.
     sizes: BTreeMap<u64, Size>,
     /// The bytes of blocks that go to other ranks, if each is copied straight to all that need it.
     pub(crate) moved_bytes: u64,
@@ -335,7 +335,7 @@ pub(crate) struct ClusterSums {
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     nodes: u64,
-    shard_bytes_max: u64,
+    block_bytes_max: u64,
 }
 
 impl ClusterSums {
@@ -343,28 +343,28 @@ impl ClusterSums {
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
         let is_used = |rank| !collective.has_equal_outputs() || collective.is_provider(rank);
         let used = |rank: Rank| if is_used(rank) { block_bytes[rank.index()] } else { 0 };
-        let shard_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
+        let block_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
         let mut sizes = BTreeMap::<u64, Size>::new();
         let mut inside_bytes = 0u64;
         for node in 0..Rank::at(topology.nodes()).0 {
             let members = topology.members(node);
-            let bytes = sum(members.iter().map(|rank| shard_bytes[rank.index()]));
+            let bytes = sum(members.iter().map(|rank| block_bytes[rank.index()]));
             let ranks = members.len() as u64;
             // Where one rank sends or receives everything, each block goes to or comes from it.
             let inside = match collective.only_end() {
-                Some(root) if topology.node(root) == node => bytes - shard_bytes[root.index()],
+                Some(root) if topology.node(root) == node => bytes - block_bytes[root.index()],
                 Some(_) => 0,
                 None => bytes.saturating_mul(ranks - 1),
             };
             inside_bytes = inside_bytes.saturating_add(inside);
             let size = sizes.entry(ranks).or_default();
             size.nodes += 1;
-            size.shard_bytes_max = size.shard_bytes_max.max(bytes);
+            size.block_bytes_max = size.block_bytes_max.max(bytes);
         }
         let ranks = topology.ranks() as u64;
-        let total_bytes = sum(shard_bytes.iter().copied());
+        let total_bytes = sum(block_bytes.iter().copied());
         let own_bytes = match collective.only_end() {
-            Some(root) => shard_bytes[root.index()],
+            Some(root) => block_bytes[root.index()],
             None => total_bytes,
         };
         let moved_bytes = match collective.only_end() {
@@ -379,8 +379,8 @@ impl ClusterSums {
             total_bytes,
             own_bytes,
             moved_bytes,
-            shard_bytes_max: shard_bytes.iter().copied().max().unwrap_or(0),
-            shard_bytes_min: shard_bytes.iter().copied().min().unwrap_or(0),
+            block_bytes_max: block_bytes.iter().copied().max().unwrap_or(0),
+            block_bytes_min: block_bytes.iter().copied().min().unwrap_or(0),
             sizes,
             inside_bytes,
         }
@@ -396,21 +396,21 @@ impl ClusterSums {
         self.sizes.keys().copied()
     }
 
-    /// Returns the largest sum of shards of a node with `node_ranks` ranks.
+    /// Returns the largest sum of blocks of a node with `node_ranks` ranks.
     pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
-        self.sizes.get(&node_ranks).map_or(0, |size| size.shard_bytes_max)
+        self.sizes.get(&node_ranks).map_or(0, |size| size.block_bytes_max)
     }
 
-    /// Returns the largest number of shards that one rank receives from other nodes, in a node of
+    /// Returns the largest number of blocks that one rank receives from other nodes, in a node of
     /// `node_ranks` ranks.
     ///
-    /// The shard of local index l enters at the rank of local index l mod `node_ranks`.
+    /// The block of local index l enters at the rank of local index l mod `node_ranks`.
     pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
         let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
         sum(all) - 1
     }
 
-    /// Returns the largest number of shards that one rank receives from one other node, in a node of
+    /// Returns the largest number of blocks that one rank receives from one other node, in a node of
     /// `node_ranks` ranks.
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
@@ -477,11 +477,11 @@ mod tests {
         let topology = Topology::of_nodes(&[0, 0, 0, 1, 2, 2]).unwrap();
         let sums = ClusterSums::new(&topology, Collective::AllGather, &[1, 2, 3, 40, 5, 6]);
         assert_eq!((sums.ranks, sums.nodes, sums.total_bytes), (6, 3, 57));
-        assert_eq!((sums.shard_bytes_max, sums.shard_bytes_min), (40, 1));
+        assert_eq!((sums.block_bytes_max, sums.block_bytes_min), (40, 1));
         assert_eq!(sums.node_ranks().collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!([1, 2, 3].map(|ranks| sums.node_bytes(ranks)), [40, 11, 6]);
         assert_eq!(sums.inside_bytes, 6 * 2 + 11);
-        // A single rank gets all 5 foreign shards, the first of two gets 2 + 1, the first of three 1 + 1.
+        // A single rank gets all 5 foreign blocks, the first of two gets 2 + 1, the first of three 1 + 1.
         assert_eq!([1, 2, 3].map(|ranks| sums.entering(ranks)), [5, 3, 2]);
         assert_eq!([1, 2, 3].map(|ranks| sums.entering_from_one(ranks)), [3, 2, 1]);
     }

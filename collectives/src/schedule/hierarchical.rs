@@ -64,15 +64,15 @@ fn forwards(sums: &ClusterSums) -> bool {
 
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
-    let shards = |count: u64| sums.shard_bytes_max.saturating_mul(count);
-    let of_node = |ranks: u64| shards((sums.entering(ranks) + 1) * (ranks - 1));
+    let blocks = |count: u64| sums.block_bytes_max.saturating_mul(count);
+    let of_node = |ranks: u64| blocks((sums.entering(ranks) + 1) * (ranks - 1));
     let inside_max = sums.node_ranks().map(of_node).max().unwrap_or(0);
     let others = sums.nodes - 1;
     let passed = match request.algorithm {
         Algorithm::HierarchicalRing => sums.entering(sums.node_ranks_min_max().0).max(others),
         _ => others,
     };
-    let between_max = shards(passed);
+    let between_max = blocks(passed);
     let every = sums.moved_bytes;
     if !request.has_network() {
         return [Traffic::new(inside_max.saturating_add(between_max), every), Traffic::default()];
@@ -179,8 +179,8 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
 fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
     let chunks = request.shape.chunks;
     (1..rails.nodes()).flat_map(move |by| {
-        let shards = rails.entering(by, at);
-        (0..chunks).flat_map(move |chunk| shards.clone().map(move |shard| Cell { shard, chunk }))
+        let blocks = rails.entering(by, at);
+        (0..chunks).flat_map(move |chunk| blocks.clone().map(move |block| Cell { block, chunk }))
     })
 }
 
@@ -204,8 +204,8 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     for hop in 0..last_hop(rails) + 1 {
         let from = if hop == 0 { Source::Input } else { Source::Output };
         for chunk in 0..shape.chunks {
-            for (shard, place) in passing(rails, hop) {
-                let cell = Cell { shard, chunk };
+            for (block, place) in passing(rails, hop) {
+                let cell = Cell { block, chunk };
                 let target = entry(rails.ahead(1), place);
                 if hop > 0 {
                     steps.push(wait(arrived(cell, NETWORK_LANE)));
@@ -225,12 +225,12 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the number of the last hop of a shard, into the node before its own.
+/// Returns the number of the last hop of a block, into the node before its own.
 fn last_hop(rails: &Rails<'_>) -> usize {
     rails.nodes() - 2
 }
 
-/// Returns the shards that this rank puts to the next node after `hop` hops, with the local index of their owners.
+/// Returns the blocks that this rank puts to the next node after `hop` hops, with the local index of their owners.
 fn passing<'a>(rails: &Rails<'a>, hop: usize) -> impl Iterator<Item = (Rank, usize)> + use<'a> {
     let step = if hop == 0 { usize::MAX } else { rails.mates().len() };
     rails.behind(hop).iter().copied().zip(0..).skip(rails.at()).step_by(step)
@@ -300,13 +300,13 @@ impl<'a> Rails<'a> {
         self.ahead(self.nodes() - by)
     }
 
-    /// Returns the shards of the node `by` nodes before that enter the own node at the mate of local index `at`.
+    /// Returns the blocks of the node `by` nodes before that enter the own node at the mate of local index `at`.
     fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
         self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
     }
 }
 
-/// Returns the rank at which the shard of local index `at` enters a node with these members.
+/// Returns the rank at which the block of local index `at` enters a node with these members.
 fn entry(members: &[Rank], at: usize) -> Rank {
     members[at % members.len()]
 }
@@ -320,7 +320,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let mates = node_ranks - 1;
     let between = NetworkTime::new(request, &network, node_ranks);
 
-    let spread = spread_own(request, &local, mates, request.chunks(), sums.shard_bytes_max);
+    let spread = spread_own(request, &local, mates, request.chunks(), sums.block_bytes_max);
     // The cells that lane 0 distributes came from another node.
     let cell = spread_cell(request, &local, mates)
         .saturating_add(local.passed_on(mates, request.chunk_bytes().saturating_mul(mates)));
@@ -337,13 +337,13 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
     let go = if between.time > 0 { own.hop } else { 0 };
     let by_network = ready_network + go + between.time + between.hop + tail;
-    // The path of lane 0: it begins with its own shard, or waits for the first chunk.
+    // The path of lane 0: it begins with its own block, or waits for the first chunk.
     let first = ready_network + go + between.first + between.hop;
     let home = ready_home + copy_home.saturating_add(spread);
     let by_home = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
     // Both lanes on one fabric share the rate at which the rank can send.
-    let sent = (entering + 1).saturating_mul(mates).saturating_add(between.shards);
-    let sent = local.sends(sent.saturating_mul(sums.shard_bytes_max));
+    let sent = (entering + 1).saturating_mul(mates).saturating_add(between.blocks);
+    let sent = local.sends(sent.saturating_mul(sums.block_bytes_max));
     let by_home = if tier == Tier::Local { by_home.max(ready_home + sent) } else { by_home };
     let one_thread = local.by_processor && network.by_processor;
     let by_thread =
@@ -400,7 +400,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
 #[derive(Default)]
 struct NetworkTime {
     targets: u64,
-    shards: u64,
+    blocks: u64,
     puts: u64,
     /// The time of the lane's own steps.
     work: u64,
@@ -418,22 +418,22 @@ impl NetworkTime {
         if others == 0 {
             return Self::default();
         }
-        let (chunks, shard) = (request.chunks(), sums.shard_bytes_max);
+        let (chunks, block) = (request.chunks(), sums.block_bytes_max);
         let ring = request.algorithm == Algorithm::HierarchicalRing;
         // In a ring, a rank of a small node forwards everything that enters at it.
         let entering = sums.entering(node_ranks);
-        let shards = if ring { entering } else { others };
-        let puts = shards.saturating_mul(chunks);
+        let blocks = if ring { entering } else { others };
+        let puts = blocks.saturating_mul(chunks);
         let flags =
             request.flags(link, 1).saturating_mul(puts).saturating_mul(if ring { 3 } else { 1 });
-        // In a ring, all shards except the own one came from the previous node.
-        let foreign = shards - 1;
+        // In a ring, all blocks except the own one came from the previous node.
+        let foreign = blocks - 1;
         let passed_on = match ring {
-            true => link.passed_on(foreign.saturating_mul(chunks), shard.saturating_mul(foreign)),
+            true => link.passed_on(foreign.saturating_mul(chunks), block.saturating_mul(foreign)),
             false => 0,
         };
         let work = link
-            .puts(puts, shard.saturating_mul(shards))
+            .puts(puts, block.saturating_mul(blocks))
             .saturating_add(passed_on)
             .saturating_add(flags);
         let first = link.puts(1, request.chunk_bytes());
@@ -443,11 +443,11 @@ impl NetworkTime {
         } else {
             0
         };
-        let received = link.receives(shard.saturating_mul(entering));
+        let received = link.receives(block.saturating_mul(entering));
         let time = work.saturating_add(bubble).max(received);
         Self {
             targets: if ring { 1 } else { others },
-            shards,
+            blocks,
             puts,
             work,
             time,
@@ -471,14 +471,14 @@ fn spread_cells(cell: u64, cells: u64) -> u64 {
     cell.saturating_mul(cells)
 }
 
-/// Returns the time of the own shard to all mates.
+/// Returns the time of the own block to all mates.
 fn spread_own(
     request: &CostRequest<'_>,
     local: &EffectiveLink,
     mates: u64,
     chunks: u64,
-    shard: u64,
+    block: u64,
 ) -> u64 {
     let puts = mates.saturating_mul(chunks);
-    local.puts(puts, shard.saturating_mul(mates)).saturating_add(request.flags(local, puts))
+    local.puts(puts, block.saturating_mul(mates)).saturating_add(request.flags(local, puts))
 }

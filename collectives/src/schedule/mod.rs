@@ -53,7 +53,7 @@ pub struct Shape {
 }
 
 impl Default for Shape {
-    /// An all-gather of whole shards, out of place, with one output, prompt flags and one fabric.
+    /// An all-gather of whole blocks, out of place, with one output, prompt flags and one fabric.
     fn default() -> Self {
         Self {
             collective: Collective::AllGather,

@@ -65,7 +65,7 @@ fn forwards(sums: &ClusterSums) -> bool {
 
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
-    let (rank, every) = (sums.total_bytes.saturating_sub(sums.shard_bytes_min), sums.moved_bytes);
+    let (rank, every) = (sums.total_bytes.saturating_sub(sums.block_bytes_min), sums.moved_bytes);
     if !request.has_network() {
         return [Traffic::new(rank, every), Traffic::default()];
     }
@@ -152,7 +152,7 @@ impl Direction<'_> {
         let furthest = chunks().map(|(_, hops)| hops).max().unwrap_or(0);
         let is_copied = request.is_provider(rank) && !shape.in_place;
         let copies = self.copied.clone().filter(|_| is_copied);
-        let copies = copies.map(|chunk| put(rank, Cell { shard: rank, chunk }, Source::Input));
+        let copies = copies.map(|chunk| put(rank, Cell { block: rank, chunk }, Source::Input));
         let (next, previous) = (self.rank_after(1), self.rank_after(self.order.len() - 1));
         let (inward, outward) =
             (self.lane(request, previous, rank), self.lane(request, rank, next));
@@ -173,12 +173,12 @@ impl Direction<'_> {
             push(outward, wait(flag));
         }
         for hop in 0..furthest {
-            let (shard, from) = (self.origin(hop), source(hop));
-            if !request.is_provider(shard) {
+            let (block, from) = (self.origin(hop), source(hop));
+            if !request.is_provider(block) {
                 continue;
             }
             for (chunk, _) in chunks().filter(|&(_, hops)| hops > hop) {
-                let cell = Cell { shard, chunk };
+                let cell = Cell { block, chunk };
                 if hop > 0 {
                     push(reader, wait(arrived(cell, reader)));
                 }
@@ -191,9 +191,9 @@ impl Direction<'_> {
             }
         }
         for (chunk, hops) in chunks().filter(|&(_, hops)| hops > 0) {
-            let shard = self.origin(hops);
-            if request.is_provider(shard) {
-                push(reader, wait(arrived(Cell { shard, chunk }, reader)));
+            let block = self.origin(hops);
+            if request.is_provider(block) {
+                push(reader, wait(arrived(Cell { block, chunk }, reader)));
             }
         }
     }
@@ -254,23 +254,23 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     // With two directions, even chunks pass more hops in one direction, odd ones in the other.
     let (near, hops) = (peers / ways, peers.div_ceil(ways));
     let puts = hops * chunks.div_ceil(ways) + near * (chunks - chunks.div_ceil(ways));
-    let shards = |count: u64| sums.shard_bytes_max.saturating_mul(count);
+    let blocks = |count: u64| sums.block_bytes_max.saturating_mul(count);
     // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has one
     // direction inside.
     let one_way = peers.div_ceil(ways);
-    let inside_shards = if request.has_network() && node_ranks == 2 { one_way } else { peers };
-    let out_shards = if node_ranks > 1 { one_way } else { peers };
+    let inside_blocks = if request.has_network() && node_ranks == 2 { one_way } else { peers };
+    let out_blocks = if node_ranks > 1 { one_way } else { peers };
     let every = match local.by_processor {
         _ if !inside => 0,
         // One thread drives both directions, one after the other.
-        true => chunk_time(&local).saturating_mul(inside_shards.saturating_mul(chunks)),
-        false => local.sends(shards(inside_shards)),
+        true => chunk_time(&local).saturating_mul(inside_blocks.saturating_mul(chunks)),
+        false => local.sends(blocks(inside_blocks)),
     };
-    let out = if request.has_network() { network.sends(shards(out_shards)) } else { 0 };
+    let out = if request.has_network() { network.sends(blocks(out_blocks)) } else { 0 };
     let every = every.max(out);
-    // All shards except the own one came from the previous rank.
+    // All blocks except the own one came from the previous rank.
     let foreign = peers.saturating_sub(1);
-    let passed_on = slowest.passed_on(foreign * chunks, shards(foreign));
+    let passed_on = slowest.passed_on(foreign * chunks, blocks(foreign));
     let all =
         uneven(request, slowest, chunk.saturating_mul(puts).max(every).saturating_add(passed_on));
     // A signal from lane 0 announces the data that leaves the node to the network lane.
@@ -281,7 +281,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
         chunk_time(link).saturating_add(passed_on_chunk(link)).saturating_add(link.hop + relay)
     };
     let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
-    // A shard crosses at most one way out of each node, and every other link at most once.
+    // A block crosses at most one way out of each node, and every other link at most once.
     let out = if request.has_network() { sums.nodes.min(hops) } else { 0 };
     let stay = hops.min(sums.ranks - if request.has_network() { sums.nodes } else { 0 });
     let by = |out: u64| {
@@ -289,9 +289,9 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     };
     let others = chunk.saturating_add(passed_on_chunk(slowest)).saturating_mul(chunks - 1);
     let journey = by(out).max(by(hops - stay)).saturating_add(others);
-    // The path begins at the rank that provides the shard.
+    // The path begins at the rank that provides the block.
     let journey = journey.saturating_sub(passed_on_chunk(&local).min(passed_on_chunk(slowest)));
-    let uneven_overlap = overlaps(request, slowest) && sums.shard_bytes_max > sums.shard_bytes_min;
+    let uneven_overlap = overlaps(request, slowest) && sums.block_bytes_max > sums.block_bytes_min;
     let waits = match uneven_overlap {
         true => 0,
         false => journey.saturating_sub(all.saturating_add(last_hop)),
@@ -329,19 +329,19 @@ fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
     request.shape.outputs > 1 && !link.by_processor
 }
 
-/// Returns the time of the puts if shards differ in length.
+/// Returns the time of the puts if blocks differ in length.
 ///
-/// Every link carries all shards but one, and the largest shard reaches the last rank chunk by chunk. With outputs in
+/// Every link carries all blocks but one, and the largest block reaches the last rank chunk by chunk. With outputs in
 /// turn and engines of a device, the journey of one start overlaps with the next start.
 fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     let sums = request.sums;
     let peers = sums.ranks - 1;
-    if sums.shard_bytes_max == sums.shard_bytes_min || peers == 0 {
+    if sums.block_bytes_max == sums.block_bytes_min || peers == 0 {
         return even;
     }
-    let equal = sums.shard_bytes_max.saturating_mul(peers);
-    let carried = sums.total_bytes - sums.shard_bytes_min;
-    let journey = sums.shard_bytes_max + request.chunk_bytes().saturating_mul(peers - 1);
+    let equal = sums.block_bytes_max.saturating_mul(peers);
+    let carried = sums.total_bytes - sums.block_bytes_min;
+    let journey = sums.block_bytes_max + request.chunk_bytes().saturating_mul(peers - 1);
     let needed = if overlaps(request, link) { carried } else { carried.max(journey) };
     let saved = equal.saturating_sub(needed);
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))

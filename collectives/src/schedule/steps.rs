@@ -9,8 +9,8 @@ use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
 pub(super) const NETWORK_LANE: LaneId = LaneId(1);
 
 /// Returns the cells of the block of one rank.
-pub(super) fn cells(shard: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
-    (0..chunks).map(move |chunk| Cell { shard, chunk })
+pub(super) fn cells(block: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
+    (0..chunks).map(move |chunk| Cell { block, chunk })
 }
 
 /// Returns the copies of a rank's own block into its own output; none in place.

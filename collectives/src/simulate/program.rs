@@ -196,7 +196,7 @@ impl<'a> Compiler<'a> {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
                 let receiver = if matches!(step, Step::Put { .. }) { peer } else { rank };
                 let peer = self.known_rank(peer)?;
-                self.known_rank(cell.shard)?;
+                self.known_rank(cell.block)?;
                 if cell.chunk >= self.layout.chunks() {
                     return Err(format!(
                         "cell {cell} does not exist, expected a chunk below {}",
@@ -211,7 +211,7 @@ impl<'a> Compiler<'a> {
                 }
                 match step {
                     Step::Get { .. } => ModelStep::Get { peer, bytes },
-                    _ => ModelStep::Put { peer, bytes, passed_on: cell.shard != rank },
+                    _ => ModelStep::Put { peer, bytes, passed_on: cell.block != rank },
                 }
             }
             Step::Signal { peer, flag } => {
@@ -253,7 +253,7 @@ impl<'a> Compiler<'a> {
             Flag::Ready { from: rank, lane }
             | Flag::Free { from: rank, lane }
             | Flag::Taken { by: rank, lane } => (lane, rank),
-            Flag::Arrived { cell, lane } => (lane, cell.shard),
+            Flag::Arrived { cell, lane } => (lane, cell.block),
             Flag::Go { lane } | Flag::Sent { lane } => (lane, Rank(0)),
         };
         self.known_rank(rank)?;

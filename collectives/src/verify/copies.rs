@@ -71,7 +71,7 @@ fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fa
     if let Some([first, second]) = twice {
         return Err(Fault::CopiedTwice { first: location(first), second: location(second) });
     }
-    let is_required = |copy: &&CellCopy| set.collective.requires(copy.cell.shard, rank);
+    let is_required = |copy: &&CellCopy| set.collective.requires(copy.cell.block, rank);
     if let Some(copy) = copies.iter().find(|copy| !is_required(copy)) {
         return Err(Fault::NotRequired { location: location(copy), rank });
     }

@@ -64,7 +64,7 @@ impl Fault {
             ),
             Self::CopiedInPlace { location } => counterexample(
                 vec![location.to_string()],
-                "the step overwrites the shard that it reads".into(),
+                "the step overwrites the block that it reads".into(),
             ),
             Self::NeverCopied { rank, cell } => counterexample(
                 Vec::new(),

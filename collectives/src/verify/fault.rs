@@ -153,7 +153,7 @@ pub enum Fault {
     },
     /// A step copies a cell that is in the output from the start.
     #[error(
-        "{location}: the step copies the rank's own shard, which is already in its output, because \
+        "{location}: the step copies the rank's own block, which is already in its output, because \
          the operation is in place"
     )]
     CopiedInPlace {

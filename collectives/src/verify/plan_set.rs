@@ -99,7 +99,7 @@ impl PlanSet {
 
     /// Returns whether a cell is in the output of `rank` before anything is copied.
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
-        self.in_place && cell.shard == rank
+        self.in_place && cell.block == rank
     }
 
     /// Returns the location of a step of a followed lane.
@@ -248,8 +248,8 @@ impl StepCheck<'_> {
         self.check_rank(peer)?;
         self.check_cell(cell)?;
         self.check_source(from)?;
-        self.check_exists(from == Source::Output || cell.shard == owner, || {
-            (format!("cell {cell} of the input"), format!("a cell of shard {owner}"))
+        self.check_exists(from == Source::Output || cell.block == owner, || {
+            (format!("cell {cell} of the input"), format!("a cell of block {owner}"))
         })
     }
 
@@ -261,7 +261,7 @@ impl StepCheck<'_> {
     }
 
     fn check_cell(&self, cell: Cell) -> Result<(), Fault> {
-        self.check_rank(cell.shard)?;
+        self.check_rank(cell.block)?;
         let chunks = self.plan.chunks;
         self.check_exists(cell.chunk < chunks, || {
             (format!("chunk {}", cell.chunk), format!("a chunk below {chunks}"))

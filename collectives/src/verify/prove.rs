@@ -273,16 +273,16 @@ impl Sums {
     }
 }
 
-fn hash_of_cell(owner: Rank, Cell { shard, chunk }: Cell) -> u64 {
-    hash([owner.0, shard.0, chunk, 0])
+fn hash_of_cell(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
+    hash([owner.0, block.0, chunk, 0])
 }
 
 fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
     let of_kind = |kind, LaneId(lane), rank: Rank| hash([reader.0, rank.0, lane, kind]);
     match flag {
-        Flag::Arrived { cell: Cell { shard, chunk }, lane } => {
-            let of_chunk = hash([reader.0, shard.0, chunk, lane.0 + 8]);
-            of_kind(1, lane, shard).wrapping_add(of_chunk)
+        Flag::Arrived { cell: Cell { block, chunk }, lane } => {
+            let of_chunk = hash([reader.0, block.0, chunk, lane.0 + 8]);
+            of_kind(1, lane, block).wrapping_add(of_chunk)
         }
         Flag::Ready { from, lane } => of_kind(2, lane, from),
         Flag::Free { from, lane } => of_kind(6, lane, from),

@@ -123,7 +123,7 @@ impl Symmetry {
     }
 
     pub(super) fn rotated_cell(&self, rotation: Rotation, cell: Cell) -> Cell {
-        Cell { shard: self.rotated(rotation, cell.shard), chunk: cell.chunk }
+        Cell { block: self.rotated(rotation, cell.block), chunk: cell.chunk }
     }
 
     pub(super) fn rotated_flag(&self, rotation: Rotation, flag: Flag) -> Flag {

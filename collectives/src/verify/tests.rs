@@ -10,10 +10,10 @@ use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::verify::plan_set::ClosedLane;
 
-/// Verifies one rank that copies its shard in lane 1, after `change` has got the closed lanes 0 and 1.
+/// Verifies one rank that copies its block in lane 1, after `change` has got the closed lanes 0 and 1.
 fn fault(change: impl FnOnce(&mut [ClosedLane])) -> Option<String> {
     let rank = Rank(0);
-    let cell = Cell { shard: rank, chunk: 0 };
+    let cell = Cell { block: rank, chunk: 0 };
     let copy = Step::Put { peer: rank, cell, from: Source::Input };
     let lanes = vec![Lane::default(), Lane { steps: vec![copy], ..Lane::default() }];
     let plan = Plan {

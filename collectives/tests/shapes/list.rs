@@ -14,11 +14,11 @@ fn scattered(lens: &[usize], buffers: usize, seed: u64) -> (Vec<Destination>, Ve
     rng.shuffle(&mut order);
     let mut ends = vec![0; buffers];
     let mut destinations = vec![Destination::default(); lens.len()];
-    for shard in order {
+    for block in order {
         let buffer = rng.usize(..buffers);
         let offset = ends[buffer] + rng.usize(..20);
-        ends[buffer] = offset + lens[shard];
-        destinations[shard] = Destination { buffer, offset };
+        ends[buffer] = offset + lens[block];
+        destinations[block] = Destination { buffer, offset };
     }
     ends.iter_mut().for_each(|end| *end += rng.usize(..20));
     (destinations, ends)
@@ -49,9 +49,9 @@ fn gather(
         gather.run()?;
         let mut gathered = 0;
         for (rank, &len) in Rank::all(lens.len()).zip(lens) {
-            let shard = gather.block(rank)?;
-            assert_eq!(shard.len(), len);
-            check(shard, rank, 0, start);
+            let block = gather.block(rank)?;
+            assert_eq!(block.len(), len);
+            check(block, rank, 0, start);
             gathered += len;
         }
         let mut untouched = 0;
@@ -66,7 +66,7 @@ fn gather(
 }
 
 #[test]
-fn every_shard_is_copied_to_its_destination_and_gaps_stay_untouched() {
+fn every_block_is_copied_to_its_destination_and_gaps_stay_untouched() {
     for ranks in 1..=9 {
         in_group(ranks, |group, algorithm| {
             for round in 0..3 {
@@ -90,15 +90,15 @@ fn allocated_buffers_have_the_smallest_length() {
         gather.input_mut()?.fill(me.0 as f32 + 1.0);
         gather.run()?;
         let gathered = gather.received()?;
-        let shards = (gathered.block(Rank(0))?, gathered.block(Rank(1))?);
-        assert_eq!(shards, (&[1.0; 4][..], &[2.0; 2][..]));
+        let blocks = (gathered.block(Rank(0))?, gathered.block(Rank(1))?);
+        assert_eq!(blocks, (&[1.0; 4][..], &[2.0; 2][..]));
         if me == Rank(0) {
             assert_eq!(gather.output_buffer(0)?, [2.0; 2]);
             assert_eq!(gather.output_buffer(1)?, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
             let error = gather.output().unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "the output consists of 2 buffers; use `shard`, `tensor` or `output_buffer`"
+                "the output consists of 2 buffers; use `block`, `tensor` or `output_buffer`"
             );
         } else {
             assert_eq!(gather.output()?, [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]);

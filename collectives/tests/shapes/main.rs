@@ -1,4 +1,4 @@
-//! Runs all-gathers of every shape over the host backend: uneven and empty shards, lists, tensors and windows.
+//! Runs all-gathers of every shape over the host backend: uneven and empty blocks, lists, tensors and windows.
 //!
 //! Each runs in place and out of place, and in one or several chunks.
 

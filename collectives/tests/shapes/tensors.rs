@@ -130,7 +130,7 @@ fn contiguous_tensors_follow_each_other() {
         let error = gather.block(Rank(1)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "a shard consists of 2 pieces, one of each tensor; use `piece` for each piece"
+            "a block consists of 2 pieces, one of each tensor; use `piece` for each piece"
         );
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Tests `all_gather_v`: shards of different lengths.
+//! Tests `all_gather_v`: blocks of different lengths.
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::plan::Algorithm;
@@ -33,9 +33,9 @@ fn gather(
         let mut end = 0;
         for (rank, &len) in Rank::all(lens.len()).zip(lens) {
             check(&gather.output()?[end..end + len], rank, 0, start);
-            let shard = gather.block(rank)?;
-            assert_eq!(shard.len(), len);
-            check(shard, rank, 0, start);
+            let block = gather.block(rank)?;
+            assert_eq!(block.len(), len);
+            check(block, rank, 0, start);
             end += len;
         }
         assert_eq!(gather.output()?.len(), end);
@@ -53,7 +53,7 @@ fn all_lens(ranks: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn every_rank_gets_every_shard_of_any_length() {
+fn every_rank_gets_every_block_of_any_length() {
     for ranks in 1..=9 {
         in_group(ranks, |group, algorithm| {
             for (index, lens) in all_lens(ranks).iter().enumerate() {
@@ -82,7 +82,7 @@ fn elements_larger_than_a_byte_keep_their_order() {
 }
 
 #[test]
-fn equal_shards_can_be_read_one_by_one() {
+fn equal_blocks_can_be_read_one_by_one() {
     in_flat_group(3, |group| {
         let me = group.rank();
         let mut gather = group.all_gather::<u8>(65).prepare()?;

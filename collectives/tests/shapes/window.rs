@@ -11,7 +11,7 @@ use peerlane_host as host;
 
 use crate::ranks::{UNTOUCHED, check, fill, in_flat_group, in_group};
 
-fn shard_of(begin: usize, lens: &[usize], rank: Rank) -> std::ops::Range<usize> {
+fn block_of(begin: usize, lens: &[usize], rank: Rank) -> std::ops::Range<usize> {
     let begin = begin + lens[..rank.index()].iter().sum::<usize>();
     begin..begin + lens[rank.index()]
 }
@@ -25,10 +25,10 @@ fn run(
     (me, start): (Rank, usize),
 ) -> Result<(), Error> {
     window.slice_mut(0..window.len())?.fill(UNTOUCHED);
-    fill(&mut window.slice_mut(shard_of(begin, lens, me))?, me, 0, start);
+    fill(&mut window.slice_mut(block_of(begin, lens, me))?, me, 0, start);
     gather.run()?;
     for rank in Rank::all(lens.len()) {
-        check(&window.slice(shard_of(begin, lens, rank))?, rank, 0, start);
+        check(&window.slice(block_of(begin, lens, rank))?, rank, 0, start);
     }
     let end = begin + lens.iter().sum::<usize>();
     let outside = [window.slice(0..begin)?, window.slice(end..window.len())?];
@@ -62,10 +62,10 @@ fn operations_over_overlapping_ranges_alternate() {
 }
 
 #[test]
-fn the_own_shard_may_come_from_a_buffer_or_from_a_window() {
+fn the_own_block_may_come_from_a_buffer_or_from_a_window() {
     in_group(3, |group, algorithm| {
         let me = group.rank();
-        let (window, shards) = (group.window::<u8>(400)?, group.window::<u8>(130)?);
+        let (window, blocks) = (group.window::<u8>(400)?, group.window::<u8>(130)?);
         let mut input = group.allocate(65)?;
         fill(input.as_mut_slice()?, me, 0, 0);
         let mut first = group
@@ -75,8 +75,8 @@ fn the_own_shard_may_come_from_a_buffer_or_from_a_window() {
             .input(input)
             .prepare()?;
         let builder = group.all_gather(65).output_into(&window, 200).algorithm(algorithm);
-        let mut second = builder.input_from(&shards, 65).prepare()?;
-        fill(&mut shards.slice_mut(65..130)?, me, 0, 1);
+        let mut second = builder.input_from(&blocks, 65).prepare()?;
+        fill(&mut blocks.slice_mut(65..130)?, me, 0, 1);
         let (one, two) = (first.start()?, second.start()?);
         two.wait()?;
         one.wait()?;

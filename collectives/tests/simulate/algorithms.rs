@@ -15,12 +15,12 @@ use super::links;
 fn simulate(
     algorithm: Algorithm,
     topology: &Topology,
-    shard_bytes: &[u64],
+    block_bytes: &[u64],
     shape: Shape,
     links: &Links,
     options: &Options,
 ) -> Simulation {
-    let layout = Layout::new(Collective::AllGather, shard_bytes, shape.chunks).unwrap();
+    let layout = Layout::new(Collective::AllGather, block_bytes, shape.chunks).unwrap();
     let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     simulate::simulate(topology, &layout, links, options, plan)
         .unwrap_or_else(|error| panic!("{algorithm} on {topology}, {shape:?}: {error}"))
@@ -70,9 +70,9 @@ fn all_algorithms_end_and_move_what_the_definition_says() {
     }
 }
 
-fn check_bytes(simulation: &Simulation, shard_bytes: &[u64], in_place: bool) {
-    let total: u64 = shard_bytes.iter().sum();
-    for (own, rank) in shard_bytes.iter().zip(&simulation.ranks) {
+fn check_bytes(simulation: &Simulation, block_bytes: &[u64], in_place: bool) {
+    let total: u64 = block_bytes.iter().sum();
+    for (own, rank) in block_bytes.iter().zip(&simulation.ranks) {
         let received = |class: LinkClass| rank.traffic[class as usize].received_bytes;
         assert_eq!(received(LinkClass::Own), if in_place { 0 } else { *own });
         assert_eq!(received(LinkClass::Local) + received(LinkClass::Network), total - own);
@@ -125,7 +125,7 @@ fn a_ring_takes_a_put_and_a_flag_for_each_step() {
         let shape = Shape { chunks: 10, ..shape };
         let chunks = simulate(Algorithm::Ring, &topology, &bytes, shape, &links, &options);
         assert_eq!(chunks.end_ps(), 30 + (ranks - 1) * 10 * (100 + 640) + 30);
-        // All shards but the own one were just put here: later, and half as fast.
+        // All blocks but the own one were just put here: later, and half as fast.
         links.local.passed_on_bytes_per_second = Some(1e12);
         links.local.passed_on_seconds = 7e-12;
         let whole = Shape { chunks: 1, ..shape };
@@ -176,7 +176,7 @@ fn hierarchical_hides_the_nodes_behind_the_network() {
     let bytes = [64_000 * 16; 8];
     let options = Options::default();
     let simulation = simulate(Algorithm::Hierarchical, &topology, &bytes, shape, &links, &options);
-    // The own shard is spread first, which the last chunks wait for.
+    // The own block is spread first, which the last chunks wait for.
     let (network, own) = (64_000 * 16, 64_000 * 16);
     assert!(simulation.end_ps() >= network, "{}", simulation.end_ps());
     assert!(simulation.end_ps() <= network + own + 64_000, "{}", simulation.end_ps());

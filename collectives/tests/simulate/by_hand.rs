@@ -8,7 +8,7 @@ use super::{Case, link, links};
 
 const PICO: f64 = 1e-12;
 
-/// Rank 0 puts its shard to rank 1, which waits for it.
+/// Rank 0 puts its block to rank 1, which waits for it.
 fn one_put() -> Case {
     Case::new(
         &[0, 0],
@@ -17,7 +17,7 @@ fn one_put() -> Case {
     )
 }
 
-/// Ranks 1 and 2 put their shards to rank 0.
+/// Ranks 1 and 2 put their blocks to rank 0.
 fn two_into_one() -> Case {
     let put = |rank| format!("put {rank}.0 input to 0; signal arrived {rank}.0 to 0");
     Case::new(&[0, 0, 0], false, &[&["wait arrived 1.0; wait arrived 2.0"], &[&put(1)], &[&put(2)]])
@@ -126,7 +126,7 @@ fn ranks_of_a_node_share_cards_processors_and_memory() {
     assert_eq!(across(false).ends(&host), [4000; 4]);
 }
 
-/// Rank 0 puts its shard to ranks 1, 2 and 3.
+/// Rank 0 puts its block to ranks 1, 2 and 3.
 fn three_puts() -> Case {
     let to = |peer| format!("put 0.0 input to {peer}; signal arrived 0.0 to {peer}");
     let steps = [to(1), to(2), to(3)].join("; ");

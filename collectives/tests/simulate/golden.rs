@@ -31,20 +31,20 @@ fn table() -> String {
     );
     for (name, nodes) in TOPOLOGIES {
         let topology = Topology::of_nodes(nodes).unwrap();
-        for (shard, chunks) in [(4096, 1), (16 << 20, 1), (16 << 20, 4)] {
-            writeln!(text, "\n{name}, shards of {shard} bytes in {chunks} chunks").unwrap();
+        for (block, chunks) in [(4096, 1), (16 << 20, 1), (16 << 20, 4)] {
+            writeln!(text, "\n{name}, blocks of {block} bytes in {chunks} chunks").unwrap();
             for &algorithm in Algorithm::ALL {
-                text += &row(algorithm, &topology, shard, chunks);
+                text += &row(algorithm, &topology, block, chunks);
             }
         }
     }
     text
 }
 
-fn row(algorithm: Algorithm, topology: &Topology, shard: u64, chunks: u32) -> String {
+fn row(algorithm: Algorithm, topology: &Topology, block: u64, chunks: u32) -> String {
     let shape = Shape { chunks, tiers: true, ..Shape::default() };
     let layout =
-        Layout::new(Collective::AllGather, &vec![shard; topology.ranks()], chunks).unwrap();
+        Layout::new(Collective::AllGather, &vec![block; topology.ranks()], chunks).unwrap();
     let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
     let options = Options::default();
     let simulation =

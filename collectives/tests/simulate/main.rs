@@ -51,7 +51,7 @@ fn links() -> Links {
 struct Case {
     plans: Vec<Plan>,
     topology: Topology,
-    shard_bytes: Vec<u64>,
+    block_bytes: Vec<u64>,
     options: Options,
 }
 
@@ -72,7 +72,7 @@ impl Case {
         Self {
             plans: lanes.iter().enumerate().map(plan).collect(),
             topology: Topology::of_nodes(nodes).unwrap(),
-            shard_bytes: vec![1000; nodes.len()],
+            block_bytes: vec![1000; nodes.len()],
             options: Options { forks: true, ..Options::default() },
         }
     }
@@ -84,7 +84,7 @@ impl Case {
     }
 
     fn run(&self, links: &Links) -> Result<Simulation, Error> {
-        let layout = Layout::new(Collective::AllGather, &self.shard_bytes, 1).unwrap();
+        let layout = Layout::new(Collective::AllGather, &self.block_bytes, 1).unwrap();
         let plan = |rank: peerlane_hal::Rank| Ok(self.plans[rank.index()].clone());
         simulate::simulate(&self.topology, &layout, links, &self.options, plan)
     }

@@ -241,7 +241,7 @@ fn any_rank(plans: &[Plan], rng: &mut Rng) -> Rank {
 
 fn any_cell(plans: &[Plan], rng: &mut Rng) -> Cell {
     let chunk = rng.u32(..plans[0].chunks.max(1)) + u32::from(rng.u8(..8) == 0);
-    Cell { shard: any_rank(plans, rng), chunk }
+    Cell { block: any_rank(plans, rng), chunk }
 }
 
 fn any_flag(plans: &[Plan], rng: &mut Rng) -> Flag {

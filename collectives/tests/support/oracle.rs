@@ -57,7 +57,7 @@ enum Action {
         peer: usize,
         is_get: bool,
         units: Range<usize>,
-        shard: usize,
+        block: usize,
         from: Source,
     },
     Signal {
@@ -120,8 +120,8 @@ impl Oracle {
     }
 
     /// Returns the offset of a block in the output of `into`.
-    fn output_offset(&self, shard: usize, into: usize) -> usize {
-        (0..shard).map(|shard| self.blocks[shard][into]).sum()
+    fn output_offset(&self, block: usize, into: usize) -> usize {
+        (0..block).map(|block| self.blocks[block][into]).sum()
     }
 
     /// Returns the length of the output of a rank.
@@ -130,8 +130,8 @@ impl Oracle {
     }
 
     /// Returns the position of units of a block in the output of `into`.
-    fn place(&self, shard: usize, into: usize, units: &Range<usize>) -> Range<usize> {
-        let offset = self.output_offset(shard, into);
+    fn place(&self, block: usize, into: usize, units: &Range<usize>) -> Range<usize> {
+        let offset = self.output_offset(block, into);
         offset + units.start..offset + units.end
     }
 
@@ -177,15 +177,15 @@ fn action(
         *names.entry((reader, flag)).or_insert(next)
     };
     Some(match step {
-        Step::Put { peer, cell: Cell { shard, chunk }, from }
-        | Step::Get { peer, cell: Cell { shard, chunk }, from } => {
+        Step::Put { peer, cell: Cell { block, chunk }, from }
+        | Step::Get { peer, cell: Cell { block, chunk }, from } => {
             let is_get = matches!(step, Step::Get { .. });
-            let (shard, peer) = (in_range(shard)?, in_range(peer)?);
+            let (block, peer) = (in_range(block)?, in_range(peer)?);
             let target = if is_get { plan.rank.index() } else { peer };
-            let length = blocks[shard][target];
+            let length = blocks[block][target];
             let edge = |chunk: u32| length * chunk as usize / plan.chunks as usize;
             let units = (chunk < plan.chunks).then(|| edge(chunk)..edge(chunk + 1))?;
-            Action::Copy { peer, is_get, units, shard, from }
+            Action::Copy { peer, is_get, units, block, from }
         }
         Step::Signal { peer, flag } => {
             Action::Signal { peer: in_range(peer)?, flag: number(peer, flag) }

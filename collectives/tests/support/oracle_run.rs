@@ -66,7 +66,7 @@ enum Freight {
     Copy {
         start: u64,
         units: Range<usize>,
-        shard: usize,
+        block: usize,
         is_get: bool,
         from: Source,
         taken: Option<Vec<u64>>,
@@ -207,15 +207,15 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             Action::Signal { peer, flag } => (peer, Freight::Signal { flag, value }),
-            Action::Copy { peer, is_get, units, shard, from } => {
+            Action::Copy { peer, is_get, units, block, from } => {
                 let hasty = self.rng.u8(..4) < self.hasty;
                 let source = if is_get { peer } else { rank };
                 let target = if is_get { rank } else { peer };
-                let taken = hasty.then(|| self.read((source, target), start, shard, &units, from));
+                let taken = hasty.then(|| self.read((source, target), start, block, &units, from));
                 if is_get || taken.is_none() {
                     self.lanes[number].incomplete.insert(submitted);
                 }
-                (peer, Freight::Copy { start, units, shard, is_get, from, taken })
+                (peer, Freight::Copy { start, units, block, is_get, from, taken })
             }
         };
         let what = match what {
@@ -235,19 +235,19 @@ impl<'a> Run<'a> {
         let Some(first) = self.lanes[number].under_way[peer].pop_front() else { return Ok(()) };
         let submitted = first.submitted;
         match first.what {
-            Freight::Copy { start, units, shard, is_get, from, taken: None } => {
+            Freight::Copy { start, units, block, is_get, from, taken: None } => {
                 let source = if is_get { peer } else { rank };
                 let target = if is_get { rank } else { peer };
-                let taken = Some(self.read((source, target), start, shard, &units, from));
+                let taken = Some(self.read((source, target), start, block, &units, from));
                 if !is_get {
                     self.lanes[number].incomplete.remove(&submitted);
                 }
-                let what = Freight::Copy { start, units, shard, is_get, from, taken };
+                let what = Freight::Copy { start, units, block, is_get, from, taken };
                 self.lanes[number].under_way[peer].push_front(Flying { submitted, what });
             }
-            Freight::Copy { start, units, shard, is_get, taken: Some(content), .. } => {
+            Freight::Copy { start, units, block, is_get, taken: Some(content), .. } => {
                 let target = if is_get { rank } else { peer };
-                let place = self.oracle.place(shard, target, &units);
+                let place = self.oracle.place(block, target, &units);
                 self.callers[target].output(start)[place].copy_from_slice(&content);
                 self.lanes[number].incomplete.remove(&submitted);
             }
@@ -272,7 +272,7 @@ impl<'a> Run<'a> {
         &mut self,
         (rank, target): (usize, usize),
         start: u64,
-        shard: usize,
+        block: usize,
         units: &Range<usize>,
         from: Source,
     ) -> Vec<u64> {
@@ -294,7 +294,7 @@ impl<'a> Run<'a> {
             Source::Output => {
                 let output = caller.output(start);
                 let unit = |unit: usize| *output.get(unit).unwrap_or(&SCRIBBLE);
-                oracle.place(shard, rank, units).map(unit).collect()
+                oracle.place(block, rank, units).map(unit).collect()
             }
         }
     }
@@ -329,11 +329,11 @@ impl<'a> Run<'a> {
         let caller = &mut self.callers[rank];
         let start = caller.start;
         let output = caller.output(start);
-        for shard in 0..oracle.ranks {
-            let block = oracle.place(shard, rank, &(0..oracle.blocks[shard][rank]));
-            for (unit, word) in output[block].iter().enumerate() {
+        for block in 0..oracle.ranks {
+            let units = oracle.place(block, rank, &(0..oracle.blocks[block][rank]));
+            for (unit, word) in output[units].iter().enumerate() {
                 let output = if oracle.is_by_output { rank } else { 0 };
-                if *word != content(start, shard, output, unit) {
+                if *word != content(start, block, output, unit) {
                     return Err(Harm::WrongBytes);
                 }
             }
@@ -354,6 +354,6 @@ impl<'a> Run<'a> {
 }
 
 /// Returns the content of a unit of a rank's data for an output.
-fn content(start: u64, shard: usize, output: usize, unit: usize) -> u64 {
-    ((start * 100 + shard as u64) * 100 + output as u64) * 100 + unit as u64
+fn content(start: u64, block: usize, output: usize, unit: usize) -> u64 {
+    ((start * 100 + block as u64) * 100 + output as u64) * 100 + unit as u64
 }

@@ -1,4 +1,4 @@
-//! Runs ranks as threads in one group over the host backend, and fills and checks their shards.
+//! Runs ranks as threads in one group over the host backend, and fills and checks their blocks.
 
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
@@ -72,8 +72,8 @@ pub(crate) fn content(rank: Rank, tensor: usize, start: usize) -> impl Iterator<
     (0..).map(move |index: usize| ((seed + index * 7) % usize::from(UNTOUCHED)) as u8)
 }
 
-pub(crate) fn fill(shard: &mut [u8], rank: Rank, tensor: usize, start: usize) {
-    shard.iter_mut().zip(content(rank, tensor, start)).for_each(|(byte, value)| *byte = value);
+pub(crate) fn fill(block: &mut [u8], rank: Rank, tensor: usize, start: usize) {
+    block.iter_mut().zip(content(rank, tensor, start)).for_each(|(byte, value)| *byte = value);
 }
 
 #[track_caller]

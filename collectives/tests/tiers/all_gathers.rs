@@ -95,9 +95,9 @@ fn every_algorithm_gathers_over_one_fabric_with_a_topology_of_the_caller() {
     }
 }
 
-/// The shards are much larger than what an engine copies in one poll.
+/// The blocks are much larger than what an engine copies in one poll.
 #[test]
-fn large_shards_are_gathered_over_both_fabrics() {
+fn large_blocks_are_gathered_over_both_fabrics() {
     let topology: Topology = "2+1".parse().unwrap();
     for algorithm in [Algorithm::Hierarchical, Algorithm::Pull] {
         in_tiers(&topology, QUEUED, |group| {
@@ -120,7 +120,7 @@ fn every_shape_is_gathered_over_the_network() {
             rounds(&mut builder.prepare()?, (rank, ranks), 3, value)?;
 
             let backwards: Vec<Destination> = (0..ranks)
-                .map(|shard| Destination { buffer: 0, offset: (ranks - 1 - shard) * 150 + rank })
+                .map(|block| Destination { buffer: 0, offset: (ranks - 1 - block) * 150 + rank })
                 .collect();
             let builder =
                 group.all_gather::<i32>(&lens).destinations(&backwards).algorithm(algorithm);

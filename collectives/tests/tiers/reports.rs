@@ -16,7 +16,7 @@ fn lanes_and_bytes_of_both_tiers_are_named() {
         let report = builder.prepare()?.report().clone();
         assert_eq!(report.fallbacks, []);
         assert_eq!(report.lanes.len(), 2);
-        // The own shard and the shard from the other node go to the other rank of the node.
+        // The own block and the block from the other node go to the other rank of the node.
         let bytes = report.tiers.iter().map(|tier| (tier.tier, tier.put_bytes, tier.own_bytes));
         let expected = [(Tier::Local, 200, 100), (Tier::Network, 100, 0)];
         assert!(bytes.eq(expected), "{:?}", report.tiers);

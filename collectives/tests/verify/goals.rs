@@ -9,7 +9,7 @@ use peerlane_collectives::verify::{Fault, FaultClass, verify};
 
 use crate::plans::edit;
 
-/// Returns plans in which rank 0 puts its shard to every other rank, with or without `ready` flags.
+/// Returns plans in which rank 0 puts its block to every other rank, with or without `ready` flags.
 fn broadcast(ranks: u32, place: &str, outputs: u32, has_ready: bool) -> Vec<Plan> {
     let plan = |rank: u32| {
         let header = format!("broadcast from 0 direct: rank {rank} of {ranks}, 1 chunk, {place}");

@@ -109,7 +109,7 @@ fn names_that_do_not_exist_are_refused() {
     assert_snapshot!(text("put 1.0 input to 2", "put 1.0 input to 3"), @"rank 1, lane 0, step 5 (put 1.0 input to 3): rank 3 does not exist, expected a rank below 3");
     assert_snapshot!(text("put 1.0 input to 2", "put 3.0 output to 2"), @"rank 1, lane 0, step 5 (put 3.0 output to 2): rank 3 does not exist, expected a rank below 3");
     assert_snapshot!(text("put 1.0 input to 2", "put 1.1 input to 2"), @"rank 1, lane 0, step 5 (put 1.1 input to 2): chunk 1 does not exist, expected a chunk below 1");
-    assert_snapshot!(text("put 1.0 input to 2", "put 0.0 input to 2"), @"rank 1, lane 0, step 5 (put 0.0 input to 2): cell 0.0 of the input does not exist, expected a cell of shard 1");
+    assert_snapshot!(text("put 1.0 input to 2", "put 0.0 input to 2"), @"rank 1, lane 0, step 5 (put 0.0 input to 2): cell 0.0 of the input does not exist, expected a cell of block 1");
     assert_snapshot!(text("wait arrived 0.0", "wait arrived 0.7"), @"rank 1, lane 0, step 10 (wait arrived 0.7): chunk 7 does not exist, expected a chunk below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready for lane 1 to 2"), @"rank 1, lane 0, step 1 (signal ready for lane 1 to 2): lane 1 of rank 2 does not exist, expected a lane below 1");
     assert_snapshot!(text("signal ready to 2", "signal ready from 9 to 2"), @"rank 1, lane 0, step 1 (signal ready from 9 to 2): rank 9 does not exist, expected a rank below 3");
@@ -132,7 +132,7 @@ fn bytes_that_arrive_twice_are_refused() {
     edit(&mut plans[0], "wait ready", "put 0.0 output to 0\n wait ready");
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Twice);
-    assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): the step copies the rank's own shard, which is already in its output, because the operation is in place");
+    assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): the step copies the rank's own block, which is already in its output, because the operation is in place");
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn a_get_waits_for_its_source() {
     let of_output = [(1, "get 0.0 input of 0", "get 0.0 output of 0")];
     assert_snapshot!(pull_refused(FaultClass::ReadEarly, &of_output), @"rank 1, lane 0, step 8 (get 0.0 output of 0): in start 1, the step may read its source before the data has arrived");
     let other = [(1, "get 0.0 input of 0", "get 2.0 input of 0")];
-    assert_snapshot!(pull_refused(FaultClass::Unknown, &other), @"rank 1, lane 0, step 8 (get 2.0 input of 0): cell 2.0 of the input does not exist, expected a cell of shard 0");
+    assert_snapshot!(pull_refused(FaultClass::Unknown, &other), @"rank 1, lane 0, step 8 (get 2.0 input of 0): cell 2.0 of the input does not exist, expected a cell of block 0");
 }
 
 /// A cell that a get has copied may be forwarded after a flag to the own rank.

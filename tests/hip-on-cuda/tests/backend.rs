@@ -13,7 +13,7 @@ use support::{done, hip};
 mod support;
 
 const RANKS: usize = 4;
-const SHARD: usize = 70_001;
+const BLOCK: usize = 70_001;
 
 fn byte(rank: usize, step: u8) -> u8 {
     (rank as u8 + 1) * 16 + step
@@ -42,7 +42,7 @@ fn gather(algorithm: Algorithm) -> Result<(), Error> {
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         let fabric = rocm::Fabric::open(rank, ranks, rank.0)?;
         let mut group = Group::open(bootstrap, fabric)?;
-        let gather = group.all_gather::<u8>(SHARD).algorithm(algorithm);
+        let gather = group.all_gather::<u8>(BLOCK).algorithm(algorithm);
         let mut gather = gather.timeout(Duration::from_secs(60)).prepare()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: any device may be chosen.
@@ -58,9 +58,9 @@ fn gather(algorithm: Algorithm) -> Result<(), Error> {
             // SAFETY: the stream lives.
             done(unsafe { (hip().stream_synchronize)(raw) });
             for peer in Rank::all(ranks) {
-                let shard = read(gather.piece_memory(0, peer)?);
-                assert_eq!(shard.len(), SHARD);
-                assert!(shard.iter().all(|seen| *seen == byte(peer.index(), step)));
+                let block = read(gather.piece_memory(0, peer)?);
+                assert_eq!(block.len(), BLOCK);
+                assert!(block.iter().all(|seen| *seen == byte(peer.index(), step)));
             }
         }
         drop(gather);

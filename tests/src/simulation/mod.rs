@@ -1,7 +1,7 @@
 //! Runs whole all-gathers, drawn from a seed, on engines that are delayed, limited and different on
 //! each rank.
 //!
-//! Ranks are threads of this process. Before every start, each rank fills its shard with new data
+//! Ranks are threads of this process. Before every start, each rank fills its block with new data
 //! and poisons the output; after it, each rank checks every byte. Only the all-gather itself keeps
 //! the ranks in step. A seed decides everything except the scheduling of threads, so that it finds
 //! a fault again in a few runs.
@@ -21,7 +21,7 @@ use crate::failure::{Failure, Outcome};
 use operation::Guarded;
 
 pub use overlap::check_without;
-pub use scenario::{Engine, Phase, RANKS, SHARD_BYTES, Scenario};
+pub use scenario::{BLOCK_BYTES, Engine, Phase, RANKS, Scenario};
 
 /// Runs a scenario. A failure names the scenario, so that it can be run again.
 ///

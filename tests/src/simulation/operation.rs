@@ -39,7 +39,7 @@ impl<'s, T: Element> Operation<'s, T> {
                 [buffers.pop().flatten().filter(|_| !scenario.in_place), output]
             }
         };
-        let mut builder = group.all_gather::<T>(scenario.shard_bytes / T::DTYPE.bytes());
+        let mut builder = group.all_gather::<T>(scenario.block_bytes / T::DTYPE.bytes());
         builder = builder.algorithm(scenario.algorithm).chunks(scenario.chunks);
         builder = if scenario.in_place { builder.in_place() } else { builder };
         builder =
@@ -51,21 +51,21 @@ impl<'s, T: Element> Operation<'s, T> {
 
     /// Poisons the output and fills the input for `start`.
     pub(super) fn fill(&mut self, start: u64) -> Outcome {
-        let shard = self.shard(self.rank, start);
+        let block = self.block(self.rank, start);
         let output = self.gather.output_mut().map_err(failed)?;
         bytemuck::cast_slice_mut(output).fill(POISON);
         let input = self.gather.input_mut().map_err(failed)?;
-        bytemuck::cast_slice_mut(input).copy_from_slice(&shard);
+        bytemuck::cast_slice_mut(input).copy_from_slice(&block);
         Ok(())
     }
 
     /// Checks every byte, then overwrites them: the next start must not depend on them.
     pub(super) fn check(&mut self, start: u64) -> Outcome {
         let expected: Vec<u8> = Rank::all(self.scenario.ranks)
-            .map(|rank| self.shard(rank, start))
+            .map(|rank| self.block(rank, start))
             .collect::<Vec<_>>()
             .concat();
-        let own = self.shard(self.rank, start);
+        let own = self.block(self.rank, start);
         let output = self.gather.output().map_err(failed)?;
         let place = format!("operation {}, start {start}, output", self.number);
         ensure_bytes(place, bytemuck::cast_slice(output), &expected)?;
@@ -82,11 +82,11 @@ impl<'s, T: Element> Operation<'s, T> {
     }
 
     /// Returns what `rank` contributes to `start`.
-    fn shard(&self, rank: Rank, start: u64) -> Vec<u8> {
+    fn block(&self, rank: Rank, start: u64) -> Vec<u8> {
         let operation = (self.number as u64) << 56;
         let seed = self.scenario.seed ^ operation ^ (u64::from(rank.0) << 32) ^ start;
         // Neighbouring seeds must not give neighbouring data.
-        pattern(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), self.scenario.shard_bytes as u64)
+        pattern(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), self.scenario.block_bytes as u64)
     }
 }
 

@@ -21,7 +21,7 @@ use super::failed;
 use crate::failure::{Failure, Outcome};
 use crate::middleware::{TraceLayer, TraceLog, Wrapped};
 
-const SHARD_LEN: usize = 100;
+const BLOCK_LEN: usize = 100;
 /// Limits how long the ranks may take to reach their first wait for the slow one.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a rank that continues although it must wait has continued.
@@ -39,7 +39,7 @@ pub fn check_without(slow: Rank, ranks: usize, outputs: u32) -> Outcome {
     let lived = in_process::run(ranks, |bootstrap| {
         let rank = bootstrap.rank();
         let prepared = open(bootstrap, &log).and_then(|mut group| {
-            let gather = group.all_gather::<u8>(SHARD_LEN).outputs(outputs).prepare()?;
+            let gather = group.all_gather::<u8>(BLOCK_LEN).outputs(outputs).prepare()?;
             Ok((group, gather))
         });
         // Reached with an error too, because the other ranks wait here.
@@ -109,7 +109,7 @@ fn expected(slow: Rank, ranks: usize, outputs: u32) -> Outcome<Vec<Ticket>> {
 fn waits_for(step: &Step, slow: Rank) -> bool {
     match *step {
         Step::Wait { flag: Flag::Ready { from, .. } } => from == slow,
-        Step::Wait { flag: Flag::Arrived { cell, .. } } => cell.shard == slow,
+        Step::Wait { flag: Flag::Arrived { cell, .. } } => cell.block == slow,
         _ => false,
     }
 }

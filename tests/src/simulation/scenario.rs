@@ -14,8 +14,8 @@ use crate::middleware::DowngradeLayer;
 
 /// Numbers of ranks: every small one, and two that exceed the cores of any test machine.
 pub const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16];
-/// Bytes of a shard: none, odd ones, and those around a page.
-pub const SHARD_BYTES: [usize; 6] = [0, 1, 3, 4095, 4096, 4097];
+/// Bytes of a block: none, odd ones, and those around a page.
+pub const BLOCK_BYTES: [usize; 6] = [0, 1, 3, 4095, 4096, 4097];
 
 /// About how long the ops of one start are delayed on one rank, in total.
 const DELAY_A_START: Duration = Duration::from_millis(4);
@@ -25,7 +25,7 @@ const DELAY_A_START: Duration = Duration::from_millis(4);
 pub enum Phase {
     /// Before it prepares.
     Prepare,
-    /// Before it fills its shard.
+    /// Before it fills its block.
     Fill,
     /// Before it starts.
     Start,
@@ -66,13 +66,13 @@ pub struct Scenario {
     pub seed: u64,
     /// Number of ranks.
     pub ranks: usize,
-    /// Bytes of a shard.
-    pub shard_bytes: usize,
-    /// Element type; a shard is a whole number of elements.
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Element type; a block is a whole number of elements.
     pub dtype: DType,
-    /// Chunks of a shard.
+    /// Chunks of a block.
     pub chunks: u32,
-    /// True if the shards are in the output.
+    /// True if the blocks are in the output.
     pub in_place: bool,
     /// Outputs that are used in turn; `None` leaves the choice to the group.
     pub outputs: Option<u32>,
@@ -104,16 +104,16 @@ pub struct Scenario {
 impl Scenario {
     /// Draws the scenario of `seed`.
     ///
-    /// The seeds below `RANKS.len() * SHARD_BYTES.len()` cover every number of ranks with every
+    /// The seeds below `RANKS.len() * BLOCK_BYTES.len()` cover every number of ranks with every
     /// number of bytes; so does each following block of as many seeds.
     pub fn draw(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let place = usize::try_from(seed % 1_000_000).expect("it is small");
         let ranks = RANKS[place % RANKS.len()];
-        let shard_bytes = SHARD_BYTES[place / RANKS.len() % SHARD_BYTES.len()];
+        let block_bytes = BLOCK_BYTES[place / RANKS.len() % BLOCK_BYTES.len()];
         let chunks = random.u32(1..=3);
         let dtypes = [DType::U8, DType::U8, DType::F32, DType::I64];
-        let fits = |dtype: &DType| shard_bytes.is_multiple_of(dtype.bytes());
+        let fits = |dtype: &DType| block_bytes.is_multiple_of(dtype.bytes());
         let dtype = random.choice(dtypes).filter(fits).unwrap_or(DType::U8);
         let slow = random.bool().then(|| {
             let rank = Rank::at(random.usize(..ranks));
@@ -122,12 +122,12 @@ impl Scenario {
         let (in_place, own_memory) = (random.bool(), random.u32(..3) == 0);
         let free = !in_place && !own_memory;
         let engines = |random: &mut fastrand::Rng| {
-            (0..ranks).map(|_| Engine::draw(random, ranks, chunks, shard_bytes)).collect()
+            (0..ranks).map(|_| Engine::draw(random, ranks, chunks, block_bytes)).collect()
         };
         let mut scenario = Self {
             seed,
             ranks,
-            shard_bytes,
+            block_bytes,
             dtype,
             chunks,
             in_place,
@@ -163,7 +163,7 @@ impl Scenario {
         let mut random = self.random(rank);
         let operations = if self.own_memory { self.groups * self.operations } else { 0 };
         let mut offset = || random.usize(..64) * self.dtype.bytes();
-        let bytes = [self.shard_bytes, self.shard_bytes * self.ranks];
+        let bytes = [self.block_bytes, self.block_bytes * self.ranks];
         (0..operations).flat_map(|_| bytes).map(|bytes| Guarded::new(bytes, offset())).collect()
     }
 }
@@ -185,7 +185,7 @@ impl Engine {
         Self { options, delay: None, downgrade }
     }
 
-    fn draw(random: &mut fastrand::Rng, ranks: usize, chunks: u32, shard_bytes: usize) -> Self {
+    fn draw(random: &mut fastrand::Rng, ranks: usize, chunks: u32, block_bytes: usize) -> Self {
         let mut engine = Self::plain();
         if random.u32(..8) == 0 {
             return engine;
@@ -198,7 +198,7 @@ impl Engine {
         options.spin =
             [None, Some(Duration::ZERO), Some(Duration::from_micros(20))][random.usize(..3)];
         options.caps.piece_bytes_max = [7, 64, u64::MAX][random.usize(..3)];
-        let around = shard_bytes as u64 + random.u64(..3);
+        let around = block_bytes as u64 + random.u64(..3);
         options.streaming_bytes_min =
             [None, Some(1), Some(around.saturating_sub(1))][random.usize(..3)];
         if !delayed {
@@ -217,10 +217,10 @@ impl Engine {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, ranks, shard_bytes, dtype, chunks, in_place, outputs, starts, .. } = self;
+        let Self { seed, ranks, block_bytes, dtype, chunks, in_place, outputs, starts, .. } = self;
         write!(
             f,
-            "SEED={seed}: {ranks} ranks, {shard_bytes} bytes of {dtype} in {chunks} chunk(s), "
+            "SEED={seed}: {ranks} ranks, {block_bytes} bytes of {dtype} in {chunks} chunk(s), "
         )?;
         write!(f, "in place: {in_place}, outputs: {outputs:?}, {starts} starts, ")?;
         let Self { groups, operations, overlap, barrier_every, own_memory, slow, .. } = self;

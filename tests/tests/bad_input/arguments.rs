@@ -90,7 +90,7 @@ fn no_outputs_or_too_many() {
 }
 
 #[test]
-fn a_shard_that_no_address_space_holds() {
+fn a_block_that_no_address_space_holds() {
     assert_snapshot!(prepared(|group| group.all_gather(usize::MAX / 2).prepare()), @"all: invalid argument, no rank: block_len is 9223372036854775807 elements of f32, which exceed the address space");
     let half = isize::MAX as usize / 4;
     let text = prepared(|group| group.all_gather(half).prepare());
@@ -106,8 +106,8 @@ fn a_buffer_that_no_address_space_holds() {
 #[test]
 fn more_memory_than_the_machine_has_on_one_rank() {
     let text = prepared(|group| {
-        let shard_len = if group.rank() == Rank(1) { 1 << 45 } else { 4 };
-        group.all_gather(shard_len).prepare()
+        let block_len = if group.rank() == Rank(1) { 1 << 45 } else { 4 };
+        group.all_gather(block_len).prepare()
     });
     assert_snapshot!(without_available(&text), @r"
     rank 0: aborted, rank 1: all-gather 1: rank 1 failed (out of memory): cannot allocate the output: cannot allocate 281474976710656 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks
@@ -156,7 +156,7 @@ fn an_input_in_place() {
         let input = group.allocate(4)?;
         group.all_gather(4).in_place().input(input).prepare()
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: an input buffer is given, expected none: in place, the input is the rank's shard of the output");
+    assert_snapshot!(text, @"all: invalid argument, no rank: an input buffer is given, expected none: in place, the input is the rank's block of the output");
 }
 
 #[test]

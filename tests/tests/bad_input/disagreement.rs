@@ -23,10 +23,10 @@ fn prepared(prepare: impl Fn(&mut Host) -> Result<(), Error> + Sync) -> String {
 }
 
 #[test]
-fn shard_lengths_that_differ() {
+fn block_lengths_that_differ() {
     let text = prepared(|group| {
-        let shard_len = if group.rank() == Rank(2) { 8 } else { 4 };
-        group.all_gather::<f32>(shard_len).prepare().map(drop)
+        let block_len = if group.rank() == Rank(2) { 8 } else { 4 };
+        group.all_gather::<f32>(block_len).prepare().map(drop)
     });
     assert_snapshot!(text, @"all: mismatch, rank 2: all-gather 1: ranks disagree: block_bytes is 32 on rank 2, 16 on rank 0");
 }

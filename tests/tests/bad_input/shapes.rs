@@ -232,7 +232,7 @@ fn inputs_of_a_window_that_do_not_fit() {
         let builder = group.all_gather(2).output_into(&window, 0).input_from(&window, 6);
         builder.in_place().prepare().map(drop)
     });
-    assert_snapshot!(text, @"all: invalid argument, no rank: an input buffer is given, expected none: in place, the input is the rank's shard of the output");
+    assert_snapshot!(text, @"all: invalid argument, no rank: an input buffer is given, expected none: in place, the input is the rank's block of the output");
     let text = prepared(|group| {
         let (window, input) = (group.window::<f32>(12)?, group.allocate(2)?);
         let builder = group.all_gather(2).output_into(&window, 0).input_from(&window, 6);

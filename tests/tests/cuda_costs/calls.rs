@@ -12,7 +12,7 @@ use crate::rest::come_to_rest;
 use crate::support::data::{check, unexpected};
 use crate::support::test_rank::{Form, TestRank};
 
-const SHARD_BYTES: usize = 10_000;
+const BLOCK_BYTES: usize = 10_000;
 /// More than are looked at, so that everything has grown as far as it will.
 const WARM_UP: usize = 40;
 const STARTS: usize = 30;
@@ -105,7 +105,7 @@ pub(crate) fn calls(test_rank: &mut TestRank) -> Outcome {
     let driver = peerlane_simulated_driver::install();
     let mut wrong = String::new();
     for form in Form::ALL {
-        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES);
+        let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
         let stream = test_rank.stream.for_starts();
         warm_up(test_rank, &mut gather)?;
@@ -155,7 +155,7 @@ fn repeat(gather: &mut Operation<u8>, stream: &Stream, starts: usize) -> Outcome
 /// A start allocates and frees nothing.
 pub(crate) fn allocations(test_rank: &mut TestRank) -> Outcome {
     for form in Form::ALL {
-        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES);
+        let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
         let stream = test_rank.stream.for_starts();
         warm_up(test_rank, &mut gather)?;

@@ -29,7 +29,7 @@ again:
 }";
 /// Number of threads in a block of the kernel.
 const THREADS: i32 = 1024;
-const SHARD_BYTES: [usize; 5] = [4096, 64 << 10, 256 << 10, 1 << 20, 16 << 20];
+const BLOCK_BYTES: [usize; 5] = [4096, 64 << 10, 256 << 10, 1 << 20, 16 << 20];
 /// Time in which the kernel begins on all units.
 const BEGINS: Duration = Duration::from_millis(50);
 /// Time in which a start is complete that needs no compute unit.
@@ -53,7 +53,7 @@ pub(crate) fn compute_units(test_rank: &mut TestRank) -> Outcome {
     // SAFETY: four bytes at the begin of a page, which only the kernel and this function access.
     let word_here = unsafe { AtomicU32::from_ptr(word.base.as_ptr().cast()) };
     let (busy, stream) = (test_rank.gpu.stream()?, test_rank.gpu.stream()?);
-    for bytes in SHARD_BYTES {
+    for bytes in BLOCK_BYTES {
         let mut gather = test_rank.group.all_gather::<u8>(bytes).prepare().map_err(unexpected)?;
         let declared = gather.report().tiers.iter().map(|tier| tier.compute_bytes).sum::<u64>();
         // The driver loads its own kernels at the first use, and waits for all others there.
@@ -76,7 +76,7 @@ pub(crate) fn compute_units(test_rank: &mut TestRank) -> Outcome {
         started.map_err(unexpected)?;
         check(completed == (declared == 0), || {
             format!(
-                "shards of {bytes} bytes: compute units copy {declared} bytes according to the report, but the \
+                "blocks of {bytes} bytes: compute units copy {declared} bytes according to the report, but the \
                  start was{} complete while a kernel occupied all of them",
                 if completed { "" } else { " not" }
             )

@@ -14,7 +14,7 @@ use crate::support::test_rank::{CaptureMode, Form, TIMEOUT, TestRank, gather_onc
 pub(crate) const GROUPS: usize = 50;
 /// Those before have brought whatever is kept for later ones.
 const WARM_UP: usize = 3;
-const SHARD_BYTES: usize = 70_000;
+const BLOCK_BYTES: usize = 70_000;
 const STARTS: usize = 4;
 /// Nothing moves any more if so many looks see the same.
 const LOOKS: u32 = 5;
@@ -35,8 +35,8 @@ pub(crate) fn copies(test_rank: &mut TestRank) -> Outcome {
     );
     driver.reset_counters();
     for form in Form::ALL {
-        for shard_bytes in [1, SHARD_BYTES, 3 << 20] {
-            let builder = test_rank.group.all_gather::<u8>(shard_bytes);
+        for block_bytes in [1, BLOCK_BYTES, 3 << 20] {
+            let builder = test_rank.group.all_gather::<u8>(block_bytes);
             let mut gather = form.of(builder).prepare().map_err(unexpected)?;
             let stream = test_rank.stream.for_starts();
             for _ in 0..STARTS {
@@ -47,7 +47,7 @@ pub(crate) fn copies(test_rank: &mut TestRank) -> Outcome {
         }
     }
     let mut gather =
-        test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().map_err(unexpected)?;
+        test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().map_err(unexpected)?;
     let stream = test_rank.stream.for_starts();
     let mode = CaptureMode::Global;
     let graph = test_rank.stream.record(mode, || {

@@ -8,13 +8,13 @@ use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Error as _, Fabric as _, Rank};
 
-use crate::support::data::{gathered, same, shard, unexpected};
+use crate::support::data::{block, gathered, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TIMEOUT, TestRank};
 use crate::vendor::memory::Pinned;
 use crate::vendor::stream::CallerStream;
 use crate::vendor::{Context, Fabric, options};
 
-pub(crate) const SHARD_BYTES: usize = 5001;
+pub(crate) const BLOCK_BYTES: usize = 5001;
 const STARTS: usize = 3;
 
 /// How an error looks to the parent.
@@ -81,16 +81,16 @@ pub(crate) fn gather(parent: &Parent) -> Outcome {
 type Fallen = (&'static str, Error);
 
 fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, Fallen>> {
-    let mut gather = match test_rank.group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare() {
+    let mut gather = match test_rank.group.all_gather::<u8>(BLOCK_BYTES).outputs(1).prepare() {
         Ok(gather) => gather,
         Err(error) => return Ok(Err(("prepare", error))),
     };
-    let total = SHARD_BYTES * test_rank.ranks;
-    let (send, receive) = (test_rank.gpu.pinned(SHARD_BYTES)?, test_rank.gpu.pinned(total)?);
+    let total = BLOCK_BYTES * test_rank.ranks;
+    let (send, receive) = (test_rank.gpu.pinned(BLOCK_BYTES)?, test_rank.gpu.pinned(total)?);
     inject(parent, test_rank)?;
     for start in 0..2 * STARTS {
         let round = test_rank.next_round();
-        send.write(0, &shard(test_rank.me, round, SHARD_BYTES));
+        send.write(0, &block(test_rank.me, round, BLOCK_BYTES));
         let stream = &test_rank.stream;
         let put = copy_in(stream, &gather.input_memory(), &send);
         let started = if start % 2 == 0 {
@@ -106,7 +106,7 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
         }
         stream.copy_out(&receive, 0, gather.output_memory().base.as_ptr() as u64, total)?;
         stream.finish()?;
-        let wanted = gathered(test_rank.ranks, round, SHARD_BYTES);
+        let wanted = gathered(test_rank.ranks, round, BLOCK_BYTES);
         same(format_args!("start {}", start + 1), &receive.read(0, total), &wanted)?;
     }
     Ok(Ok(gather.report().clone()))
@@ -115,7 +115,7 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
 /// A rank whose capture is refused, and which then gathers without one.
 pub(crate) fn capture(parent: &Parent) -> Outcome {
     let mut test_rank = TestRank::open(parent)?;
-    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
+    let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable();
     let mut gather = builder.prepare().map_err(unexpected)?;
     let stream = &test_rank.stream;
     let memory = test_rank.gpu.memory(8)?;
@@ -137,7 +137,7 @@ pub(crate) fn capture(parent: &Parent) -> Outcome {
 }
 
 fn copy_in(stream: &CallerStream, input: &MemoryRange, send: &Pinned) -> Outcome {
-    stream.copy_in(input.base.as_ptr() as u64, send, 0, SHARD_BYTES)
+    stream.copy_in(input.base.as_ptr() as u64, send, 0, BLOCK_BYTES)
 }
 
 /// Makes what the parent wants to go wrong on this rank.

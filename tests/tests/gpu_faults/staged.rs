@@ -18,7 +18,7 @@ use crate::support::test_rank::{Form, TestRank};
 use crate::vendor::{Context, Fabric, Options, options};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-const SHARD_BYTES: usize = 5001;
+const BLOCK_BYTES: usize = 5001;
 
 pub(crate) fn faults() -> Vec<Fault> {
     let apart = |_, player: Player| player.variable("PEERLANE_SIM_P2P", "off");
@@ -78,7 +78,7 @@ fn strict(driver: GpuDriver) -> Outcome {
 pub(crate) fn gather(parent: &Parent) -> Outcome {
     let mut test_rank = TestRank::open(parent)?;
     for form in Form::ALL {
-        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES);
+        let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
         (0..4).try_for_each(|_| test_rank.gather_once(&mut gather))?;
         parent.print_line(format_args!("gathered: {}", gather.report()));

@@ -14,7 +14,7 @@ use crate::support::data::{POISON, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TestRank, gather_once};
 
 const STARTS: usize = 3;
-const SHARD_BYTES: usize = 5001;
+const BLOCK_BYTES: usize = 5001;
 /// How long a start is driven whose copies are to be under way.
 const PUSHED: Duration = Duration::from_millis(15);
 /// Within which a stream must be free again whatever happens.
@@ -57,14 +57,14 @@ impl Phase {
         matches!(self, Self::Replayed | Self::ReplayedMany | Self::DroppedReplays)
     }
 
-    fn shard_bytes(self, driver: GpuDriver) -> usize {
+    fn block_bytes(self, driver: GpuDriver) -> usize {
         match (self, driver) {
             // Long enough for a signal to arrive before the copies are over.
             (Self::WhileItPushes, GpuDriver::Device) => 256 << 20,
             (Self::WhileItPushes, GpuDriver::Simulated) => 64 << 10,
             // Long enough for branches in the graph.
             (Self::ReplayedMany | Self::DroppedReplays, _) => (1 << 20) + 1,
-            _ => SHARD_BYTES,
+            _ => BLOCK_BYTES,
         }
     }
 
@@ -105,13 +105,13 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let (phase, victim): (Phase, bool) = (parent.value("PHASE")?, parent.value("VICTIM")?);
     let timeout = Duration::from_millis(parent.value("TIMEOUT_MILLIS")?);
     let mut test_rank = TestRank::open(parent)?;
-    let builder = test_rank.group.all_gather::<u8>(phase.shard_bytes(test_rank.gpu.driver));
+    let builder = test_rank.group.all_gather::<u8>(phase.block_bytes(test_rank.gpu.driver));
     let builder = builder.outputs(1).timeout(timeout);
     let builder = if phase.is_replayed() { builder.capturable() } else { builder };
     let mut gather = builder.prepare().map_err(unexpected)?;
     let mut other = None;
     if phase == Phase::BesideADrop {
-        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
+        let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable();
         let gather = other.insert(builder.prepare().map_err(unexpected)?);
         gather.run().map_err(unexpected)?;
     }

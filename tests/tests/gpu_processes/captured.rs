@@ -7,12 +7,12 @@ use peerlane_hal::ErrorKind;
 
 use super::Case;
 use super::streams::{Book, start_once};
-use crate::support::data::{POISON, check, gathered, same, shard, unexpected};
+use crate::support::data::{POISON, block, check, gathered, same, unexpected};
 use crate::support::test_rank::{CaptureMode, Form, TestRank};
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::{CallerStream, Graph};
 
-pub(super) const SHARD_BYTES: usize = 5001;
+pub(super) const BLOCK_BYTES: usize = 5001;
 /// Nothing that could disturb a capture is done by any thread meanwhile.
 const GLOBAL: CaptureMode = CaptureMode::Global;
 const THREAD: CaptureMode = CaptureMode::ThreadLocal;
@@ -32,7 +32,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ] {
         let name = format!("a graph of {starts}, {replays} replays, {form:?}, {mode:?}");
         cases.push(Case::new(name, move |test_rank| {
-            let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable();
+            let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable();
             let mut gather = form.of(builder).prepare().map_err(unexpected)?;
             replayed(test_rank, &mut gather, starts, replays, mode)
         }));
@@ -43,7 +43,7 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// An operation that was not prepared for it is refused, and the capture goes on.
 fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
-    let mut gather = test_rank.group.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
+    let mut gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
     let (stream, scratch) = (test_rank.gpu.stream()?, test_rank.gpu.memory(100)?);
     let graph = stream.record(GLOBAL, || {
         stream.fill(scratch.address, 1, 50)?;
@@ -60,7 +60,7 @@ fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
     stream.finish()?;
     same("the graph", &seen.read(0, 100), &[[1; 50], [2; 50]].concat())?;
     // Nothing is broken by that.
-    let mut book = Book::new(test_rank, SHARD_BYTES, 1)?;
+    let mut book = Book::new(test_rank, BLOCK_BYTES, 1)?;
     start_once(test_rank, &stream, &mut gather, &mut book)?;
     stream.finish()?;
     book.check()
@@ -68,7 +68,7 @@ fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
 
 /// A second lane on streams is refused by all ranks, before anything is recorded.
 fn refused_when_prepared(test_rank: &mut TestRank) -> Outcome {
-    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).algorithm(Algorithm::DoubleRing);
+    let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).algorithm(Algorithm::DoubleRing);
     match builder.capturable().prepare() {
         // Two ranks need no second lane.
         Ok(mut gather) => test_rank.gather_once(&mut gather),
@@ -87,7 +87,7 @@ fn refused_when_prepared(test_rank: &mut TestRank) -> Outcome {
 struct Recording {
     graph: Graph,
     starts: usize,
-    /// The shards of one replay, which the graph copies to the input one by one.
+    /// The blocks of one replay, which the graph copies to the input one by one.
     fresh: DeviceMemory,
     /// What its starts gathered.
     seen: DeviceMemory,
@@ -101,14 +101,14 @@ impl Recording {
         starts: usize,
         mode: CaptureMode,
     ) -> Outcome<Self> {
-        let total = SHARD_BYTES * test_rank.ranks;
-        let fresh = test_rank.gpu.memory(starts * SHARD_BYTES)?;
+        let total = BLOCK_BYTES * test_rank.ranks;
+        let fresh = test_rank.gpu.memory(starts * BLOCK_BYTES)?;
         let seen = test_rank.gpu.memory(starts * total)?;
         let graph = stream.record(mode, || {
             for index in 0..starts {
                 let input = gather.input_memory().base.as_ptr() as u64;
-                let from = fresh.address + (index * SHARD_BYTES) as u64;
-                stream.copy(input, from, SHARD_BYTES)?;
+                let from = fresh.address + (index * BLOCK_BYTES) as u64;
+                stream.copy(input, from, BLOCK_BYTES)?;
                 let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
                 check(lease.epoch().is_none(), || format!("{lease:?} runs at once"))?;
                 let output = lease.output().base.as_ptr() as u64;
@@ -132,7 +132,7 @@ pub(super) fn replayed(
     let stream = test_rank.gpu.stream()?;
     let recording = Recording::new(test_rank, &stream, gather, starts, mode)?;
     let mut pages = Pages::new(test_rank, starts * replays)?;
-    let mut book = Book::new(test_rank, SHARD_BYTES, replays)?;
+    let mut book = Book::new(test_rank, BLOCK_BYTES, replays)?;
     for index in 0..replays {
         pages.replay(test_rank, &stream, &recording)?;
         if index % 2 == 0 {
@@ -147,9 +147,9 @@ pub(super) fn replayed(
 /// Two graphs of two operations on one stream, one instance of which is there already.
 fn two_graphs(test_rank: &mut TestRank) -> Outcome {
     let stream = test_rank.gpu.stream()?;
-    let mut first = test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable().prepare();
+    let mut first = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare();
     let mut second =
-        test_rank.group.all_gather::<u8>(SHARD_BYTES).capturable().in_place().prepare();
+        test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable().in_place().prepare();
     let gathers = [first.as_mut(), second.as_mut()];
     let mut recordings = Vec::new();
     for gather in gathers {
@@ -174,7 +174,7 @@ struct Pages {
 
 impl Pages {
     fn new(test_rank: &TestRank, starts: usize) -> Outcome<Self> {
-        let bytes = starts * SHARD_BYTES;
+        let bytes = starts * BLOCK_BYTES;
         let (send, receive) =
             (test_rank.gpu.pinned(bytes)?, test_rank.gpu.pinned(bytes * test_rank.ranks)?);
         Ok(Self { rounds: Vec::new(), ranks: test_rank.ranks, send, receive })
@@ -190,21 +190,21 @@ impl Pages {
         for index in begin..begin + recording.starts {
             let round = test_rank.next_round();
             self.rounds.push(round);
-            self.send.write(index * SHARD_BYTES, &shard(test_rank.me, round, SHARD_BYTES));
+            self.send.write(index * BLOCK_BYTES, &block(test_rank.me, round, BLOCK_BYTES));
         }
         let (fresh, seen) = (&recording.fresh, &recording.seen);
-        stream.copy_in(fresh.address, &self.send, begin * SHARD_BYTES, fresh.bytes)?;
+        stream.copy_in(fresh.address, &self.send, begin * BLOCK_BYTES, fresh.bytes)?;
         recording.graph.replay()?;
-        let at = begin * SHARD_BYTES * self.ranks;
+        let at = begin * BLOCK_BYTES * self.ranks;
         stream.copy_out(&self.receive, at, seen.address, seen.bytes)?;
         stream.fill(seen.address, POISON, seen.bytes)
     }
 
     fn check(&self) -> Outcome {
-        let total = SHARD_BYTES * self.ranks;
+        let total = BLOCK_BYTES * self.ranks;
         self.rounds.iter().enumerate().try_for_each(|(index, round)| {
             let seen = self.receive.read(index * total, total);
-            let wanted = gathered(self.ranks, *round, SHARD_BYTES);
+            let wanted = gathered(self.ranks, *round, BLOCK_BYTES);
             same(format_args!("replayed start {}", index + 1), &seen, &wanted)
         })
     }

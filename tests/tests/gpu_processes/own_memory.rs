@@ -11,7 +11,7 @@ use crate::support::test_rank::TestRank;
 use crate::vendor::memory::DeviceMemory;
 use crate::vendor::segments::Segments;
 
-const SHARD_BYTES: usize = 10_001;
+const BLOCK_BYTES: usize = 10_001;
 /// Around the spans that are registered.
 const MARGIN_BYTES: usize = 64;
 const STARTS: usize = 3;
@@ -30,25 +30,25 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Memory at odd places, which differ from rank to rank.
 fn allocations(test_rank: &mut TestRank) -> Outcome {
-    let total = SHARD_BYTES * test_rank.ranks;
-    let input = test_rank.gpu.memory(SHARD_BYTES + MARGIN_BYTES)?;
+    let total = BLOCK_BYTES * test_rank.ranks;
+    let input = test_rank.gpu.memory(BLOCK_BYTES + MARGIN_BYTES)?;
     let output = test_rank.gpu.memory(total + MARGIN_BYTES)?;
     let (input_at, output_at) = (7 + test_rank.me, 33 + 2 * test_rank.me);
     let buffers = [
-        buffer(test_rank, input.address + input_at as u64, SHARD_BYTES)?,
+        buffer(test_rank, input.address + input_at as u64, BLOCK_BYTES)?,
         buffer(test_rank, output.address + output_at as u64, total)?,
     ];
-    gather(test_rank, buffers, SHARD_BYTES)?;
-    margins_are_whole(test_rank, &input, &[(input_at, SHARD_BYTES)])?;
+    gather(test_rank, buffers, BLOCK_BYTES)?;
+    margins_are_whole(test_rank, &input, &[(input_at, BLOCK_BYTES)])?;
     margins_are_whole(test_rank, &output, &[(output_at, total)])
 }
 
 fn in_place(test_rank: &mut TestRank) -> Outcome {
-    let total = SHARD_BYTES * test_rank.ranks;
+    let total = BLOCK_BYTES * test_rank.ranks;
     let output = test_rank.gpu.memory(total + MARGIN_BYTES)?;
     let output_at = 1 + test_rank.me;
     let buffer = buffer(test_rank, output.address + output_at as u64, total)?;
-    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).in_place().output(buffer);
+    let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).in_place().output(buffer);
     let mut gather = builder.prepare().map_err(unexpected)?;
     (0..STARTS).try_for_each(|_| test_rank.gather_once(&mut gather))?;
     drop(gather);
@@ -57,15 +57,15 @@ fn in_place(test_rank: &mut TestRank) -> Outcome {
 }
 
 fn one_allocation(test_rank: &mut TestRank) -> Outcome {
-    let total = SHARD_BYTES * test_rank.ranks;
-    let memory = test_rank.gpu.memory(SHARD_BYTES + total + MARGIN_BYTES)?;
-    let (input_at, output_at) = (3, 3 + SHARD_BYTES + 1 + test_rank.me);
+    let total = BLOCK_BYTES * test_rank.ranks;
+    let memory = test_rank.gpu.memory(BLOCK_BYTES + total + MARGIN_BYTES)?;
+    let (input_at, output_at) = (3, 3 + BLOCK_BYTES + 1 + test_rank.me);
     let buffers = [
-        buffer(test_rank, memory.address + input_at as u64, SHARD_BYTES)?,
+        buffer(test_rank, memory.address + input_at as u64, BLOCK_BYTES)?,
         buffer(test_rank, memory.address + output_at as u64, total)?,
     ];
-    gather(test_rank, buffers, SHARD_BYTES)?;
-    margins_are_whole(test_rank, &memory, &[(input_at, SHARD_BYTES), (output_at, total)])
+    gather(test_rank, buffers, BLOCK_BYTES)?;
+    margins_are_whole(test_rank, &memory, &[(input_at, BLOCK_BYTES), (output_at, total)])
 }
 
 /// Spans that begin and end inside of segments, over their borders.
@@ -81,16 +81,16 @@ fn segments(test_rank: &mut TestRank) -> Outcome {
         }
     };
     let unit = output.segment_bytes;
-    let shard_bytes = (unit + 2000) / test_rank.ranks;
+    let block_bytes = (unit + 2000) / test_rank.ranks;
     let input_at = input.address + (unit - 100) as u64;
-    let input_bytes = shard_bytes.min(unit);
-    let shard_bytes = input_bytes;
-    let total = shard_bytes * test_rank.ranks;
+    let input_bytes = block_bytes.min(unit);
+    let block_bytes = input_bytes;
+    let total = block_bytes * test_rank.ranks;
     let buffers = [
-        buffer(test_rank, input_at, shard_bytes)?,
+        buffer(test_rank, input_at, block_bytes)?,
         buffer(test_rank, output.address + (unit - 777) as u64, total)?,
     ];
-    gather(test_rank, buffers, shard_bytes)
+    gather(test_rank, buffers, block_bytes)
 }
 
 /// Registered memory of the caller's.
@@ -101,9 +101,9 @@ pub(super) fn buffer(test_rank: &TestRank, address: u64, bytes: usize) -> Outcom
     buffer.map_err(unexpected)
 }
 
-fn gather(test_rank: &mut TestRank, buffers: [Buffer<u8>; 2], shard_bytes: usize) -> Outcome {
+fn gather(test_rank: &mut TestRank, buffers: [Buffer<u8>; 2], block_bytes: usize) -> Outcome {
     let [input, output] = buffers;
-    let builder = test_rank.group.all_gather::<u8>(shard_bytes).input(input).output(output);
+    let builder = test_rank.group.all_gather::<u8>(block_bytes).input(input).output(output);
     let mut gather = builder.prepare().map_err(unexpected)?;
     let gathered = (0..STARTS).try_for_each(|_| test_rank.gather_once(&mut gather));
     drop(gather);

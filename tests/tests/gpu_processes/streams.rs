@@ -6,7 +6,7 @@ use peerlane_collectives::group::Operation;
 use peerlane_conformance::Outcome;
 
 use super::Case;
-use crate::support::data::{gathered, same, shard, unexpected};
+use crate::support::data::{block, gathered, same, unexpected};
 use crate::support::test_rank::{Form, TestRank};
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::CallerStream;
@@ -72,14 +72,14 @@ type Between<'a> = &'a mut dyn FnMut(&mut TestRank, &CallerStream, u64) -> Outco
 /// So many starts; what they gathered is looked at when all are on the stream.
 fn run(
     test_rank: &mut TestRank,
-    shard_bytes: usize,
+    block_bytes: usize,
     starts: usize,
     form: Form,
     between: Between<'_>,
 ) -> Outcome {
-    let builder = test_rank.group.all_gather::<u8>(shard_bytes);
+    let builder = test_rank.group.all_gather::<u8>(block_bytes);
     let mut gather = form.of(builder).prepare().map_err(unexpected)?;
-    let mut book = Book::new(test_rank, shard_bytes, starts)?;
+    let mut book = Book::new(test_rank, block_bytes, starts)?;
     let stream = test_rank.gpu.stream()?;
     for _ in 0..starts {
         let round = book.fill(test_rank, &stream, gather.input_memory().base.as_ptr() as u64)?;
@@ -91,11 +91,11 @@ fn run(
         between(test_rank, &stream, round)?;
         // The source may be overwritten, and the output read and spoilt, by what comes behind.
         if form != Form::InPlace {
-            stream.fill(input, SPOILT, shard_bytes)?;
+            stream.fill(input, SPOILT, block_bytes)?;
         }
         book.take(&stream, output)?;
         between(test_rank, &stream, round)?;
-        stream.fill(output, SPOILT, shard_bytes * test_rank.ranks)?;
+        stream.fill(output, SPOILT, block_bytes * test_rank.ranks)?;
     }
     stream.finish()?;
     book.check()
@@ -103,7 +103,7 @@ fn run(
 
 /// Data for starts, and what they gathered: a place for each, so that nothing has to wait.
 pub(crate) struct Book {
-    shard_bytes: usize,
+    block_bytes: usize,
     ranks: usize,
     rounds: Vec<u64>,
     send: Pinned,
@@ -111,10 +111,10 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(test_rank: &TestRank, shard_bytes: usize, starts: usize) -> Outcome<Self> {
-        let (ranks, bytes) = (test_rank.ranks, shard_bytes * starts);
+    pub(crate) fn new(test_rank: &TestRank, block_bytes: usize, starts: usize) -> Outcome<Self> {
+        let (ranks, bytes) = (test_rank.ranks, block_bytes * starts);
         let (send, receive) = (test_rank.gpu.pinned(bytes)?, test_rank.gpu.pinned(bytes * ranks)?);
-        Ok(Self { shard_bytes, ranks, rounds: Vec::with_capacity(starts), send, receive })
+        Ok(Self { block_bytes, ranks, rounds: Vec::with_capacity(starts), send, receive })
     }
 
     /// The stream copies fresh data to the address; the number of the round.
@@ -124,24 +124,24 @@ impl Book {
         stream: &CallerStream,
         address: u64,
     ) -> Outcome<u64> {
-        let (round, at) = (test_rank.next_round(), self.rounds.len() * self.shard_bytes);
+        let (round, at) = (test_rank.next_round(), self.rounds.len() * self.block_bytes);
         self.rounds.push(round);
-        self.send.write(at, &shard(test_rank.me, round, self.shard_bytes));
-        stream.copy_in(address, &self.send, at, self.shard_bytes)?;
+        self.send.write(at, &block(test_rank.me, round, self.block_bytes));
+        stream.copy_in(address, &self.send, at, self.block_bytes)?;
         Ok(round)
     }
 
     /// The stream copies what was gathered last.
     pub(crate) fn take(&self, stream: &CallerStream, address: u64) -> Outcome {
-        let total = self.shard_bytes * self.ranks;
+        let total = self.block_bytes * self.ranks;
         stream.copy_out(&self.receive, (self.rounds.len() - 1) * total, address, total)
     }
 
     /// Looks at all rounds, once the streams are finished.
     pub(crate) fn check(&self) -> Outcome {
-        let total = self.shard_bytes * self.ranks;
+        let total = self.block_bytes * self.ranks;
         self.rounds.iter().enumerate().try_for_each(|(index, round)| {
-            let wanted = gathered(self.ranks, *round, self.shard_bytes);
+            let wanted = gathered(self.ranks, *round, self.block_bytes);
             let seen = self.receive.read(index * total, total);
             same(format_args!("start {} (round {round})", index + 1), &seen, &wanted)
         })

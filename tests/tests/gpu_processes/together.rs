@@ -9,7 +9,7 @@ use super::streams::{Book, start_once};
 use crate::support::data::unexpected;
 use crate::support::test_rank::{Form, TIMEOUT, TestRank, open_group};
 
-const SHARD_BYTES: usize = 5001;
+const BLOCK_BYTES: usize = 5001;
 const STARTS: usize = 10;
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -24,10 +24,10 @@ pub(crate) fn cases() -> Vec<Case> {
 /// One operation, put onto one stream and onto another; an event orders the caller's own work.
 fn two_streams(test_rank: &mut TestRank) -> Outcome {
     for form in Form::ALL {
-        let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES);
+        let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES);
         let mut gather = form.of(builder).prepare().map_err(unexpected)?;
         let streams = [test_rank.gpu.stream()?, test_rank.gpu.stream()?];
-        let mut book = Book::new(test_rank, SHARD_BYTES, STARTS)?;
+        let mut book = Book::new(test_rank, BLOCK_BYTES, STARTS)?;
         for index in 0..STARTS {
             // Twice on each, so that both a change and none are seen.
             let (now, before) = (&streams[index / 2 % 2], &streams[1 - index / 2 % 2]);
@@ -42,12 +42,12 @@ fn two_streams(test_rank: &mut TestRank) -> Outcome {
 
 /// Two operations of one group that know nothing of each other.
 fn two_operations(test_rank: &mut TestRank) -> Outcome {
-    let mut first = test_rank.group.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
-    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).in_place();
+    let mut first = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
+    let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).in_place();
     let mut second = builder.prepare().map_err(unexpected)?;
     let streams = [test_rank.gpu.stream()?, test_rank.gpu.stream()?];
     let mut books =
-        [Book::new(test_rank, SHARD_BYTES, STARTS)?, Book::new(test_rank, SHARD_BYTES, STARTS)?];
+        [Book::new(test_rank, BLOCK_BYTES, STARTS)?, Book::new(test_rank, BLOCK_BYTES, STARTS)?];
     for _ in 0..STARTS {
         start_once(test_rank, &streams[0], &mut first, &mut books[0])?;
         start_once(test_rank, &streams[1], &mut second, &mut books[1])?;
@@ -65,13 +65,13 @@ fn two_groups(test_rank: &mut TestRank) -> Outcome {
         test_rank.ranks,
         TIMEOUT,
     )?;
-    let mut first = test_rank.group.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
-    let mut second = other.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
+    let mut first = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
+    let mut second = other.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
     for shared in [true, false] {
         let streams = [test_rank.gpu.stream()?, test_rank.gpu.stream()?];
         let mut books = [
-            Book::new(test_rank, SHARD_BYTES, STARTS)?,
-            Book::new(test_rank, SHARD_BYTES, STARTS)?,
+            Book::new(test_rank, BLOCK_BYTES, STARTS)?,
+            Book::new(test_rank, BLOCK_BYTES, STARTS)?,
         ];
         for _ in 0..STARTS {
             start_once(test_rank, &streams[0], &mut first, &mut books[0])?;
@@ -91,14 +91,14 @@ fn two_groups(test_rank: &mut TestRank) -> Outcome {
 
 /// The handle goes while its starts are under way; they end well all the same.
 fn dropped_early(test_rank: &mut TestRank) -> Outcome {
-    let total = SHARD_BYTES * test_rank.ranks;
+    let total = BLOCK_BYTES * test_rank.ranks;
     let memory = test_rank.gpu.memory(total)?;
     let base = NonNull::new(memory.address as *mut u8).expect("not at 0");
     // SAFETY: the memory lives until the barrier below, behind which no peer uses it.
     let output = unsafe { test_rank.group.register_at::<u8>(base, total) }.map_err(unexpected)?;
-    let builder = test_rank.group.all_gather::<u8>(SHARD_BYTES).output(output).in_place();
+    let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).output(output).in_place();
     let mut gather = builder.prepare().map_err(unexpected)?;
-    let (stream, mut book) = (test_rank.gpu.stream()?, Book::new(test_rank, SHARD_BYTES, STARTS)?);
+    let (stream, mut book) = (test_rank.gpu.stream()?, Book::new(test_rank, BLOCK_BYTES, STARTS)?);
     for _ in 0..STARTS {
         start_once(test_rank, &stream, &mut gather, &mut book)?;
     }
@@ -106,6 +106,6 @@ fn dropped_early(test_rank: &mut TestRank) -> Outcome {
     stream.finish()?;
     book.check()?;
     test_rank.group.barrier().map_err(unexpected)?;
-    let mut gather = test_rank.group.all_gather::<u8>(SHARD_BYTES).prepare().map_err(unexpected)?;
+    let mut gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
     test_rank.gather_once(&mut gather)
 }

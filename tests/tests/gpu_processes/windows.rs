@@ -10,7 +10,7 @@ use super::streams::{Book, start_once};
 use crate::support::data::unexpected;
 use crate::support::test_rank::{CaptureMode, TestRank};
 
-const SHARD_BYTES: usize = captured::SHARD_BYTES;
+const BLOCK_BYTES: usize = captured::BLOCK_BYTES;
 /// Bytes of the window before the gathered range, and after it.
 const MARGIN_BYTES: usize = 33;
 const STARTS: usize = 4;
@@ -39,7 +39,7 @@ pub(crate) fn cases() -> Vec<Case> {
 type Use = fn(&mut TestRank, &mut Operation<u8>) -> Outcome;
 
 fn window_bytes(test_rank: &TestRank) -> usize {
-    SHARD_BYTES * test_rank.ranks + 2 * MARGIN_BYTES
+    BLOCK_BYTES * test_rank.ranks + 2 * MARGIN_BYTES
 }
 
 /// Makes a window of memory that begins inside an allocation, and checks that nothing outside of the range was written.
@@ -59,15 +59,15 @@ fn own_memory(test_rank: &mut TestRank, in_place: bool, run: Use) -> Outcome {
 
 fn gather(test_rank: &mut TestRank, window: &Window<u8>, in_place: bool, run: Use) -> Outcome {
     let len = (window.len() - 2 * MARGIN_BYTES) / test_rank.ranks;
-    let shards = test_rank.group.window::<u8>(SHARD_BYTES + 1).map_err(unexpected)?;
+    let blocks = test_rank.group.window::<u8>(BLOCK_BYTES + 1).map_err(unexpected)?;
     let builder = test_rank.group.all_gather(len).output_into(window, MARGIN_BYTES).capturable();
-    let builder = if in_place { builder.in_place() } else { builder.input_from(&shards, 1) };
+    let builder = if in_place { builder.in_place() } else { builder.input_from(&blocks, 1) };
     let mut gather = builder.prepare().map_err(unexpected)?;
     run(test_rank, &mut gather)
 }
 
 fn on_stream(test_rank: &mut TestRank, gather: &mut Operation<u8>) -> Outcome {
-    let (stream, mut book) = (test_rank.gpu.stream()?, Book::new(test_rank, SHARD_BYTES, STARTS)?);
+    let (stream, mut book) = (test_rank.gpu.stream()?, Book::new(test_rank, BLOCK_BYTES, STARTS)?);
     for _ in 0..STARTS {
         start_once(test_rank, &stream, gather, &mut book)?;
     }

@@ -9,18 +9,18 @@ use peerlane_conformance::{Failure, Outcome, pattern};
 pub(crate) const POISON: u8 = 0xA5;
 
 /// What `rank` contributes in `round`.
-pub(crate) fn shard(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
-    let mut shard = pattern((rank as u64 + 1) << 32 | round, bytes as u64);
-    if let Some(first) = shard.first_mut() {
+pub(crate) fn block(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
+    let mut block = pattern((rank as u64 + 1) << 32 | round, bytes as u64);
+    if let Some(first) = block.first_mut() {
         // Also single bytes differ from those of the round before.
         *first = (round * 31 + rank as u64 * 7 + 1) as u8;
     }
-    shard
+    block
 }
 
 /// What `round` gathers.
 pub(crate) fn gathered(ranks: usize, round: u64, bytes: usize) -> Vec<u8> {
-    (0..ranks).map(|rank| shard(rank, round, bytes)).collect::<Vec<_>>().concat()
+    (0..ranks).map(|rank| block(rank, round, bytes)).collect::<Vec<_>>().concat()
 }
 
 /// Fails unless the bytes are the expected ones; names the first that is wrong.

@@ -9,7 +9,7 @@ use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Rank};
 
-use super::data::{POISON, gathered, same, shard, unexpected};
+use super::data::{POISON, block, gathered, same, unexpected};
 use crate::vendor::gpu::Gpu;
 use crate::vendor::stream::CallerStream;
 use crate::vendor::{Context, Fabric, options};
@@ -69,7 +69,7 @@ pub(crate) fn gather_once(
     let input = gather.input_memory();
     let (bytes, total) = (input.bytes as usize, input.bytes as usize * ranks);
     let (send, receive) = (gpu.pinned(bytes)?, gpu.pinned(total)?);
-    send.write(0, &shard(me, round, bytes));
+    send.write(0, &block(me, round, bytes));
     stream.copy_in(input.base.as_ptr() as u64, &send, 0, bytes)?;
     stream.finish()?;
     gather.run().map_err(unexpected)?;

@@ -61,7 +61,7 @@ impl Phase {
 
     /// An engine of the host copies 8 MiB in each look at it. A start looks once, so that the
     /// victim's first push is not over; a poll looks once more.
-    fn shard_bytes(self) -> usize {
+    fn block_bytes(self) -> usize {
         match self {
             Self::Ready | Self::Arrived => 12 << 20,
             Self::Pushing => 20 << 20,
@@ -214,7 +214,7 @@ impl Case {
                 ("NODES", self.nodes.unwrap_or("none").to_owned()),
                 ("RING", self.ring.to_string()),
                 ("SHRINKS", self.shrinks().to_string()),
-                ("SHARD_BYTES", self.phase.shard_bytes().to_string()),
+                ("BLOCK_BYTES", self.phase.block_bytes().to_string()),
                 ("HUB", if address.is_none() && rank == 0 { "own" } else { "told" }.to_owned()),
                 ("TIMEOUT_MILLIS", self.timeout().as_millis().to_string()),
                 ("START_TIMEOUT_MILLIS", self.start_timeout().as_millis().to_string()),

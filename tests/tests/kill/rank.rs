@@ -17,7 +17,7 @@ use peerlane_host as host;
 
 use crate::case::Phase;
 
-/// The shard of the group that the survivors open afterwards.
+/// The block of the group that the survivors open afterwards.
 const AGAIN_BYTES: usize = 1000;
 
 /// Why a rank could not go on, and what its group said.
@@ -60,7 +60,7 @@ struct Processes {
     ring: bool,
     /// Whether the group shrinks after its end.
     shrinks: bool,
-    shard_bytes: usize,
+    block_bytes: usize,
     timeout: Duration,
     start_timeout: Duration,
 }
@@ -86,7 +86,7 @@ impl Processes {
             nodes: parent.value("NODES").ok(),
             ring: parent.value("RING")?,
             shrinks: parent.value("SHRINKS")?,
-            shard_bytes: parent.value("SHARD_BYTES")?,
+            block_bytes: parent.value("BLOCK_BYTES")?,
             timeout: Duration::from_millis(parent.value("TIMEOUT_MILLIS")?),
             start_timeout: Duration::from_millis(parent.value("START_TIMEOUT_MILLIS")?),
         })
@@ -119,7 +119,7 @@ impl Processes {
         };
         self.reach(parent, Phase::Opened)?;
         step("prepare");
-        let gather = group.all_gather::<u8>(self.shard_bytes).timeout(self.start_timeout);
+        let gather = group.all_gather::<u8>(self.block_bytes).timeout(self.start_timeout);
         let tiered = self.nodes.is_some();
         let gather = match (tiered, self.ring) {
             (true, _) => gather.algorithm(Algorithm::Hierarchical),
@@ -261,10 +261,10 @@ fn fill(gather: &mut Operation<u8>, rank: Rank) -> Outcome {
 
 fn verify(gather: &mut Operation<u8>, ranks: usize) -> Outcome {
     let output = gather.output().map_err(unexpected)?;
-    let shards = output.chunks_exact(output.len() / ranks).zip(Rank::all(ranks));
-    for (shard, rank) in shards {
-        if let Some(at) = (0..shard.len()).find(|at| shard[*at] != pattern(rank, *at)) {
-            return Err(Failure::new(format!("byte {at} of the shard of rank {rank} is wrong")));
+    let blocks = output.chunks_exact(output.len() / ranks).zip(Rank::all(ranks));
+    for (block, rank) in blocks {
+        if let Some(at) = (0..block.len()).find(|at| block[*at] != pattern(rank, *at)) {
+            return Err(Failure::new(format!("byte {at} of the block of rank {rank} is wrong")));
         }
     }
     Ok(())

@@ -29,7 +29,7 @@ pub(crate) enum Kind {
 /// What a group does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
-    /// Every algorithm, with shards of all sizes and shapes.
+    /// Every algorithm, with blocks of all sizes and shapes.
     Gathers,
     /// Fallbacks are refused.
     Strict,
@@ -80,24 +80,24 @@ impl Processes {
         format!("{}::{}", self.scenario, ranks.join("_"))
     }
 
-    /// Plays it with shards of these sizes; `start` starts this program as a rank on a node, with these values.
+    /// Plays it with blocks of these sizes; `start` starts this program as a rank on a node, with these values.
     pub(crate) fn run(
         self,
         hub: &str,
-        shards: &[usize],
+        blocks: &[usize],
         start: impl Fn(usize, &[(&str, String)]) -> Outcome<Child>,
     ) -> Outcome {
         let secret = Secret::random().map_err(unexpected)?;
         let options = HubOptions::default().secret(secret.clone());
         let hub = options.bind(hub, self.ranks.len()).map_err(unexpected)?;
-        let shards: Vec<String> = shards.iter().map(ToString::to_string).collect();
+        let blocks: Vec<String> = blocks.iter().map(ToString::to_string).collect();
         let nodes: Vec<String> = self.ranks.iter().map(|(node, _)| node.to_string()).collect();
         let start = |(rank, (node, kind)): (usize, &(usize, Kind))| {
             let values = [
                 ("RANK", rank.to_string()),
                 ("RANKS", self.ranks.len().to_string()),
                 ("NODES", nodes.join(",")),
-                ("SHARDS", shards.join(",")),
+                ("BLOCKS", blocks.join(",")),
                 ("KIND", kind.to_string()),
                 ("HUB", hub.address().to_string()),
                 ("SECRET", secret.expose().to_owned()),

@@ -17,7 +17,7 @@ use peerlane_host as host;
 use super::access::Access;
 use super::blocking;
 use super::processes::{Kind, Scenario};
-use crate::support::data::{check, same, shard, unexpected};
+use crate::support::data::{block, check, same, unexpected};
 use crate::vendor::gpu::Gpu;
 
 /// Far above what any start here takes.
@@ -99,10 +99,10 @@ impl<'p> Player<'p> {
     }
 
     fn gathers(mut self) -> Outcome {
-        let shards: String = self.parent.value("SHARDS")?;
-        let shards: Vec<usize> = shards.split(',').filter_map(|bytes| bytes.parse().ok()).collect();
+        let blocks: String = self.parent.value("BLOCKS")?;
+        let blocks: Vec<usize> = blocks.split(',').filter_map(|bytes| bytes.parse().ok()).collect();
         for algorithm in Algorithm::ALL.iter().copied() {
-            for (index, bytes) in shards.iter().copied().enumerate() {
+            for (index, bytes) in blocks.iter().copied().enumerate() {
                 let builder = self.group.all_gather::<u8>(bytes).algorithm(algorithm);
                 // In place one time, with two outputs in turn the next.
                 let builder = match index % 2 {
@@ -114,7 +114,7 @@ impl<'p> Player<'p> {
                 let lens = vec![bytes; self.ranks];
                 self.starts(&mut gather, &lens, format_args!("{algorithm}, {bytes} bytes"))?;
             }
-            // Uneven shards, one of them empty.
+            // Uneven blocks, one of them empty.
             let lens: Vec<usize> = (0..self.ranks).map(|rank| rank * 30_007 % 70_000).collect();
             let builder = self.group.all_gather::<u8>(&lens).algorithm(algorithm).chunks(2);
             let mut gather = builder.prepare().map_err(unexpected)?;
@@ -141,12 +141,12 @@ impl<'p> Player<'p> {
         for _ in 0..STARTS {
             self.round += 1;
             let place = gather.input_memory();
-            self.access.write(place, &shard(self.me, self.round, lens[self.me]))?;
+            self.access.write(place, &block(self.me, self.round, lens[self.me]))?;
             gather.run().map_err(|error| unexpected(error).within(&what))?;
             let seen = self.access.read(gather.output_memory())?;
-            let shards = lens.iter().enumerate();
-            let shards = shards.map(|(rank, bytes)| shard(rank, self.round, *bytes));
-            let wanted = shards.collect::<Vec<_>>().concat();
+            let blocks = lens.iter().enumerate();
+            let blocks = blocks.map(|(rank, bytes)| block(rank, self.round, *bytes));
+            let wanted = blocks.collect::<Vec<_>>().concat();
             same(format_args!("{what}, start {}", self.round), &seen, &wanted)?;
         }
         Ok(())

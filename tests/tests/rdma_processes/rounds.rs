@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use peerlane_collectives::group::MemoryRange;
 use peerlane_conformance::middleware::Stream;
 
-use crate::rdma_support::shard;
+use crate::rdma_support::block;
 
 /// The rounds of one rank.
 pub(crate) struct Rounds {
@@ -45,15 +45,15 @@ impl Rounds {
         Self { rank, ranks, bytes, now: Arc::default(), right: Arc::default() }
     }
 
-    /// The stream begins the next round and fills the own shard.
+    /// The stream begins the next round and fills the own block.
     pub(crate) fn fill(&self, stream: &Stream, input: MemoryRange) {
         let (now, input) = (Arc::clone(&self.now), Base::of(input));
         let (rank, bytes) = (self.rank, self.bytes);
         stream.run(move || {
             let input = input;
             let round = now.fetch_add(1, Ordering::SeqCst) + 1;
-            // SAFETY: the shard has as many bytes; the start before is over on this stream.
-            unsafe { input.bytes(bytes) }.copy_from_slice(&shard(rank, round, bytes));
+            // SAFETY: the block has as many bytes; the start before is over on this stream.
+            unsafe { input.bytes(bytes) }.copy_from_slice(&block(rank, round, bytes));
         });
     }
 
@@ -64,10 +64,10 @@ impl Rounds {
         stream.run(move || {
             let output = output;
             let round = now.load(Ordering::SeqCst);
-            // SAFETY: the output has all shards; the start is over on this stream.
+            // SAFETY: the output has all blocks; the start is over on this stream.
             let seen = unsafe { output.bytes(ranks * bytes) };
-            let mut shards = seen.chunks(bytes).enumerate();
-            let is_right = shards.all(|(rank, seen)| seen == shard(rank, round, bytes));
+            let mut blocks = seen.chunks(bytes).enumerate();
+            let is_right = blocks.all(|(rank, seen)| seen == block(rank, round, bytes));
             right.fetch_add(u64::from(is_right), Ordering::SeqCst);
             seen.fill(0xEE);
         });

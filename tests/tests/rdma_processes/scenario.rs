@@ -18,7 +18,7 @@ use peerlane_host as host;
 use peerlane_rdma::{DeviceChoice, Options};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::rdma_support::{shard, unexpected};
+use crate::rdma_support::{block, unexpected};
 use crate::rounds::Rounds;
 use crate::stopped::{self, Waits};
 
@@ -26,13 +26,13 @@ use crate::stopped::{self, Waits};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// The same where a rank is stopped, and only deadlines tell.
 const STOPPED_TIMEOUT: Duration = Duration::from_secs(6);
-const SHARD_BYTES: [usize; 3] = [1, 5001, 300_000];
+const BLOCK_BYTES: [usize; 3] = [1, 5001, 300_000];
 const STARTS: u64 = 3;
 /// Beyond what a NIC needs to find out that a peer does not answer.
 const LOST_WITHIN: Duration = Duration::from_secs(20);
 
 /// What is gathered beside waiting.
-const IDLE_SHARD_BYTES: usize = 100_000;
+const IDLE_BLOCK_BYTES: usize = 100_000;
 const BUSY_STARTS: usize = 20;
 /// How long a graph is not replayed.
 const ARMED: Duration = Duration::from_millis(300);
@@ -161,25 +161,25 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     }
 }
 
-/// Every algorithm, with shards of all sizes, several starts each.
+/// Every algorithm, with blocks of all sizes, several starts each.
 fn gathers(parent: &Parent, mut group: Group) -> Outcome {
     let (me, ranks) = (parent.value::<usize>("RANK")?, parent.value::<usize>("RANKS")?);
     let mut round = 0;
     for algorithm in Algorithm::ALL.iter().copied() {
-        for bytes in SHARD_BYTES {
+        for bytes in BLOCK_BYTES {
             let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).outputs(2);
             let mut gather = builder.prepare().map_err(unexpected)?;
             for _ in 0..STARTS {
                 round += 1;
                 let place = gather.input_mut().map_err(unexpected)?;
-                place.copy_from_slice(&shard(me, round, bytes));
+                place.copy_from_slice(&block(me, round, bytes));
                 let what = || format!("{algorithm}, {bytes} bytes, start {round}");
                 gather.run().map_err(|error| unexpected(error).within(what()))?;
                 let seen = gather.output().map_err(unexpected)?;
                 for (rank, seen) in seen.chunks(bytes).enumerate().take(ranks) {
-                    if seen != shard(rank, round, bytes) {
+                    if seen != block(rank, round, bytes) {
                         let what = what();
-                        return Err(Failure::new(format!("{what}: wrong shard of rank {rank}")));
+                        return Err(Failure::new(format!("{what}: wrong block of rank {rank}")));
                     }
                 }
             }
@@ -197,9 +197,9 @@ fn streams(parent: &Parent, mut group: Group) -> Outcome {
     let algorithms =
         [Algorithm::Direct, Algorithm::Ring, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
     for algorithm in algorithms {
-        let builder = group.all_gather::<u8>(SHARD_BYTES[1]).algorithm(algorithm).capturable();
+        let builder = group.all_gather::<u8>(BLOCK_BYTES[1]).algorithm(algorithm).capturable();
         let mut gather = builder.prepare().map_err(unexpected)?;
-        let (stream, rounds) = (Stream::new(), Rounds::new(me, ranks, SHARD_BYTES[1]));
+        let (stream, rounds) = (Stream::new(), Rounds::new(me, ranks, BLOCK_BYTES[1]));
         for _ in 0..STARTS {
             rounds.fill(&stream, gather.input_memory());
             let lease = gather.start_on(&stream).map_err(unexpected)?;
@@ -248,7 +248,7 @@ fn streams(parent: &Parent, mut group: Group) -> Outcome {
 /// other, is printed.
 fn waits(parent: &Parent, mut group: Group) -> Outcome {
     let me: usize = parent.value("RANK")?;
-    let builder = group.all_gather::<u8>(IDLE_SHARD_BYTES);
+    let builder = group.all_gather::<u8>(IDLE_BLOCK_BYTES);
     let mut gather = builder.prepare().map_err(unexpected)?;
     gather.run().map_err(unexpected)?;
     let mut run = |starts: usize| -> Outcome<(f64, Duration)> {

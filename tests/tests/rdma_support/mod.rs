@@ -64,7 +64,7 @@ pub(crate) fn start(node: &Node, values: &[(&str, String)]) -> Outcome<Child> {
 }
 
 /// What `rank` contributes in `round`.
-pub(crate) fn shard(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn block(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
     pattern((rank as u64 + 1) << 32 | round, bytes as u64)
 }
 

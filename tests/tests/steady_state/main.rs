@@ -26,7 +26,7 @@ use counting::Counts;
 
 const WARM_UP: u32 = 100;
 const STARTS: u32 = 1000;
-const SHARD_LEN: usize = 1000;
+const BLOCK_LEN: usize = 1000;
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
@@ -113,7 +113,7 @@ fn warm(
 ) -> Result<(Group, Operation<i64>), Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     let mut group = Group::open(bootstrap, fabric)?;
-    let mut gather = group.all_gather::<i64>(SHARD_LEN).outputs(outputs).prepare()?;
+    let mut gather = group.all_gather::<i64>(BLOCK_LEN).outputs(outputs).prepare()?;
     repeat(&mut gather, WARM_UP)?;
     Ok((group, gather))
 }
@@ -125,7 +125,7 @@ fn repeat(gather: &mut Operation<i64>, starts: u32) -> Result<(), Error> {
         gather.input_mut()?.fill(value);
         gather.run()?;
         let output = gather.output()?;
-        assert!(output.iter().step_by(SHARD_LEN / 2).all(|seen| *seen == value), "start {start}");
+        assert!(output.iter().step_by(BLOCK_LEN / 2).all(|seen| *seen == value), "start {start}");
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
-use crate::support::{GRACE, LONG, Rounds, SHARD_BYTES, SHORT, pause};
+use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, SHORT, pause};
 
 /// Every algorithm with a lane between nodes.
 const TIERED: [Algorithm; 4] =
@@ -58,7 +58,7 @@ fn starts_that_nobody_waits_for_are_driven() {
             for queued_wait in [true, false] {
                 in_tiers(&topology, queued_wait, &options(LONG), |mut group| {
                     let (me, ranks) = (group.rank().index(), group.ranks());
-                    let builder = group.all_gather::<u8>(SHARD_BYTES).algorithm(algorithm);
+                    let builder = group.all_gather::<u8>(BLOCK_BYTES).algorithm(algorithm);
                     let mut gather = builder.chunks(2).prepare().unwrap();
                     let (stream, rounds) = (Stream::new(), Rounds::default());
                     for _ in 0..10 {
@@ -82,7 +82,7 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
         for algorithm in TIERED {
             in_tiers(&topology, false, &options(LONG), |mut group| {
                 let (me, ranks) = (group.rank().index(), group.ranks());
-                let builder = group.all_gather::<u8>(SHARD_BYTES).algorithm(algorithm);
+                let builder = group.all_gather::<u8>(BLOCK_BYTES).algorithm(algorithm);
                 let mut gather = builder.capturable().prepare().unwrap();
                 let (stream, rounds) = (Stream::new(), Rounds::default());
                 stream.begin_capture();
@@ -116,7 +116,7 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
 fn a_second_lane_on_streams_is_refused() {
     let topology = Topology::flat(3).unwrap();
     in_tiers(&topology, true, &options(LONG), |mut group| {
-        let builder = group.all_gather::<u8>(SHARD_BYTES).algorithm(Algorithm::DoubleRing);
+        let builder = group.all_gather::<u8>(BLOCK_BYTES).algorithm(Algorithm::DoubleRing);
         let error = builder.chunks(2).capturable().prepare().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::InvalidArgument, Some(Rank(0))));
         assert_eq!(
@@ -132,7 +132,7 @@ fn a_second_lane_on_streams_is_refused() {
 fn strict_refuses_what_a_thread_would_have_to_drive() {
     let topology = Topology::even(2, 1).unwrap();
     in_tiers(&topology, true, &options(LONG).strict(true), |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare().unwrap();
         let fallbacks = &gather.report().fallbacks;
         assert_eq!(fallbacks.len(), 1);
         assert_eq!(
@@ -150,7 +150,7 @@ fn strict_refuses_what_a_thread_would_have_to_drive() {
         );
         // Nothing has started, and the caller may drive it.
         gather.run().unwrap();
-        let error = group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().unwrap_err();
+        let error = group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().unwrap_err();
         let text = error.to_string();
         assert!(text.contains("strict is set, but the operation needs a fallback"), "{text}");
         drop(gather);
@@ -164,7 +164,7 @@ fn a_rank_that_does_not_come_ends_the_start_of_all() {
     let told = Barrier::new(4);
     let records = in_tiers(&topology, false, &options(SHORT), |mut group| {
         let me = group.rank();
-        let builder = group.all_gather::<u8>(SHARD_BYTES).algorithm(Algorithm::Hierarchical);
+        let builder = group.all_gather::<u8>(BLOCK_BYTES).algorithm(Algorithm::Hierarchical);
         let mut gather = builder.prepare().unwrap();
         let stream = Stream::new();
         if me != Rank(3) {

@@ -6,14 +6,14 @@ use peerlane_collectives::error::Error;
 use peerlane_conformance::middleware::Stream;
 use peerlane_hal::ErrorKind;
 
-use crate::support::{GRACE, LONG, Rounds, SHARD_BYTES, in_group};
+use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, in_group};
 
 #[test]
 fn replays_and_eager_starts_alternate() {
     for (ranks, in_place) in [(1, false), (2, false), (3, true), (4, false)] {
         let results = in_group(ranks, LONG, |mut group| {
             let me = group.rank().index();
-            let builder = group.all_gather::<u8>(SHARD_BYTES).capturable();
+            let builder = group.all_gather::<u8>(BLOCK_BYTES).capturable();
             let builder = if in_place { builder.in_place() } else { builder };
             let mut gather = builder.prepare()?;
             assert_eq!((gather.report().outputs, gather.report().capturable), (1, true));
@@ -48,7 +48,7 @@ fn replays_and_eager_starts_alternate() {
 #[test]
 fn an_operation_without_flags_for_it_is_not_recorded() {
     in_group(2, LONG, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare().unwrap();
         let stream = Stream::new();
         stream.begin_capture();
         let error = gather.start_on(&stream).unwrap_err();
@@ -69,7 +69,7 @@ fn an_operation_without_flags_for_it_is_not_recorded() {
 #[test]
 fn a_recorded_start_cannot_be_waited_for() {
     in_group(1, LONG, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().unwrap();
         let stream = Stream::new();
         stream.begin_capture();
         let mut lease = gather.start_on(&stream).unwrap();
@@ -115,7 +115,7 @@ fn ranks_agree_on_it() {
 fn a_replay_that_a_peer_does_not_join_ends_with_the_group() {
     let recorded = Barrier::new(2);
     in_group(2, LONG, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).capturable().prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().unwrap();
         let stream = Stream::new();
         if group.rank().0 == 1 {
             recorded.wait();

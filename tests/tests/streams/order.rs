@@ -6,7 +6,7 @@ use peerlane_collectives::error::Error;
 use peerlane_conformance::middleware::{Stream, StreamLayer};
 
 use crate::support::{
-    LONG, Rounds, SHARD_BYTES, SHORT, byte, gathered, in_group, in_group_with, pause,
+    BLOCK_BYTES, LONG, Rounds, SHORT, byte, gathered, in_group, in_group_with, pause,
 };
 
 type Builder<'g> = peerlane_collectives::group::OperationBuilder<'g, u8>;
@@ -17,7 +17,7 @@ const ROUNDS: u64 = 40;
 fn rounds(ranks: usize, layer: StreamLayer, describe: impl Fn(Builder<'_>) -> Builder<'_> + Sync) {
     let results = in_group_with(layer, ranks, LONG, |mut group| {
         let me = group.rank().index();
-        let mut gather = describe(group.all_gather(SHARD_BYTES)).prepare()?;
+        let mut gather = describe(group.all_gather(BLOCK_BYTES)).prepare()?;
         let (stream, rounds) = (Stream::new(), Rounds::default());
         for round in 1..=ROUNDS {
             if round % 7 == me as u64 {
@@ -63,7 +63,7 @@ fn a_queue_that_is_always_full() {
 fn starts_of_the_host_and_on_a_stream_alternate() {
     let results = in_group(2, LONG, |mut group| {
         let me = group.rank().index();
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
         let (stream, rounds) = (Stream::new(), Rounds::default());
         for round in 1..=5 {
             rounds.fill(&stream, me, gather.input_memory());
@@ -89,7 +89,7 @@ fn two_operations_on_two_streams() {
         let me = group.rank().index();
         let mut gathers = Vec::new();
         for _ in 0..2 {
-            let gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+            let gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
             gathers.push((gather, Stream::new(), Rounds::default()));
         }
         for round in 0..20 {
@@ -114,7 +114,7 @@ fn two_operations_on_two_streams() {
 #[test]
 fn many_slow_starts_are_not_overdue() {
     let results = in_group(2, SHORT, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
         let stream = Stream::new();
         for turn in 0..2 {
             for _ in 0..20 {
@@ -136,7 +136,7 @@ fn many_slow_starts_are_not_overdue() {
 #[test]
 fn starts_that_nobody_looks_at_are_not_overdue() {
     let results = in_group(2, SHORT, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
         let stream = Stream::new();
         for _ in 0..3 {
             for _ in 0..3 {
@@ -156,7 +156,7 @@ fn dropping_or_closing_waits_for_open_starts() {
     for close_first in [false, true] {
         let results = in_group(2, LONG, |mut group| {
             let me = group.rank().index();
-            let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare()?;
+            let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
             let (stream, rounds) = (Stream::new(), Rounds::default());
             pause(&stream, Duration::from_millis(50 * me as u64));
             rounds.fill(&stream, me, gather.input_memory());

@@ -8,13 +8,13 @@ use insta::assert_snapshot;
 use peerlane_conformance::middleware::{Stream, StreamLayer};
 use peerlane_hal::{ErrorKind, Rank};
 
-use crate::support::{GRACE, Gate, LONG, SHARD_BYTES, SHORT, in_group, in_group_with};
+use crate::support::{BLOCK_BYTES, GRACE, Gate, LONG, SHORT, in_group, in_group_with};
 
 #[test]
 fn a_peer_that_does_not_come_is_named_on_all_ranks() {
     let done = Gate::default();
     let texts = in_group(3, SHORT, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).outputs(1).prepare().unwrap();
         let stream = Stream::new();
         if group.rank() == Rank(1) {
             done.wait();
@@ -36,7 +36,7 @@ fn a_peer_that_does_not_come_is_named_on_all_ranks() {
 fn waiting_on_the_host_says_the_same() {
     let done = Gate::default();
     in_group(2, SHORT, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).outputs(2).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).outputs(2).prepare().unwrap();
         if group.rank() == Rank(1) {
             return done.wait();
         }
@@ -57,7 +57,7 @@ fn a_deadline_counts_from_the_end_of_the_start_before() {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let done = Gate::default();
     in_group(2, TIMEOUT, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).outputs(1).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).outputs(1).prepare().unwrap();
         let stream = Stream::new();
         let begun = Instant::now();
         if group.rank() == Rank(1) {
@@ -80,7 +80,7 @@ fn a_deadline_counts_from_the_end_of_the_start_before() {
 fn a_peer_that_is_lost_ends_starts_that_nobody_waits_for() {
     let started = Barrier::new(3);
     in_group(3, LONG, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare().unwrap();
         if group.rank() == Rank(2) {
             started.wait();
             return drop((gather, group));
@@ -98,7 +98,7 @@ fn a_peer_that_is_lost_ends_starts_that_nobody_waits_for() {
 fn a_stream_that_holds_a_start_up_is_named() {
     let done = Gate::default();
     in_group(1, SHORT, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare().unwrap();
         let stream = Stream::new();
         done.hold(&stream);
         drop(gather.start_on(&stream).unwrap());
@@ -114,7 +114,7 @@ fn a_stream_that_holds_a_start_up_is_named() {
 #[test]
 fn a_queue_that_stays_full_is_an_error_in_time() {
     in_group_with(StreamLayer { slices_max: 2 }, 1, SHORT, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare().unwrap();
         let (stream, gate) = (Stream::new(), Gate::default());
         gate.hold(&stream);
         let begin = Instant::now();
@@ -136,7 +136,7 @@ fn a_queue_that_stays_full_is_an_error_in_time() {
 fn dropping_the_group_lets_the_own_streams_go() {
     let done = Gate::default();
     in_group(2, LONG, |mut group| {
-        let mut gather = group.all_gather::<u8>(SHARD_BYTES).prepare().unwrap();
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare().unwrap();
         if group.rank() == Rank(1) {
             return done.wait();
         }

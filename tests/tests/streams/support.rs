@@ -16,7 +16,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 pub(crate) const SHORT: Duration = Duration::from_millis(400);
 /// Nobody is held up longer than this beyond a timeout.
 pub(crate) const GRACE: Duration = Duration::from_secs(5);
-pub(crate) const SHARD_BYTES: usize = 100;
+pub(crate) const BLOCK_BYTES: usize = 100;
 
 /// Runs `body` as each rank of an open group.
 pub(crate) fn in_group<R: Send>(
@@ -84,7 +84,7 @@ pub(crate) fn byte(rank: usize, round: u64) -> u8 {
 
 /// What a round gathers.
 pub(crate) fn gathered(ranks: usize, round: u64) -> Vec<u8> {
-    (0..ranks).flat_map(|rank| [byte(rank, round); SHARD_BYTES]).collect()
+    (0..ranks).flat_map(|rank| [byte(rank, round); BLOCK_BYTES]).collect()
 }
 
 /// Rounds of one rank, filled and looked at on its stream; also by graphs, which know no number.
@@ -95,7 +95,7 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// The stream begins the next round and fills the own shard.
+    /// The stream begins the next round and fills the own block.
     pub(crate) fn fill(&self, stream: &Stream, rank: usize, input: MemoryRange) {
         let (now, input) = (Arc::clone(&self.now), Span::of(input));
         stream.run(move || {

@@ -3,7 +3,7 @@
 use peerlane_collectives::error::Error;
 use peerlane_conformance::middleware::Stream;
 
-use crate::support::{Gate, LONG, Rounds, SHARD_BYTES, in_group};
+use crate::support::{BLOCK_BYTES, Gate, LONG, Rounds, in_group};
 
 const RANKS: usize = 3;
 const ROUNDS: u64 = 30;
@@ -12,10 +12,10 @@ const ROUNDS: u64 = 30;
 fn overlapping_ranges_come_in_the_order_of_the_stream() {
     let results = in_group(RANKS, LONG, |mut group| {
         let me = group.rank().index();
-        let window = group.window::<u8>(RANKS * SHARD_BYTES + 50)?;
+        let window = group.window::<u8>(RANKS * BLOCK_BYTES + 50)?;
         let mut gathers = Vec::new();
         for begin in [0, 50, 17] {
-            let builder = group.all_gather(SHARD_BYTES).output_into(&window, begin);
+            let builder = group.all_gather(BLOCK_BYTES).output_into(&window, begin);
             gathers.push(builder.in_place().prepare()?);
         }
         let (stream, rounds) = (Stream::new(), Rounds::default());
@@ -36,9 +36,9 @@ fn overlapping_ranges_come_in_the_order_of_the_stream() {
 #[test]
 fn the_host_keeps_away_until_it_has_waited() {
     let results = in_group(2, LONG, |mut group| {
-        let window = group.window::<u8>(2 * SHARD_BYTES)?;
+        let window = group.window::<u8>(2 * BLOCK_BYTES)?;
         let mut gather =
-            group.all_gather(SHARD_BYTES).output_into(&window, 0).in_place().prepare()?;
+            group.all_gather(BLOCK_BYTES).output_into(&window, 0).in_place().prepare()?;
         let (stream, gate) = (Stream::new(), Gate::default());
         gate.hold(&stream);
         let mut lease = gather.start_on(&stream)?;
@@ -48,7 +48,7 @@ fn the_host_keeps_away_until_it_has_waited() {
             format!(
                 "bytes 0 to {} of window 1 are in use: all-gather 1 uses them in a start that is \
                  not complete; wait for that start first",
-                2 * SHARD_BYTES
+                2 * BLOCK_BYTES
             )
         );
         gate.open();

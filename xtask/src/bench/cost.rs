@@ -59,7 +59,7 @@ struct Check {
 struct Point {
     algorithm: String,
     outputs: u32,
-    shard_bytes: u64,
+    block_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
     fitted: bool,
@@ -126,7 +126,7 @@ impl Check {
         let (share, worst) = (good_share * 100.0, worst_choice * 100.0);
         let predicted = points.iter().filter(|point| !point.fitted).count();
         let mut sorted: Vec<&Point> = points.iter().collect();
-        sorted.sort_by_key(|point| (point.shard_bytes, point.outputs));
+        sorted.sort_by_key(|point| (point.block_bytes, point.outputs));
         let error = |point: &&Point| {
             format!("{:+.0} %", (point.predicted_us / point.measured_us - 1.0) * 100.0)
         };
@@ -139,7 +139,7 @@ impl Check {
             report::table(
                 sorted,
                 &[
-                    ("shard", &|point| size(point.shard_bytes)),
+                    ("block", &|point| size(point.block_bytes)),
                     ("outputs", &|point| point.outputs.to_string()),
                     ("<algorithm", &|point| point.algorithm.clone()),
                     ("measured, µs", &|point| figure(point.measured_us, 1)),
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn the_page_shows_points_and_goals() {
         let check = r#"{"machine":"m","backend":"host","topology":"2 ranks","choices":[],"good_share":0.8,
-            "worst_choice":0.05,"points":[{"algorithm":"ring","outputs":1,"shard_bytes":1024,
+            "worst_choice":0.05,"points":[{"algorithm":"ring","outputs":1,"block_bytes":1024,
             "measured_us":10.0,"predicted_us":11.0,"fitted":true}]}"#;
         let checks = vec![serde_json::from_str(check).unwrap()];
         let record = Record { machine: Machine::default(), measured: None, rounds: 3, checks };

@@ -5,12 +5,12 @@
 //! the schedule determines the time instead of the cores that ranks share. All runs are in place, because the
 //! self copy belongs to no phase.
 //!
-//! - Between nodes alone: the two ranks of a rail exchange a shard, all four rails at once.
-//! - Inside the node alone: the four ranks of a node gather blocks of two shards: a rank's own and the one that it
+//! - Between nodes alone: the two ranks of a rail exchange a block, all four rails at once.
+//! - Inside the node alone: the four ranks of a node gather two blocks each: a rank's own and the one that it
 //!   received from the other node.
 //! - Two phases: one after the other, in each start.
-//! - One chunk: the hierarchical plan in one chunk, which spreads the own shard during the network transfer and
-//!   the received shard only when all of it has arrived.
+//! - One chunk: the hierarchical plan in one chunk, which spreads the own block during the network transfer and
+//!   the received block only when all of it has arrived.
 //!
 //! All take turns start by start, in one process and on one output per rank: `cli/examples/two_phases.rs`.
 
@@ -29,10 +29,10 @@ const ALIKE: f64 = 1.1;
 /// Options of `cargo xtask bench hierarchical`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
 pub(crate) struct Options {
-    /// The shard of a rank.
+    /// The block of a rank.
     #[arg(long, default_value_t = 4 << 20)]
-    shard_bytes: u64,
-    /// Parts of a shard.
+    block_bytes: u64,
+    /// Parts of a block.
     #[arg(long, default_value_t = 8)]
     chunks: u32,
     /// Rate of a rank between nodes, in 10^6 bytes a second, case by case.
@@ -85,7 +85,7 @@ impl Options {
         eprintln!("{network_mbs} MB/s: {} iterations", self.iterations);
         let mut program = cargo(["run", "--quiet", "--release", "--package", "peerlane-cli"]);
         program.args(["--example", "two_phases", "--"]).args([
-            format!("--shard-bytes={}", self.shard_bytes),
+            format!("--block-bytes={}", self.block_bytes),
             format!("--chunks={}", self.chunks),
             format!("--network-bytes-per-second={network_mbs}e6"),
             format!("--local-bytes-per-second={}e6", self.local_mbs),
@@ -102,7 +102,7 @@ impl Case {
     }
 
     /// Returns the time without that of spreading one chunk in the node, by the longer phase. Spreading inside
-    /// the node moves two shards.
+    /// the node moves two blocks.
     fn over_longer(&self) -> f64 {
         let chunk_us = self.inside_us / 2.0 / f64::from(self.chunks);
         (self.hierarchical_us - chunk_us) / self.longer_us()
@@ -140,7 +140,7 @@ impl Record {
         );
         let values = [
             ("head", self.machine.head("The hierarchical all-gather on virtual nodes of one host")),
-            ("shard", size(self.options.shard_bytes)),
+            ("block", size(self.options.block_bytes)),
             ("chunks", self.options.chunks.to_string()),
             ("local", self.options.local_mbs.to_string()),
             ("iterations", self.options.iterations.to_string()),

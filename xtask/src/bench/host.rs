@@ -84,7 +84,7 @@ struct Record {
 struct Row {
     ranks: usize,
     total_bytes: u64,
-    shard_bytes: u64,
+    block_bytes: u64,
     iterations: u32,
     open_mpi: Side,
     peerlane: Side,
@@ -106,7 +106,7 @@ struct Side {
 #[derive(Clone, Debug, Deserialize)]
 struct Sample {
     total_bytes: u64,
-    shard_bytes: u64,
+    block_bytes: u64,
     median_us: f64,
     p99_us: f64,
     checked: bool,
@@ -230,7 +230,7 @@ impl Programs {
         Ok(Row {
             ranks,
             total_bytes,
-            shard_bytes: first.shard_bytes,
+            block_bytes: first.block_bytes,
             iterations,
             open_mpi,
             peerlane: Side::new(format!("{}, {}", first.algorithm, first.engine), &ours),
@@ -353,9 +353,9 @@ mod tests {
 
     #[test]
     fn a_sample_is_read_among_other_lines() {
-        let line = r#"{"total_bytes":8,"shard_bytes":4,"median_us":1.5,"p99_us":2,"checked":true}"#;
+        let line = r#"{"total_bytes":8,"block_bytes":4,"median_us":1.5,"p99_us":2,"checked":true}"#;
         let sample = Sample::parse(&format!("progress\n{line}\n"), 8).unwrap();
-        assert_eq!((sample.shard_bytes, sample.median_us, sample.limit_us), (4, 1.5, None));
+        assert_eq!((sample.block_bytes, sample.median_us, sample.limit_us), (4, 1.5, None));
         assert!(Sample::parse(line, 16).is_err());
         assert!(Sample::parse("nothing", 8).is_err());
     }

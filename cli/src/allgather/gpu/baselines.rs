@@ -46,7 +46,7 @@ struct NcclGather {
     communicator: Rc<Communicator>,
     input: u64,
     output: Span,
-    shard_bytes: usize,
+    block_bytes: usize,
     stream: Rc<Stream>,
 }
 
@@ -55,7 +55,7 @@ const SYMMETRIC: &str = "symmetric";
 const COPY_ENGINES: &str = "copy engines";
 
 impl Baselines {
-    /// Loads NCCL and joins its communicators, with memory for shards of up to `shard_bytes`.
+    /// Loads NCCL and joins its communicators, with memory for blocks of up to `block_bytes`.
     /// Collective.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Baselines {
         options: &Options,
         comm: &Comm,
         gpu: &Gpu,
-        shard_bytes: u64,
+        block_bytes: u64,
     ) -> Result<Self> {
         // The ranks exchange the result first, so that no rank waits inside NCCL for a rank that cannot
         // load it.
@@ -100,11 +100,11 @@ impl Baselines {
                 Communicator::join(&nccl, &id, rank, ranks, policy)
             })
         };
-        let output_bytes = shard_bytes.saturating_mul(comm.ranks() as u64);
+        let output_bytes = block_bytes.saturating_mul(comm.ranks() as u64);
         let plain = join(Policy::Default)?;
         let state = OpenPath {
             communicator: Rc::clone(&plain),
-            input: PathMemory::Plain(gpu.allocate(shard_bytes)?),
+            input: PathMemory::Plain(gpu.allocate(block_bytes)?),
             output: PathMemory::Plain(gpu.allocate(output_bytes)?),
         };
         let default = NcclPath { name: DEFAULT, state: Ok(state) };
@@ -113,7 +113,7 @@ impl Baselines {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
                 with_timeout("ncclCommWindowRegister", timeout, || communicator.window(bytes))
             };
-            let input = PathMemory::Window(window(shard_bytes)?);
+            let input = PathMemory::Window(window(block_bytes)?);
             let output = PathMemory::Window(window(output_bytes)?);
             Ok(OpenPath { communicator, input, output })
         };
@@ -177,19 +177,19 @@ impl NcclPath {
         self.state.as_ref().err().map(String::as_str)
     }
 
-    /// Returns the all-gather of shards of `shard_bytes`, and the location of this rank's shard;
+    /// Returns the all-gather of blocks of `block_bytes`, and the location of this rank's block;
     /// `None` if the path is not available.
     pub(super) fn at(
         &self,
-        shard_bytes: u64,
+        block_bytes: u64,
         comm: &Comm,
         in_place: bool,
         stream: &Rc<Stream>,
     ) -> Option<(Box<dyn Implementation>, Span)> {
         let Ok(OpenPath { communicator, input, output }) = &self.state else { return None };
-        let output = Span { address: output.address(), bytes: shard_bytes * comm.ranks() as u64 };
+        let output = Span { address: output.address(), bytes: block_bytes * comm.ranks() as u64 };
         let input = if in_place {
-            output.address + comm.rank().index() as u64 * shard_bytes
+            output.address + comm.rank().index() as u64 * block_bytes
         } else {
             input.address()
         };
@@ -198,10 +198,10 @@ impl NcclPath {
             communicator: Rc::clone(communicator),
             input,
             output,
-            shard_bytes: shard_bytes as usize,
+            block_bytes: block_bytes as usize,
             stream: Rc::clone(stream),
         };
-        Some((Box::new(gather), Span { address: input, bytes: shard_bytes }))
+        Some((Box::new(gather), Span { address: input, bytes: block_bytes }))
     }
 }
 
@@ -229,17 +229,17 @@ impl Implementation for NcclGather {
 
     fn start(&mut self) -> Result<()> {
         let stream: *mut c_void = self.stream.raw();
-        let Self { communicator, input, output, shard_bytes, .. } = self;
+        let Self { communicator, input, output, block_bytes, .. } = self;
         // SAFETY: the memory fits the largest size and outlives the communicator; the stream belongs to
         // the same GPU.
-        unsafe { communicator.all_gather(*input, output.address, *shard_bytes, stream) }?;
+        unsafe { communicator.all_gather(*input, output.address, *block_bytes, stream) }?;
         Ok(())
     }
 
     fn output(&self) -> Result<Vec<Span>> {
-        let bytes = self.shard_bytes as u64;
-        let shards = 0..self.output.bytes / bytes.max(1);
-        let shard = |number| Span { address: self.output.address + number * bytes, bytes };
-        Ok(shards.map(shard).collect())
+        let bytes = self.block_bytes as u64;
+        let blocks = 0..self.output.bytes / bytes.max(1);
+        let block = |number| Span { address: self.output.address + number * bytes, bytes };
+        Ok(blocks.map(block).collect())
     }
 }

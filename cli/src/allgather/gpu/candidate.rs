@@ -35,7 +35,7 @@ pub(super) trait Implementation {
         Ok(())
     }
 
-    /// Returns the location of the last result: the shards in rank order, tensor by tensor.
+    /// Returns the location of the last result: the blocks in rank order, tensor by tensor.
     ///
     /// # Errors
     /// If the location is not known.
@@ -71,14 +71,14 @@ pub(super) struct Candidate<'a> {
     implementation: Box<dyn Implementation + 'a>,
     stream: Rc<Stream>,
     gpu: Gpu,
-    /// Shard of this rank, one piece per tensor.
+    /// Block of this rank, one piece per tensor.
     input: Vec<Span>,
     /// Outputs that starts use alternately, found by starting.
     outputs: Vec<Vec<Span>>,
 }
 
 impl<'a> Candidate<'a> {
-    /// Creates a candidate that reads its shard from `input` and uses `outputs` outputs
+    /// Creates a candidate that reads its block from `input` and uses `outputs` outputs
     /// alternately. If `captured`, it is replayed from a graph. Makes one start per output.
     /// Collective.
     ///
@@ -172,7 +172,7 @@ impl<'a> Candidate<'a> {
         comm.share("to check", &())?;
         content::overwrite(&self.gpu, &self.outputs)?;
         content::fill(&self.gpu, data, numbering, &self.input)?;
-        // In place, the overwritten output contains the shard of this rank, so the shard is filled
+        // In place, the overwritten output contains the block of this rank, so the block is filled
         // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
         // because peers write into them.
         comm.share("overwritten and filled", &())?;

@@ -1,4 +1,4 @@
-//! Fills GPU memory with random shards and compares outputs byte by byte, in chunks that pass
+//! Fills GPU memory with random blocks and compares outputs byte by byte, in chunks that pass
 //! through the host.
 
 use std::thread;
@@ -6,23 +6,23 @@ use std::thread;
 use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
-use crate::ranks::data::{Mismatch, Numbering, Shard, TestData, UNWRITTEN};
+use crate::ranks::data::{Block, Mismatch, Numbering, TestData, UNWRITTEN};
 
 /// Bytes of a chunk, a multiple of the pieces of the test data.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Largest number of shards that are compared at once.
+/// Largest number of blocks that are compared at once.
 const THREADS_MAX: usize = 8;
-const _: () = assert!(CHUNK_BYTES.is_multiple_of(Shard::PIECE_BYTES as u64));
+const _: () = assert!(CHUNK_BYTES.is_multiple_of(Block::PIECE_BYTES as u64));
 
 /// Fills the input, one span per block.
 pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Span]) -> Result<()> {
     let stream = gpu.stream()?;
     let mut staging = Vec::new();
     for (index, piece) in input.iter().enumerate() {
-        let mut shard = data.shard(numbering.of_input(index));
+        let mut block = data.block(numbering.of_input(index));
         for chunk in chunks(*piece) {
             staging.resize(chunk.bytes as usize, 0);
-            shard.fill(&mut staging);
+            block.fill(&mut staging);
             staging = gpu.upload(&stream, chunk.address, staging)?;
         }
     }
@@ -32,13 +32,13 @@ pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Spa
 /// Overwrites outputs with a known byte.
 pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     let stream = gpu.stream()?;
-    for shard in outputs.iter().flatten().filter(|shard| shard.bytes > 0) {
-        gpu.set(&stream, *shard, UNWRITTEN)?;
+    for block in outputs.iter().flatten().filter(|block| block.bytes > 0) {
+        gpu.set(&stream, *block, UNWRITTEN)?;
     }
     gpu.finish(&stream, "overwriting the output")
 }
 
-/// Compares the shards of an output with several threads.
+/// Compares the blocks of an output with several threads.
 ///
 /// # Errors
 /// If a copy fails. The inner result is the first byte that differs.
@@ -46,15 +46,15 @@ pub(super) fn compare(
     gpu: &Gpu,
     data: TestData,
     numbering: Numbering,
-    shards: &[Span],
+    blocks: &[Span],
 ) -> Result<std::result::Result<(), Mismatch>> {
-    let numbered = shards.iter().copied().enumerate();
+    let numbered = blocks.iter().copied().enumerate();
     let numbered: Vec<_> =
-        numbered.map(|(index, shard)| (numbering.of_output(index), shard)).collect();
+        numbered.map(|(index, block)| (numbering.of_output(index), block)).collect();
     for some in numbered.chunks(THREADS_MAX) {
         let compared: Vec<_> = thread::scope(|scope| {
-            let compare = |&(number, shard): &(usize, Span)| {
-                scope.spawn(move || compare_shard(gpu, data.shard(number), shard))
+            let compare = |&(number, block): &(usize, Span)| {
+                scope.spawn(move || compare_block(gpu, data.block(number), block))
             };
             let threads: Vec<_> = some.iter().map(compare).collect();
             let lost = || {
@@ -64,8 +64,8 @@ pub(super) fn compare(
             };
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
         });
-        for shard in compared {
-            if let Err(wrong) = shard? {
+        for block in compared {
+            if let Err(wrong) = block? {
                 return Ok(Err(wrong));
             }
         }
@@ -73,15 +73,15 @@ pub(super) fn compare(
     Ok(Ok(()))
 }
 
-fn compare_shard(
+fn compare_block(
     gpu: &Gpu,
-    mut expected: Shard,
-    shard: Span,
+    mut expected: Block,
+    block: Span,
 ) -> Result<std::result::Result<(), Mismatch>> {
     let stream = gpu.stream()?;
-    let mut scratch = vec![0; Shard::PIECE_BYTES];
+    let mut scratch = vec![0; Block::PIECE_BYTES];
     let mut found = Vec::new();
-    for chunk in chunks(shard) {
+    for chunk in chunks(block) {
         found.resize(chunk.bytes as usize, 0);
         found = gpu.download(&stream, chunk.address, found)?;
         if let Err(wrong) = expected.compare(&found, &mut scratch) {

@@ -23,11 +23,11 @@ struct PeerlaneGather<T> {
 pub(super) struct Prepared {
     pub(super) implementation: Box<dyn Implementation>,
     pub(super) report: peerlane::group::Report,
-    /// Shard of this rank, one piece per tensor.
+    /// Block of this rank, one piece per tensor.
     pub(super) input: Vec<Span>,
 }
 
-/// Prepares an all-gather with shards of `shard_length` elements on average. Collective.
+/// Prepares an all-gather with blocks of `block_length` elements on average. Collective.
 ///
 /// # Errors
 /// If the group refuses the operation or has failed.
@@ -35,13 +35,13 @@ pub(super) fn prepare(
     setup: &Setup<'_>,
     group: &mut Group,
     stream: &Rc<Stream>,
-    shard_length: u64,
+    block_length: u64,
     variant: Variant,
 ) -> Result<Prepared> {
     with_dtype!(setup.options.dtype, T => {
-        let operation: Operation<T> = setup.prepare(group, shard_length, variant)?;
+        let operation: Operation<T> = setup.prepare(group, block_length, variant)?;
         let report = operation.report().clone();
-        let input = input(setup, &operation, group.rank(), shard_length)?;
+        let input = input(setup, &operation, group.rank(), block_length)?;
         let (stream, kept) = (StreamArg::of(stream), Rc::clone(stream));
         let ours = PeerlaneGather { operation, stream, kept, ranks: group.ranks() };
         Ok(Prepared { implementation: Box::new(ours), report, input })
@@ -53,13 +53,13 @@ fn input<T: Element>(
     setup: &Setup<'_>,
     operation: &Operation<T>,
     rank: Rank,
-    shard_length: u64,
+    block_length: u64,
 ) -> Result<Vec<Span>> {
     if setup.options.in_place {
         let tensors = 0..operation.report().tensors;
         return tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?))).collect();
     }
-    let layout = setup.layout(shard_length)?;
+    let layout = setup.layout(block_length)?;
     let blocks = Setup::input_blocks(&layout, setup.options.goal.collective, rank).into_iter();
     let mut address = span(operation.input_memory()).address;
     let block = |bytes| {

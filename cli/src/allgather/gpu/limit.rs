@@ -1,4 +1,4 @@
-//! Measures the limit between GPUs: every rank copies its shard to its peers, all at once, with
+//! Measures the limit between GPUs: every rank copies its block to its peers, all at once, with
 //! plain copies and without flags. It is independent of the measured library and uses memory, IPC
 //! and copies of the driver.
 
@@ -72,7 +72,7 @@ impl LimitBuffers {
         rank: Rank,
         timing: &Rc<Stream>,
     ) -> Vec<(Box<dyn Implementation + 'a>, Span)> {
-        let (ranks, own) = (layout.ranks(), Cell { shard: rank, chunk: 0 });
+        let (ranks, own) = (layout.ranks(), Cell { block: rank, chunk: 0 });
         let peers = (1..ranks).map(|step| Rank::at((rank.index() + step) % ranks));
         let block = |peer| layout.spans(own, (rank, Source::Input), peer).next();
         let blocks: Vec<_> = peers.map(block).collect();

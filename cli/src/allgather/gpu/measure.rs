@@ -59,14 +59,14 @@ impl GpuMeasurement<'_> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
-    /// Measures and checks shards of `shard_length` elements; `index` is the index of the size.
+    /// Measures and checks blocks of `block_length` elements; `index` is the index of the size.
     /// Collective.
     ///
     /// # Errors
     /// If an operation fails, or a byte is wrong on any rank.
-    pub(super) fn size(&mut self, index: usize, shard_length: u64) -> Result<()> {
+    pub(super) fn size(&mut self, index: usize, block_length: u64) -> Result<()> {
         let (rank, ranks) = (self.comm.rank(), self.comm.ranks());
-        let layout = self.setup.layout(shard_length)?;
+        let layout = self.setup.layout(block_length)?;
         let total_bytes = layout.total_bytes();
         let counts = counts(self.setup.options, total_bytes);
         let limit = self.limits.get(index).copied();
@@ -81,7 +81,7 @@ impl GpuMeasurement<'_> {
         let (mut candidates, mut reports, mut refused) = (Vec::new(), Vec::new(), None);
         for algorithm in setup.algorithms() {
             let variant = Variant { algorithm, captured: options.graph, traced: false };
-            let prepared = gather::prepare(setup, group, &stream, shard_length, variant);
+            let prepared = gather::prepare(setup, group, &stream, block_length, variant);
             let prepared = match prepared {
                 // All ranks get the same refusal, before anything is captured.
                 Err(why) if options.graph && why.kind() == Some(ErrorKind::InvalidArgument) => {
@@ -159,15 +159,15 @@ impl GpuMeasurement<'_> {
         Ok(self.group.barrier()?)
     }
 
-    /// Traces one start with shards of `shard_length` elements. Collective.
+    /// Traces one start with blocks of `block_length` elements. Collective.
     ///
     /// # Errors
     /// If the start fails.
-    pub(super) fn trace(&mut self, shard_length: u64) -> Result<()> {
-        let total_bytes = self.setup.layout(shard_length)?.total_bytes();
+    pub(super) fn trace(&mut self, block_length: u64) -> Result<()> {
+        let total_bytes = self.setup.layout(block_length)?.total_bytes();
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
         let Self { setup, comm, group, .. } = self;
-        let starts = timeline::trace(setup, comm, group, shard_length)?;
+        let starts = timeline::trace(setup, comm, group, block_length)?;
         self.report_event(ProgressEvent::Trace { starts })
     }
 }
@@ -178,7 +178,7 @@ fn counts(options: &Options, total_bytes: u64) -> StartCounts {
     StartCounts { warmup: options.warmup, timed, aligned: false }
 }
 
-/// Returns the time of bare copies in the fastest way, for each shard length. It must be measured
+/// Returns the time of bare copies in the fastest way, for each block length. It must be measured
 /// before other streams are created, because more streams share the queues of the device.
 ///
 /// Many iterations in a row hide the host time of a single one. Without flags, however, the ranks

@@ -54,7 +54,7 @@ const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// If the group or a measurement fails.
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
     let RankContext { options, comm, rank_topology, seed, sink } = context;
-    let lengths = options.sweep(comm.ranks()).shard_lengths();
+    let lengths = options.sweep(comm.ranks()).block_lengths();
     // Longer than the group's, so that the group names the rank that is to blame.
     let timeout = options.run.timeout + AGREEMENT_TIMEOUT;
     let gpu = Gpu::open(backend, slot.ordinal, timeout)?;

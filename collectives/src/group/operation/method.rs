@@ -35,7 +35,7 @@ impl Method {
             Some(links) => (links, true),
             None => (known, measured),
         };
-        let shard_bytes = layout.average_blocks();
+        let block_bytes = layout.average_blocks();
         let in_graph = capturable && !shape.tiers;
         let refused = match self.algorithm {
             Some(_) => Vec::new(),
@@ -43,7 +43,7 @@ impl Method {
         };
         cost::choose(&Question {
             topology,
-            shard_bytes: &shard_bytes,
+            block_bytes: &block_bytes,
             shape,
             links,
             measured,
@@ -86,10 +86,10 @@ mod tests {
         Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
     }
 
-    fn decided(method: &Method, nodes: &[u32], shard_bytes: u64) -> (Algorithm, u32) {
+    fn decided(method: &Method, nodes: &[u32], block_bytes: u64) -> (Algorithm, u32) {
         let topology = Topology::of_nodes(nodes).unwrap();
         let layout =
-            Layout::new(Collective::AllGather, &vec![shard_bytes; nodes.len()], 1).unwrap();
+            Layout::new(Collective::AllGather, &vec![block_bytes; nodes.len()], 1).unwrap();
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
         let choice = method.choose(&topology, &layout, (shape, false), (&known(), false)).unwrap();
         (choice.algorithm, choice.chunks)

@@ -48,7 +48,7 @@ impl<'a, T: Element> Received<'a, T> {
         let tensors = self.operation.state.layout.tensors();
         if tensors > 1 {
             return invalid(format!(
-                "a shard consists of {tensors} pieces, one of each tensor; use `piece` for each \
+                "a block consists of {tensors} pieces, one of each tensor; use `piece` for each \
                  piece"
             ));
         }
@@ -68,15 +68,15 @@ impl<'a, T: Element> Received<'a, T> {
     /// Returns a whole tensor: its pieces in rank order.
     ///
     /// # Errors
-    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each shard has a destination of its own.
+    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each block has a destination of its own.
     pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
         self.operation.check_tensor(tensor)?;
         let layout = &self.operation.state.layout;
         if matches!(layout.placement(self.operation.state.rank).output, OutputPlacement::ByBlock(_))
         {
             return invalid(
-                "each shard has its own destination, so no tensor is contiguous; use `shard` for \
-                 each shard"
+                "each block has its own destination, so no tensor is contiguous; use `block` for \
+                 each block"
                     .to_owned(),
             );
         }
@@ -147,7 +147,7 @@ impl<T: Element> Operation<T> {
         let buffers = self.state.output_buffers;
         if buffers > 1 {
             return invalid(format!(
-                "the output consists of {buffers} buffers; use `shard`, `tensor` or `output_buffer`"
+                "the output consists of {buffers} buffers; use `block`, `tensor` or `output_buffer`"
             ));
         }
         self.output_buffer_bytes(0)
@@ -169,11 +169,11 @@ impl<T: Element> Operation<T> {
         Ok((buffer, 0..self.state.view.region(buffer).bytes()))
     }
 
-    pub(super) fn piece_bytes(&self, start: Start, tensor: usize, shard: Rank) -> Bytes {
+    pub(super) fn piece_bytes(&self, start: Start, tensor: usize, block: Rank) -> Bytes {
         let BufferPosition { buffer, offset } =
-            self.state.layout.output_position(self.state.rank, tensor, shard);
+            self.state.layout.output_position(self.state.rank, tensor, block);
         let begin = self.state.view.output_offset(start) + offset;
-        let bytes = self.state.layout.piece_bytes(tensor, shard, self.state.rank);
+        let bytes = self.state.layout.piece_bytes(tensor, block, self.state.rank);
         (BufferId::Output(buffer), begin..begin + bytes)
     }
 

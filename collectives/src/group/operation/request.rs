@@ -224,7 +224,7 @@ fn elements(dtype: DType, begin: usize, bytes: u64) -> Range<usize> {
 /// Checks that input and output are specified once.
 fn check(spec: &OperationSpec) -> Result<(), Error> {
     let text = if spec.in_place && (!spec.inputs.is_empty() || spec.source.is_some()) {
-        "an input buffer is given, expected none: in place, the input is the rank's shard of \
+        "an input buffer is given, expected none: in place, the input is the rank's block of \
              the output"
     } else if !spec.inputs.is_empty() && spec.source.is_some() {
         "the input is given as a buffer and as a range of a window, expected one of them"

@@ -1,7 +1,7 @@
 //! Judges the figures and writes the page.
 
 use super::steps::{
-    COUNTED, LOSSY, PUTS, RANKS, SLOW, TOTALS, TOTALS_LOSSY, TOTALS_OF_PEER, TURNS, WIRE_SHARD,
+    COUNTED, LOSSY, PUTS, RANKS, SLOW, TOTALS, TOTALS_LOSSY, TOTALS_OF_PEER, TURNS, WIRE_BLOCK,
     Wire,
 };
 use super::{BOTH, RETRIES, Record, gather, put, sent, signal};
@@ -15,10 +15,10 @@ const SIGNAL: f64 = 1.3;
 /// The maximum number of bytes on the wire relative to the plan, for headers and acknowledgements.
 const SENT: f64 = 1.05;
 
-/// Returns the bytes that a node sends by the plan: each shard once to the other node, or to each rank there.
+/// Returns the bytes that a node sends by the plan: each block once to the other node, or to each rank there.
 fn plan_bytes(algorithm: &str) -> u64 {
     let [own, others] = RANKS.map(|ranks| ranks as u64);
-    WIRE_SHARD * if algorithm == "hierarchical" { own } else { own * others }
+    WIRE_BLOCK * if algorithm == "hierarchical" { own } else { own * others }
 }
 
 /// A line of a table.
@@ -84,7 +84,7 @@ impl Record {
             let goals = Goals::default().at_most("× its plan", ratio, SENT);
             let cells = vec![
                 algorithm.to_owned(),
-                size(WIRE_SHARD),
+                size(WIRE_BLOCK),
                 plan_bytes(algorithm).to_string(),
                 figure(nodes[0], 0),
                 figure(nodes[1], 0),

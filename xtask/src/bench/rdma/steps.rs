@@ -29,8 +29,8 @@ const ITERATIONS: u32 = 10;
 pub(super) const TOTALS_LOSSY: (u64, u64, u64) = (64 << 10, 1 << 20, 16);
 /// Algorithms whose bytes are counted on the wire.
 pub(super) const COUNTED: [&str; 2] = ["hierarchical", "direct"];
-/// The shard whose bytes are counted on the wire, and iterations of the shorter and the longer run.
-pub(super) const WIRE_SHARD: u64 = 256 << 10;
+/// The block whose bytes are counted on the wire, and iterations of the shorter and the longer run.
+pub(super) const WIRE_BLOCK: u64 = 256 << 10;
 pub(super) const WIRE_ITERATIONS: [u32; 2] = [5, 25];
 /// Time limit of a job, for an emulated guest on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -118,7 +118,7 @@ fn round() -> Vec<Step> {
     let options = format!("-b -s {BOTH_BYTES} -q 4 -n 72 -t 4");
     steps.push(write_bw(BOTH.to_owned(), BOTH_BYTES, &options));
     for algorithm in COUNTED {
-        let total = 4 * WIRE_SHARD;
+        let total = 4 * WIRE_BLOCK;
         let run = |iterations| {
             let rest = format!("--algorithm {algorithm} --iterations {iterations}");
             count() + &all_gather((total, total, 2), &rest)
