@@ -195,6 +195,9 @@ fn json_of_other_shapes_is_refused() {
     assert!(!refused(json.clone()));
     assert!(refused(json.replace("\"chunks\"", "\"pieces\"")));
     assert!(refused(json.replace("\"put\"", "\"copy\"")));
+    let error = |broken: String| serde_json::from_str::<Plan>(&broken).unwrap_err().to_string();
+    assert_snapshot!(error(json.replace("\"all-gather\"", "\"all-reduce\"")), @"unknown variant `all-reduce`, expected one of `all-gather`, `broadcast`, `all-to-all`, `gather`, `scatter` at line 1 column 26");
+    assert_snapshot!(error(json.replace("\"collective\":\"all-gather\",", "")), @"missing field `collective` at line 1 column 455");
     assert!(refused(json.replace("\"chunk\":0", "\"chunk\":-1")));
     assert!(refused(json.replace("\"in_place\":true", "\"in_place\":true,\"more\":1")));
 }

@@ -179,8 +179,7 @@ pub struct Lane {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The collective; an all-gather if a JSON plan names none.
-    #[serde(default)]
+    /// The collective.
     pub collective: Collective,
     /// The algorithm that made the plan.
     pub algorithm: Algorithm,
