@@ -47,7 +47,7 @@ use crate::topology::Topology;
 
 /// The ranks that are connected over a fabric, and optionally over another fabric between nodes.
 ///
-/// A group prepares [operations](Operation): all-gathers, broadcasts and all-to-alls, each with its memory. All ranks call
+/// A group prepares [operations](Operation) such as all-gathers, each with its memory. All ranks call
 /// the methods marked *collective* in the same order. When a rank is lost or a deadline passes, the group ends on every rank:
 /// all calls return the same error, and the outputs of unfinished operations are undefined.
 ///

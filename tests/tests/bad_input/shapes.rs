@@ -217,9 +217,9 @@ fn inputs_of_a_window_that_do_not_fit() {
         builder.prepare().map(drop)
     });
     assert_snapshot!(text, @r"
-    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; gather in place, or use another input
-    rank 1: invalid argument, no rank: input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; gather in place, or use another input
-    rank 2: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; gather in place, or use another input
+    rank 0: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; run in place, or use another input
+    rank 1: invalid argument, no rank: input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; run in place, or use another input
+    rank 2: aborted, rank 1: all-gather 1: rank 1 failed (invalid argument): input and output overlap: the input is bytes 20 to 28 of window 1, the output is bytes 0 to 24 of the same window; run in place, or use another input
     ");
     let text = prepared(|group| {
         let window = group.window::<f32>(12)?;

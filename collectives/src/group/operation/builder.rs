@@ -87,7 +87,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Sets the number of outputs that consecutive starts use in turn, 1 or 2.
     ///
-    /// With two, an all-gather or all-to-all needs only one flag each way, because a start writes where the start before the
+    /// With two, no put waits until a peer has entered the start, because a start writes where the start before the
     /// last one did; [`Operation::output`] is always the newest. The default is two for small outputs that are out of place,
     /// not capturable and in one buffer that Peerlane allocates, and one otherwise. Lists and windows always have one. If only
     /// some ranks supply buffers, all ranks must set this.

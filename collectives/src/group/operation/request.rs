@@ -93,7 +93,7 @@ impl Request {
         match &request.extents[..] {
             [one, two] if one.conflicts(two) => Err(invalid(format!(
                 "input and output overlap: the input is bytes {} to {} of window {}, the output is \
-                 bytes {} to {} of the same window; gather in place, or use another input",
+                 bytes {} to {} of the same window; run in place, or use another input",
                 one.bytes.start, one.bytes.end, one.window, two.bytes.start, two.bytes.end
             ))),
             _ => Ok(request),
