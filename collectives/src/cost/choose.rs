@@ -18,6 +18,32 @@ use crate::units::{bytes, time};
 const TOLERANCE_DIVISOR: u64 = 50;
 /// The divisor if the links were not measured.
 const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
+/// The difference that does not count either if the links were not measured and processors copy, in picoseconds: about the
+/// time of a context switch, which each further flag can take where ranks share cores.
+const TOLERANCE_ASSUMED: u64 = 5_000_000;
+
+/// The difference up to which times count as equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tolerance {
+    divisor: u64,
+    picoseconds: u64,
+}
+
+impl Tolerance {
+    fn new(measured: bool, links: &Links) -> Self {
+        match measured {
+            true => Self { divisor: TOLERANCE_DIVISOR, picoseconds: 0 },
+            false => Self {
+                divisor: TOLERANCE_DIVISOR_ASSUMED,
+                picoseconds: if links.local.by_processor { TOLERANCE_ASSUMED } else { 0 },
+            },
+        }
+    }
+
+    fn of(self, picoseconds: u64) -> u64 {
+        (picoseconds / self.divisor.max(1)).saturating_add(self.picoseconds)
+    }
+}
 /// The smallest chunk and the largest number of chunks that are tried.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
 const CHUNKS_TRIED_MAX: u32 = 64;
@@ -60,7 +86,7 @@ pub struct Choice {
     pub refused: Vec<(Algorithm, String)>,
     subject: String,
     #[serde(skip)]
-    tolerance_divisor: u64,
+    tolerance: Tolerance,
 }
 
 /// One algorithm with its best number of chunks.
@@ -76,7 +102,8 @@ pub struct Candidate {
 
 /// Chooses the algorithm and the number of chunks with the smallest predicted time.
 ///
-/// Among times within 2 % of the fastest, or 20 % if the links were not measured, the first algorithm in the order of
+/// Among times within 2 % of the fastest, or 20 % (and 5 µs where processors copy) if the links were not measured, the first
+/// algorithm in the order of
 /// [`Algorithm::ALL`] and the fewest chunks win. Only whole numbers are compared, so equal questions have equal answers on all
 /// ranks.
 ///
@@ -86,8 +113,7 @@ pub struct Candidate {
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let Question { topology, block_bytes, shape, links, algorithm, chunks, refused, .. } =
         *question;
-    let tolerance_divisor =
-        if question.measured { TOLERANCE_DIVISOR } else { TOLERANCE_DIVISOR_ASSUMED };
+    let tolerance = Tolerance::new(question.measured, links);
     links.check()?;
     check_blocks(topology, block_bytes)?;
     if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
@@ -114,10 +140,10 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
             let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &links });
             Candidate { algorithm: one, chunks, cost }
         });
-        candidates.extend(simplest(costs.collect(), tolerance_divisor));
+        candidates.extend(simplest(costs.collect(), tolerance));
     }
-    let best = simplest(candidates.clone(), tolerance_divisor)
-        .ok_or_else(|| no_candidate(algorithm, refused))?;
+    let best =
+        simplest(candidates.clone(), tolerance).ok_or_else(|| no_candidate(algorithm, refused))?;
     let order = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
     candidates.sort_by_key(order);
     let subject = subject(topology, &sums);
@@ -125,7 +151,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let refused = refused.iter().copied().chain(excluded);
     let refused = refused.map(|(which, why)| (which, why.to_owned())).collect();
     let Candidate { algorithm, chunks, cost } = best;
-    Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance_divisor })
+    Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance })
 }
 
 /// Returns the algorithm with the reason why it has no advantage on this topology, if there is one.
@@ -134,9 +160,9 @@ fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'
 }
 
 /// Returns the first candidate within the tolerance of the fastest one.
-fn simplest(candidates: Vec<Candidate>, tolerance_divisor: u64) -> Option<Candidate> {
+fn simplest(candidates: Vec<Candidate>, tolerance: Tolerance) -> Option<Candidate> {
     let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
-    let limit = fastest.saturating_add(fastest / tolerance_divisor);
+    let limit = fastest.saturating_add(tolerance.of(fastest));
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
@@ -185,11 +211,11 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, chunks, cost, subject, tolerance_divisor, .. } = self;
+        let Self { algorithm, chunks, cost, subject, tolerance, .. } = self;
         writeln!(f, "{subject}: {algorithm}, chunks {chunks}")?;
         for candidate in &self.candidates {
             let Candidate { algorithm, chunks, cost: other } = candidate;
-            let relation = relation(cost.picoseconds, other.picoseconds, *tolerance_divisor);
+            let relation = relation(cost.picoseconds, other.picoseconds, *tolerance);
             let note = if candidate.algorithm == self.algorithm { "chosen" } else { &relation };
             let time = time(other.picoseconds);
             writeln!(f, "  {algorithm:<17} chunks {chunks:<3} {time:>9}  {note}")?;
@@ -202,9 +228,9 @@ impl fmt::Display for Choice {
 }
 
 /// Describes how the time of an alternative compares with that of the chosen algorithm.
-fn relation(chosen: u64, other: u64, tolerance_divisor: u64) -> String {
+fn relation(chosen: u64, other: u64, tolerance: Tolerance) -> String {
     let times = other as f64 / chosen.max(1) as f64;
-    if other.saturating_sub(other / tolerance_divisor) <= chosen {
+    if other.saturating_sub(tolerance.of(other)) <= chosen {
         return "as fast, but less simple".to_owned();
     }
     format!("{times:.2} times as long")
