@@ -30,7 +30,7 @@
 //! | you want to | start at |
 //! | --- | --- |
 //! | use collectives | [`Group`] and [`Operation`] |
-//! | plan, verify, predict and simulate without hardware | [`planning`] |
+//! | plan, verify and predict without hardware | [`planning`] |
 //! | write an algorithm or a runtime on the hardware traits | [`hal::for_algorithm_authors`] |
 //! | support another accelerator | [`hal::for_backend_authors`] |
 //!
@@ -59,11 +59,11 @@ pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
 #[cfg(feature = "host")]
 pub use peerlane_host as host;
 
-/// Plans, proves, predicts and simulates collectives without hardware.
+/// Plans, proves and predicts collectives without hardware.
 ///
 /// Groups do all of this when they prepare an operation, so a user of [`Group`] needs nothing here. These are
-/// tools for those who choose hardware, write schedules or explain a measurement; `peerlane plan`, `simulate`
-/// and `explain` are built on them.
+/// tools for those who choose hardware, write schedules or explain a measurement; `peerlane plan` and `explain` are
+/// built on them. The crate `peerlane-planning` simulates plans.
 ///
 /// | module | what it does |
 /// | --- | --- |
@@ -71,10 +71,9 @@ pub use peerlane_host as host;
 /// | [`plan`](planning::plan) | defines plans: lanes, steps, and their text form |
 /// | [`verify`](mod@planning::verify) | proves the plans of all ranks |
 /// | [`cost`](planning::cost) | predicts the time from the rates of the links, and chooses an algorithm |
-/// | [`simulate`](mod@planning::simulate) | executes the plans of all ranks over modelled links |
 /// | [`layout`](planning::layout) | describes the blocks and chunks of buffers |
 pub mod planning {
-    pub use peerlane_collectives::{cost, layout, plan, schedule, simulate, verify};
+    pub use peerlane_collectives::{cost, layout, plan, schedule, verify};
 }
 
 /// Runs the examples of the README.

@@ -12,7 +12,7 @@
 //! | [`plan`] | plans as data, as text and as JSON |
 //! | [`layout`] | the bytes of blocks and the words of flags |
 //! | [`verify`] | the proof that plans reach their goal |
-//! | [`simulate`], [`cost`] | predicted times: step by step, and in closed form |
+//! | [`cost`] | predicted times |
 //! | [`topology`], [`element`], [`error`], [`trace`] | ranks on nodes, element types, errors, timed steps |
 
 pub mod bootstrap;
@@ -26,7 +26,6 @@ pub(crate) mod links;
 pub mod plan;
 mod run;
 pub mod schedule;
-pub mod simulate;
 pub mod topology;
 pub mod trace;
 mod units;

@@ -88,7 +88,7 @@ impl Links {
     }
 
     /// Returns the time of a start with `local_lanes` lanes of [`Tier::Local`] apart from its steps, in picoseconds.
-    pub(crate) fn start(&self, local_lanes: usize) -> u64 {
+    pub fn start(&self, local_lanes: usize) -> u64 {
         let further = local_lanes.saturating_sub(1) as u64;
         let further = picoseconds(self.lane_seconds).saturating_mul(further);
         picoseconds(self.start_seconds).saturating_add(further)

@@ -3,7 +3,7 @@
 
 use peerlane::planning::cost::Links;
 use peerlane::planning::plan::Step;
-use peerlane::planning::simulate::{LinkClass, Simulation, Slice};
+use peerlane_planning::simulate::{LinkClass, Simulation, Slice};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -186,8 +186,8 @@ mod tests {
     use peerlane::Rank;
     use peerlane::planning::layout::Layout;
     use peerlane::planning::schedule::{self, Shape};
-    use peerlane::planning::simulate::{Options, simulate};
     use peerlane::topology::Topology;
+    use peerlane_planning::simulate::{Options, simulate};
 
     use peerlane::collective::Collective;
 

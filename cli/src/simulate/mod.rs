@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use peerlane::planning::simulate::Slice;
+use peerlane_planning::simulate::Slice;
 
 use crate::error::{Failure, Result};
 use crate::report::{OutputFile, print};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use peerlane::planning::simulate::{LinkClass, PathStep, Simulation};
+use peerlane_planning::simulate::{LinkClass, PathStep, Simulation};
 use serde_json::{Value, json};
 
 use super::scenario::{Run, Scenario};
@@ -156,7 +156,7 @@ impl Report<'_> {
                 "utilisation_max": share.most,
             })
         });
-        let incast = |target: &str, incast: peerlane::planning::simulate::Incast| json!({"into": target, "flows_max": incast.flows, "rank": incast.rank.0});
+        let incast = |target: &str, incast: peerlane_planning::simulate::Incast| json!({"into": target, "flows_max": incast.flows, "rank": incast.rank.0});
         let [local, network] = simulation.incast;
         json!({
             "algorithm": algorithm,

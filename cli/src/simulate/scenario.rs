@@ -4,8 +4,8 @@ use peerlane::planning::cost::{self, Choice, Links, Question};
 use peerlane::planning::layout::Layout;
 use peerlane::planning::plan::{Algorithm, FlagOrder};
 use peerlane::planning::schedule::{self, Shape};
-use peerlane::planning::simulate::{self, Simulation};
 use peerlane::topology::Topology;
+use peerlane_planning::simulate::{self, Simulation};
 
 use super::options::Options;
 use crate::error::{Failure, Result};

@@ -16,8 +16,7 @@ mod algorithm;
 mod text;
 
 pub use algorithm::{Algorithm, FlagOrder, Tier};
-pub use text::ParseError;
-pub(crate) use text::StepOf;
+pub use text::{ParseError, StepOf};
 
 /// The largest number of chunks of a block. It bounds sizes that are computed from a number of a peer or a user.
 pub const CHUNKS_MAX: u32 = 1 << 16;

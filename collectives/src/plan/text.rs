@@ -48,20 +48,25 @@ impl fmt::Display for Plan {
                 tier @ Tier::Network => writeln!(f, "lane {number} {tier}")?,
             }
             for &step in &lane.steps {
-                writeln!(f, "  {}", StepOf { rank: *rank, step })?;
+                writeln!(f, "  {}", step.of(*rank))?;
             }
         }
         Ok(())
     }
 }
 
-/// Writes a step of the plan of `rank` as a line of its text.
+/// Writes a step as a line of the text of its plan.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StepOf {
-    /// The rank of the plan.
-    pub(crate) rank: Rank,
-    /// The step that the line describes.
-    pub(crate) step: Step,
+pub struct StepOf {
+    rank: Rank,
+    step: Step,
+}
+
+impl Step {
+    /// Returns the step as a line of the text of the plan of `rank`.
+    pub fn of(self, rank: Rank) -> StepOf {
+        StepOf { rank, step: self }
+    }
 }
 
 impl fmt::Display for StepOf {

@@ -5,7 +5,7 @@ use std::fmt;
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::collective::Collective;
-use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, StepOf, Tier};
+use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, Tier};
 
 /// The position of a step in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,7 +40,7 @@ impl fmt::Display for Location {
             Position::Step(number) => write!(f, "step {number}")?,
             Position::Exit => f.write_str("exit")?,
         }
-        write!(f, " ({})", StepOf { rank, step })
+        write!(f, " ({})", step.of(rank))
     }
 }
 

@@ -35,7 +35,7 @@ const GOALS: [(&str, &str, usize, f64, u64); 2] = [
 
 /// Measures everything and writes docs/perf/planning.
 pub(super) fn run() -> Outcome {
-    let mut program = cargo(["run", "--quiet", "--release", "--package", "peerlane-collectives"]);
+    let mut program = cargo(["run", "--quiet", "--release", "--package", "peerlane-planning"]);
     let printed = process::output(program.args(["--example", "planning"]))?;
     let rows = printed.lines().map(serde_json::from_str).collect::<Result<Vec<Row>, _>>()?;
     let record = Record { machine: Machine::ask()?, rows };

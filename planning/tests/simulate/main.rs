@@ -10,8 +10,8 @@ use peerlane_collectives::cost::{Link, Links, Node};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Plan;
-use peerlane_collectives::simulate::{self, Options, Simulation};
 use peerlane_collectives::topology::Topology;
+use peerlane_planning::simulate::{self, Options, Simulation};
 
 /// A byte takes a picosecond, everything else no time.
 fn link() -> Link {

@@ -2,9 +2,9 @@
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use crate::error::Error;
-use crate::layout::{FLAG_WORDS, FlagLayout, Layout};
-use crate::plan::{Flag, LaneId, Plan, Step, Tier};
+use peerlane_collectives::error::Error;
+use peerlane_collectives::layout::{FLAG_WORDS, FlagLayout, Layout};
+use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
 
 /// Maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
 pub const STEPS_MAX: u32 = 1 << 29;

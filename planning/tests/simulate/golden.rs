@@ -12,8 +12,8 @@ use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::simulate::{self, LinkClass, Options};
 use peerlane_collectives::topology::Topology;
+use peerlane_planning::simulate::{self, LinkClass, Options};
 
 const TOPOLOGIES: [(&str, &[u32]); 7] = [
     ("1", &[0]),

@@ -1,8 +1,8 @@
 //! Small plans whose times can be worked out in the head.
 
 use peerlane_collectives::cost::{CacheFactor, Link, Links};
-use peerlane_collectives::simulate::{PathStep, Slice};
 use peerlane_hal::Rank;
+use peerlane_planning::simulate::{PathStep, Slice};
 
 use super::{Case, link, links};
 

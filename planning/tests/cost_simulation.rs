@@ -8,9 +8,9 @@ use peerlane_collectives::cost::{self, Links};
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::FlagOrder;
 use peerlane_collectives::schedule::{self, Shape, algorithms};
-use peerlane_collectives::simulate::{self, Options};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{LinkKind, Rank};
+use peerlane_planning::simulate::{self, Options};
 
 #[test]
 fn formulas_and_simulation_agree() {

@@ -8,10 +8,10 @@ use peerlane_hal::Rank;
 use super::flows::LinkClass;
 use super::machine::{Lane, LaneState, Machine, NO_STEP};
 use super::program::{Program, StepId};
-use crate::cost::Link;
-use crate::error::Error;
-use crate::plan::{LaneId, Step, StepOf, Tier};
-use crate::topology::Topology;
+use peerlane_collectives::cost::Link;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::plan::{LaneId, Step, Tier};
+use peerlane_collectives::topology::Topology;
 
 /// The result for one start of all ranks. Times are picoseconds after the start of the first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,14 +93,14 @@ pub struct Slice {
 impl fmt::Display for Slice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, lane, step, .. } = *self;
-        write!(f, "rank {rank} lane {lane}: {}", StepOf { rank, step })
+        write!(f, "rank {rank} lane {lane}: {}", step.of(rank))
     }
 }
 
 impl Slice {
     /// Returns the step as a line of the plan's text.
     pub fn text(&self) -> String {
-        StepOf { rank: self.rank, step: self.step }.to_string()
+        self.step.of(self.rank).to_string()
     }
 }
 
@@ -239,14 +239,14 @@ pub struct PathStep {
 impl PathStep {
     /// Returns the step as a line of the plan's text.
     pub fn text(&self) -> String {
-        StepOf { rank: self.rank, step: self.step }.to_string()
+        self.step.of(self.rank).to_string()
     }
 }
 
 impl fmt::Display for PathStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, lane, step, .. } = *self;
-        write!(f, "rank {rank} lane {lane}: {}", StepOf { rank, step })
+        write!(f, "rank {rank} lane {lane}: {}", step.of(rank))
     }
 }
 

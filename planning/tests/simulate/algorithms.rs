@@ -6,9 +6,9 @@ use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, FlagOrder};
 use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::simulate::{self, LinkClass, Options, Simulation};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::simulate::{self, LinkClass, Options, Simulation};
 
 use super::links;
 

@@ -5,9 +5,9 @@ use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::{Algorithm, Plan, Step};
 use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::simulate::{self, Options};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::simulate::{self, Options};
 
 fn refused(ranks: usize, layout: &Layout, options: &Options, change: impl Fn(&mut Plan)) -> String {
     let topology = Topology::flat(ranks).unwrap();

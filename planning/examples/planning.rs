@@ -13,9 +13,9 @@ use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::simulate::{self, Options};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::simulate::{self, Options};
 use serde_json::json;
 
 const RANKS_PER_NODE: usize = 8;

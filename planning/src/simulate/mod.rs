@@ -21,17 +21,17 @@
 //! | `event_queue` | the queue of events |
 //! | `result` | what the simulation returns, with the critical path |
 //!
-//! [`verify`]: crate::verify
+//! [`verify`]: peerlane_collectives::verify
 
 use peerlane_hal::{ErrorKind, Rank};
 
 #[cfg(doc)]
-use crate::cost::Link;
-use crate::cost::Links;
-use crate::error::Error;
-use crate::layout::Layout;
-use crate::plan::{Plan, Step, StepOf};
-use crate::topology::Topology;
+use peerlane_collectives::cost::Link;
+use peerlane_collectives::cost::Links;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::layout::Layout;
+use peerlane_collectives::plan::{Plan, Step};
+use peerlane_collectives::topology::Topology;
 
 mod event_queue;
 mod flows;
@@ -156,6 +156,6 @@ fn fault(
         Ok(lanes) => lanes.get(lane.index()).and_then(|steps| steps.get(index)).copied(),
         Err(error) => return error,
     };
-    let text = step.map_or(String::new(), |step| format!(" `{}`", StepOf { rank, step }));
+    let text = step.map_or(String::new(), |step| format!(" `{}`", step.of(rank)));
     program::invalid(format!("step {index} of lane {lane} of rank {rank}{text}: {why}"))
 }
