@@ -10,9 +10,6 @@ use crate::error::{Failure, Result};
 use crate::text_file;
 
 /// Reads a calibration from a file.
-///
-/// # Errors
-/// If the file cannot be read, or was made for another key than `expected`.
 pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     let what = path.display();
     let text = text_file::read(path)?;

@@ -71,9 +71,6 @@ pub(crate) struct Matrices {
 impl Cublas {
     /// Loads the library from `given` or from the usual folders, and creates a handle for the
     /// current GPU.
-    ///
-    /// # Errors
-    /// If the library is not found, lacks a function or cannot create the handle.
     pub(crate) fn open(given: Option<&Path>) -> Result<Self> {
         // cuBLAS finds cuBLASLt by its name if it is already loaded. If it is not found here, the
         // loader may still find it; otherwise the loader reports the error.
@@ -100,9 +97,6 @@ impl Cublas {
 
     /// Makes all later products run on `stream` with the caller's workspace.
     ///
-    /// # Errors
-    /// If cuBLAS returns an error status.
-    ///
     /// # Safety
     /// The stream belongs to the GPU that was current when this handle was opened. Stream and
     /// workspace outlive the last product.
@@ -123,9 +117,6 @@ impl Cublas {
     }
 
     /// Enqueues one product on the stream.
-    ///
-    /// # Errors
-    /// If cuBLAS returns an error status.
     ///
     /// # Safety
     /// The matrices are device memory of the given size and stay allocated until the stream has

@@ -50,9 +50,6 @@ fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
 }
 
 /// Chooses the algorithm and prints the choice.
-///
-/// # Errors
-/// If the options contradict each other, a file cannot be read or stdout cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
     let goal = options.plan.goal.goal(topology.ranks())?;

@@ -81,9 +81,6 @@ impl Goal {
     }
 
     /// Returns the goal with this root.
-    ///
-    /// # Errors
-    /// A usage failure if a collective without a root has one.
     pub(crate) fn with_root(self, RootOption { root }: RootOption) -> Result<Self> {
         if root != 0 && self.collective.root().is_none() {
             let name = self.collective.with_article();
@@ -97,9 +94,6 @@ impl Goal {
     }
 
     /// Checks that the root is one of `ranks` ranks.
-    ///
-    /// # Errors
-    /// A usage failure if it is not.
     pub(crate) fn check_root(self, ranks: usize) -> Result<Self> {
         match self.collective.root().filter(|root| root.index() >= ranks) {
             Some(root) => {
@@ -111,9 +105,6 @@ impl Goal {
     }
 
     /// Returns the layout of blocks with these lengths in bytes, by tensor and rank.
-    ///
-    /// # Errors
-    /// If the collective cannot have such blocks.
     pub(crate) fn layout(
         self,
         lengths: &[Vec<u64>],
@@ -151,9 +142,6 @@ fn by_peer<T: Copy>(lengths: &[T], rank: usize, number: impl Fn(usize, usize) ->
 
 impl GoalOptions {
     /// Returns the goal between `ranks` ranks.
-    ///
-    /// # Errors
-    /// As [`Goal::with_root`].
     pub(crate) fn goal(&self, ranks: usize) -> Result<Goal> {
         self.collective.with_root(self.root)?.check_root(ranks)
     }

@@ -54,9 +54,6 @@ const FOLDERS: [&str; 4] =
 
 impl LibrarySpec {
     /// Loads the library; `given` is the value of its option.
-    ///
-    /// # Errors
-    /// If no candidate can be loaded. The text contains the first refusal.
     pub(crate) fn open(&self, given: Option<&Path>) -> Result<LoadedLibrary> {
         if let Some(given) = given {
             return self.open_given(given);
@@ -201,9 +198,6 @@ macro_rules! functions {
 
         impl $table {
             /// Looks up all functions.
-            ///
-            /// # Errors
-            /// The name of the first function that is missing.
             pub(crate) fn look_up(
                 library: libloading::Library,
             ) -> std::result::Result<Self, &'static str> {

@@ -22,10 +22,6 @@ pub(crate) struct HostMemory {
 
 impl HostMemory {
     /// Checks the required memory against the available memory; `None` is not checked.
-    ///
-    /// # Errors
-    /// If the run needs more than is available: required bytes, available bytes and the option to
-    /// lower.
     pub(crate) fn check(&self, available: Option<u64>) -> Result<()> {
         let Some(available) = available.filter(|available| self.bytes() > *available) else {
             return Ok(());

@@ -39,9 +39,6 @@ pub(crate) struct NicRank {
 
 impl NicOptions {
     /// Checks that this machine has the requested devices.
-    ///
-    /// # Errors
-    /// If there is no library, no device, or no device of a given name.
     pub(crate) fn check(&self) -> Result<()> {
         let devices = rdma::discover().map_err(nic_failure)?;
         let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();

@@ -122,9 +122,6 @@ impl FromStr for Nodes {
 
 impl Nodes {
     /// Returns the topology of `ranks` ranks.
-    ///
-    /// # Errors
-    /// A text if the nodes do not fit the number of ranks.
     pub(crate) fn topology(&self, ranks: usize) -> Parsed<Topology> {
         let nodes = match self {
             Self::Each(topology) if topology.ranks() == ranks => return Ok(topology.clone()),
@@ -157,9 +154,6 @@ impl Nodes {
 }
 
 /// Returns the block of every rank in bytes, from one size for all ranks or one size for each.
-///
-/// # Errors
-/// A usage failure that names `option` if the number of sizes is neither 1 nor `ranks`.
 pub(crate) fn block_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<Vec<u64>> {
     match sizes {
         [Size(all)] => Ok(vec![*all; ranks]),
@@ -173,9 +167,6 @@ pub(crate) fn block_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<
 }
 
 /// Parses a number of ranks.
-///
-/// # Errors
-/// A text with the valid range.
 pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
     match text.parse() {
         Ok(ranks @ 1..=4096) => Ok(ranks),
@@ -184,9 +175,6 @@ pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
 }
 
 /// Parses a number of seconds above 0.
-///
-/// # Errors
-/// A text with examples.
 pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
     let expected = || "expected a number of seconds above 0, such as 30 or 0.5".to_owned();
     let seconds: f64 = text.parse().map_err(|_| expected())?;
@@ -195,9 +183,6 @@ pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
 }
 
 /// Parses the name of an algorithm, or `auto`.
-///
-/// # Errors
-/// A text with all names.
 pub(crate) fn parse_algorithm(text: &str) -> Parsed<AlgorithmChoice> {
     if text == "auto" {
         return Ok(AlgorithmChoice::Auto);

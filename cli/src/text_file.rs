@@ -11,9 +11,6 @@ use crate::units::Size;
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 
 /// Reads a text file.
-///
-/// # Errors
-/// If the file cannot be read, is not UTF-8, or does not end, such as `/dev/zero`.
 pub(crate) fn read(path: &Path) -> Result<String> {
     let what = path.display();
     let failed = |error: io::Error| Failure::io(format_args!("cannot read {what}"), &error);

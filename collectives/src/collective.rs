@@ -13,8 +13,6 @@ use std::fmt;
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Cell, RankNumber};
-
 /// States which blocks the output of each rank must hold at the end of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -217,21 +215,6 @@ impl Collective {
         self.root().is_none()
     }
 
-    /// Returns the cells that must be copied to the output of a rank, in ascending order.
-    ///
-    /// In place, the rank's own block is in the output from the start.
-    pub(crate) fn copied_cells(
-        self,
-        rank: Rank,
-        ranks: u32,
-        chunks: u32,
-        in_place: bool,
-    ) -> impl Iterator<Item = Cell> {
-        let providers = (0..ranks).map(Rank).filter(move |&block| self.requires(block, rank));
-        let copied = providers.filter(move |&block| !(in_place && block == rank));
-        copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
-    }
-
     /// Returns whether the block of a rank can be in its output from the start.
     pub fn runs_in_place(self) -> bool {
         match self {
@@ -285,6 +268,11 @@ impl fmt::Display for Collective {
         }
     }
 }
+
+/// Serializes a [`Rank`] as its number, because `peerlane-hal` does not depend on serde.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Rank")]
+pub(crate) struct RankNumber(u32);
 
 #[cfg(test)]
 mod tests {

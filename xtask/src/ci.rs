@@ -38,9 +38,6 @@ const STEPS: &[Step] = &[
 ];
 
 /// Runs every step and prints a table of them.
-///
-/// # Errors
-/// A step failed.
 pub(crate) fn run() -> Outcome {
     let rows: Vec<Row> = STEPS.iter().map(run_step).collect();
     println!("\n{}", table(&rows));

@@ -36,9 +36,6 @@ impl Release {
 }
 
 /// Returns every release in Debian, the newest first, and fetches missing ones.
-///
-/// # Errors
-/// This machine cannot fetch packages, or none has ROCm.
 pub(crate) fn releases() -> Outcome<Vec<Release>> {
     let folder = workspace::members()?.target_directory.join("rocm").into_std_path_buf();
     let mut releases: Vec<Release> = Vec::new();
@@ -98,9 +95,6 @@ fn take(folder: &Path, suite: &str, lines: &[String]) -> Outcome<Release> {
 }
 
 /// Returns the package with the highest version after `prefix`.
-///
-/// # Errors
-/// There is no such package.
 pub(crate) fn newest(store: &Store, prefix: &str) -> Outcome<String> {
     let version = highest(&store.names(prefix), prefix);
     let version =

@@ -49,9 +49,6 @@ pub(crate) enum AlgorithmList {
 
 impl AlgorithmOptions {
     /// Checks the options against each other.
-    ///
-    /// # Errors
-    /// A usage failure that names the option.
     pub(super) fn check(&self) -> Result<()> {
         if self.chunk_bytes == Some(Size(0)) {
             return Err(Failure::usage("--chunk-bytes is 0, expected at least 1 byte")
@@ -61,9 +58,6 @@ impl AlgorithmOptions {
     }
 
     /// Returns the requested number of chunks for the longest block.
-    ///
-    /// # Errors
-    /// If `--chunk-bytes` makes too many chunks.
     pub(super) fn chunks(&self, longest_block_bytes: u64) -> Result<Option<u32>> {
         let Some(Size(chunk)) = self.chunk_bytes else { return Ok(self.chunks) };
         let chunks = longest_block_bytes.div_ceil(chunk.max(1)).max(1);

@@ -37,9 +37,6 @@ pub(crate) struct Selected {
 
 impl Selected {
     /// Selects the backend for the ranks of a launch.
-    ///
-    /// # Errors
-    /// If this machine cannot run the requested backend or options.
     pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
         let selected = match options.target.backend {
             Backend::Auto => Self::auto(Survey::of_machine(), options, launch)?,

@@ -21,9 +21,6 @@ pub(super) enum Difference {
 }
 
 /// Overwrites the output with a known byte, then fills the block of this rank.
-///
-/// # Errors
-/// If the operation is not accessible, for instance after an abort.
 pub(super) fn fill(
     setup: &Setup<'_>,
     operation: &mut dyn HostOperation,
@@ -52,9 +49,6 @@ pub(super) fn fill(
 }
 
 /// Compares every byte of the output, and of the gaps of a list.
-///
-/// # Errors
-/// If the operation is not accessible. The inner result is the first difference.
 pub(super) fn compare(
     setup: &Setup<'_>,
     operation: &mut dyn HostOperation,

@@ -12,9 +12,6 @@ use crate::error::Result;
 /// An operation on host memory, without its element type.
 pub(super) trait HostOperation {
     /// Starts the operation and waits until the output is complete. Collective.
-    ///
-    /// # Errors
-    /// If the group has failed.
     fn run(&mut self) -> Result<()>;
 
     /// Returns how the operation runs.
@@ -24,27 +21,15 @@ pub(super) trait HostOperation {
     fn trace(&self) -> Option<Trace>;
 
     /// Returns an output buffer for writing, in bytes.
-    ///
-    /// # Errors
-    /// If the operation is not accessible, for instance after an abort.
     fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]>;
 
     /// Returns the input of a tensor for writing, in bytes.
-    ///
-    /// # Errors
-    /// If the operation is not accessible.
     fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]>;
 
     /// Returns what a rank has contributed to a tensor of the output, in bytes.
-    ///
-    /// # Errors
-    /// If the operation is not accessible.
     fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]>;
 
     /// Returns elements of an output buffer, in bytes.
-    ///
-    /// # Errors
-    /// If the operation is not accessible.
     fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]>;
 }
 

@@ -33,9 +33,6 @@ pub(crate) struct Limit {
 
 impl Limit {
     /// Connects the fabrics of ranks on `hosts` hosts. Collective.
-    ///
-    /// # Errors
-    /// If a fabric cannot be opened.
     pub(crate) fn open(copiers: Vec<DynFabric>, comm: &Comm, hosts: usize) -> Result<Self> {
         let copiers = copiers.into_iter().map(|fabric| {
             let mut fabric = BareFabric::open(fabric, comm)?;
@@ -51,9 +48,6 @@ impl Limit {
     }
 
     /// Returns the median time of the copies over the fastest fabric. Collective.
-    ///
-    /// # Errors
-    /// If memory cannot be allocated, or a copy fails.
     pub(crate) fn measure(
         &mut self,
         copies: LimitCopies<'_>,

@@ -32,18 +32,12 @@ pub(crate) struct Measurement<'a> {
 
 impl Measurement<'_> {
     /// Sends an event to the printer, on rank 0 only.
-    ///
-    /// # Errors
-    /// If the printing process has ended.
     pub(crate) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
     /// Measures and checks blocks of `block_length` elements; `index` is the index of the size.
     /// Collective.
-    ///
-    /// # Errors
-    /// If an operation fails, or a byte is wrong on any rank.
     pub(crate) fn size(&mut self, index: usize, block_length: u64) -> Result<()> {
         let total_bytes = self.setup.layout(block_length)?.total_bytes();
         let activity_event = |activity| ProgressEvent::Activity { activity, total_bytes };
@@ -77,9 +71,6 @@ impl Measurement<'_> {
     }
 
     /// Traces one start with blocks of `block_length` elements. Collective.
-    ///
-    /// # Errors
-    /// If the start fails.
     pub(crate) fn trace(&mut self, block_length: u64) -> Result<()> {
         let total_bytes = self.setup.layout(block_length)?.total_bytes();
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;

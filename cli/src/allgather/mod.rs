@@ -55,9 +55,6 @@ use printer::Printer;
 pub(crate) use target::TargetOptions;
 
 /// Joins the group of a launcher, or spawns one.
-///
-/// # Errors
-/// If the options are wrong, or a rank fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.check()?;
     if options.vs.is_some() {

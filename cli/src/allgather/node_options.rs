@@ -55,9 +55,6 @@ pub(crate) struct NodeOptions {
 
 impl NodeOptions {
     /// Returns the given nodes as the topology of `ranks` ranks; `None` without `--nodes`.
-    ///
-    /// # Errors
-    /// If the nodes do not fit the number of ranks.
     pub(super) fn topology(&self, ranks: usize) -> Result<Option<Topology>> {
         let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
         topology.map_err(|text| {

@@ -186,9 +186,6 @@ impl Options {
     }
 
     /// Checks the options against each other.
-    ///
-    /// # Errors
-    /// A usage failure that names the options.
     pub(crate) fn check(&self) -> Result<()> {
         let Size(min) = self.sizes.min_bytes;
         if min == 0 {
@@ -237,9 +234,6 @@ impl Options {
     }
 
     /// Refuses options that the collective does not have.
-    ///
-    /// # Errors
-    /// A usage failure that names the option.
     fn check_collective(&self) -> Result<()> {
         let goal = self.goal;
         if goal == Goal::default() {
@@ -279,25 +273,16 @@ impl Options {
     }
 
     /// Returns the file of `--plot`.
-    ///
-    /// # Errors
-    /// A usage failure if its name does not end in `.svg`.
     pub(super) fn plot_file(&self) -> Result<Option<OutputFile>> {
         self.plot.as_ref().map(|path| OutputFile::new("--plot", path, "svg")).transpose()
     }
 
     /// Returns the file of `--trace`.
-    ///
-    /// # Errors
-    /// A usage failure if its name does not end in `.json`.
     pub(super) fn trace_file(&self) -> Result<Option<OutputFile>> {
         self.trace.as_ref().map(|path| OutputFile::new("--trace", path, "json")).transpose()
     }
 
     /// Refuses options that need GPUs.
-    ///
-    /// # Errors
-    /// A usage failure that names the option.
     pub(crate) fn check_without_gpus(&self, backend: &str) -> Result<()> {
         let asked = [
             ("--graph", self.graph),
@@ -315,9 +300,6 @@ impl Options {
     }
 
     /// Refuses options that need NVIDIA GPUs.
-    ///
-    /// # Errors
-    /// A usage failure that names the option.
     pub(crate) fn check_without_cuda(&self) -> Result<()> {
         let asked = [("--vs", self.vs.is_some()), ("--overlap", self.overlap.is_some())];
         match asked.into_iter().find(|(_, asked)| *asked) {

@@ -35,9 +35,6 @@ pub(crate) struct Printer {
 
 impl Printer {
     /// Opens the outputs of the options; `note` describes the choice of the backend.
-    ///
-    /// # Errors
-    /// If an output cannot be opened.
     pub(crate) fn open(options: &Options, note: Option<&str>) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
@@ -54,9 +51,6 @@ impl Printer {
     }
 
     /// Handles an event.
-    ///
-    /// # Errors
-    /// If the JSON output cannot be written.
     pub(crate) fn show(&mut self, event: ProgressEvent) -> Result<()> {
         self.activity = event.to_string();
         match event {
@@ -95,9 +89,6 @@ impl Printer {
     }
 
     /// Ends the progress bar and prints all results, also after a failure.
-    ///
-    /// # Errors
-    /// If an output cannot be written.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.progress = None;
         let Some(first) = self.rows.first() else { return Ok(()) };

@@ -19,9 +19,6 @@ use crate::ranks::comm::Comm;
 
 /// Runs this rank over `bootstrap`. `local_rank` is its index on this machine, if the launcher
 /// knows it. On rank 0, `sink` receives the progress.
-///
-/// # Errors
-/// If the options, the group or a measurement fail.
 pub(crate) fn run(
     options: &Options,
     selected: &Selected,

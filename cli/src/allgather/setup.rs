@@ -84,10 +84,6 @@ pub(super) struct Variant {
 
 impl<'a> Setup<'a> {
     /// Applies the options to an open group. Collective.
-    ///
-    /// # Errors
-    /// If the calibration cannot be loaded or is for another machine, or the ranks have different
-    /// links.
     pub(super) fn of(
         options: &'a Options,
         comm: &Comm,
@@ -117,9 +113,6 @@ impl<'a> Setup<'a> {
     }
 
     /// Prepares an all-gather with blocks of `block_length` elements on average. Collective.
-    ///
-    /// # Errors
-    /// If the group refuses the operation or has failed.
     pub(super) fn prepare<T: Element>(
         &self,
         group: &mut Group,
@@ -162,9 +155,6 @@ impl<'a> Setup<'a> {
     }
 
     /// Prepares an operation as [`prepare`](Self::prepare), with the element type of the options. Collective.
-    ///
-    /// # Errors
-    /// As [`prepare`](Self::prepare).
     pub(super) fn prepare_on_host(
         &self,
         group: &mut Group,
@@ -177,9 +167,6 @@ impl<'a> Setup<'a> {
     }
 
     /// Returns the layout in bytes of blocks with `block_length` elements on average.
-    ///
-    /// # Errors
-    /// If a length exceeds the address space.
     pub(super) fn layout(&self, block_length: u64) -> Result<Layout> {
         let Options { shape, goal, dtype, .. } = self.options;
         let element = dtype.bytes() as u64;
@@ -219,9 +206,6 @@ impl<'a> Setup<'a> {
 }
 
 /// Checks the options before ranks are started.
-///
-/// # Errors
-/// A failure that names the option.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
     options.goal.check_root(ranks)?;

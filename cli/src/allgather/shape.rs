@@ -36,9 +36,6 @@ pub(crate) struct Ratio(Vec<u32>);
 
 impl ShapeOptions {
     /// Checks the ratio against the number of ranks.
-    ///
-    /// # Errors
-    /// A usage failure if the numbers are not one per rank.
     pub(super) fn check(&self, ranks: usize) -> Result<()> {
         match &self.blocks {
             Some(ratio) if ratio.0.len() != ranks => Err(Failure::usage(format!(
@@ -69,9 +66,6 @@ impl ShapeOptions {
     }
 
     /// Returns the elements of every piece, first by tensor and then by rank.
-    ///
-    /// # Errors
-    /// If a length exceeds the address space.
     pub(super) fn pieces(
         &self,
         goal: Goal,

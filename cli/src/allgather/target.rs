@@ -107,9 +107,6 @@ impl EngineKind {
     }
 
     /// Checks that the engine fits `--graph` and that this machine has it.
-    ///
-    /// # Errors
-    /// A failure that names the option.
     pub(super) fn check(self, graph: bool) -> Result<()> {
         if self != Self::Sdma {
             return Ok(());
@@ -134,9 +131,6 @@ impl EngineKind {
     }
 
     /// Refuses a kind of engine if the backend has only one kind.
-    ///
-    /// # Errors
-    /// A usage failure that names the option.
     pub(super) fn check_without_rocm(self, backend: &str) -> Result<()> {
         if self == Self::Auto {
             return Ok(());

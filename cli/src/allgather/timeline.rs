@@ -27,9 +27,6 @@ pub(crate) struct Traced {
 }
 
 /// Traces one start of every algorithm, with blocks of `block_length` elements. Collective.
-///
-/// # Errors
-/// If a start fails.
 pub(super) fn trace(
     setup: &Setup<'_>,
     comm: &Comm,

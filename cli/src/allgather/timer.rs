@@ -32,9 +32,6 @@ pub(crate) struct Timing {
 impl TimingOptions {
     /// Times operations on every rank in turn, so that a disturbance affects all of them alike.
     /// `reduce` makes one time per iteration from the times of all ranks. Collective.
-    ///
-    /// # Errors
-    /// If an operation or the group fails.
     pub(crate) fn time(
         &self,
         comm: &Comm,

@@ -70,9 +70,6 @@ pub(super) struct RankTopology {
 
 impl RankTopology {
     /// Exchanges the hosts of all ranks. Collective.
-    ///
-    /// # Errors
-    /// If the options do not fit the hosts.
     pub(super) fn find(options: &Options, comm: &Comm, backend: Backend) -> Result<Self> {
         let hosts = comm.share("host", &comm.host().to_owned())?;
         Self::of(options, &hosts, comm.rank(), backend)
@@ -181,9 +178,6 @@ fn network_fabric(
 
 /// Opens the group: the fabric of the backend, a second one between nodes, and the throttles. `device`
 /// is the GPU of this rank. Collective.
-///
-/// # Errors
-/// If a fabric or the group cannot be opened.
 pub(super) fn open(
     options: &Options,
     comm: &Comm,

@@ -23,9 +23,6 @@ pub(crate) struct Options {
 }
 
 /// Measures the collective.
-///
-/// # Errors
-/// Whatever ends the run.
 pub(crate) fn run(options: Options) -> Result<()> {
     let goal = options.collective.with_root(options.root)?;
     allgather::run(&options.options.of(goal))

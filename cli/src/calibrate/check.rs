@@ -51,9 +51,6 @@ struct SizeChoice {
 
 impl Check {
     /// Compares the fitted samples and `others` with predictions.
-    ///
-    /// # Errors
-    /// If a sample cannot be predicted.
     pub(super) fn new(
         calibration: &Calibration,
         topology: &Topology,
@@ -103,9 +100,6 @@ impl Check {
     }
 
     /// Returns the topology of the samples.
-    ///
-    /// # Errors
-    /// If the file contains an invalid topology.
     pub(super) fn topology(&self) -> Result<Topology> {
         Ok(self.topology.parse()?)
     }

@@ -29,9 +29,6 @@ pub(super) struct Runs {
 }
 
 /// Measures all configurations in turn, round by round, from total size `min_bytes` on.
-///
-/// # Errors
-/// If a configuration cannot be measured.
 pub(super) fn measure(
     options: &Options,
     configurations: &[Configuration],
@@ -152,9 +149,6 @@ type Lanes = Vec<Vec<Lane>>;
 /// Gives samples of equal plans at the same size the time of the fastest. Between two ranks, for
 /// instance, direct and ring have the same plan, so a measurement of one is a measurement of the
 /// other.
-///
-/// # Errors
-/// If a plan cannot be created.
 pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> Result<()> {
     let mut known = HashMap::<(Algorithm, Shape), Lanes>::new();
     for sample in &*samples {

@@ -21,9 +21,6 @@ use measure::{Configuration, Runs, measure, merge_equal_plans};
 pub(crate) use options::Options;
 
 /// Measures all-gathers, fits the links and writes the files.
-///
-/// # Errors
-/// If a configuration cannot be measured, or a file cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let SampleSet { key, topology, mut fitted, mut others } = match &options.from {
         Some(path) => SampleSet::read(path)?,

@@ -47,9 +47,6 @@ pub(crate) struct Options {
 
 impl Options {
     /// Returns the algorithms to measure.
-    ///
-    /// # Errors
-    /// If `auto` is among them.
     pub(super) fn algorithms(&self) -> Result<Vec<Algorithm>> {
         let named = self.algorithms.iter().map(|choice| match choice {
             AlgorithmChoice::Named(algorithm) => Ok(*algorithm),

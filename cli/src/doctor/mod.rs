@@ -46,9 +46,6 @@ struct Findings {
 }
 
 /// Inspects the machine and prints the findings.
-///
-/// # Errors
-/// If stdout cannot be written. A missing backend is not an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let findings = Findings {
         machine: machine::inspect(),

@@ -53,9 +53,6 @@ pub(crate) struct Window {
 
 impl Nccl {
     /// Loads the library from `given` or from the usual folders.
-    ///
-    /// # Errors
-    /// If it is not found, or is too old for the compared paths.
     pub(crate) fn open(given: Option<&Path>) -> Result<Rc<Self>> {
         let found = LIBRARY.open(given)?;
         let path = found.path;
@@ -84,9 +81,6 @@ impl Nccl {
     }
 
     /// Creates the unique id of one communicator on one rank, for all ranks.
-    ///
-    /// # Errors
-    /// If NCCL returns an error.
     pub(crate) fn unique_id(&self) -> Result<Vec<u8>> {
         let mut id = sys::UniqueId([0; 128]);
         // SAFETY: the pointer points to a local variable.
@@ -112,9 +106,6 @@ impl Nccl {
 
 impl Communicator {
     /// Joins as `rank` of `ranks` with the current GPU. Collective; waits for all ranks.
-    ///
-    /// # Errors
-    /// If NCCL returns an error.
     pub(crate) fn join(
         nccl: &Rc<Nccl>,
         id: &[u8],
@@ -140,9 +131,6 @@ impl Communicator {
 
     /// Enqueues an all-gather of `bytes` from each rank on a stream. Collective.
     ///
-    /// # Errors
-    /// If NCCL returns an error.
-    ///
     /// # Safety
     /// The stream belongs to this communicator's GPU. Input and output are device memory of `bytes`
     /// and of `bytes` for each rank, and nothing else uses them until the stream has completed the
@@ -163,9 +151,6 @@ impl Communicator {
     }
 
     /// Allocates memory of the current GPU and registers it as a symmetric window. Collective.
-    ///
-    /// # Errors
-    /// If NCCL returns an error.
     pub(crate) fn window(&self, bytes: usize) -> Result<Window> {
         let functions = &self.nccl.functions;
         let mut window = Window { address: null_mut(), raw: null_mut() };
@@ -182,9 +167,6 @@ impl Communicator {
     }
 
     /// Deregisters a window and frees its memory. Collective.
-    ///
-    /// # Errors
-    /// If NCCL returns an error.
     pub(crate) fn close_window(&self, window: &Window) -> Result<()> {
         let functions = &self.nccl.functions;
         // SAFETY: the window was registered with this communicator, which is still open, and no stream
@@ -198,9 +180,6 @@ impl Communicator {
 
     /// Destroys the communicator. Collective. Without this call it stays open until the process
     /// ends.
-    ///
-    /// # Errors
-    /// If NCCL returns an error.
     pub(crate) fn close(&self) -> Result<()> {
         // SAFETY: the communicator was created by `join`, no call is in progress, and the caller calls
         // this once.

@@ -24,9 +24,6 @@ struct EngineProgress {
 }
 
 /// Measures the bandwidth of one size; rank 0 returns the row. Collective.
-///
-/// # Errors
-/// If a message fails or a byte is wrong.
 pub(super) fn measure_rate(
     pair: &mut Pair<'_>,
     work: PerfTest,
@@ -118,9 +115,6 @@ impl EngineProgress {
 }
 
 /// Measures the latency of one size; rank 0 returns the row. Collective.
-///
-/// # Errors
-/// If an answer is missing or a byte is wrong.
 pub(super) fn measure_latency(pair: &mut Pair<'_>, bytes: u64) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));

@@ -29,9 +29,6 @@ const RANKS: usize = 2;
 type Sink<'a> = &'a mut dyn FnMut(PerfRow) -> Result<()>;
 
 /// Joins the two ranks of a launcher, or spawns two ranks.
-///
-/// # Errors
-/// If the options are wrong or a rank fails.
 pub(crate) fn run(options: &Options) -> Result<()> {
     match LaunchedBy::of(options.run.spawned_by)? {
         LaunchedBy::User => {

@@ -106,9 +106,6 @@ impl PerfTest {
 
 impl Options {
     /// Checks the options against each other and against this machine.
-    ///
-    /// # Errors
-    /// A usage failure that names the option.
     pub(crate) fn check(&self) -> Result<()> {
         if self.backend == PerfBackend::Rdma {
             return self.nics.check();

@@ -48,9 +48,6 @@ pub(super) struct Buffers {
 
 impl<'a> Pair<'a> {
     /// Connects the two ranks. Collective.
-    ///
-    /// # Errors
-    /// If the ranks cannot connect or memory cannot be allocated.
     pub(super) fn open(
         options: &'a Options,
         comm: Comm,
@@ -72,9 +69,6 @@ impl<'a> Pair<'a> {
 
     /// Allocates and fills the buffers of a size, and overwrites the receive buffers with a known
     /// byte. Collective.
-    ///
-    /// # Errors
-    /// If memory cannot be allocated, or the host cannot access it.
     pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers> {
         let engines = self.engines.len();
         let slot_bytes = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES);
@@ -112,9 +106,6 @@ impl<'a> Pair<'a> {
     }
 
     /// Signals the peer that an engine has finished, and waits for completion.
-    ///
-    /// # Errors
-    /// If the signal fails or does not complete in time.
     pub(super) fn signal_done(&mut self, engine: usize, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: engine as u64 };
         let engine = &mut self.engines[engine];
@@ -124,9 +115,6 @@ impl<'a> Pair<'a> {
     }
 
     /// Puts the message of the first engine and signals after it.
-    ///
-    /// # Errors
-    /// If the engine refuses or has failed.
     pub(super) fn send(&mut self, buffers: &Buffers, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: 0 };
         let ops = [buffers.message(PerfTest::Signal, 0), Op::Signal { flag, value }];
@@ -138,9 +126,6 @@ impl<'a> Pair<'a> {
     }
 
     /// Waits until all sent messages are complete.
-    ///
-    /// # Errors
-    /// If they do not complete in time.
     pub(super) fn wait_sent(&mut self) -> Result<()> {
         self.engines[0].finish(self.last)
     }
@@ -151,18 +136,12 @@ impl<'a> Pair<'a> {
     }
 
     /// Waits until an engine of the peer has signalled.
-    ///
-    /// # Errors
-    /// If it does not signal in time.
     pub(super) fn wait(&mut self, engine: usize, value: u64) -> Result<()> {
         // Any engine can receive; engine 0 is the only one that waits here.
         self.engines[0].wait(Flag { region: &self.flags, word: engine as u64 }, value)
     }
 
     /// Compares the received data and frees the buffers when both ranks are done. Collective.
-    ///
-    /// # Errors
-    /// If a byte is wrong on either rank.
     pub(super) fn finish(&self, buffers: Buffers, work: PerfTest) -> Result<()> {
         let found = buffers.check(work, self.comm.rank());
         let texts = self.comm.share("check", &found.err())?;
@@ -184,9 +163,6 @@ impl<'a> Pair<'a> {
     }
 
     /// Closes the connection. Collective.
-    ///
-    /// # Errors
-    /// If the peer is lost.
     pub(super) fn close(self) -> Result<()> {
         let Self { comm, engines, peer_flags, .. } = self;
         drop((engines, peer_flags));

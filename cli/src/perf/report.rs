@@ -155,9 +155,6 @@ pub(super) struct Printer {
 
 impl Printer {
     /// Opens the outputs of the options.
-    ///
-    /// # Errors
-    /// If an output cannot be opened.
     pub(super) fn open(options: &Options) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
@@ -167,9 +164,6 @@ impl Printer {
     }
 
     /// Adds a row and writes it to the JSON output.
-    ///
-    /// # Errors
-    /// If the JSON output cannot be written.
     pub(super) fn show(&mut self, row: PerfRow) -> Result<()> {
         self.activity = format!("finished {} of {}", row.work.name(), Size(row.bytes));
         if let Some(json) = &mut self.json {
@@ -180,9 +174,6 @@ impl Printer {
     }
 
     /// Prints the tables of all rows, also after a failure.
-    ///
-    /// # Errors
-    /// If an output cannot be written.
     pub(super) fn finish(self) -> Result<()> {
         let Some(first) = self.rows.first() else { return Ok(()) };
         let text = format!("perf, 2 ranks, {} backend\n\n{}\n", first.backend, tables(&self.rows));

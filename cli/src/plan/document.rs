@@ -60,9 +60,6 @@ struct JsonCell {
 impl Document {
     /// Creates and verifies the plans of all ranks, and keeps those to print. If there are too many
     /// ranks to verify, it creates only the requested plan.
-    ///
-    /// # Errors
-    /// If the options contradict each other, or the verifier finds a fault.
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
@@ -115,9 +112,6 @@ impl Document {
     }
 
     /// Returns the document as one JSON object.
-    ///
-    /// # Errors
-    /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
         let document = JsonDocument {
             node_of_rank: self.topology.node_of_rank(),
@@ -149,9 +143,6 @@ impl JsonCell {
 }
 
 /// Verifies the plans of all ranks and returns the verdict.
-///
-/// # Errors
-/// If the plans have a fault; the text contains a counterexample.
 pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
     match verify::verify(plans) {
         Ok(proof) => Ok(proof.to_string()),
@@ -211,9 +202,6 @@ enum JsonPlans {
 }
 
 /// Verifies the plans of a file and returns the verdict.
-///
-/// # Errors
-/// If the file cannot be read, does not contain plans, or the plans have a fault.
 pub(super) fn check(path: &Path) -> Result<String> {
     let text = text_file::read(path)?;
     let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));

@@ -10,9 +10,6 @@ use document::Document;
 pub(crate) use options::Options;
 
 /// Creates plans, or reads them from a file, and prints them with the result of the verifier.
-///
-/// # Errors
-/// If the options contradict each other, the plans have a fault, or stdout cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.check {
         return print(&document::check(path)?);

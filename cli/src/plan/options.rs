@@ -65,9 +65,6 @@ impl Options {
     const RANKS_DEFAULT: usize = 4;
 
     /// Returns the topology of the options.
-    ///
-    /// # Errors
-    /// If the nodes do not fit the number of ranks.
     pub(super) fn topology(&self) -> Result<Topology> {
         let written = self.nodes.as_ref().and_then(Nodes::ranks);
         let ranks = self.ranks.or(written).unwrap_or(Self::RANKS_DEFAULT);
@@ -79,9 +76,6 @@ impl Options {
     }
 
     /// Returns a text if the plans of all ranks are too large to verify.
-    ///
-    /// # Errors
-    /// If the plan of one rank is too large as well.
     pub(super) fn size_limit(&self, topology: &Topology) -> Result<Option<String>> {
         let (ranks, chunks) = (topology.ranks() as u64, u64::from(self.chunks()));
         let plural = |count: u64| if count == 1 { "" } else { "s" };
@@ -111,18 +105,12 @@ impl Options {
     }
 
     /// Returns the block of each rank in bytes; `None` without sizes.
-    ///
-    /// # Errors
-    /// If the number of sizes is neither 1 nor `ranks`.
     pub(super) fn block_bytes(&self, ranks: usize) -> Result<Option<Vec<u64>>> {
         let given = !self.block_bytes.is_empty();
         given.then(|| block_bytes("--block-bytes", &self.block_bytes, ranks)).transpose()
     }
 
     /// Returns the rank whose plan is printed; `None` for all.
-    ///
-    /// # Errors
-    /// If there is no such rank.
     pub(super) fn printed_rank(&self, ranks: usize) -> Result<Option<Rank>> {
         if self.rank == "all" {
             return Ok(None);

@@ -28,9 +28,6 @@ pub(crate) fn cores() -> usize {
 
 /// Binds this process, which is rank `rank` of `ranks` on this machine, to a core. Must be called
 /// before the process starts threads.
-///
-/// # Errors
-/// If the system refuses.
 pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
     let shared = ranks > cores();
     let refused = |what: &str, error: std::io::Error| {
@@ -54,9 +51,6 @@ pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
 /// Binds this process, which is rank `rank` of `ranks` on this machine, to its share of the cores
 /// near a PCI device. Nothing is bound if the system does not report these cores, or if this
 /// process may use none of them. Must be called before the process starts threads.
-///
-/// # Errors
-/// If the system refuses.
 pub(crate) fn bind_near(pci_bus_id: &str, rank: usize, ranks: usize) -> Result<()> {
     let path = format!("/sys/bus/pci/devices/{}/local_cpulist", pci_bus_id.to_ascii_lowercase());
     let Ok(list) = std::fs::read_to_string(path) else { return Ok(()) };

@@ -27,9 +27,6 @@ pub(crate) struct BareEngine {
 
 impl BareFabric {
     /// Connects to every rank, including this one. Collective.
-    ///
-    /// # Errors
-    /// If a rank cannot be connected.
     pub(crate) fn open(mut fabric: DynFabric, comm: &Comm) -> Result<Self> {
         let addresses = comm.share("address of the bare fabric", &fabric.address())?;
         for (rank, address) in addresses.iter().enumerate() {
@@ -42,9 +39,6 @@ impl BareFabric {
     }
 
     /// Creates an engine.
-    ///
-    /// # Errors
-    /// If the fabric cannot create one.
     pub(crate) fn engine(&mut self) -> Result<BareEngine> {
         let engine = self.fabric.engine(EngineRequirements::default());
         let engine = engine.map_err(|error| backend_failure("cannot create an engine", error))?;
@@ -57,18 +51,12 @@ impl BareFabric {
     }
 
     /// Allocates a region that every rank can import.
-    ///
-    /// # Errors
-    /// If the memory cannot be allocated.
     pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion> {
         let region = self.fabric.memory().allocate(bytes, role);
         region.map_err(|error| backend_failure("cannot allocate buffers for bare copies", error))
     }
 
     /// Exports `mine` and imports the exported regions of all ranks, in rank order. Collective.
-    ///
-    /// # Errors
-    /// If a region cannot be exported or imported.
     pub(crate) fn import(&self, mine: &DynRegion) -> Result<Vec<DynImport>> {
         let memory = self.fabric.memory();
         let key =
@@ -89,9 +77,6 @@ impl BareFabric {
 impl BareEngine {
     /// Submits a slice.
     ///
-    /// # Errors
-    /// If the engine refuses or has failed.
-    ///
     /// # Safety
     /// The rules of [`CopyEngine::submit`] apply.
     pub(crate) unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket> {
@@ -101,26 +86,17 @@ impl BareEngine {
     }
 
     /// Returns the last completed ticket.
-    ///
-    /// # Errors
-    /// If the engine has failed.
     pub(crate) fn completed(&mut self) -> Result<Ticket> {
         self.engine.completed().map_err(|error| backend_failure("bare copies failed", error))
     }
 
     /// Waits until `ticket` is complete.
-    ///
-    /// # Errors
-    /// If it is not complete within the timeout, or the engine fails.
     pub(crate) fn finish(&mut self, ticket: Ticket) -> Result<()> {
         self.poll_until("its own bare copies", |engine| Ok(engine.completed()? >= ticket))
     }
 
     /// Waits until a flag of this rank is at least `value`. This engine must be the only one that
     /// waits for the flag.
-    ///
-    /// # Errors
-    /// If the flag is not set within the timeout, or the engine fails.
     pub(crate) fn wait(&mut self, flag: Flag<'_, DynRegion>, value: u64) -> Result<()> {
         if self.engine.caps().queued_wait {
             // SAFETY: the flag's region is borrowed until the ticket is complete, and by this method's
@@ -150,17 +126,11 @@ impl BareEngine {
     }
 
     /// Parks until the engine may have made progress, at most for `limit`.
-    ///
-    /// # Errors
-    /// If the engine has failed.
     pub(crate) fn park(&mut self, limit: Duration) -> Result<()> {
         self.engine.park(limit).map_err(|error| backend_failure("bare copies failed", error))
     }
 
     /// Polls the engine until `is_done` returns true, and parks between the polls.
-    ///
-    /// # Errors
-    /// If this takes longer than the timeout. The text says what was waited for.
     fn poll_until(
         &mut self,
         what: &str,

@@ -39,9 +39,6 @@ impl Comm {
     }
 
     /// Sends `mine` to all ranks and returns the values of all ranks, in rank order. Collective.
-    ///
-    /// # Errors
-    /// If a rank is missing or lost, or sends another type of value.
     pub(crate) fn share<T: Serialize + DeserializeOwned>(
         &self,
         label: &str,
@@ -149,9 +146,6 @@ impl Settings {
     }
 
     /// Compares the settings of all ranks and returns the seed of rank 0. Collective.
-    ///
-    /// # Errors
-    /// If a rank has another value for an option. The text names rank, option and both values.
     pub(crate) fn agree(self, comm: &Comm) -> Result<u64> {
         let all = comm.share("settings", &self)?;
         for (rank, other) in all.iter().enumerate() {
@@ -161,9 +155,6 @@ impl Settings {
     }
 
     /// Compares the settings of this rank, `me`, with those of another rank.
-    ///
-    /// # Errors
-    /// The first option that differs.
     pub(crate) fn compare(&self, me: usize, rank: usize, other: &Self) -> Result<()> {
         let pairs = self.options.iter().zip(&other.options);
         match pairs.into_iter().find(|(mine, theirs)| mine != theirs) {

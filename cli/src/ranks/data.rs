@@ -51,9 +51,6 @@ impl TestData {
     }
 
     /// Compares a whole block.
-    ///
-    /// # Errors
-    /// The first byte that differs.
     pub(crate) fn check(&self, block: usize, found: &[u8]) -> Result<(), Mismatch> {
         self.block(block).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
     }
@@ -87,9 +84,6 @@ impl Block {
 
     /// Compares the next bytes with the expected ones. `scratch` has at least the length of a chunk
     /// or of `found`.
-    ///
-    /// # Errors
-    /// The first byte that differs.
     pub(crate) fn compare(&mut self, found: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
         for found in found.chunks(CHUNK_BYTES) {
             let expected = &mut scratch[..found.len()];

@@ -41,9 +41,6 @@ pub(crate) enum LaunchedBy {
 impl LaunchedBy {
     /// Determines the starter from the environment and from the hidden option with which this
     /// program spawns its ranks.
-    ///
-    /// # Errors
-    /// If a variable of the launcher is invalid, or the parent has ended.
     pub(crate) fn of(spawned_by: Option<u32>) -> Result<Self> {
         if let Some(parent) = spawned_by {
             spawn::die_with_parent(parent)?;
@@ -58,9 +55,6 @@ impl LaunchedBy {
 
 /// Spawns `ranks` processes of this program with its own arguments and a random secret, and passes their output to
 /// `handler` until all have ended.
-///
-/// # Errors
-/// If a rank fails. The text names the rank and how it ended.
 pub(crate) fn spawn(
     ranks: usize,
     timeout: Duration,

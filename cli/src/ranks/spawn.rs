@@ -23,9 +23,6 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Receives the output of the ranks.
 pub(crate) trait OutputHandler {
     /// Handles a line that rank 0 wrote to its stdout.
-    ///
-    /// # Errors
-    /// If the line is not valid, or cannot be shown.
     fn on_line(&mut self, line: &str) -> Result<()>;
 
     /// Handles a line that a rank wrote to its stderr.
@@ -36,9 +33,6 @@ pub(crate) trait OutputHandler {
 }
 
 /// Sends a value from rank 0 to the process that spawned it.
-///
-/// # Errors
-/// If that process has ended.
 pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(what).map_err(|error| Failure::failed(error.to_string()))?;
     line.push(b'\n');
@@ -67,9 +61,6 @@ struct Processes {
 
 /// Spawns `ranks` processes, each made by `command`, and passes their output to `handler` until all
 /// have ended.
-///
-/// # Errors
-/// If a rank fails. The text names the rank and how it ended.
 pub(crate) fn run(
     ranks: usize,
     timeout: Duration,
@@ -82,9 +73,6 @@ pub(crate) fn run(
 }
 
 /// Makes this spawned rank end together with its parent.
-///
-/// # Errors
-/// If the parent has already ended, or the system refuses.
 pub(crate) fn die_with_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
         Failure::failed(format!(
@@ -233,10 +221,6 @@ impl Outcome {
     }
 
     /// Returns the result of the run.
-    ///
-    /// # Errors
-    /// If a rank failed. The text names a rank that was ended by a signal, otherwise the first rank
-    /// that failed, and the ranks that had to be killed.
     pub(crate) fn result(&self, doing: &str) -> Result<()> {
         let failed = || self.ended.iter().filter(|(_, status)| !status.success());
         let killed = failed().find(|(_, status)| status.signal().is_some());

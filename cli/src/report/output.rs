@@ -12,9 +12,6 @@ use serde::Serialize;
 use crate::error::{Failure, Result};
 
 /// Prints `text` to stdout.
-///
-/// # Errors
-/// If stdout cannot be written. A closed pipe is a quiet failure.
 pub(crate) fn print(text: &str) -> Result<()> {
     io::stdout()
         .write_all(text.as_bytes())
@@ -22,9 +19,6 @@ pub(crate) fn print(text: &str) -> Result<()> {
 }
 
 /// Returns `value` as indented JSON with a line end.
-///
-/// # Errors
-/// If the value cannot be serialised.
 pub(crate) fn pretty_json(value: &impl Serialize) -> Result<String> {
     let json = serde_json::to_string_pretty(value);
     Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
@@ -39,9 +33,6 @@ pub(crate) struct OutputFile {
 
 impl OutputFile {
     /// Creates the output of `option`, whose file name must end in `extension`.
-    ///
-    /// # Errors
-    /// A usage failure if the name has another extension.
     pub(crate) fn new(option: &'static str, path: &Path, extension: &str) -> Result<Self> {
         if path.extension().is_none_or(|seen| !seen.eq_ignore_ascii_case(extension)) {
             let text = format!("{option} {} does not end in .{extension}", path.display());
@@ -53,9 +44,6 @@ impl OutputFile {
     }
 
     /// Writes the file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
     pub(crate) fn write(&self, content: &str) -> Result<()> {
         std::fs::write(&self.path, content).map_err(|error| {
             Failure::io(format_args!("cannot write {}", self.path.display()), &error)
@@ -73,9 +61,6 @@ pub(crate) struct JsonLines<W = Box<dyn Write>> {
 
 impl JsonLines {
     /// Opens the file at `path` for writing, or stdout if `path` is `-`.
-    ///
-    /// # Errors
-    /// If the file cannot be created.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         if path == Path::new("-") {
             return Ok(Self {
@@ -93,9 +78,6 @@ impl JsonLines {
     }
 
     /// Prints the tables of a run: to stderr if stdout carries JSON lines, to stdout otherwise.
-    ///
-    /// # Errors
-    /// If the text cannot be written.
     pub(crate) fn print_beside(json: Option<&Self>, text: &str) -> Result<()> {
         if json.is_none_or(|json| !json.is_stdout) {
             return print(text);
@@ -108,9 +90,6 @@ impl JsonLines {
 
 impl<W: Write> JsonLines<W> {
     /// Writes one row.
-    ///
-    /// # Errors
-    /// If the row cannot be written.
     pub(crate) fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line =
             serde_json::to_vec(row).map_err(|error| Failure::failed(error.to_string()))?;

@@ -21,9 +21,6 @@ struct Line {
 }
 
 /// Draws the rows as an SVG file with one panel for bandwidth and one for time.
-///
-/// # Errors
-/// If the drawing fails.
 pub(crate) fn plot(title: &str, rows: &[Row]) -> Result<String> {
     render(title, rows).map_err(|error| Failure::failed(error.to_string()))
 }

@@ -37,9 +37,6 @@ struct Bar {
 }
 
 /// Draws the lanes over time and the use of the links as an SVG file.
-///
-/// # Errors
-/// If the drawing fails.
 pub(super) fn chart(title: &str, simulation: &Simulation, links: &Links) -> Result<String> {
     render(title, simulation, links).map_err(|error| Failure::failed(error.to_string()))
 }

@@ -19,9 +19,6 @@ use report::Report;
 use scenario::{Run, Scenario};
 
 /// Simulates the algorithms, prints the results and writes the files.
-///
-/// # Errors
-/// If the options contradict each other, or an output cannot be written.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let ranks = topology.ranks();

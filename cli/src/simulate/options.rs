@@ -98,9 +98,6 @@ fn parse_delay(text: &str) -> std::result::Result<(usize, Delay), String> {
 
 impl Options {
     /// Returns the topology of the options.
-    ///
-    /// # Errors
-    /// If `--nodes` and `--ranks-per-node` contradict each other, or there are too many ranks.
     pub(super) fn topology(&self) -> Result<Topology> {
         let ranks = match (&self.nodes, self.ranks_per_node) {
             (Nodes::Count(nodes), each) => nodes.saturating_mul(each.unwrap_or(8)),
@@ -126,9 +123,6 @@ impl Options {
     }
 
     /// Returns the block of each rank in bytes.
-    ///
-    /// # Errors
-    /// If the number of sizes is neither 1 nor `ranks`.
     pub(super) fn block_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
         block_bytes("--block-bytes", &self.block_bytes, ranks)
     }
@@ -143,9 +137,6 @@ impl Options {
     }
 
     /// Returns the start delay of each rank in picoseconds; later ranks have none.
-    ///
-    /// # Errors
-    /// If a rank does not exist.
     pub(super) fn delays(&self, ranks: usize) -> Result<Vec<u64>> {
         let mut delays = Vec::new();
         for &(rank, delay) in &self.delay {
@@ -199,9 +190,6 @@ pub(crate) struct LinkOptions {
 
 impl LinkOptions {
     /// Returns the links of the options.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or a value is impossible.
     pub(super) fn links(&self) -> Result<Links> {
         let mut links = self.file()?.unwrap_or_default();
         for (bandwidth, latency, link) in [

@@ -62,9 +62,6 @@ impl Report<'_> {
     }
 
     /// Returns one JSON object.
-    ///
-    /// # Errors
-    /// If the serialisation fails.
     pub(super) fn json(&self) -> Result<String> {
         let document = json!({
             "topology": self.scenario.topology.notation(),

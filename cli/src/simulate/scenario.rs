@@ -34,9 +34,6 @@ pub(super) struct Run {
 
 impl Scenario {
     /// Simulates `algorithm`, or the one with the lowest predicted time.
-    ///
-    /// # Errors
-    /// If the options contradict each other, or the simulation is too large.
     pub(super) fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Self { topology, goal, block_bytes, layout, links } = self;

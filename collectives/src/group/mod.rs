@@ -6,7 +6,6 @@ mod control;
 mod end;
 mod guard;
 mod links;
-mod memory_range;
 mod network;
 mod operation;
 mod options;
@@ -25,9 +24,8 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Role};
 
 use agreement::{Offer, agree};
-pub use buffer::Buffer;
+pub use buffer::{Buffer, MemoryRange};
 pub use end::GroupEnd;
-pub use memory_range::MemoryRange;
 pub use operation::{
     BlockLens, Destination, Lease, Operation, OperationBuilder, Received, Started,
 };

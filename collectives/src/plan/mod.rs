@@ -10,7 +10,7 @@ use std::fmt;
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::collective::Collective;
+use crate::collective::{Collective, RankNumber};
 
 mod algorithm;
 mod text;
@@ -234,11 +234,6 @@ impl Plan {
         (0..lanes).map(LaneId)
     }
 }
-
-/// Serializes a [`Rank`] as its number, because `peerlane-hal` does not depend on serde.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Rank")]
-pub(crate) struct RankNumber(u32);
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

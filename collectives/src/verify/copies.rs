@@ -4,7 +4,7 @@ use peerlane_hal::Rank;
 
 use super::fault::Fault;
 use super::flags::Flags;
-use super::plan_set::PlanSet;
+use super::plan_set::{PlanSet, copied_cells};
 use crate::plan::{Cell, LaneId, Step};
 
 /// The copies into the outputs of the followed ranks, in the order of cells.
@@ -77,7 +77,7 @@ fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fa
     }
     let &PlanSet { collective, ranks, chunks, in_place, .. } = set;
     let mut found = copies.iter().map(|copy| copy.cell);
-    let mut required = collective.copied_cells(rank, ranks, chunks, in_place);
+    let mut required = copied_cells(collective, rank, ranks, chunks, in_place);
     match required.find(|&cell| found.next() != Some(cell)) {
         Some(cell) => Err(Fault::NeverCopied { rank, cell }),
         None => Ok(()),

@@ -9,6 +9,21 @@ use super::symmetry::Symmetry;
 use crate::collective::Collective;
 use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier};
 
+/// Returns the cells that must be copied to the output of a rank, in ascending order.
+///
+/// In place, the rank's own block is in the output from the start.
+pub(super) fn copied_cells(
+    collective: Collective,
+    rank: Rank,
+    ranks: u32,
+    chunks: u32,
+    in_place: bool,
+) -> impl Iterator<Item = Cell> {
+    let providers = (0..ranks).map(Rank).filter(move |&block| collective.requires(block, rank));
+    let copied = providers.filter(move |&block| !(in_place && block == rank));
+    copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
+}
+
 /// The followed lanes, with their entries and exits.
 ///
 /// Only the plans of the ranks that represent others are here. The verifier names a lane by its index in `lanes`.

@@ -233,7 +233,7 @@ impl Sums {
     /// Adds the plan of one rank.
     fn add(&mut self, plan: &Plan) {
         let &Plan { collective, rank, ranks, chunks, in_place, .. } = plan;
-        for cell in collective.copied_cells(rank, ranks, chunks, in_place) {
+        for cell in plan_set::copied_cells(collective, rank, ranks, chunks, in_place) {
             self.cell_sum = self.cell_sum.wrapping_sub(hash_of_cell(rank, cell));
         }
         for lane in plan.lane_ids() {

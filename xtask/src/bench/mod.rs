@@ -38,9 +38,6 @@ pub(crate) enum Bench {
 }
 
 /// Measures, prints a table and writes the record.
-///
-/// # Errors
-/// The measurement fails, or a goal is missed.
 pub(crate) fn run(bench: Bench) -> Outcome {
     match bench {
         Bench::Host(options) => host::run(&options),

@@ -63,9 +63,6 @@ fn processor(cpuinfo: &str) -> String {
 }
 
 /// Writes `docs/perf/NAME.json` and `docs/perf/NAME.md`, then judges the goals.
-///
-/// # Errors
-/// A file cannot be written, or goals are missed.
 pub(super) fn save(
     name: &str,
     record: &impl serde::Serialize,

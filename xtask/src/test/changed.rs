@@ -11,9 +11,6 @@ use peerlane_rxe_vm::process::{self, Outcome};
 const OF_ALL: [&str; 3] = ["Cargo.toml", "Cargo.lock", ".cargo/"];
 
 /// Returns the packages with files that differ from the commit `since`, and those that depend on them.
-///
-/// # Errors
-/// If git does not know the commit.
 pub(super) fn packages(metadata: &Metadata, since: &str) -> Outcome<BTreeSet<PackageId>> {
     let git = |arguments: &[&str]| {
         let mut command = std::process::Command::new("git");

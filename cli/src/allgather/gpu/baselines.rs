@@ -57,10 +57,6 @@ const COPY_ENGINES: &str = "copy engines";
 impl Baselines {
     /// Loads NCCL and joins its communicators, with memory for blocks of up to `block_bytes`.
     /// Collective.
-    ///
-    /// # Errors
-    /// If NCCL cannot be loaded on a rank, the ranks have different versions, or the default path
-    /// fails. The other paths may be unavailable with a reason.
     pub(super) fn open(
         options: &Options,
         comm: &Comm,
@@ -135,9 +131,6 @@ impl Baselines {
     }
 
     /// Closes windows and communicators. Collective.
-    ///
-    /// # Errors
-    /// If NCCL returns an error.
     pub(super) fn close(self) -> Result<()> {
         let mut left: Vec<Rc<Communicator>> = Vec::new();
         for path in self.paths {

@@ -22,23 +22,14 @@ pub(super) trait Implementation {
 
     /// Enqueues one start on the stream, or records it into the graph that the stream captures.
     /// Collective.
-    ///
-    /// # Errors
-    /// If the start is refused.
     fn start(&mut self) -> Result<()>;
 
     /// Returns the error of the replays so far, if there is one.
-    ///
-    /// # Errors
-    /// If a peer is lost.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
     /// Returns the location of the last result: the blocks in rank order, tensor by tensor.
-    ///
-    /// # Errors
-    /// If the location is not known.
     fn output(&self) -> Result<Vec<Span>>;
 
     /// Returns whether calls and device waits have no deadline, so that they may hang if a peer is
@@ -48,17 +39,11 @@ pub(super) trait Implementation {
     }
 
     /// Orders later starts after the work on the stream, also if they run on other streams.
-    ///
-    /// # Errors
-    /// If the driver returns an error.
     fn fork(&mut self) -> Result<()> {
         Ok(())
     }
 
     /// Orders later work on the stream after the starts.
-    ///
-    /// # Errors
-    /// If the driver returns an error.
     fn join(&mut self) -> Result<()> {
         Ok(())
     }
@@ -81,9 +66,6 @@ impl<'a> Candidate<'a> {
     /// Creates a candidate that reads its block from `input` and uses `outputs` outputs
     /// alternately. If `captured`, it is replayed from a graph. Makes one start per output.
     /// Collective.
-    ///
-    /// # Errors
-    /// If a start or the capture is refused.
     pub(super) fn open(
         implementation: Box<dyn Implementation + 'a>,
         gpu: &Gpu,
@@ -114,9 +96,6 @@ impl<'a> Candidate<'a> {
 
     /// Runs `work`. If the implementation [may hang](Implementation::may_hang), ends the process
     /// after twice the timeout.
-    ///
-    /// # Errors
-    /// If `work` fails.
     pub(super) fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if !self.implementation.may_hang() {
             return work(self);
@@ -135,9 +114,6 @@ impl<'a> Candidate<'a> {
     }
 
     /// Enqueues a number of starts that [`rounded_up`](Self::rounded_up) has returned. Collective.
-    ///
-    /// # Errors
-    /// If a start is refused.
     pub(super) fn enqueue(&mut self, starts: u32) -> Result<()> {
         match &self.graph {
             None => (0..starts).try_for_each(|_| self.implementation.start()),
@@ -160,9 +136,6 @@ impl<'a> Candidate<'a> {
 
     /// Gathers new data into outputs with a known byte, and compares every byte on every rank.
     /// Collective.
-    ///
-    /// # Errors
-    /// If the all-gather fails, or a byte is wrong on any rank.
     pub(super) fn check(
         &mut self,
         comm: &Comm,
@@ -213,9 +186,6 @@ impl<'a> Candidate<'a> {
 
 /// Runs `work`, and ends this process with an error if it takes longer than `timeout`. Such a call
 /// cannot be interrupted, and peers must not wait for this rank without limit.
-///
-/// # Errors
-/// If `work` fails.
 pub(super) fn with_timeout<T>(
     what: &'static str,
     timeout: Duration,

@@ -39,9 +39,6 @@ pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
 }
 
 /// Compares the blocks of an output with several threads.
-///
-/// # Errors
-/// If a copy fails. The inner result is the first byte that differs.
 pub(super) fn compare(
     gpu: &Gpu,
     data: TestData,
@@ -92,9 +89,6 @@ fn compare_block(
 }
 
 /// Exchanges the results of a check. Collective.
-///
-/// # Errors
-/// If a rank has found a wrong byte. The text contains the rank and the byte.
 pub(super) fn agree(
     comm: &Comm,
     what: &str,

@@ -68,9 +68,6 @@ pub(super) struct ImportedMemory {
 
 impl Gpu {
     /// Opens a GPU that the backend has found; waits on it end after `timeout`.
-    ///
-    /// # Errors
-    /// If the driver refuses.
     pub(super) fn open(backend: Backend, ordinal: u32, timeout: Duration) -> Result<Self> {
         let opened: std::result::Result<Arc<dyn Driver>, CallError> = match backend {
             Backend::Rocm => Hip::open(ordinal).map(|driver| Arc::new(driver) as _),
@@ -146,10 +143,6 @@ impl Gpu {
     }
 
     /// Waits until an event is complete.
-    ///
-    /// # Errors
-    /// If the driver returns an error, or the wait takes longer than the timeout; `what` names the
-    /// work.
     pub(super) fn wait(&self, event: &Event, what: &str) -> Result<()> {
         self.enter()?;
         let deadline = Deadline::after(self.timeout);
@@ -215,9 +208,6 @@ impl Gpu {
     }
 
     /// Copies `staging` to `address`, waits, and returns `staging`.
-    ///
-    /// # Errors
-    /// If the driver returns an error. `staging` is then leaked, because a copy may still read it.
     pub(super) fn upload(
         &self,
         stream: &Stream,
@@ -228,9 +218,6 @@ impl Gpu {
     }
 
     /// Copies from `address` into all of `staging`, waits, and returns `staging`.
-    ///
-    /// # Errors
-    /// As [`upload`](Self::upload).
     pub(super) fn download(
         &self,
         stream: &Stream,
@@ -337,9 +324,6 @@ impl Memory {
     }
 
     /// Returns the IPC handle with which another process can open the memory.
-    ///
-    /// # Errors
-    /// If the driver refuses.
     pub(super) fn handle(&self) -> Result<Vec<u8>> {
         self.gpu.enter()?;
         // SAFETY: the memory is allocated until `self` is dropped.

@@ -28,9 +28,6 @@ pub(super) struct Prepared {
 }
 
 /// Prepares an all-gather with blocks of `block_length` elements on average. Collective.
-///
-/// # Errors
-/// If the group refuses the operation or has failed.
 pub(super) fn prepare(
     setup: &Setup<'_>,
     group: &mut Group,
@@ -126,9 +123,6 @@ impl StreamArg {
 
     /// Starts after the work on the stream. If the host drives the engines, waits for that work and
     /// for the completion of the start.
-    ///
-    /// # Errors
-    /// If the start fails.
     pub(super) fn start_after<T: Element>(
         &self,
         stream: &Stream,
@@ -144,9 +138,6 @@ impl StreamArg {
     /// Enqueues a start on the stream. The lease on the result can end at once: nothing on the
     /// device reads the output between two starts, and the host reads it only after it has waited
     /// for the stream.
-    ///
-    /// # Errors
-    /// If the start fails.
     pub(super) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         match self {
             Self::Cuda(stream) => drop(operation.start_on(stream)?),

@@ -43,9 +43,6 @@ const SETS: usize = 3;
 impl LimitBuffers {
     /// Allocates memory for the largest input and output, and opens the memory of the peers.
     /// Collective.
-    ///
-    /// # Errors
-    /// If memory cannot be allocated or opened.
     pub(super) fn open(
         gpu: &Gpu,
         comm: &Comm,
@@ -91,9 +88,6 @@ impl LimitBuffers {
     }
 
     /// Closes the memory of the peers when all ranks are done. Collective.
-    ///
-    /// # Errors
-    /// If a rank is lost.
     pub(super) fn close(mut self, comm: &Comm) -> Result<()> {
         self.peers.clear();
         comm.share("end of the limit", &()).map(drop)

@@ -61,9 +61,6 @@ impl GpuMeasurement<'_> {
 
     /// Measures and checks blocks of `block_length` elements; `index` is the index of the size.
     /// Collective.
-    ///
-    /// # Errors
-    /// If an operation fails, or a byte is wrong on any rank.
     pub(super) fn size(&mut self, index: usize, block_length: u64) -> Result<()> {
         let (rank, ranks) = (self.comm.rank(), self.comm.ranks());
         let layout = self.setup.layout(block_length)?;
@@ -160,9 +157,6 @@ impl GpuMeasurement<'_> {
     }
 
     /// Traces one start with blocks of `block_length` elements. Collective.
-    ///
-    /// # Errors
-    /// If the start fails.
     pub(super) fn trace(&mut self, block_length: u64) -> Result<()> {
         let total_bytes = self.setup.layout(block_length)?.total_bytes();
         self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
@@ -184,9 +178,6 @@ fn counts(options: &Options, total_bytes: u64) -> StartCounts {
 /// Many iterations in a row hide the host time of a single one. Without flags, however, the ranks
 /// get out of step, and copies from several ranks to one peer collide. Therefore a few iterations
 /// that begin together count as well. Collective.
-///
-/// # Errors
-/// If a copy fails, or a rank is lost.
 pub(super) fn limits(
     setup: &Setup<'_>,
     comm: &Comm,

@@ -49,9 +49,6 @@ use timer::StreamTimer;
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs this rank on its GPU.
-///
-/// # Errors
-/// If the group or a measurement fails.
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
     let RankContext { options, comm, rank_topology, seed, sink } = context;
     let lengths = options.sweep(comm.ranks()).block_lengths();

@@ -78,9 +78,6 @@ struct Round {
 
 impl Compute {
     /// Loads cuBLAS and fills matrices with random numbers.
-    ///
-    /// # Errors
-    /// If cuBLAS cannot be loaded, or memory cannot be allocated.
     pub(super) fn open(options: &Options, gpu: &Gpu) -> Result<Self> {
         gpu.enter()?;
         let cublas = Cublas::open(options.cublas.as_deref())?;
@@ -142,9 +139,6 @@ impl Compute {
 }
 
 /// Times `candidate` together with products, and both alone, in rounds. Collective.
-///
-/// # Errors
-/// If a product or an all-gather fails.
 pub(super) fn measure_overlap(
     timer: &mut StreamTimer,
     comm: &Comm,

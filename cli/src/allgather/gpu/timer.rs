@@ -38,26 +38,17 @@ pub(super) struct StreamTimer {
 
 impl StreamTimer {
     /// Creates a timer on `stream`; `start_barrier` is an all-gather of 0 bytes.
-    ///
-    /// # Errors
-    /// If events cannot be created.
     pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, start_barrier: Operation<u8>) -> Result<Self> {
         let (begin, end) = (gpu.event()?, gpu.event()?);
         Ok(Self { gpu, stream, start_barrier, begin, end })
     }
 
     /// Blocks the stream until the streams of all ranks have reached this call. Collective.
-    ///
-    /// # Errors
-    /// If the start fails.
     pub(super) fn align_ranks(&mut self) -> Result<()> {
         StreamArg::of(&self.stream).start_after(&self.stream, &mut self.start_barrier)
     }
 
     /// Returns the device time of one start on this rank. Collective.
-    ///
-    /// # Errors
-    /// If a start fails or does not complete in time.
     pub(super) fn time_starts(
         &mut self,
         candidate: &mut Candidate<'_>,
@@ -82,9 +73,6 @@ impl StreamTimer {
     }
 
     /// Returns the host time of one start with an empty queue. Collective.
-    ///
-    /// # Errors
-    /// As [`time_starts`](Self::time_starts).
     pub(super) fn host_time(&mut self, candidate: &mut Candidate<'_>) -> Result<Duration> {
         let starts = candidate.rounded_up(HOST_STARTS);
         candidate.fork()?;

@@ -8,7 +8,7 @@ use super::Operation;
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
-use crate::group::memory_range::MemoryRange;
+use crate::group::buffer::MemoryRange;
 use crate::layout::{BufferPosition, InputPlacement, OutputPlacement};
 use crate::plan::Source;
 use crate::run::buffers::{BufferId, Start};

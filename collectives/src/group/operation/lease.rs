@@ -7,7 +7,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::Operation;
 use crate::element::Element;
 use crate::error::Error;
-use crate::group::memory_range::MemoryRange;
+use crate::group::buffer::MemoryRange;
 use crate::run::buffers::Start;
 
 /// A start that [`Operation::start_on`] has enqueued on a stream.

@@ -20,7 +20,7 @@ pub(crate) use users::{Active, Activity, Entry, Extent, Users};
 
 use crate::element::{DType, Element};
 use crate::error::Error;
-use crate::group::memory_range::MemoryRange;
+use crate::group::buffer::MemoryRange;
 use crate::group::shared::Shared;
 use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
