@@ -61,7 +61,8 @@ pub struct Question<'a> {
     pub shape: Shape,
     /// The links that costs are predicted for.
     pub links: &'a Links,
-    /// Whether the links were measured here. Otherwise a less simple plan must be faster by a fifth.
+    /// Whether the links were measured here. Otherwise a less simple plan must be faster by a fifth, and by 5 µs where
+    /// processors copy.
     pub measured: bool,
     /// The algorithm, if the caller has selected one.
     pub algorithm: Option<Algorithm>,
