@@ -295,10 +295,13 @@ fn a_rank_that_sends_no_frames_is_lost() {
 fn impostor(words: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
+    // A rank that is late tries again shortly before its deadline, so it listens until the test ends.
     thread::spawn(move || {
-        let mut stream = listener.accept().unwrap().0;
-        stream.write_all(words).unwrap();
-        let _ = stream.read_to_end(&mut Vec::new());
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.write_all(words);
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
     });
     address
 }
