@@ -38,7 +38,7 @@ pub(super) fn fill(
         }
         return Ok(());
     }
-    let blocks = Setup::input_blocks(&setup.layout(block_length)?, collective, rank);
+    let blocks = setup.input_blocks(block_length, rank)?;
     let mut input = operation.input_piece_mut(0)?;
     for (block, bytes) in blocks.into_iter().enumerate() {
         let (of_block, rest) = input.split_at_mut(bytes as usize);

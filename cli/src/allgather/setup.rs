@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::collective::Collective;
 use peerlane::group::Report;
 use peerlane::hal::{Fabric, LinkKind};
 use peerlane::planning::cost::{Key, Links};
@@ -166,25 +165,24 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Returns the layout in bytes of blocks with `block_length` elements on average.
+    /// Returns the layout for blocks that have `block_length` elements on average, with all tensors as one.
     pub(super) fn layout(&self, block_length: u64) -> Result<Layout> {
-        let Options { shape, goal, dtype, .. } = self.options;
-        let element = dtype.bytes() as u64;
-        let in_bytes =
-            |lens: Vec<usize>| lens.into_iter().map(|len| element * len as u64).collect();
-        let pieces = shape.pieces(*goal, block_length, self.ranks())?;
-        let lengths: Vec<Vec<u64>> = pieces.into_iter().map(in_bytes).collect();
-        Ok(goal.layout(&lengths, 1)?)
+        layout(self.options, self.ranks(), block_length)
     }
 
-    /// Returns the bytes of the blocks of the input of `rank`: one of each tensor, or one for each rank.
-    pub(super) fn input_blocks(layout: &Layout, collective: Collective, rank: Rank) -> Vec<u64> {
-        match collective.has_equal_outputs() {
+    /// Returns the length in bytes of each block in the input of `rank`: one for each tensor, or one for each receiving rank.
+    pub(super) fn input_blocks(&self, block_length: u64, rank: Rank) -> Result<Vec<u64>> {
+        let Options { shape, goal, .. } = self.options;
+        let pieces = shape.pieces(*goal, block_length, self.ranks())?;
+        let pieces =
+            pieces.into_iter().map(|lens| lens.into_iter().map(|len| len as u64).collect());
+        let layout = layout_of(self.options, pieces.collect())?;
+        Ok(match goal.collective.has_equal_outputs() {
             true => {
                 (0..layout.tensors()).map(|tensor| layout.input_piece_bytes(tensor, rank)).collect()
             }
             false => Rank::all(layout.ranks()).map(|to| layout.block_bytes(rank, to)).collect(),
-        }
+        })
     }
 
     /// Returns the numbers of the blocks of a rank.
@@ -203,6 +201,18 @@ impl<'a> Setup<'a> {
     pub(super) fn explanation(&self, report: &Report) -> Option<String> {
         self.options.algorithm.explain.then(|| report.choice.explain())
     }
+}
+
+fn layout(options: &Options, ranks: usize, block_length: u64) -> Result<Layout> {
+    layout_of(options, vec![options.shape.lengths(options.goal, block_length, ranks)])
+}
+
+/// Returns the layout for blocks with these lengths in elements, by tensor and rank.
+fn layout_of(options: &Options, mut lengths: Vec<Vec<u64>>) -> Result<Layout> {
+    let element = options.dtype.bytes() as u64;
+    let lengths_mut = lengths.iter_mut().flatten();
+    lengths_mut.for_each(|length| *length = length.saturating_mul(element));
+    Ok(options.goal.layout(&lengths, 1)?)
 }
 
 /// Checks the options before ranks are started.
@@ -261,4 +271,21 @@ fn calibrated_links(options: &Options, backend: &str, ranks: usize) -> Result<Op
     let sees = options.run.spawned_by.is_none();
     let expected = sees.then(|| Key::new(backend, &calibration::machine(backend), &topology));
     Ok(Some(calibration::load(path, expected.as_ref())?.links))
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane::planning::plan::{Cell, Source};
+
+    use super::super::options::tests::parse;
+    use super::*;
+
+    /// The limit copies the whole block of a rank to each peer.
+    #[test]
+    fn a_block_of_several_tensors_is_one_copy() {
+        let layout = layout(&parse("--tensors 3 --dtype f32").unwrap(), 2, 10).unwrap();
+        let cell = Cell { block: Rank(1), chunk: 0 };
+        let spans: Vec<_> = layout.spans(cell, (Rank(1), Source::Input), Rank(0)).collect();
+        assert_eq!((spans.len(), spans[0].bytes, spans[0].dst.offset), (1, 40, 40));
+    }
 }

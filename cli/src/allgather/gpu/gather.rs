@@ -56,8 +56,7 @@ fn input<T: Element>(
         let tensors = 0..operation.report().tensors;
         return tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?))).collect();
     }
-    let layout = setup.layout(block_length)?;
-    let blocks = Setup::input_blocks(&layout, setup.options.goal.collective, rank).into_iter();
+    let blocks = setup.input_blocks(block_length, rank)?.into_iter();
     let mut address = span(operation.input_memory()).address;
     let block = |bytes| {
         let block = Span { address, bytes };
