@@ -20,7 +20,7 @@ use peerlane_hal::Rank;
 
 use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{
-    NETWORK_LANE, after, arrived, before, cells, put, ready, self_copy, signal, wait,
+    NETWORK_LANE, after, arrived, before, cells, put, self_copy, signal, wait, writable,
 };
 use super::{PlanRequest, Schedule};
 use crate::collective::Collective;
@@ -101,19 +101,19 @@ fn lanes_with(
 
 fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
-    let asks = request.needs_ready();
+    let writable = |owner| writable(request, owner, NETWORK_LANE);
     let targets = || (1..rails.nodes()).map(|by| entry(rails.ahead(by), rails.at()));
     let mut steps = Vec::new();
-    if asks {
+    if let Some(flag) = writable(rank) {
         let sources = (1..rails.nodes()).flat_map(|by| rails.entering(by, rails.at()));
-        steps.extend(sources.map(|source| signal(source, ready(rank, NETWORK_LANE))));
+        steps.extend(sources.map(|source| signal(source, flag)));
     }
-    if asks && shape.flags == FlagOrder::Batched {
-        steps.extend(targets().map(|target| wait(ready(target, NETWORK_LANE))));
+    if shape.flags == FlagOrder::Batched {
+        steps.extend(targets().filter_map(writable).map(wait));
     }
     for target in targets() {
-        if asks && shape.flags == FlagOrder::Prompt {
-            steps.push(wait(ready(target, NETWORK_LANE)));
+        if shape.flags == FlagOrder::Prompt {
+            steps.extend(writable(target).map(wait));
         }
         steps.extend(announced(target, cells(rank, shape.chunks), Source::Input));
     }
@@ -133,20 +133,21 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let (mates, at, lane) = (rails.mates(), rails.at(), LaneId::HOME);
     let served = || after(mates.len(), at).map(|mate| mates[mate]);
+    let writable = |owner| writable(request, owner, lane);
     let mut steps = Vec::new();
-    if request.needs_ready() {
-        steps.extend(served().map(|mate| signal(mate, ready(rank, lane))));
+    if let Some(flag) = writable(rank) {
+        steps.extend(served().map(|mate| signal(mate, flag)));
     }
     match shape.flags {
         FlagOrder::Prompt => {
             steps.extend(self_copy(request));
             for mate in served() {
-                steps.extend(request.needs_ready().then(|| wait(ready(mate, lane))));
+                steps.extend(writable(mate).map(wait));
                 steps.extend(announced(mate, cells(rank, shape.chunks), Source::Input));
             }
         }
         FlagOrder::Batched => {
-            steps.extend(served().filter(|_| request.needs_ready()).map(|m| wait(ready(m, lane))));
+            steps.extend(served().filter_map(writable).map(wait));
             steps.extend(self_copy(request));
             let to_mates = || served().flat_map(|m| cells(rank, shape.chunks).map(move |c| (m, c)));
             steps.extend(to_mates().map(|(mate, cell)| put(mate, cell, Source::Input)));
@@ -190,16 +191,14 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
 
 fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
+    let writable = |owner| writable(request, owner, NETWORK_LANE);
     let mut awaited = targets(rails);
     let mut steps = Vec::new();
-    if request.needs_ready() {
-        let writers = writers(rails);
-        steps.extend(writers.into_iter().map(|writer| signal(writer, ready(rank, NETWORK_LANE))));
-    } else {
-        awaited.clear();
+    if let Some(flag) = writable(rank) {
+        steps.extend(writers(rails).into_iter().map(|writer| signal(writer, flag)));
     }
     if shape.flags == FlagOrder::Batched {
-        steps.extend(awaited.drain(..).map(|target| wait(ready(target, NETWORK_LANE))));
+        steps.extend(awaited.drain(..).filter_map(writable).map(wait));
     }
     for hop in 0..last_hop(rails) + 1 {
         let from = if hop == 0 { Source::Input } else { Source::Output };
@@ -212,7 +211,7 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
                 }
                 if let Some(at) = awaited.iter().position(|&other| other == target) {
                     awaited.remove(at);
-                    steps.push(wait(ready(target, NETWORK_LANE)));
+                    steps.extend(writable(target).map(wait));
                 }
                 steps.push(put(target, cell, from));
                 if hop < last_hop(rails) {

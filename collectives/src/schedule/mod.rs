@@ -80,11 +80,6 @@ impl PlanRequest<'_> {
         self.shape.tiers && self.topology.nodes() > 1
     }
 
-    /// Returns whether outputs may be overwritten only after a `ready` flag, in an all-gather.
-    fn needs_ready(&self) -> bool {
-        self.shape.outputs == 1
-    }
-
     /// Returns whether `rank` provides data.
     fn is_provider(&self, rank: Rank) -> bool {
         self.shape.collective.is_provider(rank)
