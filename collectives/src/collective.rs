@@ -87,7 +87,7 @@ impl Collective {
         }
     }
 
-    /// Returns what the collective does, as a sentence without an end.
+    /// Describes the collective in one sentence, without a full stop.
     pub const fn summary(self) -> &'static str {
         match self {
             Self::AllGather => "every rank gets the block of every rank",
@@ -171,7 +171,7 @@ impl Collective {
         self.receivers().only()
     }
 
-    /// Returns the rank to or from which each block goes once, if there is one.
+    /// Returns the rank that sends or receives every block, if each block is copied to one rank only.
     pub(crate) fn only_end(self) -> Option<Rank> {
         match (self.only_provider(), self.only_receiver()) {
             (Some(_), _) if self.has_equal_outputs() => None,
@@ -192,9 +192,9 @@ impl Collective {
         }
     }
 
-    /// Returns the number of blocks in the input of a rank that provides data.
-    pub fn input_blocks(self, ranks: usize) -> usize {
-        if self.has_equal_outputs() { 1 } else { ranks }
+    /// Returns whether every rank has an output, and all outputs hold the same blocks.
+    pub fn all_ranks_get_the_same(self) -> bool {
+        self.has_equal_outputs() && self.only_receiver().is_none()
     }
 
     /// Returns whether a start of `rank` cannot end before every one of `ranks` ranks has entered that start.

@@ -48,7 +48,7 @@ struct JsonLayout {
 
 #[derive(Serialize)]
 struct JsonCell {
-    /// The rank of the output, if outputs differ.
+    /// The rank that has the output; absent if all outputs are equal.
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<u32>,
     cell: Cell,
@@ -133,7 +133,7 @@ impl JsonCell {
     fn new(layout: &Layout, output: Rank, cell: Cell) -> Self {
         let span = layout.cell(cell, output);
         Self {
-            output: (!are_equal(layout)).then_some(output.0),
+            output: (!layout.collective().all_ranks_get_the_same()).then_some(output.0),
             cell,
             input_offset: span.input_offset,
             output_offset: span.output_offset,
@@ -156,10 +156,14 @@ pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
 }
 
 fn layout_text(layout: &Layout) -> String {
-    let mut text = String::new();
+    let (collective, mut text) = (layout.collective(), String::new());
     for output in outputs(layout) {
         let bytes = layout.output_bytes(output);
-        let of = if are_equal(layout) { "each rank".to_owned() } else { format!("rank {output}") };
+        let of = if collective.all_ranks_get_the_same() {
+            "each rank".to_owned()
+        } else {
+            format!("rank {output}")
+        };
         text += &format!("\n# output of {of}: {bytes} bytes\n");
         text += "#  cell  input offset  output offset         bytes\n";
         for cell in cells(layout, output) {
@@ -173,16 +177,10 @@ fn layout_text(layout: &Layout) -> String {
     text
 }
 
-/// Returns whether the outputs of all ranks are equal.
-fn are_equal(layout: &Layout) -> bool {
-    let collective = layout.collective();
-    collective.has_equal_outputs() && collective.only_receiver().is_none()
-}
-
 /// Returns the ranks whose outputs are shown: one if all are equal, otherwise all that have one.
 fn outputs(layout: &Layout) -> impl Iterator<Item = Rank> {
     let collective = layout.collective();
-    let shown = if are_equal(layout) { 1 } else { layout.ranks() };
+    let shown = if collective.all_ranks_get_the_same() { 1 } else { layout.ranks() };
     Rank::all(layout.ranks()).filter(move |&rank| collective.is_receiver(rank)).take(shown)
 }
 

@@ -32,7 +32,9 @@ pub struct Cost {
     pub memory_bytes: u64,
 }
 
-/// Predicts the cost of an operation with blocks of `block_bytes`; equal inputs give equal results on all machines.
+/// Predicts the cost of an operation in which `block_bytes` are the lengths of the ranks' blocks.
+///
+/// Equal arguments give equal results on all machines.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many blocks as ranks, the

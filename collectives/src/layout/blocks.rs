@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// The lengths of the blocks of an operation, in bytes.
 ///
-/// The block of a rank that takes no part on its side of the collective has no bytes, whatever length is given.
+/// The length of a rank that provides no block, such as a rank other than the root of a broadcast, is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BlockBytes {
     /// One length for each rank: of the block that it provides, or in a scatter of the block that it receives. In an
@@ -28,7 +28,7 @@ pub(super) enum Sizes {
         tensors: Box<[Lengths]>,
         /// The offset of each tensor after the tensors before it.
         tensor_offsets: Box<[u64]>,
-        /// The bytes that each rank provides for all tensors together.
+        /// The length of the block of each rank: its pieces of all tensors.
         blocks: Lengths,
     },
     /// Every provider has a block of this length for each rank.
@@ -47,19 +47,10 @@ impl BlockBytes {
     pub fn of(bytes: &[u64]) -> Result<Self, Error> {
         Lengths::of(bytes).map(Self::ByRank)
     }
-
-    /// Returns the number of ranks.
-    fn ranks(&self) -> usize {
-        match self {
-            Self::ByRank(lengths) => lengths.ranks(),
-            Self::ByTensor(all) | Self::ByPair(all) => all.first().map_or(0, Lengths::ranks),
-        }
-    }
 }
 
 impl Sizes {
     pub(super) fn new(collective: Collective, blocks: BlockBytes) -> Result<Self, Error> {
-        let ranks = blocks.ranks();
         match blocks {
             BlockBytes::ByPair(rows) if collective.has_block_per_pair() => {
                 Self::of_pairs(rows.into())
@@ -68,30 +59,26 @@ impl Sizes {
                 "blocks have a length for each pair of ranks, expected one for each rank in {}",
                 collective.with_article()
             ))),
-            BlockBytes::ByRank(lengths) => match collective.has_equal_outputs() {
-                true => Self::of_tensors(vec![lengths.only(|rank| collective.is_provider(rank))?]),
-                false if collective.has_block_per_pair() && lengths.uniform().is_none() => {
-                    Err(invalid(format!(
-                        "blocks have different lengths, expected equal lengths for {}, or a length for each pair \
-                         of ranks",
-                        collective.with_article()
-                    )))
-                }
-                false => Ok(Self::Received(lengths)),
-            },
-            BlockBytes::ByTensor(tensors) if collective.has_equal_outputs() => {
-                let only = |tensor: Lengths| tensor.only(|rank| collective.is_provider(rank));
-                Self::of_tensors(tensors.into_iter().map(only).collect::<Result<_, _>>()?)
-            }
-            BlockBytes::ByTensor(mut tensors) if tensors.len() == 1 && ranks > 0 => {
-                Self::new(collective, BlockBytes::ByRank(tensors.remove(0)))
-            }
-            BlockBytes::ByTensor(tensors) => Err(invalid(format!(
-                "tensors is {}, expected 1 for {}",
-                tensors.len(),
-                collective.with_article()
-            ))),
+            BlockBytes::ByRank(lengths) => Self::of_lengths(collective, vec![lengths]),
+            BlockBytes::ByTensor(tensors) => Self::of_lengths(collective, tensors),
         }
+    }
+
+    fn of_lengths(collective: Collective, tensors: Vec<Lengths>) -> Result<Self, Error> {
+        if collective.has_equal_outputs() {
+            let only = |tensor: Lengths| tensor.only(|rank| collective.is_provider(rank));
+            return Self::of_tensors(tensors.into_iter().map(only).collect::<Result<_, _>>()?);
+        }
+        let name = collective.with_article();
+        let [lengths]: [Lengths; 1] = tensors.try_into().map_err(|tensors: Vec<_>| {
+            invalid(format!("tensors is {}, expected 1 for {name}", tensors.len()))
+        })?;
+        if collective.has_block_per_pair() && lengths.uniform().is_none() {
+            return Err(invalid(format!(
+                "blocks have different lengths, expected equal lengths for {name}, or a length for each pair of ranks"
+            )));
+        }
+        Ok(Self::Received(lengths))
     }
 
     fn of_tensors(tensors: Vec<Lengths>) -> Result<Self, Error> {
@@ -146,20 +133,17 @@ impl Layout {
 
     /// Returns the length of the largest input or output of a rank in bytes.
     pub fn total_bytes(&self) -> u64 {
-        match &self.blocks {
-            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => lengths.total(),
-            Sizes::Pairs { rows, columns } => {
-                rows.iter().chain(columns).map(Lengths::total).max().unwrap_or(0)
-            }
-        }
+        self.input_bytes_max().max(self.output_bytes_max())
+    }
+
+    /// Returns the length of the largest input of a rank in bytes.
+    pub fn input_bytes_max(&self) -> u64 {
+        Rank::all(self.ranks()).map(|rank| self.input_bytes(rank)).max().unwrap_or(0)
     }
 
     /// Returns the length of the largest output of a rank in bytes.
     pub fn output_bytes_max(&self) -> u64 {
-        match &self.blocks {
-            Sizes::Pairs { columns, .. } => columns.iter().map(Lengths::total).max().unwrap_or(0),
-            _ => Rank::all(self.ranks()).map(|rank| self.output_bytes(rank)).max().unwrap_or(0),
-        }
+        Rank::all(self.ranks()).map(|rank| self.output_bytes(rank)).max().unwrap_or(0)
     }
 
     /// Returns the length of the block from `provider` in the output of `receiver`; 0 if there is none.
@@ -225,8 +209,10 @@ impl Layout {
         }
     }
 
-    /// Returns the average length of the blocks of each rank, in rank order: in an all-to-all with different blocks, of
-    /// those that it provides or of those that it receives, whichever are longer.
+    /// Returns one block length for each rank, from which costs are predicted.
+    ///
+    /// In an all-to-all with different blocks, it is the average of the blocks that the rank sends or of those that it
+    /// receives, whichever is larger.
     pub fn average_blocks(&self) -> Vec<u64> {
         match &self.blocks {
             Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => {

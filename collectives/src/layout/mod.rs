@@ -241,7 +241,7 @@ impl Layout {
         BufferPosition { offset, ..position }
     }
 
-    /// Returns the bytes of `cell` in its block for `receiver`.
+    /// Returns the range of `cell` in bytes, from the beginning of the block for `receiver`.
     fn range(&self, cell: Cell, receiver: Rank) -> Range<u64> {
         assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
         let bytes = self.block_bytes(cell.block, receiver);

@@ -35,11 +35,6 @@ pub(crate) struct PathEstimate {
 }
 
 impl CostRequest<'_> {
-    /// Returns whether every rank provides data.
-    pub(crate) fn everyone_provides(&self) -> bool {
-        self.shape.collective.only_provider().is_none()
-    }
-
     /// Returns the number of blocks, and their bytes, that the busiest rank sends to `peers` of its peers.
     ///
     /// The blocks of these peers and of this rank have `among` bytes.
@@ -363,13 +358,12 @@ impl ClusterSums {
         }
         let ranks = topology.ranks() as u64;
         let total_bytes = sum(block_bytes.iter().copied());
-        let own_bytes = match collective.only_end() {
-            Some(root) => block_bytes[root.index()],
-            None => total_bytes,
-        };
-        let moved_bytes = match collective.only_end() {
-            Some(_) => total_bytes.saturating_sub(own_bytes),
-            None => total_bytes.saturating_mul(ranks - 1),
+        let (own_bytes, moved_bytes) = match collective.only_end() {
+            Some(root) => {
+                let own_bytes = block_bytes[root.index()];
+                (own_bytes, total_bytes.saturating_sub(own_bytes))
+            }
+            None => (total_bytes, total_bytes.saturating_mul(ranks - 1)),
         };
         let of_node = |root| topology.members(topology.node(root)).len() as u64;
         Self {
@@ -396,7 +390,7 @@ impl ClusterSums {
         self.sizes.keys().copied()
     }
 
-    /// Returns the largest sum of blocks of a node with `node_ranks` ranks.
+    /// Returns the bytes of all blocks of one node; of nodes with `node_ranks` ranks, that with the most bytes.
     pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
         self.sizes.get(&node_ranks).map_or(0, |size| size.block_bytes_max)
     }

@@ -31,7 +31,7 @@ use crate::units::{bytes, rate, time};
 
 pub(super) const RING: Schedule = Schedule {
     algorithm: Algorithm::Ring,
-    suits: |collective| collective.has_equal_outputs() && collective.only_receiver().is_none(),
+    suits: |collective| collective.all_ranks_get_the_same(),
     lanes: ring_lanes,
     pointless,
     forwards,
@@ -238,7 +238,7 @@ fn source(hop: usize) -> Source {
 
 /// Estimates a ring with this number of directions.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstimate {
-    if !request.everyone_provides() {
+    if request.shape.collective.only_provider().is_some() {
         return broadcast_estimate(request, node_ranks);
     }
     let CostRequest { sums, links, .. } = *request;

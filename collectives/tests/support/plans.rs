@@ -33,7 +33,7 @@ pub(crate) enum Form {
     TiersInTurn(Algorithm),
     /// A collective on one node; the root is the last rank.
     Goal(Collective, Algorithm),
-    /// Such a collective with two outputs in turn, so with `free` flags.
+    /// A collective on one node with two outputs in turn, which needs `free` flags; the root is the last rank.
     GoalInTurn(Collective, Algorithm),
     /// A collective on uneven nodes with a network between them; the root is the last rank.
     GoalOfTiers(Collective, Algorithm),

@@ -16,7 +16,7 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
-use peerlane::{Algorithm, Group, Rank};
+use peerlane::{Algorithm, Group};
 
 use super::backend::GpuSlot;
 use super::context::RankContext;
@@ -59,8 +59,7 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
     let mut group = topology::open(options, &comm, rank_topology, backend, device)?;
     let setup = Setup::of(options, &comm, rank_topology, &group)?;
     let layout = setup.layout(lengths.last().copied().unwrap_or(0))?;
-    let inputs = Rank::all(comm.ranks()).map(|rank| layout.input_bytes(rank));
-    let input_bytes = inputs.max().unwrap_or(0);
+    let input_bytes = layout.input_bytes_max();
     let largest = (input_bytes, layout.output_bytes_max());
     check_device_memory(&setup, largest, &gpu)?;
     let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1).outputs(1);

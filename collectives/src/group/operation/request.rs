@@ -215,7 +215,7 @@ impl Request {
     }
 }
 
-/// Returns the elements of `bytes` bytes of a window, from element `begin`.
+/// Returns the range of elements that begins at `begin` and has `bytes` bytes.
 fn elements(dtype: DType, begin: usize, bytes: u64) -> Range<usize> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
     begin..begin.saturating_add(len)
