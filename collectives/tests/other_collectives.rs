@@ -1,7 +1,7 @@
 //! Runs all collectives but all-gathers with several lengths on every rank, over one fabric and over two.
 
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::BlockLens;
+use peerlane_collectives::group::{BlockLens, Operation, OperationBuilder};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::schedule::algorithms;
 use peerlane_hal::{ErrorKind, Rank};
@@ -81,31 +81,23 @@ fn uneven(ranks: usize, first: usize) -> Vec<usize> {
     (first..first + ranks).map(|number| LENGTHS[number % LENGTHS.len()]).collect()
 }
 
-#[test]
-fn the_root_of_a_gather_gets_the_block_of_every_rank() {
+type Describe = for<'g> fn(&'g mut Host, Rank, &[usize]) -> OperationBuilder<'g, u8>;
+
+/// Prepares operations with a root, with equal and different blocks, and makes several starts with each.
+fn with_roots(
+    describe: Describe,
+    start: impl Fn(&mut Operation<u8>, (Rank, Rank), &[usize], usize) -> Result<(), Error> + Sync,
+) {
     for ranks in 1..=9 {
         in_group(ranks, |group, chosen| {
             let me = group.rank();
             let algorithm = if chosen == Algorithm::Pull { chosen } else { Algorithm::Direct };
-            for (case, lens) in
-                [vec![65; ranks], uneven(ranks, 0), uneven(ranks, 4)].iter().enumerate()
-            {
+            let lens = [vec![65; ranks], uneven(ranks, 0), uneven(ranks, 4)];
+            for (case, lens) in lens.iter().enumerate() {
                 let root = Rank::at((case + 1) % ranks);
-                let builder = group.gather::<u8>(root, lens).algorithm(algorithm);
+                let builder = describe(group, root, lens).algorithm(algorithm);
                 let mut operation = builder.chunks(1 + case as u32).prepare()?;
-                for start in 0..4 {
-                    assert_eq!(operation.input_mut()?.len(), lens[me.index()]);
-                    fill(operation.input_mut()?, me, 0, start);
-                    operation.run()?;
-                    let expected = if me == root { lens.iter().sum() } else { 0 };
-                    assert_eq!(operation.output()?.len(), expected);
-                    for source in Rank::all(ranks) {
-                        let len = if me == root { lens[source.index()] } else { 0 };
-                        let block = operation.block(source)?;
-                        assert_eq!(block.len(), len);
-                        check(block, source, 0, start);
-                    }
-                }
+                (0..4).try_for_each(|number| start(&mut operation, (me, root), lens, number))?;
             }
             Ok(())
         });
@@ -113,34 +105,50 @@ fn the_root_of_a_gather_gets_the_block_of_every_rank() {
 }
 
 #[test]
-fn every_rank_gets_its_block_from_the_root_of_a_scatter() {
-    for ranks in 1..=9 {
-        in_group(ranks, |group, chosen| {
-            let me = group.rank();
-            let algorithm = if chosen == Algorithm::Pull { chosen } else { Algorithm::Direct };
-            for (case, lens) in
-                [vec![65; ranks], uneven(ranks, 0), uneven(ranks, 4)].iter().enumerate()
-            {
-                let root = Rank::at((case + 1) % ranks);
-                let builder = group.scatter::<u8>(root, lens).algorithm(algorithm);
-                let mut operation = builder.chunks(1 + case as u32).prepare()?;
-                for start in 0..4 {
-                    let mut input = operation.input_mut()?;
-                    let expected = if me == root { lens.iter().sum() } else { 0 };
-                    assert_eq!(input.len(), expected);
-                    for (target, &len) in lens.iter().enumerate().filter(|_| me == root) {
-                        let (block, rest) = input.split_at_mut(len);
-                        fill(block, root, target, start);
-                        input = rest;
-                    }
-                    operation.run()?;
-                    assert_eq!(operation.output()?.len(), lens[me.index()]);
-                    check(operation.block(root)?, root, me.index(), start);
-                }
+fn the_root_of_a_gather_gets_the_block_of_every_rank() {
+    with_roots(
+        |group, root, lens| group.gather(root, lens),
+        |operation, (me, root), lens, start| {
+            assert_eq!(operation.input_mut()?.len(), lens[me.index()]);
+            fill(operation.input_mut()?, me, 0, start);
+            operation.run()?;
+            let expected = if me == root { lens.iter().sum() } else { 0 };
+            assert_eq!(operation.output()?.len(), expected);
+            for source in Rank::all(lens.len()) {
+                let len = if me == root { lens[source.index()] } else { 0 };
+                let block = operation.block(source)?;
+                assert_eq!(block.len(), len);
+                check(block, source, 0, start);
             }
             Ok(())
-        });
+        },
+    );
+}
+
+#[test]
+fn every_rank_gets_its_block_from_the_root_of_a_scatter() {
+    with_roots(
+        |group, root, lens| group.scatter(root, lens),
+        |operation, (me, root), lens, start| {
+            let sent = if me == root { lens } else { &[] };
+            assert_eq!(operation.input_mut()?.len(), sent.iter().sum::<usize>());
+            fill_blocks(operation.input_mut()?, root, sent, start);
+            operation.run()?;
+            assert_eq!(operation.output()?.len(), lens[me.index()]);
+            check(operation.block(root)?, root, me.index(), start);
+            Ok(())
+        },
+    );
+}
+
+/// Fills the blocks for all ranks, which have these lengths.
+fn fill_blocks(mut input: &mut [u8], from: Rank, lens: &[usize], start: usize) {
+    for (to, &len) in lens.iter().enumerate() {
+        let (block, rest) = input.split_at_mut(len);
+        fill(block, from, to, start);
+        input = rest;
     }
+    assert!(input.is_empty());
 }
 
 /// Returns the length that a rank sends to another one: of every third pair nothing.
@@ -161,13 +169,7 @@ fn every_rank_gets_blocks_of_other_lengths_from_every_rank() {
                 let builder = group.all_to_all::<u8>(lens).algorithm(algorithm).outputs(outputs);
                 let mut operation = builder.chunks(outputs).prepare()?;
                 for start in 0..4 {
-                    let mut input = operation.input_mut()?;
-                    for (to, &len) in send.iter().enumerate() {
-                        let (block, rest) = input.split_at_mut(len);
-                        fill(block, Rank::at(me), to, start);
-                        input = rest;
-                    }
-                    assert!(input.is_empty());
+                    fill_blocks(operation.input_mut()?, Rank::at(me), &send, start);
                     operation.run()?;
                     assert_eq!(operation.output()?.len(), receive.iter().sum::<usize>());
                     for (from, &len) in Rank::all(ranks).zip(&receive) {
