@@ -4,6 +4,7 @@
 //! divided, which gives equal results on all machines; times are compared as [whole picoseconds](picoseconds). A figure
 //! without a source is marked *assumed*: calibrate before relying on it.
 
+use peerlane_hal::wire::checksum;
 use peerlane_hal::{ErrorKind, LinkKind};
 use serde::{Deserialize, Serialize};
 
@@ -103,6 +104,12 @@ impl Links {
         }
     }
 
+    /// Returns a hash of all figures, with which ranks verify that they use the same links.
+    pub fn fingerprint(&self) -> u64 {
+        // Plain data always encodes; floats as their bits.
+        checksum(&postcard::to_stdvec(self).unwrap_or_default())
+    }
+
     /// Checks that all figures are possible.
     ///
     /// # Errors
@@ -147,10 +154,10 @@ impl Default for Links {
     }
 }
 
-/// A rate that limits nothing, in bytes per second.
-pub(crate) const UNLIMITED: f64 = 1e12;
-
 impl Link {
+    /// The rate, in bytes per second, of a resource that limits nothing.
+    pub const UNLIMITED: f64 = 1e12;
+
     /// Returns a default link of this kind.
     pub fn of_kind(kind: LinkKind) -> Self {
         let (put_seconds, flag_seconds, step_seconds, flow, engine, puts_in_flight) = match kind {
@@ -173,7 +180,7 @@ impl Link {
         let device = matches!(kind, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         let by_processor = matches!(kind, LinkKind::Local | LinkKind::SharedMemory);
         // Processors of several ranks copy from and to the memory of one rank at the same time.
-        let of_rank = if by_processor { UNLIMITED } else { engine };
+        let of_rank = if by_processor { Link::UNLIMITED } else { engine };
         Self {
             put_seconds,
             get_seconds: put_seconds,
@@ -378,10 +385,6 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The allowed range of factors.
-pub(crate) const FACTOR_MIN: f64 = 1e-3;
-pub(crate) const FACTOR_MAX: f64 = 1e3;
-
 /// The correction of the predicted time of all-gathers with equal blocks, at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -398,15 +401,23 @@ pub struct Residual {
     pub tiers: bool,
     /// The bytes of each block.
     pub block_bytes: u64,
-    /// The measured time divided by the predicted one.
+    /// The measured time divided by the predicted one, [`FACTOR_MIN`](Self::FACTOR_MIN) to [`FACTOR_MAX`](Self::FACTOR_MAX).
     pub factor: f64,
+}
+
+impl Residual {
+    /// The smallest factor.
+    pub const FACTOR_MIN: f64 = 1e-3;
+    /// The largest factor.
+    pub const FACTOR_MAX: f64 = 1e3;
 }
 
 fn check_residuals(residuals: &[Residual]) -> Result<(), Error> {
     for (index, Residual { factor, .. }) in residuals.iter().enumerate() {
-        if !(FACTOR_MIN..=FACTOR_MAX).contains(factor) {
+        let (least, most) = (Residual::FACTOR_MIN, Residual::FACTOR_MAX);
+        if !(least..=most).contains(factor) {
             let text = format!("residuals[{index}].factor is {factor}");
-            return Err(invalid(format!("{text}, expected {FACTOR_MIN} to {FACTOR_MAX}")));
+            return Err(invalid(format!("{text}, expected {least} to {most}")));
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use peerlane_hal::wire::checksum;
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
@@ -199,11 +200,8 @@ impl Topology {
 
     /// Returns a hash of the topology that is equal in every version and on every machine.
     pub fn fingerprint(&self) -> u64 {
-        // FNV-1a, which any program can compute again.
-        let bytes = self.node_of_rank.iter().flat_map(|node| node.to_le_bytes());
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
+        let bytes: Vec<u8> = self.node_of_rank.iter().flat_map(|node| node.to_le_bytes()).collect();
+        checksum(&bytes)
     }
 }
 

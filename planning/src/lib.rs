@@ -1,5 +1,8 @@
-//! Simulates plans without hardware, for those who choose hardware or write schedules.
+//! Simulates plans and fits links to measurements, for those who choose hardware or write schedules.
 //!
 //! Groups need none of this: they predict times with [`peerlane_collectives::cost`] when they prepare an operation.
 
+mod fit;
 pub mod simulate;
+
+pub use fit::calibrate;

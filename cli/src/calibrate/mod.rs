@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use peerlane::planning::cost::{Calibration, Key, Sample};
+use peerlane::planning::cost::{Key, Sample};
 use peerlane::topology::Topology;
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     merge_equal_plans(&mut fitted, &topology)?;
     merge_equal_plans(&mut others, &topology)?;
     let known = known(&key.backend);
-    let calibration = Calibration::new(key, known, &topology, fitted)?;
+    let calibration = peerlane_planning::calibrate(key, known, &topology, fitted)?;
     write(&options.out, &calibration)?;
     println!("{calibration}");
     let Some(path) = &options.check else { return Ok(()) };

@@ -9,13 +9,12 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::{Deserialize, Serialize};
 
-use super::fit::fit;
 use crate::collective::Collective;
 use crate::error::Error;
-use crate::links::{FACTOR_MAX, FACTOR_MIN, Links, Residual, invalid};
+use crate::links::{Links, Residual};
 use crate::plan::{Algorithm, FlagOrder};
-use crate::schedule::estimate::{ClusterSums, CostRequest, touched_bytes};
-use crate::schedule::{Shape, schedule};
+use crate::schedule::Shape;
+use crate::schedule::estimate::CostRequest;
 use crate::topology::Topology;
 
 /// The relative error up to which a prediction counts as good.
@@ -94,33 +93,6 @@ impl Key {
 }
 
 impl Calibration {
-    /// Fits links to samples, starting from default links.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no sample, or an impossible one.
-    pub fn new(
-        key: Key,
-        known: Links,
-        topology: &Topology,
-        samples: Vec<Sample>,
-    ) -> Result<Self, Error> {
-        if samples.is_empty() {
-            return Err(invalid("samples is empty, expected at least 1 measurement".to_owned()));
-        }
-        for (index, sample) in samples.iter().enumerate() {
-            let seconds = sample.seconds;
-            if !(seconds.is_finite() && seconds > 0.0) {
-                let text =
-                    format!("samples[{index}].seconds is {seconds}, expected a number above 0");
-                return Err(invalid(text));
-            }
-        }
-        let (mut links, errors) = fit(known, topology, &samples)?;
-        links.residuals =
-            samples.iter().zip(&errors).map(|(one, error)| Residual::new(one, *error)).collect();
-        Ok(Self { key, links, samples, errors })
-    }
-
     /// Returns the fraction of the samples with a [good](GOOD) prediction.
     pub fn good_share(&self) -> f64 {
         let good = self.errors.iter().filter(|error| error.abs() <= GOOD).count();
@@ -141,21 +113,6 @@ impl fmt::Display for Calibration {
             GOOD * 100.0,
             worst * 100.0
         )
-    }
-}
-
-/// Returns the FNV-1a hash.
-fn fingerprint(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-impl Links {
-    /// Returns a hash of all figures, with which ranks verify that they use the same links.
-    pub fn fingerprint(&self) -> u64 {
-        // Plain data always encodes; floats as their bits.
-        fingerprint(postcard::to_stdvec(self).unwrap_or_default().into_iter())
     }
 }
 
@@ -187,43 +144,9 @@ impl Sample {
         let &Self { chunks, in_place, outputs, flags, tiers, .. } = self;
         Shape { chunks, in_place, outputs, flags, tiers, ..Shape::default() }
     }
-
-    pub(super) fn touched_bytes(&self, topology: &Topology) -> u64 {
-        let blocks = vec![self.block_bytes; topology.ranks()];
-        touched_bytes(&ClusterSums::new(topology, Collective::AllGather, &blocks), self.shape())
-    }
-
-    pub(super) fn gets(&self) -> bool {
-        schedule(self.algorithm).gets
-    }
-
-    pub(super) fn has_several_lanes(&self, topology: &Topology) -> bool {
-        (schedule(self.algorithm).lane_count)(topology.nodes(), self.tiers) > 1
-    }
-
-    /// Returns whether ranks forward what they receive.
-    pub(super) fn forwards(&self, topology: &Topology) -> bool {
-        (schedule(self.algorithm).forwards)(&ClusterSums::new(
-            topology,
-            Collective::AllGather,
-            &vec![0; topology.ranks()],
-        ))
-    }
-
-    /// Returns whether every rank puts its own block to every peer in one lane.
-    pub(super) fn puts_to_every_peer(&self, topology: &Topology) -> bool {
-        !self.gets() && !self.has_several_lanes(topology) && !self.forwards(topology)
-    }
 }
 
 impl Residual {
-    /// Creates the correction of a sample; `error` is the relative error of the prediction.
-    pub(super) fn new(sample: &Sample, error: f64) -> Self {
-        let &Sample { algorithm, in_place, outputs, flags, tiers, block_bytes, .. } = sample;
-        let factor = (1.0 / (1.0 + error)).clamp(FACTOR_MIN, FACTOR_MAX);
-        Self { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
-    }
-
     fn matches(&self, request: &CostRequest<'_>) -> bool {
         let (algorithm, shape) = (request.algorithm, request.shape);
         shape.collective == Collective::AllGather
@@ -246,21 +169,7 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::cost::choose::{Question, choose};
-    use crate::cost::predict::predict;
-
-    fn sample(seconds: f64) -> Sample {
-        Sample {
-            algorithm: Algorithm::Direct,
-            chunks: 1,
-            in_place: false,
-            outputs: 1,
-            flags: FlagOrder::Prompt,
-            tiers: false,
-            block_bytes: 1 << 20,
-            seconds,
-        }
-    }
+    use crate::schedule::estimate::ClusterSums;
 
     #[test]
     fn what_a_calibration_holds_for_is_checked_field_by_field() {
@@ -275,70 +184,6 @@ mod tests {
         assert!(text(other).contains("version"));
         let error = key.check(&Key { fingerprint: 1, ..key.clone() }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
-    }
-
-    #[test]
-    fn what_was_measured_is_predicted_and_chosen() {
-        use Algorithm::{Direct, Pull};
-        let topology = Topology::flat(4).unwrap();
-        let measured =
-            |algorithm, block_bytes, seconds| Sample { algorithm, block_bytes, ..sample(seconds) };
-        // At the middle size, direct is slower than any line through its other times.
-        let samples = vec![
-            measured(Direct, 1 << 10, 5e-6),
-            measured(Pull, 1 << 10, 6e-6),
-            measured(Direct, 1 << 16, 9e-5),
-            measured(Pull, 1 << 16, 4e-5),
-            measured(Direct, 1 << 22, 1e-3),
-            measured(Pull, 1 << 22, 2e-3),
-        ];
-        let key = Key::new("host", "2 cores", &topology);
-        let calibration = Calibration::new(key, Links::default(), &topology, samples).unwrap();
-        let links = &calibration.links;
-        for one in &calibration.samples {
-            let blocks = [one.block_bytes; 4];
-            let cost = predict(one.algorithm, &topology, one.shape(), &blocks, links).unwrap();
-            assert!((cost.seconds() / one.seconds - 1.0).abs() < 1e-3, "{one:?}: {cost}");
-        }
-        let chosen = [1 << 10, 1 << 16, 1 << 22].map(|bytes| {
-            let question = Question {
-                topology: &topology,
-                block_bytes: &[bytes; 4],
-                shape: calibration.samples[0].shape(),
-                links,
-                measured: true,
-                algorithm: None,
-                chunks: Some(1),
-                refused: &[(Algorithm::Ring, "asked elsewhere"), (Algorithm::DoubleRing, "too")],
-            };
-            choose(&question).unwrap().algorithm
-        });
-        assert_eq!(chosen, [Direct, Pull, Direct]);
-    }
-
-    #[test]
-    fn a_calibration_survives_json() {
-        let topology = Topology::flat(2).unwrap();
-        let key = Key::new("host", "2 cores", &topology);
-        let samples = vec![sample(1e-4)];
-        let calibration = Calibration::new(key, Links::default(), &topology, samples).unwrap();
-        assert_eq!(calibration.good_share(), 1.0, "{calibration}");
-        let text = serde_json::to_string(&calibration).unwrap();
-        let read: Calibration = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.links.fingerprint(), calibration.links.fingerprint());
-        assert_eq!(read, calibration);
-        assert_ne!(Links::default().fingerprint(), calibration.links.fingerprint());
-    }
-
-    #[test]
-    fn impossible_samples_are_named() {
-        let topology = Topology::flat(2).unwrap();
-        let text = |samples| {
-            let key = Key::new("host", "2 cores", &topology);
-            Calibration::new(key, Links::default(), &topology, samples).unwrap_err().to_string()
-        };
-        assert_snapshot!(text(vec![]), @"samples is empty, expected at least 1 measurement");
-        assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected a number above 0");
     }
 
     fn residual(algorithm: Algorithm, block_bytes: u64, factor: f64) -> Residual {

@@ -1,22 +1,20 @@
 //! Predicts the time, bytes and memory of operations from the rates of links, and chooses algorithm and number of chunks.
 //!
-//! [`predict`] estimates one algorithm, [`choose`] compares all of them, and a [`Calibration`] fits the rates to measurements.
+//! [`predict`] estimates one algorithm, [`choose`] compares all of them, and a [`Calibration`] holds links that were fitted to
+//! measurements, by the crate `peerlane-planning` or the program `peerlane calibrate`.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `predict` | the cost of one algorithm |
 //! | `choose` | the comparison of all algorithms |
 //! | `calibration` | measurements, and the links that belong to them |
-//! | `fit` | the fit of links to measurements |
 
 mod calibration;
 mod choose;
-mod fit;
 mod predict;
 
 pub use calibration::{Calibration, GOOD, Key, Sample};
 pub use choose::{Candidate, Choice, Question, choose};
-pub use fit::fit;
 pub use predict::{Cost, predict};
 
 pub use crate::links::{

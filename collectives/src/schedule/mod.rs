@@ -125,6 +125,28 @@ pub(crate) fn schedule(algorithm: Algorithm) -> &'static Schedule {
         .expect("every algorithm has a schedule")
 }
 
+/// How the plans of an algorithm move the blocks of an all-gather.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Movement {
+    /// Whether ranks get blocks from the inputs of their peers, instead of putting them.
+    pub gets: bool,
+    /// Whether ranks forward blocks that they have received.
+    pub forwards: bool,
+    /// The number of lanes of each rank.
+    pub lanes: usize,
+}
+
+/// Returns how `algorithm` moves the blocks of an all-gather, with or without network lanes.
+pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movement {
+    let schedule = schedule(algorithm);
+    let sums = ClusterSums::new(topology, Collective::AllGather, &vec![0; topology.ranks()]);
+    Movement {
+        gets: schedule.gets,
+        forwards: (schedule.forwards)(&sums),
+        lanes: (schedule.lane_count)(topology.nodes(), tiers),
+    }
+}
+
 /// Returns the algorithms that can carry out a collective, the simplest first.
 pub fn algorithms(collective: Collective) -> impl Iterator<Item = Algorithm> {
     let suitable = move |&&one: &&Algorithm| (schedule(one).suits)(collective);

@@ -1,5 +1,6 @@
 //! Lengths of blocks in elements, converted to bytes and checked before anything is exchanged.
 
+use peerlane_hal::wire::checksum;
 use peerlane_hal::{ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -214,10 +215,8 @@ fn add_lengths(name: &str, lengths: &Lengths, fields: &mut Vec<(String, String)>
         return;
     }
     add(format!("the sum of {name}"), lengths.total());
-    // FNV-1a: the same in every build.
-    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let digest = lengths.iter().flat_map(u64::to_le_bytes).fold(0xcbf2_9ce4_8422_2325, mix);
-    add(format!("the digest of {name}"), digest);
+    let bytes: Vec<u8> = lengths.iter().flat_map(u64::to_le_bytes).collect();
+    add(format!("the digest of {name}"), checksum(&bytes));
 }
 
 fn each(dtype: DType, name: &str, lens: &[usize], ranks: usize) -> Result<Lengths, Error> {

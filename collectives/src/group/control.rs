@@ -14,6 +14,7 @@
 //! rank, with the same record.
 
 #[cfg(test)]
+#[path = "../../tests/control/simulation.rs"]
 mod simulation;
 
 use std::collections::BTreeMap;

@@ -6,13 +6,14 @@
 
 use std::iter;
 
-use super::calibration::Sample;
-use super::predict::predict;
-use crate::error::Error;
-use crate::links::CacheFactor;
-use crate::links::{Link, Links, UNLIMITED};
-use crate::plan::Tier;
-use crate::topology::Topology;
+use peerlane_collectives::cost::{
+    CacheFactor, Calibration, Cost, Key, Link, Links, Residual, Sample, predict,
+};
+use peerlane_collectives::error::Error;
+use peerlane_collectives::plan::Tier;
+use peerlane_collectives::schedule::{Movement, movement};
+use peerlane_collectives::topology::Topology;
+use peerlane_hal::ErrorKind;
 
 /// The relative error above which errors count linearly.
 const OUTLIER: f64 = 0.3;
@@ -26,18 +27,50 @@ const REACH_STEP: u64 = 4;
 /// Returns a reference to one parameter of the links, which the fit changes.
 type Parameter = fn(&mut Links) -> &mut f64;
 
-/// Changes `links` until they predict the samples best, and returns the remaining relative error of each sample.
+/// Fits links to samples, starting from default links.
 ///
 /// # Errors
-/// Those of [`predict`].
-pub fn fit(
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no sample, or an impossible one.
+pub fn calibrate(
+    key: Key,
+    known: Links,
+    topology: &Topology,
+    samples: Vec<Sample>,
+) -> Result<Calibration, Error> {
+    let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
+    if samples.is_empty() {
+        return invalid("samples is empty, expected at least 1 measurement".to_owned());
+    }
+    for (index, sample) in samples.iter().enumerate() {
+        let seconds = sample.seconds;
+        if !(seconds.is_finite() && seconds > 0.0) {
+            return invalid(format!(
+                "samples[{index}].seconds is {seconds}, expected a number above 0"
+            ));
+        }
+    }
+    let (mut links, errors) = fit(known, topology, &samples)?;
+    links.residuals =
+        samples.iter().zip(&errors).map(|(sample, error)| residual(sample, *error)).collect();
+    Ok(Calibration { key, links, samples, errors })
+}
+
+/// Returns the correction for a sample whose prediction has this relative error.
+fn residual(sample: &Sample, error: f64) -> Residual {
+    let &Sample { algorithm, in_place, outputs, flags, tiers, block_bytes, .. } = sample;
+    let factor = (1.0 / (1.0 + error)).clamp(Residual::FACTOR_MIN, Residual::FACTOR_MAX);
+    Residual { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
+}
+
+/// Changes `links` until they predict the samples best, and returns the remaining relative error of each sample.
+fn fit(
     mut links: Links,
     topology: &Topology,
     samples: &[Sample],
 ) -> Result<(Links, Vec<f64>), Error> {
     links.residuals.clear();
     if links.local.by_processor {
-        links.node.cache_factors = cache_points(topology, samples);
+        links.node.cache_factors = cache_points(&links, topology, samples);
     }
     scale_to_line(&mut links, topology, samples);
     for link in [&mut links.own, &mut links.local] {
@@ -96,9 +129,9 @@ fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
 /// at a time and at one rate.
 fn remove_shared_limits(link: &mut Link) {
     if link.by_processor {
-        link.engine_bytes_per_second = UNLIMITED;
-        link.send_bytes_per_second = UNLIMITED;
-        link.receive_bytes_per_second = UNLIMITED;
+        link.engine_bytes_per_second = Link::UNLIMITED;
+        link.send_bytes_per_second = Link::UNLIMITED;
+        link.receive_bytes_per_second = Link::UNLIMITED;
     }
 }
 
@@ -106,7 +139,8 @@ fn remove_shared_limits(link: &mut Link) {
 /// there.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
-    let direct = samples.iter().filter(|sample| sample.puts_to_every_peer(topology) && peers > 0.0);
+    let direct =
+        samples.iter().filter(|sample| puts_to_every_peer(sample, topology) && peers > 0.0);
     let points: Vec<_> =
         direct.map(|sample| (sample.block_bytes as f64 * peers, sample.seconds)).collect();
     let Some((_, beta)) = line(&points) else { return };
@@ -126,7 +160,7 @@ fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
 
 /// Fits the line `seconds = α + β · bytes` with the least squares of relative errors; returns `None` if the
 /// points have fewer than two different sizes.
-pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for &(x, y) in points.iter().filter(|(_, y)| *y > 0.0) {
         let weight = 1.0 / (y * y);
@@ -145,14 +179,19 @@ pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 }
 
 /// Returns points over the range of memory that the samples use.
-fn cache_points(topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
-    let touched = || samples.iter().map(|sample| sample.touched_bytes(topology));
-    let (Some(least), Some(most)) = (touched().min(), touched().max()) else { return Vec::new() };
-    let pulls = samples.iter().any(Sample::gets);
+fn cache_points(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
+    let memory: Vec<u64> = samples
+        .iter()
+        .filter_map(|sample| Some(cost(sample, topology, links).ok()?.memory_bytes))
+        .collect();
+    let (Some(least), Some(most)) = (memory.iter().min(), memory.iter().max()) else {
+        return Vec::new();
+    };
+    let pulls = samples.iter().any(|sample| moved(sample, topology).gets);
     let gets_factor = pulls.then_some(1.0);
     let mut points = Vec::new();
-    let mut bytes = least.max(64 << 10);
-    while bytes <= most {
+    let mut bytes = (64 << 10).max(*least);
+    while bytes <= *most {
         points.push(CacheFactor { bytes, factor: 1.0, gets_factor });
         bytes = bytes.saturating_mul(REACH_STEP);
     }
@@ -182,14 +221,15 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
         parameters.push(|links| &mut links.local.send_bytes_per_second);
         parameters.push(|links| &mut links.local.receive_bytes_per_second);
     }
-    if links.lane_seconds > 0.0 && samples.iter().any(|sample| sample.has_several_lanes(topology)) {
+    if links.lane_seconds > 0.0 && samples.iter().any(|sample| moved(sample, topology).lanes > 1) {
         parameters.push(|links| &mut links.lane_seconds);
     }
-    if samples.iter().any(Sample::gets) {
+    if samples.iter().any(|sample| moved(sample, topology).gets) {
         parameters.push(|links| &mut links.local.get_seconds);
     }
-    if links.local.by_processor && samples.iter().any(|sample| sample.forwards(topology)) {
-        parameters.push(|links| links.local.passed_on_bytes_per_second.get_or_insert(UNLIMITED));
+    if links.local.by_processor && samples.iter().any(|sample| moved(sample, topology).forwards) {
+        parameters
+            .push(|links| links.local.passed_on_bytes_per_second.get_or_insert(Link::UNLIMITED));
         parameters.push(|links| &mut links.local.passed_on_seconds);
     }
     // Engines of a device run self copies concurrently with the puts, which hide them. A parameter fitted to
@@ -229,20 +269,33 @@ fn relative_errors(
     topology: &Topology,
     samples: &[Sample],
 ) -> Result<Vec<f64>, Error> {
-    let error = |sample: &Sample| {
-        let blocks = vec![sample.block_bytes; topology.ranks()];
-        let cost = predict(sample.algorithm, topology, sample.shape(), &blocks, links)?;
-        Ok(cost.seconds() / sample.seconds - 1.0)
-    };
+    let error =
+        |sample: &Sample| Ok(cost(sample, topology, links)?.seconds() / sample.seconds - 1.0);
     samples.iter().map(error).collect()
+}
+
+fn cost(sample: &Sample, topology: &Topology, links: &Links) -> Result<Cost, Error> {
+    let blocks = vec![sample.block_bytes; topology.ranks()];
+    predict(sample.algorithm, topology, sample.shape(), &blocks, links)
+}
+
+fn moved(sample: &Sample, topology: &Topology) -> Movement {
+    movement(sample.algorithm, topology, sample.tiers)
+}
+
+/// Returns whether every rank puts its own block to every peer in one lane.
+fn puts_to_every_peer(sample: &Sample, topology: &Topology) -> bool {
+    moved(sample, topology) == Movement { gets: false, forwards: false, lanes: 1 }
 }
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+    use peerlane_collectives::cost::{Question, choose};
+    use peerlane_collectives::plan::{Algorithm, FlagOrder};
     use peerlane_hal::LinkKind;
 
     use super::*;
-    use crate::plan::{Algorithm, FlagOrder};
 
     #[test]
     fn a_line_is_found() {
@@ -310,5 +363,82 @@ mod tests {
                 assert_eq!(found.own, truth.own);
             }
         }
+    }
+
+    fn sample(seconds: f64) -> Sample {
+        Sample {
+            algorithm: Algorithm::Direct,
+            chunks: 1,
+            in_place: false,
+            outputs: 1,
+            flags: FlagOrder::Prompt,
+            tiers: false,
+            block_bytes: 1 << 20,
+            seconds,
+        }
+    }
+
+    #[test]
+    fn what_was_measured_is_predicted_and_chosen() {
+        use Algorithm::{Direct, Pull};
+        let topology = Topology::flat(4).unwrap();
+        let measured =
+            |algorithm, block_bytes, seconds| Sample { algorithm, block_bytes, ..sample(seconds) };
+        // At the middle size, direct is slower than any line through its other times.
+        let samples = vec![
+            measured(Direct, 1 << 10, 5e-6),
+            measured(Pull, 1 << 10, 6e-6),
+            measured(Direct, 1 << 16, 9e-5),
+            measured(Pull, 1 << 16, 4e-5),
+            measured(Direct, 1 << 22, 1e-3),
+            measured(Pull, 1 << 22, 2e-3),
+        ];
+        let key = Key::new("host", "2 cores", &topology);
+        let calibration = calibrate(key, Links::default(), &topology, samples).unwrap();
+        let links = &calibration.links;
+        for one in &calibration.samples {
+            let blocks = [one.block_bytes; 4];
+            let cost = predict(one.algorithm, &topology, one.shape(), &blocks, links).unwrap();
+            assert!((cost.seconds() / one.seconds - 1.0).abs() < 1e-3, "{one:?}: {cost}");
+        }
+        let chosen = [1 << 10, 1 << 16, 1 << 22].map(|bytes| {
+            let question = Question {
+                topology: &topology,
+                block_bytes: &[bytes; 4],
+                shape: calibration.samples[0].shape(),
+                links,
+                measured: true,
+                algorithm: None,
+                chunks: Some(1),
+                refused: &[(Algorithm::Ring, "asked elsewhere"), (Algorithm::DoubleRing, "too")],
+            };
+            choose(&question).unwrap().algorithm
+        });
+        assert_eq!(chosen, [Direct, Pull, Direct]);
+    }
+
+    #[test]
+    fn a_calibration_survives_json() {
+        let topology = Topology::flat(2).unwrap();
+        let key = Key::new("host", "2 cores", &topology);
+        let samples = vec![sample(1e-4)];
+        let calibration = calibrate(key, Links::default(), &topology, samples).unwrap();
+        assert_eq!(calibration.good_share(), 1.0, "{calibration}");
+        let text = serde_json::to_string(&calibration).unwrap();
+        let read: Calibration = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.links.fingerprint(), calibration.links.fingerprint());
+        assert_eq!(read, calibration);
+        assert_ne!(Links::default().fingerprint(), calibration.links.fingerprint());
+    }
+
+    #[test]
+    fn impossible_samples_are_named() {
+        let topology = Topology::flat(2).unwrap();
+        let text = |samples| {
+            let key = Key::new("host", "2 cores", &topology);
+            calibrate(key, Links::default(), &topology, samples).unwrap_err().to_string()
+        };
+        assert_snapshot!(text(vec![]), @"samples is empty, expected at least 1 measurement");
+        assert_snapshot!(text(vec![sample(1.0), sample(0.0)]), @"samples[1].seconds is 0, expected a number above 0");
     }
 }
