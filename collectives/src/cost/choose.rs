@@ -157,7 +157,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
 
 /// Returns the algorithm with the reason why it has no advantage on this topology, if there is one.
 fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
-    Some((algorithm, (schedule(algorithm).pointless)(sums)?))
+    Some((algorithm, (schedule(algorithm).redundant)(sums)?))
 }
 
 /// Returns the first candidate within the tolerance of the fastest one.

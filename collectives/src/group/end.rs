@@ -1,16 +1,13 @@
 //! Tells callers that call nothing else when a group has ended.
 
 use std::future::Future;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
-
-use peerlane_hal::ErrorKind;
-use rustix::event::{EventfdFlags, eventfd};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use crate::error::Error;
-use crate::group::shared::Shared;
+use crate::group::shared::{EndEvent, Shared};
 
 /// Reports the end of a group to a caller that only replays graphs, or that waits for many things at once.
 ///
@@ -41,22 +38,9 @@ pub struct GroupEnd {
     event: Arc<EndEvent>,
 }
 
-/// What is told when a group ends.
-pub(crate) struct EndEvent {
-    descriptor: OwnedFd,
-    waker: Mutex<Option<Waker>>,
-}
-
 impl GroupEnd {
-    /// # Errors
-    /// [`Other`](ErrorKind::Other) if the process has no descriptor left.
     pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
-        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let descriptor = descriptor.map_err(|error| {
-            let text = format!("cannot create a descriptor for the end of the group: {error}");
-            Error::new(ErrorKind::Other, text).with_source(std::io::Error::from(error))
-        })?;
-        let event = Arc::new(EndEvent { descriptor, waker: Mutex::default() });
+        let event = Arc::new(EndEvent::new()?);
         shared.add_end(&event);
         Ok(Self { shared: Arc::clone(shared), event })
     }
@@ -72,7 +56,7 @@ impl GroupEnd {
 
 impl AsFd for GroupEnd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.descriptor.as_fd()
+        self.event.descriptor()
     }
 }
 
@@ -80,27 +64,12 @@ impl Future for GroupEnd {
     type Output = Error;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Error> {
-        *self.event.waker() = Some(context.waker().clone());
+        self.event.set_waker(context.waker());
         // After the waker is set, so that an end in between is not missed.
         match self.check() {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(error),
         }
-    }
-}
-
-impl EndEvent {
-    pub(crate) fn tell(&self) {
-        // It fails only if the counter is full, and then the descriptor is readable.
-        let _ = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
-        let waker = self.waker().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn waker(&self) -> std::sync::MutexGuard<'_, Option<Waker>> {
-        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

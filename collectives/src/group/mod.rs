@@ -4,16 +4,15 @@ mod agreement;
 mod buffer;
 mod control;
 mod end;
-mod guard;
 mod links;
 mod network;
 mod operation;
 mod options;
-mod progress;
 mod report;
 pub(crate) mod shared;
 mod side;
-pub(crate) mod watch;
+pub(crate) mod tracker;
+mod watchdog;
 mod window;
 
 use std::fmt;
@@ -32,7 +31,7 @@ pub use operation::{
 pub use options::GroupOptions;
 pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};
 use shared::{Closed, Shared};
-use window::Users;
+use window::WindowUses;
 pub use window::{Window, WindowSlice, WindowSliceMut};
 
 use crate::bootstrap::Bootstrap;
@@ -86,7 +85,7 @@ pub struct Group {
     prepared: u64,
     /// Number of windows opened so far.
     windows: u64,
-    users: Arc<Users>,
+    users: Arc<WindowUses>,
     barrier: Option<Operation<u8>>,
 }
 

@@ -58,7 +58,7 @@ impl FabricReport {
 
     /// Returns the reports of all ranks.
     pub(super) fn all(offers: &[Offer]) -> Result<Vec<Self>, Error> {
-        let said = |(peer, offer)| {
+        let reports = |(peer, offer)| {
             postcard::from_bytes(blob(offer, peer, REPORT)?).map_err(|error| {
                 let text = format!(
                     "cannot decode the fabric report of rank {peer}: {error}; run the same \
@@ -67,25 +67,25 @@ impl FabricReport {
                 Error::new(ErrorKind::Mismatch, text).with_peer(peer)
             })
         };
-        Rank::all(offers.len()).zip(offers).map(said).collect()
+        Rank::all(offers.len()).zip(offers).map(reports).collect()
     }
 }
 
 /// Returns whether the local fabrics belong to several backends.
-pub(super) fn is_mixed(said: &[FabricReport]) -> bool {
-    said.windows(2).any(|pair| pair[0].backend != pair[1].backend)
+pub(super) fn is_mixed(reports: &[FabricReport]) -> bool {
+    reports.windows(2).any(|pair| pair[0].backend != pair[1].backend)
 }
 
 /// # Errors
 /// If ranks of one node have local fabrics of two backends.
-pub(super) fn check_backends(topology: &Topology, said: &[FabricReport]) -> Result<(), Error> {
+pub(super) fn check_backends(topology: &Topology, reports: &[FabricReport]) -> Result<(), Error> {
     for node in 0..topology.nodes() {
         let members = topology.members(Rank::at(node).0);
         let first = members[0];
-        let expected = &said[first.index()].backend;
-        let other = members.iter().find(|rank| said[rank.index()].backend != *expected);
+        let expected = &reports[first.index()].backend;
+        let other = members.iter().find(|rank| reports[rank.index()].backend != *expected);
         if let Some(&rank) = other {
-            let seen = &said[rank.index()].backend;
+            let seen = &reports[rank.index()].backend;
             let text = format!(
                 "open: ranks of one node disagree: backend is {seen} on rank {rank}, {expected} on \
                  rank {first}; open the same backend on both"
@@ -100,18 +100,19 @@ pub(super) fn check_backends(topology: &Topology, said: &[FabricReport]) -> Resu
 mod tests {
     use super::*;
 
-    fn said(backends: &[&str]) -> Vec<FabricReport> {
-        let said = |backend: &&str| FabricReport { backend: (*backend).to_owned(), refusal: None };
-        backends.iter().map(said).collect()
+    fn reports(backends: &[&str]) -> Vec<FabricReport> {
+        let reports =
+            |backend: &&str| FabricReport { backend: (*backend).to_owned(), refusal: None };
+        backends.iter().map(reports).collect()
     }
 
     #[test]
     fn nodes_may_differ_and_ranks_of_a_node_may_not() {
         let topology: Topology = "2+1".parse().unwrap();
-        check_backends(&topology, &said(&["cuda", "cuda", "host"])).unwrap();
-        assert!(is_mixed(&said(&["cuda", "cuda", "host"])));
-        assert!(!is_mixed(&said(&["host", "host", "host"])) && !is_mixed(&[]));
-        let error = check_backends(&topology, &said(&["cuda", "rocm", "host"])).unwrap_err();
+        check_backends(&topology, &reports(&["cuda", "cuda", "host"])).unwrap();
+        assert!(is_mixed(&reports(&["cuda", "cuda", "host"])));
+        assert!(!is_mixed(&reports(&["host", "host", "host"])) && !is_mixed(&[]));
+        let error = check_backends(&topology, &reports(&["cuda", "rocm", "host"])).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
         assert_eq!(
             error.to_string(),

@@ -128,24 +128,24 @@ impl GroupOptions {
         let offers = agree(&shared, "open", offer, deadline)?;
         let topology = self.topology.map_or_else(|| of_hosts(&offers), Ok);
         let is_tiered = network.is_some();
-        let said = if is_tiered { FabricReport::all(&offers)? } else { Vec::new() };
-        let staged = said.iter().any(|said| said.refusal.is_some());
+        let reports = if is_tiered { FabricReport::all(&offers)? } else { Vec::new() };
+        let staged = reports.iter().any(|report| report.refusal.is_some());
         let mut joined = topology.and_then(|topology| {
             if is_tiered {
-                network::check_backends(&topology, &said)?;
+                network::check_backends(&topology, &reports)?;
             }
             connect(
                 &mut fabric,
                 &topology,
                 is_tiered,
-                Near::Yes,
+                PeersOf::Node,
                 (&offers, LOCAL_ADDRESS),
                 deadline,
             )?;
             let (ranks, me) = (topology.ranks(), Fabric::rank(&fabric).index());
             let network = match network {
                 Some(network) if staged => {
-                    let refused = said[me].refusal.is_some();
+                    let refused = reports[me].refusal.is_some();
                     Some(network::staged(network, &mut fabric, ranks, refused, deadline)?)
                 }
                 network => network,
@@ -153,7 +153,7 @@ impl GroupOptions {
             Ok((topology, network))
         });
         // Staging changes the addresses of the network fabrics.
-        let restaged = if staged {
+        let staged_addresses = if staged {
             let address = |(_, network): &(_, Option<DynFabric>)| {
                 let address = network.as_ref().map(|network| network.address());
                 Offer::default().blob(address.unwrap_or_default())
@@ -163,10 +163,11 @@ impl GroupOptions {
         } else {
             None
         };
-        let addresses = restaged.as_deref().map_or((&offers[..], NETWORK_ADDRESS), |it| (it, 0));
+        let addresses =
+            staged_addresses.as_deref().map_or((&offers[..], NETWORK_ADDRESS), |it| (it, 0));
         let connected = match &mut joined {
             Ok((topology, Some(network))) => {
-                connect(network, topology, true, Near::No, addresses, deadline)
+                connect(network, topology, true, PeersOf::OtherNodes, addresses, deadline)
             }
             Ok((_, None)) => Ok(()),
             Err(error) => Err(error.clone()),
@@ -179,18 +180,18 @@ impl GroupOptions {
         let offers = agree(&shared, "connect", vote, deadline)?;
         let links = links::of_all(&offers, 0)?;
 
-        let guarded = Arc::clone(&shared);
+        let tracked = Arc::clone(&shared);
         let watchdog = std::thread::Builder::new()
             .name("peerlane-watchdog".to_owned())
-            .spawn(move || guarded.guard())
+            .spawn(move || tracked.run_watchdog())
             .map_err(|error| {
                 Error::new(ErrorKind::Other, format!("cannot start the watchdog thread: {error}"))
                     .with_source(error)
             })?;
         let ((topology, network), strict) = (joined?, self.strict);
         let me = shared.bootstrap.rank().index();
-        let mixed = network::is_mixed(&said);
-        let refusal = said.into_iter().nth(me).and_then(|said| said.refusal).map(Arc::from);
+        let mixed = network::is_mixed(&reports);
+        let refusal = reports.into_iter().nth(me).and_then(|report| report.refusal).map(Arc::from);
         let watchdog = Some(watchdog);
         Ok(Group {
             fabric,
@@ -260,8 +261,8 @@ impl GroupOptions {
             .blob(local.address());
         Ok(match network {
             Some(network) => {
-                let said = FabricReport { backend: name(local), refusal };
-                offer.blob(network.address()).blob(said.encode())
+                let reports = FabricReport { backend: name(local), refusal };
+                offer.blob(network.address()).blob(reports.encode())
             }
             None => offer,
         })
@@ -270,11 +271,11 @@ impl GroupOptions {
 
 /// The ranks that a fabric reaches.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Near {
+enum PeersOf {
     /// The ranks of the node, or all ranks without another fabric.
-    Yes,
+    Node,
     /// The ranks of other nodes.
-    No,
+    OtherNodes,
 }
 
 /// Connects a fabric to the ranks that it reaches, including this one.
@@ -282,14 +283,14 @@ fn connect(
     fabric: &mut DynFabric,
     topology: &Topology,
     is_tiered: bool,
-    reached: Near,
+    peers_of: PeersOf,
     (offers, address): (&[Offer], usize),
     deadline: Deadline,
 ) -> Result<(), Error> {
     let me = fabric.rank();
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {
         let near = topology.node(peer) == topology.node(me);
-        if !is_tiered || peer == me || near == (reached == Near::Yes) {
+        if !is_tiered || peer == me || near == (peers_of == PeersOf::Node) {
             let connected = fabric.connect(peer, blob(offer, peer, address)?, deadline);
             connected.map_err(|error| {
                 Error::of_fabric(format!("connect to rank {peer}"), error).with_peer(peer)

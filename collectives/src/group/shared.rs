@@ -1,6 +1,7 @@
 //! The state that a group's handles, its watchdog and its bootstrap share.
 
 use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Waker;
@@ -8,12 +9,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::bootstrap::{AbortRecord, Bootstrap, Listener, Notice};
 use crate::error::Error;
 use crate::group::control::{Action, Control};
-use crate::group::end::EndEvent;
-use crate::group::watch::Watch;
+use crate::group::tracker::StartTracker;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
 
@@ -32,7 +33,7 @@ pub(crate) struct Shared {
     /// The number of operations with an open start.
     open: AtomicUsize,
     /// Whether the watchdog sleeps without checking starts on streams.
-    pub(super) guard_sleeps: AtomicBool,
+    pub(super) watchdog_sleeps: AtomicBool,
     /// What is told when the group has ended or was closed.
     ends: Mutex<Vec<Weak<EndEvent>>>,
     /// Buffers of operations of an aborted group; see [`quarantine`](Self::quarantine).
@@ -47,7 +48,7 @@ pub(super) struct State {
     pub(super) control: Control,
     /// How the group ended, if it has.
     pub(super) closed: Option<Closed>,
-    pub(super) watched: Vec<Watched>,
+    pub(super) tracked: Vec<TrackedOperation>,
 }
 
 /// How a group ended on this rank.
@@ -60,15 +61,15 @@ pub(crate) enum Closed {
 }
 
 #[derive(Clone)]
-pub(super) struct Watched {
-    pub(super) watch: Arc<Watch>,
+pub(super) struct TrackedOperation {
+    pub(super) tracker: Arc<StartTracker>,
     executor: Arc<Mutex<Executor>>,
     pub(super) wakers: Arc<[Waker]>,
 }
 
-impl Watched {
-    pub(super) fn driven(&self) -> (Arc<Watch>, Arc<Mutex<Executor>>) {
-        (Arc::clone(&self.watch), Arc::clone(&self.executor))
+impl TrackedOperation {
+    pub(super) fn driven(&self) -> (Arc<StartTracker>, Arc<Mutex<Executor>>) {
+        (Arc::clone(&self.tracker), Arc::clone(&self.executor))
     }
 
     /// Returns the executor, unless another thread drives it.
@@ -87,12 +88,12 @@ impl Shared {
         let shared = Arc::new(Self {
             bootstrap,
             timeout,
-            state: Mutex::new(State { control, closed: None, watched: Vec::new() }),
+            state: Mutex::new(State { control, closed: None, tracked: Vec::new() }),
             changed: Condvar::new(),
             aborted: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
             open: AtomicUsize::new(0),
-            guard_sleeps: AtomicBool::new(false),
+            watchdog_sleeps: AtomicBool::new(false),
             ends: Mutex::default(),
             quarantined: Mutex::default(),
             progress: Mutex::default(),
@@ -108,18 +109,18 @@ impl Shared {
             self.has_left.store(true, Ordering::Release);
         }
         let mut state = self.state();
-        let watched = std::mem::take(&mut state.watched);
-        let waits = || self.waits(&watched);
+        let tracked = std::mem::take(&mut state.tracked);
+        let waits = || self.waits(&tracked);
         let action = state.control.receive(Instant::now(), notice, waits);
-        state.watched = watched;
+        state.tracked = tracked;
         self.after_change(state, action);
     }
 
     /// Returns the ranks that must act before the calls and the open starts of this rank can complete.
-    fn waits(&self, watched: &[Watched]) -> Vec<u32> {
+    fn waits(&self, tracked: &[TrackedOperation]) -> Vec<u32> {
         let exchange = self.bootstrap.missing().into_iter();
-        let waiting = watched.iter().filter(|watched| watched.watch.is_waiting());
-        let starts = waiting.flat_map(|watched| watched.watch.missing_writers());
+        let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
+        let starts = waiting.flat_map(|tracked| tracked.tracker.missing_writers());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).collect();
         ranks.into_iter().map(|rank| rank.0).collect()
     }
@@ -130,8 +131,8 @@ impl Shared {
             self.aborted.store(true, Ordering::Release);
         }
         self.changed.notify_all();
-        for watched in &state.watched {
-            watched.wakers.iter().for_each(Waker::wake_by_ref);
+        for tracked in &state.tracked {
+            tracked.wakers.iter().for_each(Waker::wake_by_ref);
         }
         drop(state);
         if self.is_aborted() {
@@ -201,9 +202,9 @@ impl Shared {
         }
     }
 
-    /// Makes the watchdog look at the replays of `watch` from now on.
-    pub(crate) fn watch_replays(&self, watch: &Watch) {
-        watch.mark_captured();
+    /// Makes the watchdog look at the replays of `tracker` from now on.
+    pub(crate) fn watch_replays(&self, tracker: &StartTracker) {
+        tracker.mark_captured();
         // The watchdog holds the lock from its look at the operations until it sleeps.
         drop(self.state());
         self.changed.notify_all();
@@ -243,11 +244,11 @@ impl Shared {
         self.wait_until(|control| control.record().is_some());
     }
 
-    /// Ends the group because a start of `watch` is overdue.
-    pub(crate) fn raise_late(&self, watch: &Watch, timeout: Duration) {
+    /// Ends the group because a start of `tracker` is overdue.
+    pub(crate) fn raise_late(&self, tracker: &StartTracker, timeout: Duration) {
         self.set_timeout(timeout);
-        let waits = watch.missing_writers().into_iter().map(|rank| rank.0).collect();
-        self.raise_overdue(waits, watch.overdue(timeout));
+        let waits = tracker.missing_writers().into_iter().map(|rank| rank.0).collect();
+        self.raise_overdue(waits, tracker.overdue(timeout));
     }
 
     /// Tells `event` when the group has ended or was closed, or at once.
@@ -264,7 +265,7 @@ impl Shared {
     fn tell_end(&self) {
         let ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
         // Not under the lock: a waker may run code of the caller.
-        ends.iter().filter_map(Weak::upgrade).for_each(|event| event.tell());
+        ends.iter().filter_map(Weak::upgrade).for_each(|event| event.signal());
     }
 
     /// Notes the timeout of the call that this rank waits in.
@@ -313,23 +314,23 @@ impl Shared {
 
     pub(crate) fn enter(
         &self,
-        watch: &Arc<Watch>,
+        tracker: &Arc<StartTracker>,
         executor: &Arc<Mutex<Executor>>,
         wakers: Arc<[Waker]>,
         queues: Option<SharedQueues>,
     ) {
-        let (watch, executor) = (Arc::clone(watch), Arc::clone(executor));
+        let (tracker, executor) = (Arc::clone(tracker), Arc::clone(executor));
         let mut state = self.state();
         state.control.add_queues(queues);
-        state.watched.push(Watched { watch, executor, wakers });
+        state.tracked.push(TrackedOperation { tracker, executor, wakers });
     }
 
     /// Removes an operation, whose executor the caller has locked.
-    pub(crate) fn remove(&self, watch: &Arc<Watch>) {
-        if watch.due().is_some() {
+    pub(crate) fn remove(&self, tracker: &Arc<StartTracker>) {
+        if tracker.due().is_some() {
             self.open.fetch_sub(1, Ordering::Relaxed);
         }
-        self.state().watched.retain(|watched| !Arc::ptr_eq(&watched.watch, watch));
+        self.state().tracked.retain(|tracked| !Arc::ptr_eq(&tracked.tracker, tracker));
     }
 
     /// Keeps the buffers of an operation until the group and all handles are dropped.
@@ -349,13 +350,13 @@ impl Shared {
     }
 
     /// Records that start `epoch` of an operation is open. The caller has locked its executor.
-    pub(crate) fn open(&self, watch: &Watch, epoch: u64, deadline: Deadline) {
-        if watch.due().is_none() {
+    pub(crate) fn open(&self, tracker: &StartTracker, epoch: u64, deadline: Deadline) {
+        if tracker.due().is_none() {
             self.open.fetch_add(1, Ordering::Relaxed);
         }
-        watch.open(epoch, deadline);
+        tracker.open(epoch, deadline);
         self.wake_progress();
-        let unchecked = watch.is_on_stream() && self.guard_sleeps.load(Ordering::SeqCst);
+        let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.load(Ordering::SeqCst);
         if unchecked || deadline.timeout() < self.timeout {
             // The watchdog may sleep past it. It holds the lock from its look at the deadlines until it
             // sleeps, so behind the lock it is either asleep or still to look.
@@ -365,12 +366,12 @@ impl Shared {
     }
 
     /// Closes the complete starts of the locked `executor`, and returns the last one. After an abort, completion means nothing.
-    pub(crate) fn close_done(&self, watch: &Watch, executor: &Executor) -> u64 {
+    pub(crate) fn close_done(&self, tracker: &StartTracker, executor: &Executor) -> u64 {
         let done = executor.done();
-        if done > watch.closed() && !self.is_aborted() {
-            let was_open = watch.due().is_some();
-            watch.close(done);
-            if was_open && watch.due().is_none() {
+        if done > tracker.closed() && !self.is_aborted() {
+            let was_open = tracker.due().is_some();
+            tracker.close(done);
+            if was_open && tracker.due().is_none() {
                 self.open.fetch_sub(1, Ordering::Relaxed);
             }
         }
@@ -379,8 +380,9 @@ impl Shared {
 
     /// Drives the open starts of all operations except `own`, and returns whether some are not complete. Peers may wait for them
     /// in another order than this rank.
-    pub(crate) fn drive_others(&self, own: &Arc<Watch>) -> bool {
-        self.open.load(Ordering::Relaxed) > 1 && self.drive_open(|watch| !Arc::ptr_eq(watch, own))
+    pub(crate) fn drive_others(&self, own: &Arc<StartTracker>) -> bool {
+        self.open.load(Ordering::Relaxed) > 1
+            && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own))
     }
 
     /// Drives all open starts until they are complete, before this rank blocks.
@@ -394,24 +396,62 @@ impl Shared {
         }
     }
 
-    fn drive_open(&self, picked: impl Fn(&Arc<Watch>) -> bool) -> bool {
+    fn drive_open(&self, picked: impl Fn(&Arc<StartTracker>) -> bool) -> bool {
         let (mut unfinished, mut broken) = (false, None);
-        for watched in &self.state().watched {
-            if watched.watch.due().is_none() || !picked(&watched.watch) {
+        for tracked in &self.state().tracked {
+            if tracked.tracker.due().is_none() || !picked(&tracked.tracker) {
                 continue;
             }
-            let Some(mut executor) = watched.free_executor() else { continue };
+            let Some(mut executor) = tracked.free_executor() else { continue };
             match executor.drive() {
                 Ok(_) => {
-                    unfinished |= self.close_done(&watched.watch, &executor) < executor.started()
+                    unfinished |= self.close_done(&tracked.tracker, &executor) < executor.started()
                 }
-                Err(error) => broken = Some(watched.watch.broken(&error)),
+                Err(error) => broken = Some(tracked.tracker.broken(&error)),
             }
         }
         if let Some(record) = broken {
             self.raise(record);
         }
         unfinished
+    }
+}
+
+/// Signals the end of a group to one [`GroupEnd`](super::GroupEnd).
+pub(crate) struct EndEvent {
+    descriptor: OwnedFd,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl EndEvent {
+    pub(super) fn new() -> Result<Self, Error> {
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let descriptor = descriptor.map_err(|error| {
+            let text = format!("cannot create a descriptor for the end of the group: {error}");
+            Error::new(ErrorKind::Other, text).with_source(std::io::Error::from(error))
+        })?;
+        Ok(Self { descriptor, waker: Mutex::default() })
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    pub(super) fn set_waker(&self, waker: &Waker) {
+        *self.waker() = Some(waker.clone());
+    }
+
+    fn signal(&self) {
+        // It fails only if the counter is full, and then the descriptor is readable.
+        let _ = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
+        let waker = self.waker().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

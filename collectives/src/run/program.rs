@@ -151,12 +151,12 @@ pub(crate) struct FlagTiers {
 impl FlagTiers {
     /// Finds the tiers for `plan`.
     ///
-    /// `mates` are the plans of the other ranks of the node, which are read only if there are network lanes.
-    pub(crate) fn new<'p>(plan: &'p Plan, mates: impl IntoIterator<Item = &'p Plan>) -> Self {
+    /// `node_plans` are the plans of the other ranks of the node, which are read only if there are network lanes.
+    pub(crate) fn new<'p>(plan: &'p Plan, node_plans: impl IntoIterator<Item = &'p Plan>) -> Self {
         let lanes = plan.lanes.iter().map(|lane| lane.tier).collect();
         let mut node_writers = BTreeMap::new();
         if is_tiered(plan) {
-            for writer in mates.into_iter().chain([plan]) {
+            for writer in node_plans.into_iter().chain([plan]) {
                 add_signals(writer, plan, &mut node_writers);
             }
         }
@@ -295,10 +295,10 @@ mod tests {
         let relayed = arrived(0, network);
         let ready = Flag::Ready { from: Rank(2), lane: network };
         let mine = plan(0, vec![signal(0, relayed)], vec![Step::Wait { flag: ready }]);
-        let mate = plan(1, vec![signal(0, arrived(1, home))], vec![]);
-        let flag_tiers = FlagTiers::new(&mine, [&mate]);
+        let neighbour = plan(1, vec![signal(0, arrived(1, home))], vec![]);
+        let flag_tiers = FlagTiers::new(&mine, [&neighbour]);
         let cases = [
-            ("a mate's arrival", arrived(1, home), Tier::Local, false),
+            ("a neighbour's arrival", arrived(1, home), Tier::Local, false),
             ("an arrival over the network", arrived(2, home), Tier::Network, true),
             ("a relay", relayed, Tier::Local, true),
             ("from network lane to network lane", ready, Tier::Network, false),

@@ -28,7 +28,7 @@ pub(super) const DIRECT: Schedule = Schedule {
     algorithm: Algorithm::Direct,
     suits: |_| true,
     lanes: direct_lanes,
-    pointless: |_| None,
+    redundant: |_| None,
     forwards: |_| false,
     gets: false,
     needs_measurements: |_, _| false,
@@ -41,7 +41,7 @@ pub(super) const PULL: Schedule = Schedule {
     algorithm: Algorithm::Pull,
     suits: |_| true,
     lanes: pull_lanes,
-    pointless: |_| None,
+    redundant: |_| None,
     forwards: |_| false,
     gets: true,
     // At any rates, many processors copy faster than that of the root alone.

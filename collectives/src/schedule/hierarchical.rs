@@ -32,7 +32,7 @@ pub(super) const HIERARCHICAL: Schedule = Schedule {
     algorithm: Algorithm::Hierarchical,
     suits: |collective| collective == Collective::AllGather,
     lanes: direct_lanes,
-    pointless,
+    redundant,
     forwards,
     gets: false,
     needs_measurements: |_, _| false,
@@ -45,7 +45,7 @@ pub(super) const HIERARCHICAL_RING: Schedule = Schedule {
     algorithm: Algorithm::HierarchicalRing,
     suits: |collective| collective == Collective::AllGather,
     lanes: ring_lanes,
-    pointless,
+    redundant,
     forwards,
     gets: false,
     needs_measurements: |_, _| false,
@@ -54,7 +54,7 @@ pub(super) const HIERARCHICAL_RING: Schedule = Schedule {
     traffic,
 };
 
-fn pointless(sums: &ClusterSums) -> Option<&'static str> {
+fn redundant(sums: &ClusterSums) -> Option<&'static str> {
     (sums.nodes == 1).then_some("there is one node")
 }
 

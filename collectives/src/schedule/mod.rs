@@ -92,7 +92,7 @@ pub(crate) struct Schedule {
     suits: fn(Collective) -> bool,
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
     /// Returns why the plans would equal those of a simpler schedule.
-    pub(crate) pointless: fn(&ClusterSums) -> Option<&'static str>,
+    pub(crate) redundant: fn(&ClusterSums) -> Option<&'static str>,
     /// Returns whether ranks forward what they have received, so that chunks can overlap.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
     /// Whether ranks get blocks from the inputs of their peers.

@@ -33,7 +33,7 @@ pub(super) const RING: Schedule = Schedule {
     algorithm: Algorithm::Ring,
     suits: |collective| collective.all_ranks_get_the_same(),
     lanes: ring_lanes,
-    pointless,
+    redundant,
     forwards,
     gets: false,
     needs_measurements: |_, _| true,
@@ -46,7 +46,7 @@ pub(super) const DOUBLE_RING: Schedule = Schedule {
     algorithm: Algorithm::DoubleRing,
     suits: |collective| collective == Collective::AllGather,
     lanes: double_ring_lanes,
-    pointless,
+    redundant,
     forwards,
     gets: false,
     needs_measurements: |_, _| true,
@@ -55,7 +55,7 @@ pub(super) const DOUBLE_RING: Schedule = Schedule {
     traffic,
 };
 
-fn pointless(sums: &ClusterSums) -> Option<&'static str> {
+fn redundant(sums: &ClusterSums) -> Option<&'static str> {
     (sums.ranks <= 2).then_some("there are no more than two ranks")
 }
 

@@ -1,5 +1,6 @@
-//! Access to the input between starts, and the places of input and output.
+//! Gives access to the input and the output of an operation between starts, and to those of a start on a stream.
 
+use std::fmt;
 use std::ops::Range;
 
 use peerlane_hal::{ErrorKind, Rank, Region};
@@ -7,14 +8,13 @@ use peerlane_hal::{ErrorKind, Rank, Region};
 use super::Operation;
 use crate::element::{self, Element};
 use crate::error::Error;
-use crate::group::buffer;
-use crate::group::buffer::MemoryRange;
+use crate::group::buffer::{self, MemoryRange};
 use crate::layout::{BufferPosition, InputPlacement, OutputPlacement};
 use crate::plan::Source;
 use crate::run::buffers::{BufferId, Start};
 
 /// A range of bytes of a buffer.
-pub(super) type Bytes = (BufferId, Range<u64>);
+type Bytes = (BufferId, Range<u64>);
 
 impl<T: Element> Operation<T> {
     /// Returns the input for writing. If an earlier start is not complete, waits for it first.
@@ -81,7 +81,7 @@ impl<T: Element> Operation<T> {
         self.place_of_piece(Start::Eager(self.state.prepared.started()), tensor, rank)
     }
 
-    pub(super) fn place_of_piece(
+    fn place_of_piece(
         &self,
         start: Start,
         tensor: usize,
@@ -92,10 +92,10 @@ impl<T: Element> Operation<T> {
         Ok(self.memory(self.piece_bytes(start, tensor, rank)))
     }
 
-    pub(super) fn memory_of_output(&self, start: Start) -> MemoryRange {
+    fn memory_of_output(&self, start: Start) -> MemoryRange {
         let bytes = match &self.state.layout.placement(self.state.rank).output {
-            OutputPlacement::Contiguous(spot) => {
-                let begin = self.state.view.output_offset(start) + spot.offset;
+            OutputPlacement::Contiguous(position) => {
+                let begin = self.state.view.output_offset(start) + position.offset;
                 begin..begin + self.state.layout.output_bytes(self.state.rank)
             }
             _ => 0..self.state.view.region(BufferId::OUTPUT).bytes(),
@@ -144,7 +144,7 @@ impl<T: Element> Operation<T> {
     }
 
     /// Returns an error if the buffer is in a window, because only the window knows its users.
-    pub(super) fn check_no_window(&self, buffer: BufferId) -> Result<(), Error> {
+    fn check_no_window(&self, buffer: BufferId) -> Result<(), Error> {
         let (window, what) = match buffer {
             BufferId::Input(_) => (self.state.windows[0].is_some(), "input"),
             _ => (self.state.windows[1].is_some(), "output"),
@@ -158,6 +158,276 @@ impl<T: Element> Operation<T> {
     }
 }
 
-pub(super) fn invalid<R>(text: String) -> Result<R, Error> {
+fn invalid<R>(text: String) -> Result<R, Error> {
     Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Gives access to the output of the last start, and prevents the next start.
+pub struct Received<'a, T> {
+    operation: &'a Operation<T>,
+}
+
+impl<'a, T: Element> Received<'a, T> {
+    /// Returns the whole output buffer: one tensor after another, each with its blocks in rank order.
+    ///
+    /// The buffer of a list also contains the gaps between its destinations.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if only a device can read it, if there are several output
+    /// buffers, or the output is in a window.
+    pub fn output(&self) -> Result<&'a [T], Error> {
+        self.operation.readable(self.operation.output_bytes()?)
+    }
+
+    /// Returns a whole output buffer.
+    ///
+    /// # Errors
+    /// As [`output`](Self::output), for one buffer; if there is no such buffer.
+    pub fn output_buffer(&self, number: usize) -> Result<&'a [T], Error> {
+        self.operation.readable(self.operation.output_buffer_bytes(number)?)
+    }
+
+    /// Returns the block that came from `rank`.
+    ///
+    /// # Errors
+    /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or there are several tensors: then use
+    /// [`piece`](Self::piece).
+    pub fn block(&self, rank: Rank) -> Result<&'a [T], Error> {
+        let tensors = self.operation.state.layout.tensors();
+        if tensors > 1 {
+            return invalid(format!(
+                "a block consists of {tensors} pieces, one of each tensor; use `piece` for each \
+                 piece"
+            ));
+        }
+        self.piece(0, rank)
+    }
+
+    /// Returns the piece of a tensor that came from `rank`.
+    ///
+    /// # Errors
+    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank.
+    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<&'a [T], Error> {
+        self.operation.check_tensor(tensor)?;
+        self.operation.check_rank(rank)?;
+        self.operation.readable(self.operation.piece_bytes(self.last(), tensor, rank))
+    }
+
+    /// Returns a whole tensor: its pieces in rank order.
+    ///
+    /// # Errors
+    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each block has a destination of its own.
+    pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
+        self.operation.check_tensor(tensor)?;
+        let layout = &self.operation.state.layout;
+        if matches!(layout.placement(self.operation.state.rank).output, OutputPlacement::ByBlock(_))
+        {
+            return invalid(
+                "each block has its own destination, so no tensor is contiguous; use `block` for \
+                 each block"
+                    .to_owned(),
+            );
+        }
+        let (buffer, Range { start, .. }) =
+            self.operation.piece_bytes(self.last(), tensor, Rank(0));
+        self.operation.readable((
+            buffer,
+            start..start + layout.tensor_bytes(tensor, self.operation.state.rank),
+        ))
+    }
+
+    fn last(&self) -> Start {
+        Start::Eager(self.operation.state.prepared.started())
+    }
+}
+
+impl<T: Element> Operation<T> {
+    /// Returns access to the output of the last start, after waiting for a start that is still open.
+    ///
+    /// # Errors
+    /// The reason why the group has ended: then the output is undefined.
+    pub fn received(&mut self) -> Result<Received<'_, T>, Error> {
+        self.settle()?;
+        Ok(Received { operation: self })
+    }
+
+    /// Returns the output of the last start: see [`Received::output`].
+    ///
+    /// # Errors
+    /// As [`received`](Self::received) and [`Received::output`].
+    pub fn output(&mut self) -> Result<&[T], Error> {
+        self.received()?.output()
+    }
+
+    /// Returns an output buffer: see [`Received::output_buffer`].
+    ///
+    /// # Errors
+    /// As [`received`](Self::received) and [`Received::output_buffer`].
+    pub fn output_buffer(&mut self, number: usize) -> Result<&[T], Error> {
+        self.received()?.output_buffer(number)
+    }
+
+    /// Returns the block that came from `rank`: see [`Received::block`].
+    ///
+    /// # Errors
+    /// As [`received`](Self::received) and [`Received::block`].
+    pub fn block(&mut self, rank: Rank) -> Result<&[T], Error> {
+        self.received()?.block(rank)
+    }
+
+    /// Returns the piece of a tensor that came from `rank`: see [`Received::piece`].
+    ///
+    /// # Errors
+    /// As [`received`](Self::received) and [`Received::piece`].
+    pub fn piece(&mut self, tensor: usize, rank: Rank) -> Result<&[T], Error> {
+        self.received()?.piece(tensor, rank)
+    }
+
+    /// Returns a whole tensor: see [`Received::tensor`].
+    ///
+    /// # Errors
+    /// As [`received`](Self::received) and [`Received::tensor`].
+    pub fn tensor(&mut self, tensor: usize) -> Result<&[T], Error> {
+        self.received()?.tensor(tensor)
+    }
+
+    fn output_bytes(&self) -> Result<Bytes, Error> {
+        let buffers = self.state.output_buffers;
+        if buffers > 1 {
+            return invalid(format!(
+                "the output consists of {buffers} buffers; use `block`, `tensor` or `output_buffer`"
+            ));
+        }
+        self.output_buffer_bytes(0)
+    }
+
+    fn output_buffer_bytes(&self, number: usize) -> Result<Bytes, Error> {
+        let buffers = self.state.output_buffers;
+        if number >= buffers as usize {
+            return invalid(format!(
+                "output buffer {number} does not exist, expected a number below {buffers}"
+            ));
+        }
+        let buffer = BufferId::Output(Rank::at(number).0);
+        if let OutputPlacement::Contiguous(_) = self.state.layout.placement(self.state.rank).output
+        {
+            let begin = self.state.view.output_offset(Start::Eager(self.state.prepared.started()));
+            return Ok((buffer, begin..begin + self.state.layout.output_bytes(self.state.rank)));
+        }
+        Ok((buffer, 0..self.state.view.region(buffer).bytes()))
+    }
+
+    fn piece_bytes(&self, start: Start, tensor: usize, block: Rank) -> Bytes {
+        let BufferPosition { buffer, offset } =
+            self.state.layout.output_position(self.state.rank, tensor, block);
+        let begin = self.state.view.output_offset(start) + offset;
+        let bytes = self.state.layout.piece_bytes(tensor, block, self.state.rank);
+        (BufferId::Output(buffer), begin..begin + bytes)
+    }
+
+    fn check_tensor(&self, tensor: usize) -> Result<(), Error> {
+        let tensors = self.state.layout.tensors();
+        if tensor < tensors {
+            return Ok(());
+        }
+        invalid(format!("tensor {tensor} does not exist, expected a number below {tensors}"))
+    }
+
+    fn check_rank(&self, rank: Rank) -> Result<(), Error> {
+        let ranks = self.state.layout.ranks();
+        if rank.index() < ranks {
+            return Ok(());
+        }
+        invalid(format!("rank {rank} does not exist, expected a rank below {ranks}"))
+    }
+
+    fn readable(&self, (buffer, bytes): Bytes) -> Result<&[T], Error> {
+        self.check_no_window(buffer)?;
+        // SAFETY: whoever has a `Received` has settled and keeps the next start away. No start is
+        // open, and until the next one peers write at most to the other output: to this one only
+        // between this rank's `ready` and their `arrived`, or after it has entered the next start.
+        element::cast(unsafe { buffer::bytes(self.state.view.region(buffer), bytes) }?)
+    }
+}
+
+impl<T> fmt::Debug for Received<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received").field("operation", self.operation).finish()
+    }
+}
+
+/// A start that [`Operation::start_on`] has enqueued on a stream.
+///
+/// While it exists, no further start can be made. Drop it when the work that reads this output is on that stream, or on a
+/// stream that has been joined to it, so that the work comes before the next start. Dropping does not wait for the start to
+/// complete; many starts can be in progress.
+#[must_use = "a dropped lease says that what reads the output is already on the stream"]
+pub struct Lease<'a, T> {
+    operation: &'a mut Operation<T>,
+    start: Start,
+}
+
+impl<'a, T: Element> Lease<'a, T> {
+    pub(super) fn new(operation: &'a mut Operation<T>, start: Start) -> Self {
+        Self { operation, start }
+    }
+
+    /// Returns the memory of this start's output, for work that is enqueued next.
+    ///
+    /// With two outputs in turn, consecutive starts have different places. With several output buffers this is the first.
+    pub fn output(&self) -> MemoryRange {
+        self.operation.memory_of_output(self.start)
+    }
+
+    /// Returns the memory of what `rank` contributes to a tensor.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
+    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
+        self.operation.place_of_piece(self.start, tensor, rank)
+    }
+
+    /// Returns the number of this start, from 1, or `None` if it was recorded into a graph.
+    pub fn epoch(&self) -> Option<u64> {
+        match self.start {
+            Start::Eager(epoch) => Some(epoch),
+            Start::Captured => None,
+        }
+    }
+
+    /// Waits on the host until the output is complete.
+    ///
+    /// The timeout of a start begins when it is enqueued, or when the start before it was seen to be complete, whichever is
+    /// later.
+    ///
+    /// # Errors
+    /// As [`Operation::run`]; [`InvalidArgument`](ErrorKind::InvalidArgument) if it was recorded into a graph.
+    pub fn wait(&mut self) -> Result<(), Error> {
+        let epoch = self.eager()?;
+        self.operation.state.prepared.wait(epoch, None)
+    }
+
+    /// Returns whether the output is complete, without waiting.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), but for the deadline.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        let epoch = self.eager()?;
+        self.operation.state.prepared.poll(epoch)
+    }
+
+    fn eager(&self) -> Result<u64, Error> {
+        self.epoch().ok_or_else(|| {
+            let text =
+                "this start was recorded into a graph and has not run; wait for the replay of the \
+                 graph";
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
+    }
+}
+
+impl<T> fmt::Debug for Lease<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("start", &self.start).finish_non_exhaustive()
+    }
 }

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::Operation;
 use super::lens::{BlockLens, Destination};
-use super::method::Method;
 use super::prepare;
-use super::request::{OperationSpec, Target};
+use super::request::{Method, OperationSpec, Target};
 use crate::collective::Collective;
 use crate::cost::Links;
 use crate::element::Element;

@@ -4,24 +4,20 @@
 //! | --- | --- |
 //! | `constructors.rs` | the methods of [`Group`](super::Group) that describe operations |
 //! | `builder.rs` | the options of an operation |
-//! | `lens.rs`, `request.rs` | lengths and places, checked and in bytes |
-//! | `method.rs` | the choice of algorithm and chunks |
-//! | `plan.rs` | the plan of an operation and what was chosen for it |
+//! | `lens.rs` | the lengths of blocks and the destinations of a list, as the caller gives them |
+//! | `request.rs` | the description of an operation and the placement of its data in buffers and windows |
+//! | `plan.rs` | the choice of the algorithm, the plan of this rank and its proof |
 //! | `prepare.rs`, `report.rs` | memory, agreement between ranks, imports, the executor and the report |
-//! | `access.rs`, `received.rs` | input and output between starts |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
-//! | `lease.rs` | starts on a stream |
+//! | `access.rs` | input and output between starts, and of starts on a stream |
 
 mod access;
 mod builder;
 mod constructors;
-mod lease;
 mod lens;
-mod method;
 mod plan;
 mod prepare;
 mod prepared;
-mod received;
 mod report;
 mod request;
 
@@ -33,15 +29,14 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, Rank};
 
+pub use access::{Lease, Received};
 pub use builder::OperationBuilder;
-pub use lease::Lease;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
-pub use received::Received;
 
 use self::prepared::Prepared;
 use super::report::Report;
-use super::window::{Entry, Inner};
+use super::window::{Inner, WindowUse};
 use crate::element::Element;
 use crate::error::Error;
 use crate::layout::Layout;
@@ -92,7 +87,7 @@ struct State {
     /// The windows that hold the input and the output, if any.
     windows: [Option<Arc<Inner>>; 2],
     /// The entry that marks the windows of the operation as used.
-    uses: Option<Entry>,
+    uses: Option<WindowUse>,
 }
 
 impl<T: Element> Operation<T> {

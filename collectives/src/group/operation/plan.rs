@@ -6,8 +6,8 @@ use std::sync::Arc;
 use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
 
 use super::lens;
-use super::request::{OperationSpec, Request};
-use crate::cost::{Choice, Links};
+use super::request::{Method, OperationSpec, Request};
+use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::group::options::check_timeout;
 use crate::group::shared::Shared;
@@ -16,7 +16,7 @@ use crate::layout::{FlagLayout, Layout};
 use crate::plan::{Algorithm, FlagOrder, Plan};
 use crate::run::buffers::{BufferId, DoubleBuffering};
 use crate::run::program::{FlagTiers, FlagWriters, is_tiered};
-use crate::schedule::{self, Shape};
+use crate::schedule::{self, Shape, schedule};
 use crate::topology::Topology;
 use crate::verify::{self, Budget};
 
@@ -88,7 +88,7 @@ impl OperationPlan {
         let (chunks, tiers) = (layout.chunks(), group.tiers);
         let shape = Shape { collective, chunks, in_place, outputs, flags, tiers };
         let choice =
-            spec.method.choose(topology, &layout, (shape, spec.capturable), group.links)?;
+            choose(&spec.method, topology, &layout, (shape, spec.capturable), group.links)?;
         if choice.chunks != layout.chunks() {
             layout = layout_of(choice.chunks)?;
         }
@@ -99,7 +99,7 @@ impl OperationPlan {
                 let text = format!("the plan of {algorithm} is faulty: {fault}");
                 Error::new(ErrorKind::Other, text).with_source(fault)
             })?;
-        let flag_tiers = FlagTiers::new(&plan, &mates(&plan, algorithm, group, shape)?);
+        let flag_tiers = FlagTiers::new(&plan, &node_plans(&plan, algorithm, group, shape)?);
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
         let bytes = layout.output_bytes_max();
         let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), spec.capturable);
@@ -200,7 +200,7 @@ fn outputs(
 }
 
 /// Returns the plans of the other ranks of this node, if flags can lie between tiers.
-fn mates(
+fn node_plans(
     plan: &Plan,
     algorithm: Algorithm,
     group: &GroupInfo<'_>,
@@ -210,7 +210,125 @@ fn mates(
         return Ok(Vec::new());
     }
     let topology = group.topology;
-    let mates = topology.members(topology.node(group.rank)).iter();
-    let mates = mates.filter(|&&mate| mate != group.rank);
-    mates.map(|&mate| schedule::plan(algorithm, topology, mate, shape)).collect()
+    let others = topology.members(topology.node(group.rank)).iter();
+    let others = others.filter(|&&rank| rank != group.rank);
+    others.map(|&rank| schedule::plan(algorithm, topology, rank, shape)).collect()
+}
+
+/// Chooses the algorithm and the number of chunks by predicted cost, unless the caller has set them.
+///
+/// Every rank chooses by itself from values that are equal on all ranks. `shape` contains everything but the number of chunks;
+/// `known` are the links of the group, and whether they were measured.
+fn choose(
+    method: &Method,
+    topology: &Topology,
+    layout: &Layout,
+    (shape, capturable): (Shape, bool),
+    (known, measured): (&Links, bool),
+) -> Result<Choice, Error> {
+    let (links, measured) = match &method.links {
+        Some(links) => (links, true),
+        None => (known, measured),
+    };
+    let block_bytes = layout.average_blocks();
+    let in_graph = capturable && !shape.tiers;
+    let refused = match method.algorithm {
+        Some(_) => Vec::new(),
+        None => refused(&shape, topology.nodes(), links, (in_graph, measured)),
+    };
+    cost::choose(&Question {
+        topology,
+        block_bytes: &block_bytes,
+        shape,
+        links,
+        measured,
+        algorithm: method.algorithm,
+        chunks: method.chunks,
+        refused: &refused,
+    })
+}
+
+/// Returns the algorithms that are used only on request, with the reasons.
+fn refused(
+    shape: &Shape,
+    nodes: usize,
+    links: &Links,
+    (in_graph, measured): (bool, bool),
+) -> Vec<(Algorithm, &'static str)> {
+    let reason = |algorithm| {
+        let schedule = schedule(algorithm);
+        // Assumed rates are not good enough to leave what is the best wherever it was measured.
+        let is_assumed =
+            nodes == 1 && !measured && (schedule.needs_measurements)(shape.collective, links);
+        if in_graph && (schedule.lane_count)(nodes, shape.tiers) > 1 {
+            return Some("one of its lanes cannot be recorded into a graph");
+        }
+        is_assumed.then_some("no links were measured")
+    };
+    let all = Algorithm::ALL.iter();
+    all.filter_map(|&algorithm| Some((algorithm, reason(algorithm)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane_hal::LinkKind;
+
+    use super::*;
+    use crate::collective::Collective;
+
+    fn known() -> Links {
+        Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
+    }
+
+    fn decided(method: &Method, nodes: &[u32], block_bytes: u64) -> (Algorithm, u32) {
+        let topology = Topology::of_nodes(nodes).unwrap();
+        let layout =
+            Layout::new(Collective::AllGather, &vec![block_bytes; nodes.len()], 1).unwrap();
+        let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
+        let choice = choose(method, &topology, &layout, (shape, false), (&known(), false)).unwrap();
+        (choice.algorithm, choice.chunks)
+    }
+
+    #[test]
+    fn what_is_left_open_is_chosen_and_what_is_said_is_kept() {
+        let open = Method::default();
+        for bytes in [0, 341, 64 << 20] {
+            assert_eq!(decided(&open, &[0], bytes), (Algorithm::Direct, 1));
+            assert_eq!(decided(&open, &[0; 3], bytes), (Algorithm::Direct, 1));
+        }
+        let (algorithm, chunks) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
+        assert!(algorithm == Algorithm::Hierarchical && chunks > 1, "{algorithm}, {chunks}");
+        let links = Some(known());
+        let ring = Method { algorithm: Some(Algorithm::Ring), links, ..open.clone() };
+        assert_eq!(decided(&ring, &[0; 4], 64 << 20).0, Algorithm::Ring);
+        let both = Method { algorithm: Some(Algorithm::Ring), chunks: Some(3), links: None };
+        assert_eq!(decided(&both, &[0; 4], 64 << 20), (Algorithm::Ring, 3));
+    }
+
+    #[test]
+    fn the_links_decide() {
+        let nodes = [0, 0, 0, 0, 1, 1, 1, 1];
+        let of = |links| {
+            let algorithm = Some(Algorithm::Hierarchical);
+            decided(&Method { algorithm, links, ..Method::default() }, &nodes, 8 << 20).1
+        };
+        let mut links = known();
+        assert!(of(Some(links.clone())) > 1);
+        links.local.put_seconds = 1.0;
+        assert_eq!(of(Some(links)), 1, "what is put at a second a piece is not cut");
+    }
+
+    #[test]
+    fn a_graph_gets_a_plan_of_one_lane() {
+        let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
+        let layout = Layout::new(Collective::AllGather, &[64 << 20; 8], 1).unwrap();
+        let choose = |measured| {
+            let shape = (Shape::default(), true);
+            choose(&Method::default(), &topology, &layout, shape, (&known(), measured)).unwrap()
+        };
+        for choice in [choose(false), choose(true)] {
+            assert!(choice.explain().contains("cannot be recorded into a graph"), "{choice}");
+            assert!(matches!(choice.algorithm, Algorithm::Direct | Algorithm::Ring), "{choice}");
+        }
+    }
 }

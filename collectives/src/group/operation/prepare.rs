@@ -18,8 +18,8 @@ use crate::group::agreement::{Offer, agree};
 use crate::group::report::{Fallback, Report};
 use crate::group::shared::Shared;
 use crate::group::side::{Keys, Side, Sides};
-use crate::group::watch::Watch;
-use crate::group::window::{Active, Users};
+use crate::group::tracker::StartTracker;
+use crate::group::window::WindowUses;
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
 use crate::run::buffers::{BufferId, Start, TierBuffers};
@@ -262,7 +262,7 @@ impl<'g> Preparation<'g> {
     }
 
     /// Creates the executor, and the entry among the users of windows.
-    fn finish(self, report: Report, name: String, users: &Arc<Users>) -> State {
+    fn finish(self, report: Report, name: String, users: &Arc<WindowUses>) -> State {
         let Self { operation, shared, sides, lanes, .. } = self;
         let (rank, buffering, spec) = (operation.rank, operation.buffering, &operation.spec);
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
@@ -287,7 +287,8 @@ impl<'g> Preparation<'g> {
         let lanes = lanes.collect();
         let views = TierBuffers { local: Arc::clone(&local), network };
         let writers = operation.writers();
-        let watch = Arc::new(Watch::new(name.clone(), rank, spec.timeout, waits, writers, views));
+        let tracker =
+            Arc::new(StartTracker::new(name.clone(), rank, spec.timeout, waits, writers, views));
         let OperationSpec { capturable, strict, traced, timeout, .. } = *spec;
         // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
         // checked on both sides; ports keep the windows; `verify` has passed the plans.
@@ -295,11 +296,11 @@ impl<'g> Preparation<'g> {
             unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
         let OperationPlan { request, layout, plan, .. } = operation;
         let uses = (!request.extents.is_empty()).then(|| {
-            let watch: Arc<dyn Active> = Arc::clone(&watch) as _;
-            users.enter(name, request.extents.clone(), watch)
+            let tracker = Arc::clone(&tracker);
+            users.enter(name, request.extents.clone(), move || tracker.activity())
         });
         State {
-            prepared: Prepared::new(executor, shared, watch),
+            prepared: Prepared::new(executor, shared, tracker),
             view: local,
             report,
             timeout,

@@ -8,7 +8,7 @@ use peerlane_hal::Deadline;
 
 use crate::error::Error;
 use crate::group::shared::Shared;
-use crate::group::watch::Watch;
+use crate::group::tracker::StartTracker;
 use crate::run::backoff::Backoff;
 use crate::run::buffers::Start;
 use crate::run::executor::{Executor, StartFailure};
@@ -26,7 +26,7 @@ const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 pub(crate) struct Prepared {
     executor: Arc<Mutex<Executor>>,
     shared: Arc<Shared>,
-    watch: Arc<Watch>,
+    tracker: Arc<StartTracker>,
     park_misses_events: bool,
 }
 
@@ -39,13 +39,13 @@ struct Progress {
 }
 
 impl Prepared {
-    pub(crate) fn new(executor: Executor, shared: Arc<Shared>, watch: Arc<Watch>) -> Self {
+    pub(crate) fn new(executor: Executor, shared: Arc<Shared>, tracker: Arc<StartTracker>) -> Self {
         let wakers = executor.lanes().iter().map(Lane::waker).collect();
         let park_misses_events = executor.park_misses_events();
         let queues = executor.lanes().iter().find_map(Lane::shared_queues);
         let executor = Arc::new(Mutex::new(executor));
-        shared.enter(&watch, &executor, wakers, queues);
-        Self { executor, shared, watch, park_misses_events }
+        shared.enter(&tracker, &executor, wakers, queues);
+        Self { executor, shared, tracker, park_misses_events }
     }
 
     fn executor(&self) -> MutexGuard<'_, Executor> {
@@ -76,7 +76,7 @@ impl Prepared {
         };
         if done < started {
             // There may be many open starts on a stream, each with its own deadline.
-            let one = (!self.watch.is_on_stream()).then(|| Deadline::after(timeout));
+            let one = (!self.tracker.is_on_stream()).then(|| Deadline::after(timeout));
             return self.wait(started, one);
         }
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
@@ -101,8 +101,8 @@ impl Prepared {
         match enqueued {
             Ok(start) => return Ok(start),
             Err(StartFailure::Refused(error)) => return Err(error),
-            Err(StartFailure::Broken(error)) => self.shared.raise(self.watch.broken(&error)),
-            Err(StartFailure::Overdue) => self.shared.raise_late(&self.watch, timeout),
+            Err(StartFailure::Broken(error)) => self.shared.raise(self.tracker.broken(&error)),
+            Err(StartFailure::Overdue) => self.shared.raise_late(&self.tracker, timeout),
             Err(StartFailure::Aborted) => {}
         }
         self.fail()
@@ -119,15 +119,15 @@ impl Prepared {
             if captures { executor.is_armed_by_capture() } else { executor.is_driven() };
         if needs_thread {
             // The thread must run before the stream contains steps that depend on it.
-            self.shared.drive_beside(&self.watch).map_err(StartFailure::Refused)?;
+            self.shared.drive_by_thread(&self.tracker).map_err(StartFailure::Refused)?;
         }
         if captures {
-            self.shared.watch_replays(&self.watch);
+            self.shared.watch_replays(&self.tracker);
             executor.forked(stream, Executor::capture)?;
             self.shared.wake_progress();
             return Ok(Start::Captured);
         }
-        self.watch.mark_on_stream();
+        self.tracker.mark_on_stream();
         executor.forked(stream, |executor| {
             let epoch = self.begin(executor, Deadline::after(timeout));
             self.enqueue(executor)?;
@@ -137,7 +137,7 @@ impl Prepared {
 
     fn begin(&self, executor: &mut Executor, deadline: Deadline) -> u64 {
         let epoch = executor.start();
-        self.shared.open(&self.watch, epoch, deadline);
+        self.shared.open(&self.tracker, epoch, deadline);
         epoch
     }
 
@@ -145,14 +145,14 @@ impl Prepared {
     fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
         loop {
             executor.drive().map_err(StartFailure::Broken)?;
-            self.shared.close_done(&self.watch, executor);
+            self.shared.close_done(&self.tracker, executor);
             if executor.is_submitted() {
                 return Ok(());
             }
             if self.shared.is_aborted() {
                 return Err(StartFailure::Aborted);
             }
-            if self.watch.is_overdue() {
+            if self.tracker.is_overdue() {
                 return Err(StartFailure::Overdue);
             }
             executor.park(ROOM_PARK_MAX).map_err(StartFailure::Broken)?;
@@ -188,16 +188,16 @@ impl Prepared {
             }
             let overdue = match deadline {
                 Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
-                None => self.watch.is_overdue().then(|| self.watch.timeout()),
+                None => self.tracker.is_overdue().then(|| self.tracker.timeout()),
             };
             if let Some(timeout) = overdue {
-                self.shared.raise_late(&self.watch, timeout);
+                self.shared.raise_late(&self.tracker, timeout);
                 return self.fail();
             }
             if self.shared.has_any_left() && self.misses_left_rank(epoch)? {
                 return self.fail();
             }
-            polls_several = self.shared.drive_others(&self.watch) || self.park_misses_events;
+            polls_several = self.shared.drive_others(&self.tracker) || self.park_misses_events;
             match polled_at {
                 // The watchdog keeps the deadline and wakes the parked thread.
                 _ if !polls_several => self.executor().park(Duration::MAX)?,
@@ -218,7 +218,7 @@ impl Prepared {
         if self.poll(epoch)? {
             return Ok(false);
         }
-        let record = self.watch.left(&self.shared);
+        let record = self.tracker.left(|rank| self.shared.has_left(rank));
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
@@ -227,12 +227,12 @@ impl Prepared {
         let driven = {
             let mut executor = self.executor();
             executor.drive().map(|progressed| {
-                let done = self.shared.close_done(&self.watch, &executor);
+                let done = self.shared.close_done(&self.tracker, &executor);
                 Progress { done, progressed }
             })
         };
         driven.or_else(|error| {
-            self.shared.raise(self.watch.broken(&error));
+            self.shared.raise(self.tracker.broken(&error));
             self.fail()
         })
     }
@@ -250,22 +250,22 @@ impl Drop for Prepared {
         // A start that the caller did not wait for still uses the buffers, and peers rely on it.
         if !std::thread::panicking() && self.shared.check().is_ok() {
             // The group records any error.
-            let remaining = self.watch.deadline().remaining();
+            let remaining = self.tracker.deadline().remaining();
             let _ = self.settle(remaining);
         }
         if self.shared.check().is_ok() {
             // Every signal that peers have sent was waited for.
-            self.watch.allow_reuse_of_flags();
+            self.tracker.allow_reuse_of_flags();
         }
         let is_over = self.shared.record().is_some();
         if is_over {
-            self.shared.quarantine(self.watch.buffers().clone());
+            self.shared.quarantine(self.tracker.buffers().clone());
         }
         let mut executor = self.executor();
         executor.release();
         // The watchdog goes on to release graphs that may still run.
-        if !(is_over && self.watch.is_captured()) {
-            self.shared.remove(&self.watch);
+        if !(is_over && self.tracker.is_captured()) {
+            self.shared.remove(&self.tracker);
         }
     }
 }

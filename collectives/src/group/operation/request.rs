@@ -8,13 +8,14 @@ use std::time::Duration;
 use peerlane_hal::{DynRegion, ErrorKind, Rank};
 
 use super::lens::{self, BlockLens, Destination};
-use super::method::Method;
 use crate::collective::Collective;
+use crate::cost::Links;
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner};
 use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Placement};
+use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
 
 /// The output of an operation.
@@ -35,6 +36,14 @@ impl Target {
             Self::Window(..) => "a window",
         }
     }
+}
+
+/// The algorithm, chunks and links that the caller has set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Method {
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) chunks: Option<u32>,
+    pub(super) links: Option<Links>,
 }
 
 /// The description of an operation, from the builder to the prepared plan.
@@ -108,14 +117,14 @@ impl Request {
         group: &Arc<Shared>,
     ) -> Result<(), Error> {
         if spec.inputs.len() > 1 {
-            let spots = of_tensors("input", spec.inputs.len(), layout.tensors())?;
-            self.places.input = InputPlacement::ByTensor(spots);
+            let positions = of_tensors("input", spec.inputs.len(), layout.tensors())?;
+            self.places.input = InputPlacement::ByTensor(positions);
             self.inputs = count(spec.inputs.len());
         }
         let Some((window, begin)) = &spec.source else { return Ok(()) };
         let range = elements(spec.dtype, *begin, layout.input_bytes(me));
-        let spot = self.enter(spec.dtype, BufferId::INPUT, (window, range), false, group)?;
-        self.places.input = InputPlacement::Contiguous(spot);
+        let position = self.enter(spec.dtype, BufferId::INPUT, (window, range), false, group)?;
+        self.places.input = InputPlacement::Contiguous(position);
         Ok(())
     }
 
@@ -129,14 +138,14 @@ impl Request {
         self.fields.push(("output".to_owned(), spec.target.name().to_owned()));
         match &spec.target {
             Target::Buffers if spec.output_buffers.len() > 1 => {
-                let spots = of_tensors("output", spec.output_buffers.len(), layout.tensors())?;
-                self.places.output = OutputPlacement::ByTensor(spots);
+                let positions = of_tensors("output", spec.output_buffers.len(), layout.tensors())?;
+                self.places.output = OutputPlacement::ByTensor(positions);
                 self.outputs = count(spec.output_buffers.len());
             }
             Target::Buffers => {}
             Target::List(destinations) => {
-                let spots = lens::positions(spec.dtype, destinations, layout.ranks())?;
-                let used = spots.iter().map(|spot| spot.buffer + 1).max().unwrap_or(1);
+                let positions = lens::positions(spec.dtype, destinations, layout.ranks())?;
+                let used = positions.iter().map(|position| position.buffer + 1).max().unwrap_or(1);
                 let given = count(spec.output_buffers.len());
                 if given > 0 && used > given {
                     let text = format!(
@@ -146,14 +155,14 @@ impl Request {
                     );
                     return Err(invalid(text));
                 }
-                self.places.output = OutputPlacement::ByBlock(spots);
+                self.places.output = OutputPlacement::ByBlock(positions);
                 self.outputs = used.max(given);
             }
             Target::Window(window, begin) => {
                 let range = elements(spec.dtype, *begin, layout.output_bytes(me));
-                let spot =
+                let position =
                     self.enter(spec.dtype, BufferId::OUTPUT, (window, range), true, group)?;
-                self.places.output = OutputPlacement::Contiguous(spot);
+                self.places.output = OutputPlacement::Contiguous(position);
                 self.fields.push(("window".to_owned(), window.number.to_string()));
                 self.fields.push(("begin in the window".to_owned(), begin.to_string()));
             }
@@ -176,10 +185,10 @@ impl Request {
             ));
         }
         let bytes = window.bytes_of(dtype, &range)?;
-        let spot = BufferPosition { buffer: 0, offset: bytes.start };
+        let position = BufferPosition { buffer: 0, offset: bytes.start };
         self.extents.push(Extent { window: window.number, bytes, writes });
         self.windows.insert(buffer, Arc::clone(window));
-        Ok(spot)
+        Ok(position)
     }
 
     /// Returns the buffers with data.

@@ -5,7 +5,7 @@
 
 mod open;
 mod slice;
-mod users;
+mod uses;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use peerlane_hal::{ErrorKind, Region};
 
 pub(in crate::group) use open::open;
 pub use slice::{WindowSlice, WindowSliceMut};
-pub(crate) use users::{Active, Activity, Entry, Extent, Users};
+pub(crate) use uses::{Extent, WindowUse, WindowUses};
 
 use crate::element::{DType, Element};
 use crate::error::Error;
@@ -40,7 +40,7 @@ pub(in crate::group) struct Inner {
     /// The number of the window in its group, from 1.
     pub(in crate::group) number: u64,
     pub(in crate::group) shared: Arc<Shared>,
-    users: Arc<Users>,
+    users: Arc<WindowUses>,
     local: SharedBuffer,
     network: Option<SharedBuffer>,
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 
-use super::{Entry, Extent, Inner};
+use super::{Extent, Inner, WindowUse};
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
@@ -11,16 +11,16 @@ use crate::group::buffer;
 /// Elements of a window for reading, borrowed until this is dropped.
 pub struct WindowSlice<'w, T> {
     elements: &'w [T],
-    _borrowed: Entry,
+    _borrowed: WindowUse,
 }
 
 /// Elements of a window for writing, borrowed until this is dropped.
 pub struct WindowSliceMut<'w, T> {
     elements: &'w mut [T],
-    _borrowed: Entry,
+    _borrowed: WindowUse,
 }
 
-fn enter(inner: &Inner, bytes: &Range<u64>, writes: bool) -> Result<Entry, Error> {
+fn enter(inner: &Inner, bytes: &Range<u64>, writes: bool) -> Result<WindowUse, Error> {
     inner.shared.check()?;
     inner.users.borrow(Extent { window: inner.number, bytes: bytes.clone(), writes })
 }
@@ -29,7 +29,7 @@ impl<'w, T: Element> WindowSlice<'w, T> {
     pub(super) fn borrow(inner: &'w Inner, bytes: Range<u64>) -> Result<Self, Error> {
         let borrowed = enter(inner, &bytes, false)?;
         // SAFETY: peers write to a window only between the begin and the end of a start of this rank,
-        // and none that writes here is open: see `Users`.
+        // and none that writes here is open: see `WindowUses`.
         let bytes = unsafe { buffer::bytes(inner.local.region(), bytes) }?;
         Ok(Self { elements: element::cast(bytes)?, _borrowed: borrowed })
     }

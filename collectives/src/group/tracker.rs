@@ -8,13 +8,24 @@ use peerlane_hal::{Deadline, ErrorKind, Rank, Region};
 
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
-use crate::group::shared::Shared;
-use crate::group::window::{Active, Activity};
 use crate::run::buffers::{Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
+/// The current use of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// No start is open.
+    Idle,
+    /// A start is open.
+    Open,
+    /// A start is open on a stream of the caller, which orders it.
+    OnStream,
+    /// The operation was recorded into a graph, whose replays are not known.
+    Captured,
+}
+
 /// The state of one prepared operation, for the watchdog and for error texts.
-pub(crate) struct Watch {
+pub(crate) struct StartTracker {
     operation: String,
     rank: Rank,
     timeout: Duration,
@@ -29,10 +40,10 @@ pub(crate) struct Watch {
     on_stream: AtomicBool,
     captured: AtomicBool,
     replay_waits: AtomicBool,
-    beside: AtomicBool,
+    driven_by_thread: AtomicBool,
 }
 
-impl Watch {
+impl StartTracker {
     pub(crate) fn new(
         operation: String,
         rank: Rank,
@@ -55,7 +66,7 @@ impl Watch {
             on_stream: AtomicBool::new(false),
             captured: AtomicBool::new(false),
             replay_waits: AtomicBool::new(false),
-            beside: AtomicBool::new(false),
+            driven_by_thread: AtomicBool::new(false),
         }
     }
 
@@ -93,13 +104,13 @@ impl Watch {
     }
 
     /// Records that the progress thread drives open starts.
-    pub(crate) fn mark_beside(&self) {
-        self.beside.store(true, Ordering::SeqCst);
+    pub(crate) fn mark_driven_by_thread(&self) {
+        self.driven_by_thread.store(true, Ordering::SeqCst);
     }
 
     /// Returns whether the progress thread drives open starts.
-    pub(crate) fn is_beside(&self) -> bool {
-        self.beside.load(Ordering::SeqCst) && (self.is_captured() || self.due().is_some())
+    pub(crate) fn is_driven_by_thread(&self) -> bool {
+        self.driven_by_thread.load(Ordering::SeqCst) && (self.is_captured() || self.due().is_some())
     }
 
     pub(crate) fn is_captured(&self) -> bool {
@@ -240,10 +251,10 @@ impl Watch {
     }
 
     /// Creates the record of waiting for a rank that has left the group.
-    pub(crate) fn left(&self, shared: &Shared) -> Option<AbortRecord> {
+    pub(crate) fn left(&self, has_left: impl Fn(Rank) -> bool) -> Option<AbortRecord> {
         let (wait, _) = self.missing()?;
         let writer = self.writers.of(wait.flag);
-        if !shared.has_left(writer) {
+        if !has_left(writer) {
             return None;
         }
         let text = format!(
@@ -279,10 +290,9 @@ impl Watch {
             operation,
         }
     }
-}
 
-impl Active for Watch {
-    fn activity(&self) -> Activity {
+    /// Returns whether and how the operation uses its buffers now.
+    pub(crate) fn activity(&self) -> Activity {
         match (self.is_captured(), self.due().is_some()) {
             (true, _) => Activity::Captured,
             (false, true) if self.is_on_stream() => Activity::OnStream,

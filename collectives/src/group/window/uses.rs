@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use peerlane_hal::ErrorKind;
 
 use crate::error::Error;
+use crate::group::tracker::Activity;
 
 /// Bytes of one window.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,27 +28,12 @@ impl Extent {
     }
 }
 
-/// The current use of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Activity {
-    /// No start is open.
-    Idle,
-    /// A start is open.
-    Open,
-    /// A start is open on a stream of the caller, which orders it.
-    OnStream,
-    /// The operation was recorded into a graph, whose replays are not known.
-    Captured,
-}
+/// Returns the activity of an operation.
+type ActivityOf = Box<dyn Fn() -> Activity + Send>;
 
-/// The state of an operation, for this table.
-pub(crate) trait Active: Send + Sync {
-    fn activity(&self) -> Activity;
-}
-
-/// The table.
+/// The operations and borrows of all windows of a group.
 #[derive(Default)]
-pub(crate) struct Users(Mutex<State>);
+pub(crate) struct WindowUses(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -60,37 +46,37 @@ struct User {
     /// The name for error texts.
     name: String,
     extents: Vec<Extent>,
-    /// The operation; `None` if the host has borrowed the bytes.
-    operation: Option<Arc<dyn Active>>,
+    /// `None` if the host has borrowed the bytes.
+    activity: Option<ActivityOf>,
     /// The use that the operation is about to begin.
     begun: Option<Activity>,
 }
 
 /// A start that is being made. Its bytes count as used until this is dropped.
-pub(crate) struct Begun<'a>(&'a Entry);
+pub(crate) struct BegunStart<'a>(&'a WindowUse);
 
 /// An entry of the table, removed when this is dropped.
-pub(crate) struct Entry {
-    users: Arc<Users>,
+pub(crate) struct WindowUse {
+    users: Arc<WindowUses>,
     number: u64,
 }
 
-impl Users {
+impl WindowUses {
     /// Adds an operation, which uses nothing yet.
     pub(crate) fn enter(
         self: &Arc<Self>,
         name: String,
         extents: Vec<Extent>,
-        operation: Arc<dyn Active>,
-    ) -> Entry {
-        self.add(&mut self.state(), name, extents, Some(operation))
+        activity: impl Fn() -> Activity + Send + 'static,
+    ) -> WindowUse {
+        self.add(&mut self.state(), name, extents, Some(Box::new(activity)))
     }
 
     /// Borrows bytes for the host.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if an operation or another borrow uses them.
-    pub(crate) fn borrow(self: &Arc<Self>, extent: Extent) -> Result<Entry, Error> {
+    pub(crate) fn borrow(self: &Arc<Self>, extent: Extent) -> Result<WindowUse, Error> {
         let mut state = self.state();
         state.check(None, std::slice::from_ref(&extent), false)?;
         Ok(self.add(&mut state, "the host".to_owned(), vec![extent], None))
@@ -101,12 +87,12 @@ impl Users {
         state: &mut State,
         name: String,
         extents: Vec<Extent>,
-        operation: Option<Arc<dyn Active>>,
-    ) -> Entry {
+        activity: Option<ActivityOf>,
+    ) -> WindowUse {
         let number = state.next;
         state.next += 1;
-        state.users.push(User { number, name, extents, operation, begun: None });
-        Entry { users: Arc::clone(self), number }
+        state.users.push(User { number, name, extents, activity, begun: None });
+        WindowUse { users: Arc::clone(self), number }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -115,29 +101,29 @@ impl Users {
     }
 }
 
-impl Entry {
+impl WindowUse {
     /// Begins a start of this operation, if nothing else uses its bytes. Starts on streams are ordered by the streams.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if an operation or a borrow uses its bytes.
-    pub(crate) fn begin(&self, on_stream: bool) -> Result<Begun<'_>, Error> {
+    pub(crate) fn begin(&self, on_stream: bool) -> Result<BegunStart<'_>, Error> {
         let mut state = self.users.state();
         let own = state.users.iter().find(|user| user.number == self.number);
         let extents = own.map(|user| &user.extents[..]).unwrap_or_default();
         state.check(Some(self.number), extents, on_stream)?;
         let activity = if on_stream { Activity::OnStream } else { Activity::Open };
         state.set_begun(self.number, Some(activity));
-        Ok(Begun(self))
+        Ok(BegunStart(self))
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for BegunStart<'_> {
     fn drop(&mut self) {
         self.0.users.state().set_begun(self.0.number, None);
     }
 }
 
-impl Drop for Entry {
+impl Drop for WindowUse {
     fn drop(&mut self) {
         self.users.state().users.retain(|user| user.number != self.number);
     }
@@ -153,8 +139,7 @@ impl State {
         for user in self.users.iter().filter(|user| Some(user.number) != own) {
             let conflicts = |extent: &&Extent| wanted.iter().any(|own| own.conflicts(extent));
             let Some(extent) = user.extents.iter().find(conflicts) else { continue };
-            let operation = user.operation.as_ref();
-            let activity = operation.map(|operation| user.begun.unwrap_or(operation.activity()));
+            let activity = user.activity.as_ref().map(|of| user.begun.unwrap_or_else(of));
             let does = match activity {
                 Some(Activity::Idle) => continue,
                 Some(Activity::OnStream | Activity::Captured) if on_stream => continue,
@@ -184,14 +169,6 @@ mod tests {
 
     use super::*;
 
-    struct Operation(Mutex<Activity>);
-
-    impl Active for Operation {
-        fn activity(&self) -> Activity {
-            *self.0.lock().unwrap()
-        }
-    }
-
     fn extent(window: u64, bytes: Range<u64>, writes: bool) -> Extent {
         Extent { window, bytes, writes }
     }
@@ -202,7 +179,7 @@ mod tests {
 
     #[test]
     fn borrows_may_overlap_if_none_writes() {
-        let users = Arc::new(Users::default());
+        let users = Arc::new(WindowUses::default());
         let borrow = |bytes, writes| users.borrow(extent(1, bytes, writes));
         let _first = borrow(0..8, false).unwrap();
         let second = borrow(4..12, false).unwrap();
@@ -216,11 +193,14 @@ mod tests {
 
     #[test]
     fn starts_and_borrows_exclude_each_other() {
-        let users = Arc::new(Users::default());
-        let one = Arc::new(Operation(Mutex::new(Activity::Idle)));
-        let two = Arc::new(Operation(Mutex::new(Activity::Idle)));
-        let enter = |name: &str, bytes, operation: &Arc<Operation>| {
-            users.enter(name.to_owned(), vec![extent(1, bytes, true)], Arc::clone(operation) as _)
+        let users = Arc::new(WindowUses::default());
+        let one = Arc::new(Mutex::new(Activity::Idle));
+        let two = Arc::new(Mutex::new(Activity::Idle));
+        let enter = |name: &str, bytes, activity: &Arc<Mutex<Activity>>| {
+            let activity = Arc::clone(activity);
+            users.enter(name.to_owned(), vec![extent(1, bytes, true)], move || {
+                *activity.lock().unwrap()
+            })
         };
         let (first, second) =
             (enter("all-gather 1", 0..8, &one), enter("all-gather 2", 4..12, &two));
@@ -233,15 +213,15 @@ mod tests {
         let begun = first.begin(false).unwrap();
         assert!(second.begin(false).is_err() && borrow(0..1).is_err());
         drop(begun);
-        *one.0.lock().unwrap() = Activity::Open;
+        *one.lock().unwrap() = Activity::Open;
         assert_eq!(said(first.begin(false)), "ok");
         assert_snapshot!(said(second.begin(false)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first");
         assert_snapshot!(said(borrow(7..9)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first");
         assert_eq!(said(borrow(8..9)), "ok");
-        *one.0.lock().unwrap() = Activity::OnStream;
+        *one.lock().unwrap() = Activity::OnStream;
         assert_eq!(said(second.begin(true)), "ok");
         assert!(second.begin(false).is_err() && borrow(7..9).is_err());
-        *one.0.lock().unwrap() = Activity::Captured;
+        *one.lock().unwrap() = Activity::Captured;
         assert_snapshot!(said(borrow(0..2)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a graph, whose replays are not tracked; use them on the stream of the graph");
         drop(first);
         assert_eq!(said(borrow(7..9)), "ok");
