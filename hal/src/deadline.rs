@@ -1,8 +1,9 @@
-//! Deadlines. Every call of Peerlane that waits has one.
+//! Deadlines, which every call of Peerlane that waits has. Every call of Peerlane that waits has
+//! one.
 
 use std::time::{Duration, Instant};
 
-/// The time at which a wait fails with [`Timeout`](crate::ErrorKind::Timeout).
+/// A point in time at which a wait fails with [`Timeout`](crate::ErrorKind::Timeout).
 ///
 /// It is passed by value through nested calls, so one timeout bounds all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,7 +13,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The longest timeout: one year. Longer ones are reduced to it.
+    /// The longest timeout, which is one year. Longer timeouts are reduced to it.
     pub const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
     /// Creates a deadline `timeout` from now, at most [`TIMEOUT_MAX`](Self::TIMEOUT_MAX).
@@ -31,12 +32,12 @@ impl Deadline {
         Instant::now() >= self.at
     }
 
-    /// Returns the timeout that the deadline was created with, for error texts.
+    /// Returns the timeout with which the deadline was created, for error texts.
     pub const fn timeout(self) -> Duration {
         self.timeout
     }
 
-    /// Returns the time of the deadline.
+    /// Returns the deadline as a point in time.
     pub const fn at(self) -> Instant {
         self.at
     }

@@ -1,4 +1,4 @@
-//! Type-erased fabrics, regions and engines.
+//! Type-erased fabrics, regions and engines, for programs that choose a backend at run time.
 //!
 //! A program that selects a backend at run time uses these. Each type implements the trait of the typed one, so code that is
 //! generic over [`Fabric`] takes a [`DynFabric`] as well. A call costs one virtual call more, and an op one comparison of types
@@ -21,19 +21,19 @@ use crate::memory::{DmaBuf, Flush, PeerMemory, Region, Role, Space};
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
 
-/// An error of any backend.
+/// A type-erased error of any backend.
 ///
 /// The text and the [source](std::error::Error::source) are those of the backend's error.
 #[derive(Debug)]
 pub struct DynError(Box<dyn Error>);
 
 impl DynError {
-    /// Wraps a backend's error.
+    /// Wraps the error of a backend.
     pub fn new(error: impl Error) -> Self {
         Self(Box::new(error))
     }
 
-    /// Returns the backend's error.
+    /// Returns the wrapped error of the backend.
     pub fn into_inner(self) -> Box<dyn Error> {
         self.0
     }
@@ -57,7 +57,7 @@ impl Error for DynError {
     }
 }
 
-/// An error of this module: a region, key or stream of another backend.
+/// The error for a region, key or stream that belongs to another backend.
 #[derive(Debug)]
 struct WrongType {
     kind: ErrorKind,
@@ -84,7 +84,7 @@ fn wrong_type<T>(kind: ErrorKind, what: &str, expected: BackendId) -> Result<T, 
     Err(DynError::new(WrongType { kind, text }))
 }
 
-/// A local region of any fabric. Clones share the registration, which ends with the last of them.
+/// A type-erased local region of any backend. Clones share the registration, which ends with the last of them.
 #[derive(Clone)]
 pub struct DynRegion {
     region: Arc<dyn Region>,
@@ -92,7 +92,7 @@ pub struct DynRegion {
 }
 
 impl DynRegion {
-    /// Shares a region.
+    /// Erases the type of a shared region.
     pub fn new<R: Region>(region: Arc<R>) -> Self {
         let typed: Arc<dyn Any + Send + Sync> = Arc::clone(&region) as _;
         match typed.downcast::<Self>() {
@@ -101,14 +101,14 @@ impl DynRegion {
         }
     }
 
-    /// Returns the region with its type, or `None` if it has another type.
+    /// Returns the region as the backend's type `R`, or `None` if it belongs to another backend.
     pub fn downcast<R: Region>(&self) -> Option<Arc<R>> {
         let typed = Arc::clone(&self.typed).downcast().ok();
         // `R` can be this type.
         typed.or_else(|| (Arc::new(self.clone()) as Arc<dyn Any + Send + Sync>).downcast().ok())
     }
 
-    /// Returns the region with its type, or itself if a fabric around a [`DynFabric`] expects this type.
+    /// Returns the region as type `R`, or itself if a fabric around a [`DynFabric`] expects a [`DynRegion`].
     fn typed<R: Region>(&self) -> Option<&R> {
         self.typed.downcast_ref().or_else(|| (self as &dyn Any).downcast_ref())
     }
@@ -158,7 +158,7 @@ impl fmt::Debug for DynRegion {
     }
 }
 
-/// An imported region of any fabric. Clones share the import, which ends with the last of them.
+/// A type-erased imported region of any backend. Clones share the import, which ends with the last of them.
 #[derive(Clone)]
 pub struct DynImport(Arc<dyn Any + Send + Sync>);
 
@@ -168,7 +168,7 @@ impl fmt::Debug for DynImport {
     }
 }
 
-/// A remote key of any backend.
+/// A remote key of any backend, together with the length of its region.
 ///
 /// It is encoded as the backend's key, followed by the length of the region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,7 +187,6 @@ impl DynKey {
         Self { region_bytes, generation, key: key.encode() }
     }
 
-    /// Returns the key with its type.
     fn typed<K: RemoteKey>(&self) -> Result<K, KeyError> {
         let mut same = Some(self.clone());
         if let Some(key) = (&mut same as &mut dyn Any).downcast_mut::<Option<K>>() {
@@ -207,7 +206,7 @@ impl RemoteKey for DynKey {
         Writer::new().bytes(&self.key).u64(self.region_bytes).finish()
     }
 
-    /// Checks the envelope. Only the fabric can check the backend and the payload, when it imports the region.
+    /// Checks only the envelope of a key. The fabric checks the backend and the payload when it imports the region.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let mut reader = Reader::new(bytes);
         let key = reader.bytes("key", bytes.len().saturating_sub(size_of::<u64>()))?.to_vec();
@@ -225,7 +224,7 @@ impl RemoteKey for DynKey {
     }
 }
 
-/// A fabric of any backend.
+/// A type-erased fabric of any backend, chosen at run time.
 ///
 /// ```
 /// use peerlane_hal::{BackendId, DynFabric, Fabric, PeerMemory, Rank, Region, Role};
@@ -240,7 +239,7 @@ impl RemoteKey for DynKey {
 pub struct DynFabric(Box<dyn ErasedFabric>);
 
 impl DynFabric {
-    /// Wraps a fabric. A `DynFabric` is returned as it is.
+    /// Erases the type of a fabric. A `DynFabric` is returned as it is.
     pub fn new<F: Fabric>(fabric: F) -> Self {
         let mut fabric = Some(fabric);
         match (&mut fabric as &mut dyn Any).downcast_mut::<Option<Self>>() {
@@ -249,7 +248,7 @@ impl DynFabric {
         }
     }
 
-    /// Returns the fabric with its type, or `None` if it has another type.
+    /// Returns the fabric as the backend's type `F`, or `None` if it belongs to another backend.
     pub fn downcast_ref<F: Fabric>(&self) -> Option<&F> {
         self.0.as_any().downcast_ref()
     }
@@ -347,7 +346,6 @@ unsafe impl PeerMemory for DynFabric {
     }
 }
 
-/// The object-safe form of [`Fabric`] and [`PeerMemory`].
 trait ErasedFabric: Send + Sync {
     fn as_any(&self) -> &dyn Any;
     fn backend(&self) -> BackendId;
@@ -373,7 +371,6 @@ trait ErasedFabric: Send + Sync {
     fn import(&self, peer: Rank, key: &DynKey, deadline: Deadline) -> Result<DynImport, DynError>;
 }
 
-/// A fabric behind [`DynFabric`].
 struct TypedFabric<F>(F);
 
 impl<F: Fabric> ErasedFabric for TypedFabric<F> {
@@ -455,7 +452,7 @@ fn region<R: Region, E: Error>(region: Result<R, E>) -> Result<DynRegion, DynErr
     region.map(|region| DynRegion::new(Arc::new(region))).map_err(DynError::new)
 }
 
-/// An engine of any backend.
+/// A type-erased engine of any backend.
 pub struct DynEngine(Box<dyn ErasedEngine>);
 
 impl fmt::Debug for DynEngine {
@@ -508,7 +505,6 @@ unsafe impl CopyEngine for DynEngine {
     }
 }
 
-/// The object-safe form of [`CopyEngine`].
 trait ErasedEngine: Send {
     fn caps(&self) -> &Caps;
     unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError>;
@@ -523,11 +519,10 @@ trait ErasedEngine: Send {
 
 type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
 
-/// An engine behind [`DynEngine`].
 struct TypedEngine<E: CopyEngine> {
     engine: E,
     backend: BackendId,
-    /// Empty between calls; only the allocation is reused.
+    /// A buffer for typed ops, empty between calls, whose allocation is reused.
     ops: Ops<'static, E>,
 }
 
@@ -587,7 +582,7 @@ where
     }
 }
 
-/// Returns the op with typed regions, or `None` if one is of another type.
+/// Returns the op with regions of one backend, or `None` if a region belongs to another backend.
 fn typed_op<'a, L: Region, R: 'static>(op: &Op<'a, DynRegion, DynImport>) -> Option<Op<'a, L, R>> {
     let local = |at: At<'a, DynRegion>| Some(At { region: at.region.typed()?, offset: at.offset });
     let remote =
@@ -606,7 +601,7 @@ fn typed_op<'a, L: Region, R: 'static>(op: &Op<'a, DynRegion, DynImport>) -> Opt
     })
 }
 
-/// Reuses an allocation for ops of another lifetime.
+/// Reuses the allocation of an op buffer for ops of another lifetime.
 ///
 /// Collecting an emptied vector in place keeps its buffer, so a start allocates nothing.
 fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {

@@ -1,4 +1,4 @@
-//! Engines: in-order queues of puts, gets, signals and waits.
+//! Defines copy engines, which are in-order queues of puts, gets, signals and waits.
 
 use std::any::Any;
 use std::task::Waker;
@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// A position in a region, in bytes.
+/// A byte position in a region, as the source or destination of a copy.
 #[derive(Debug)]
 pub struct At<'a, M> {
-    /// The region, local or imported.
+    /// The local or imported region that holds the position.
     pub region: &'a M,
-    /// Bytes from the start of the region.
+    /// The offset from the start of the region in bytes.
     pub offset: u64,
 }
 
-/// A flag: an aligned 64-bit word of a region.
+/// A flag, an aligned 64-bit word of a region that one rank signals and another waits for.
 ///
 /// It is addressed by word and not by byte, so it cannot be misaligned and cannot be confused with data.
 #[derive(Debug)]
 pub struct Flag<'a, M> {
-    /// The region, registered as [`Role::Flags`](crate::Role::Flags).
+    /// The region that holds the flag, registered as [`Role::Flags`](crate::Role::Flags).
     pub region: &'a M,
-    /// 64-bit words from the start of the region.
+    /// The offset of the flag from the start of the region in 64-bit words.
     pub word: u64,
 }
 
@@ -40,7 +40,7 @@ impl<M> Clone for Flag<'_, M> {
 }
 impl<M> Copy for Flag<'_, M> {}
 
-/// An operation of an engine: put, get, signal or wait.
+/// An operation that an engine runs: a put, get, signal or wait.
 ///
 /// A rank is its own peer too: with a region imported from itself, a put is a local copy and a signal a local store.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub enum Op<'a, L, R> {
         dst: At<'a, R>,
         /// The source, in memory of this rank.
         src: At<'a, L>,
-        /// The number of bytes.
+        /// The number of bytes to copy, which may be 0.
         bytes: u64,
     },
     /// Copies `bytes` bytes from a peer to this rank. Zero bytes are allowed.
@@ -60,24 +60,24 @@ pub enum Op<'a, L, R> {
         dst: At<'a, L>,
         /// The source, in imported memory of the peer.
         src: At<'a, R>,
-        /// The number of bytes.
+        /// The number of bytes to copy, which may be 0.
         bytes: u64,
     },
     /// Stores `value` in a flag of a peer, after all earlier puts to that peer and gets from it.
     Signal {
-        /// The flag. Only this engine writes it.
+        /// The flag to store the value in. No other engine may write it.
         flag: Flag<'a, R>,
-        /// The value that the flag gets.
+        /// The value to store in the flag.
         value: u64,
     },
-    /// Blocks the ops behind it until a flag of this rank is at least `value`.
+    /// Blocks the ops that follow in the queue until a flag of this rank has at least `value`.
     Wait {
-        /// The flag. Only this engine reads it.
+        /// The flag to wait for. No other engine may read it.
         flag: Flag<'a, L>,
-        /// The smallest value that ends the wait.
+        /// The smallest flag value that ends the wait.
         value: u64,
-        /// Whether the flag is set to 0 before the ops behind the wait. Captured starts need this, because their values are
-        /// constants.
+        /// Whether the engine sets the flag to 0 before it runs the ops that follow the wait. Captured starts need
+        /// this, because their values are constants.
         reset: bool,
     },
 }
@@ -89,52 +89,53 @@ impl<L, R> Clone for Op<'_, L, R> {
 }
 impl<L, R> Copy for Op<'_, L, R> {}
 
-/// The number of a submitted slice of an engine, from 1.
+/// The number of a slice that was submitted to an engine, counted from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// The ticket before the first slice.
+    /// The ticket 0, which precedes the ticket of the first slice.
     pub const NONE: Self = Self(0);
 }
 
-/// The capabilities and limits of an engine.
+/// The capabilities and limits of an engine, by which a caller plans its ops.
 ///
 /// A missing capability is emulated by the layers above the backends. No call fails as "unsupported".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// The kind of engine for reports, such as `streams` or `sdma`.
+    /// The name of the engine's kind for reports, such as `streams` or `sdma`.
     pub kind: &'static str,
-    /// Whether [`Op::Wait`] can be submitted. Otherwise the caller polls the flag and submits the later ops once it is set.
+    /// Whether the engine accepts [`Op::Wait`]. Otherwise the caller polls the flag and submits the later ops once it
+    /// is set.
     pub queued_wait: bool,
-    /// Whether data, also data from peers, moves only in calls of [`CopyEngine::completed`].
+    /// Whether bytes are copied, also bytes from peers, only during calls of [`CopyEngine::completed`].
     pub polled: bool,
     /// Whether several adjacent signals or waits cost about as much as one. Plans then group them instead of signalling
     /// after each put.
     pub flags_batched: bool,
-    /// The largest number of ops in a slice, at least 1.
+    /// The largest number of ops in one slice, at least 1.
     pub slice_ops_max: usize,
-    /// The largest copy in bytes that the backend does not split.
+    /// The size in bytes of the largest copy that the backend does not split.
     pub piece_bytes_max: u64,
-    /// The alignment in bytes of offsets and lengths of puts and gets; 1 if there is none.
+    /// The alignment in bytes that offsets and lengths of puts and gets need, or 1 for no alignment.
     pub put_align_bytes: u64,
-    /// The hardware queues that the engines of a process share; `None` if a wait blocks its own engine only.
+    /// The hardware queues that all engines of a process share, or `None` if a wait blocks only its own engine.
     pub shared_queues: Option<SharedQueues>,
 }
 
-/// The hardware queues of a device, which all engines of a process share.
+/// The number of hardware queues that all engines of a process share, and how to change it.
 ///
 /// A queued wait can block other engines whose ops are in the same hardware queue. Ranks that start operations in the same
 /// order are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedQueues {
-    /// The number of hardware queues.
+    /// The number of hardware queues that the engines of this process share.
     pub count: u32,
-    /// The environment variable that sets the number.
+    /// The name of the environment variable that sets the number of hardware queues.
     pub variable: &'static str,
 }
 
-/// An in-order queue of ops that reaches every connected peer.
+/// An in-order queue of puts, gets, signals and waits that reaches every connected peer.
 ///
 /// The [contract](crate::contract) states the rules that hold between calls, engines and ranks.
 ///
@@ -167,17 +168,17 @@ pub struct SharedQueues {
 /// An engine accesses only the bytes that the ops of a slice name, and only until the ticket of the slice is complete. It
 /// reports a ticket as complete when every op up to that slice is complete, and not before.
 pub unsafe trait CopyEngine: Send + 'static {
-    /// The error of the backend.
+    /// The error type of the backend.
     type Error: Error;
-    /// A registered region of this rank.
+    /// The type of a registered region of this rank.
     type Local: 'static;
-    /// An imported region of a peer.
+    /// The type of an imported region of a peer.
     type Remote: 'static;
 
-    /// Returns the capabilities and limits, which never change.
+    /// Returns the capabilities and limits of the engine, which never change.
     fn caps(&self) -> &Caps;
 
-    /// Submits a slice of ops and returns its ticket.
+    /// Submits a slice of ops and returns the slice's ticket.
     ///
     /// *Ordering.* Ops to one peer take effect in the order of submission; a wait blocks everything behind it. *Completion.* The
     /// ticket is complete when all ops up to the end of this slice are. An empty slice gets a ticket too.
@@ -195,7 +196,7 @@ pub unsafe trait CopyEngine: Send + 'static {
         ops: &[Op<'_, Self::Local, Self::Remote>],
     ) -> Result<Ticket, Self::Error>;
 
-    /// Returns the last complete ticket. Never blocks, and drives a [polled](Caps::polled) engine.
+    /// Returns the ticket of the last complete slice. Never blocks, and drives a [polled](Caps::polled) engine.
     ///
     /// Sources of complete puts can be reused; complete gets and puts to this rank are visible here. The result never decreases.
     ///
@@ -203,9 +204,8 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// The error that poisoned the engine.
     fn completed(&mut self) -> Result<Ticket, Self::Error>;
 
-    /// Sleeps until there may be progress, the [`waker`](Self::waker) was used, or `limit` has passed. There
-    /// may be progress if [`completed`](Self::completed) may return more or a flag of this rank may have
-    /// changed.
+    /// Sleeps until the engine may have made progress, the [`waker`](Self::waker) was used, or `limit` has passed.
+    /// There may be progress if [`completed`](Self::completed) may return more or a flag of this rank may have changed.
     ///
     /// It may return early. Call it at most once between two polls of the same flag. [`Duration::MAX`] sets no timer, which
     /// makes the sleep cheaper; another thread then keeps the deadline and uses the waker.
@@ -214,15 +214,16 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// The error that poisoned the engine.
     fn park(&mut self, limit: Duration) -> Result<(), Self::Error>;
 
-    /// Returns whether [`completed`](Self::completed) can make more progress at once, for example in a long copy.
+    /// Returns whether [`completed`](Self::completed) can make more progress at once, so that the caller should not
+    /// park.
     ///
     /// A caller that polls several engines parks only if none is busy.
     fn is_busy(&self) -> bool;
 
-    /// Returns a handle with which another thread ends the current or next [`park`](Self::park).
+    /// Returns a waker with which another thread ends the current or next [`park`](Self::park).
     fn waker(&self) -> Waker;
 
-    /// Lets every queued wait pass, so that the queue drains.
+    /// Lets every queued wait pass after an abort, so that the queue drains.
     ///
     /// The ops behind such a wait run or are dropped; their results are undefined. From now on [`submit`](Self::submit) fails with
     /// [`Aborted`](crate::ErrorKind::Aborted), and [`completed`](Self::completed) proceeds to the last ticket. Call it again
@@ -232,16 +233,18 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// The error that poisoned the engine.
     fn release(&mut self) -> Result<(), Self::Error>;
 
-    /// Returns the bytes of a slice that compute units of a device would copy; 0 if copy engines, NICs or processors copy all.
+    /// Returns how many bytes of a slice the device's compute units would copy, or 0 if copy engines, NICs or
+    /// processors copy all.
     ///
     /// Nothing is submitted. With `captured`, the slice is one of a [captured](StreamOrdered::fork) start.
     fn compute_bytes(&mut self, ops: &[Op<'_, Self::Local, Self::Remote>], captured: bool) -> u64;
 
-    /// Returns the ordering against streams of the caller, or `None` if the backend has no streams.
+    /// Returns the interface that orders the engine against streams of the caller, or `None` if the backend has no
+    /// streams.
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>>;
 }
 
-/// Orders an engine against a stream of the caller.
+/// Orders the work of an engine before and after the work on a stream of the caller.
 ///
 /// A stream is a reference to the stream type of the backend, such as `peerlane_cuda::Stream`.
 ///
@@ -249,17 +252,17 @@ pub unsafe trait CopyEngine: Send + 'static {
 /// Between [`fork`](Self::fork) and [`join`](Self::join), the engine's work follows the work that the caller enqueued on the stream
 /// before, and the caller's later work follows the engine's.
 pub unsafe trait StreamOrdered {
-    /// The error of the backend.
+    /// The error type of the backend.
     type Error: Error;
 
-    /// Returns whether `stream` records its work into a graph instead of running it.
+    /// Returns whether `stream` captures its work into a graph instead of running it.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) if the stream is of another type or device; the error of the vendor's call; the
     /// error that poisoned the engine.
     fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Self::Error>;
 
-    /// Orders later submissions after the current work of `from`.
+    /// Orders later submissions to the engine after the work that is already on the stream `from`.
     ///
     /// *Ordering.* Until the [`join`](Self::join), the engine may enqueue its work directly on `from`; the caller enqueues nothing
     /// else there in between. The engine may be joined to another stream. A join is required before the next fork.
@@ -272,13 +275,13 @@ pub unsafe trait StreamOrdered {
     /// error that poisoned the engine. The engine is then not forked.
     fn fork(&mut self, from: &dyn Any) -> Result<(), Self::Error>;
 
-    /// Orders later work of `into` after the submissions since the fork, and ends the fork.
+    /// Orders later work on the stream `into` after the engine's submissions since the fork, and ends the fork.
     ///
     /// # Errors
     /// The error of the vendor's call, or the error that poisoned the engine. The fork has ended even then.
     fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error>;
 
-    /// Returns how long a replay of a recorded slice has waited for its flags, or `None` if no replay waits.
+    /// Returns how long a graph replay has waited for flags of this engine, or `None` if no replay waits.
     ///
     /// With several such replays, the longest wait counts. The time counts from the first call that finds the replay waiting.
     ///
@@ -287,7 +290,7 @@ pub unsafe trait StreamOrdered {
     fn replay_wait(&mut self) -> Result<Option<Duration>, Self::Error>;
 }
 
-/// Returns the stream as the stream type of a backend.
+/// Casts a type-erased stream to the stream type `S` of a backend.
 ///
 /// # Errors
 /// A text for an error of kind [`Mismatch`](crate::ErrorKind::Mismatch).

@@ -1,6 +1,6 @@
-//! The kinds of errors, and the trait of all backend errors.
+//! Defines the kinds of errors and the trait of all backend errors.
 
-/// The class of an error, on which a program can act.
+/// The class of an error, by which a program decides how to react.
 ///
 /// The text of the error says what was done, where, what was expected and what was found. The vendor's error is its
 /// [`source`](std::error::Error::source).
@@ -11,7 +11,7 @@ pub enum ErrorKind {
     DeviceLost,
     /// A peer has ended or can no longer be reached.
     PeerLost,
-    /// A deadline passed.
+    /// A call did not complete before its deadline.
     Timeout,
     /// A remote key is malformed, of another backend or version, or names freed memory.
     InvalidKey,
@@ -21,13 +21,13 @@ pub enum ErrorKind {
     InvalidArgument,
     /// Host memory, device memory, handles or file descriptors are exhausted.
     OutOfMemory,
-    /// The queue has no room for the slice until earlier slices complete.
+    /// The queue of an engine has no room for a slice until earlier slices complete.
     QueueFull,
     /// The group or the engine was aborted. The abort record says by which rank and why.
     Aborted,
     /// A device, driver, library or permission is missing. The text says what to install or allow.
     Unavailable,
-    /// Any other failure.
+    /// A failure that no other kind describes.
     Other,
 }
 
@@ -56,8 +56,8 @@ impl std::fmt::Display for ErrorKind {
     }
 }
 
-/// The error of a backend.
+/// An error of a backend, which reports its class as an [`ErrorKind`].
 pub trait Error: std::error::Error + Send + Sync + 'static {
-    /// Returns the class of the error.
+    /// Returns the class of the error, by which a program decides how to react.
     fn kind(&self) -> ErrorKind;
 }

@@ -1,4 +1,4 @@
-//! Fabrics: connections to peers, and the links to them.
+//! Defines fabrics, which connect ranks, and the links between connected ranks.
 
 use crate::deadline::Deadline;
 use crate::engine::CopyEngine;
@@ -7,28 +7,28 @@ use crate::key::BackendId;
 use crate::memory::PeerMemory;
 use crate::rank::Rank;
 
-/// The medium between two ranks.
+/// The medium over which two ranks exchange data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkKind {
-    /// Both ranks use the same device.
+    /// No link, because both ranks use the same device.
     Local,
-    /// Shared memory of one host.
+    /// Shared memory between processes or threads of one host.
     SharedMemory,
-    /// NVLink between two GPUs.
+    /// An NVLink connection between two GPUs.
     NvLink,
-    /// XGMI between two GPUs.
+    /// An XGMI connection between two GPUs.
     Xgmi,
-    /// PCI Express between two devices.
+    /// A PCI Express connection between two devices.
     Pcie,
-    /// Host memory, because the two devices cannot access each other.
+    /// Staging in host memory, because the two devices cannot access each other.
     HostStaged,
-    /// An RDMA network.
+    /// An RDMA network such as InfiniBand or RoCE.
     Rdma,
 }
 
 impl LinkKind {
-    /// Returns whether this link replaces a faster one that the devices lack.
+    /// Returns whether this link kind is a slow substitute for a direct link that the devices lack.
     pub const fn is_fallback(self) -> bool {
         matches!(self, Self::HostStaged)
     }
@@ -50,31 +50,31 @@ impl LinkKind {
 /// The link from this rank to one peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// The peer.
+    /// The rank at the other end of the link.
     pub peer: Rank,
-    /// The kind of the link.
+    /// The medium of the link.
     pub kind: LinkKind,
-    /// The bandwidth in bytes per second and direction, if the platform reports it.
+    /// The bandwidth of the link in bytes per second and direction, if the platform reports it.
     pub bytes_per_second: Option<f64>,
 }
 
-/// The use of an engine, by which a fabric with several kinds of engines chooses one.
+/// The requirements by which a fabric with several kinds of engines chooses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRequirements {
     /// Whether the engine must offer [streams](crate::CopyEngine::streams), also in graphs, if the backend has them.
     pub streams: bool,
-    /// The size of the longest copy between two ranks in bytes.
+    /// The size in bytes of the longest copy between two ranks.
     pub copy_bytes_max: u64,
 }
 
 impl Default for EngineRequirements {
-    /// Requires streams, and copies of any size.
+    /// Requires an engine with streams that copies any number of bytes.
     fn default() -> Self {
         Self { streams: true, copy_bytes_max: u64::MAX }
     }
 }
 
-/// A means to reach peers, opened as one rank of a group by a function of the backend.
+/// The connections of one rank to its peers, with the memory and the engines to reach them.
 ///
 /// First [`connect`](Self::connect) all peers, then import their regions and create engines. An engine reaches the peers that
 /// were connected before it was created.
@@ -83,30 +83,30 @@ impl Default for EngineRequirements {
 /// The rank never changes. Engines reach regions of this fabric's memory, of this rank and of connected peers, under the
 /// contract of their own traits.
 pub unsafe trait Fabric: Send + Sync + 'static {
-    /// The error of the backend.
+    /// The error type of the backend.
     type Error: Error;
-    /// The memory of the fabric.
+    /// The type that registers and imports memory.
     type Memory: PeerMemory<Error = Self::Error>;
-    /// The engine of the fabric.
+    /// The type of the engines, which copy between local and imported regions.
     type Engine: CopyEngine<
             Error = Self::Error,
             Local = <Self::Memory as PeerMemory>::Local,
             Remote = <Self::Memory as PeerMemory>::Remote,
         >;
 
-    /// Returns the number of the backend.
+    /// Returns the number of the backend that implements the fabric.
     fn backend(&self) -> BackendId;
 
-    /// Returns the rank that the fabric was opened as.
+    /// Returns the rank in the group for which the fabric was opened.
     fn rank(&self) -> Rank;
 
-    /// Returns the memory, which registers, exports and imports regions.
+    /// Returns the object that registers, exports and imports memory regions.
     fn memory(&self) -> &Self::Memory;
 
-    /// Returns the address that peers need to connect to this rank. The caller carries it to them.
+    /// Returns the address bytes that peers need to connect to this rank. The caller sends them to the peers.
     fn address(&self) -> Vec<u8>;
 
-    /// Connects a peer, or this rank to itself.
+    /// Connects this rank to a peer or to itself.
     ///
     /// # Errors
     /// [`PeerLost`](crate::ErrorKind::PeerLost) if the peer does not answer at the address;
@@ -122,8 +122,8 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// Returns the link to a connected peer, or `None` if it is not connected.
     fn link(&self, peer: Rank) -> Option<Link>;
 
-    /// Opens another fabric with the same options on the same device, as `rank` of `ranks`. It has no connections, and this
-    /// fabric with its memory and engines stays valid.
+    /// Opens another fabric on the same device and with the same options, as rank `rank` of `ranks`. It has no
+    /// connections, and this fabric with its memory and engines stays valid.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if there is no such rank;

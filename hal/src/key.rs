@@ -8,30 +8,30 @@ use std::fmt;
 use crate::error::{Error, ErrorKind};
 use crate::wire::{Reader, Truncated, Writer};
 
-/// The first four bytes of every encoded key.
+/// The first four bytes of every encoded remote key.
 pub const KEY_MAGIC: [u8; 4] = *b"PLRK";
-/// The version of the envelope that this build writes and reads.
+/// The version of the remote key envelope that this build writes and reads.
 pub const KEY_VERSION: u16 = 1;
 
-/// The number of a backend in keys and addresses.
+/// The number that identifies a backend in remote keys and addresses.
 ///
 /// This crate assigns the numbers below 0x8000. A backend outside of this repository uses a larger one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackendId(pub u16);
 
 impl BackendId {
-    /// The reference backend over host memory.
+    /// The reference backend, which copies between ranks in host memory.
     pub const HOST: Self = Self(1);
-    /// CUDA: NVLink copy engines.
+    /// The CUDA backend, which copies over NVLink with copy engines.
     pub const CUDA: Self = Self(2);
-    /// ROCm: XGMI SDMA engines.
+    /// The ROCm backend, which copies over XGMI with SDMA engines.
     pub const ROCM: Self = Self(3);
-    /// RDMA verbs.
+    /// The RDMA backend, which uses libibverbs.
     pub const RDMA: Self = Self(4);
-    /// Device memory that is staged through host memory, on a network of any backend.
+    /// The backend that stages device memory through host memory to use another backend's network.
     pub const STAGED: Self = Self(5);
 
-    /// Returns the backend's name, which the program's `--backend` accepts.
+    /// Returns the name of the backend, as the option `--backend` of the program accepts it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HOST => "host",
@@ -53,41 +53,41 @@ impl fmt::Display for BackendId {
     }
 }
 
-/// Identifies a registration. A process never reuses one, even for the same address.
+/// A number that identifies one registration of a region. A process never reuses a number, even for the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
-/// The bytes that let a peer import a region.
+/// The remote key of a region, with which a peer imports the region.
 pub trait RemoteKey: Sized + Send + 'static {
-    /// Returns the key in its envelope.
+    /// Encodes the remote key into bytes to send to a peer.
     fn encode(&self) -> Vec<u8>;
 
-    /// Parses the bytes of a peer. It never panics.
+    /// Decodes a remote key from the bytes that a peer sent. It never panics.
     ///
     /// # Errors
     /// Returns what is wrong with them.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError>;
 
-    /// Returns the length of the region in bytes.
+    /// Returns the length in bytes of the region that the key names.
     fn region_bytes(&self) -> u64;
 
-    /// Returns the registration that the key names.
+    /// Returns the number of the registration that the key names.
     fn generation(&self) -> Generation;
 }
 
-/// The envelope of a key.
+/// The envelope around the fields of a backend's remote key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope<'a> {
-    /// The backend of the payload.
+    /// The number of the backend that wrote the payload.
     pub backend: BackendId,
-    /// The registration that the key names.
+    /// The number of the registration that the key names.
     pub generation: Generation,
-    /// The fields of the backend.
+    /// The backend's own fields of the key, encoded.
     pub payload: &'a [u8],
 }
 
 impl<'a> Envelope<'a> {
-    /// Encodes the envelope and the payload.
+    /// Encodes the envelope of a remote key and its payload into bytes.
     ///
     /// # Panics
     /// If the payload is longer than 4 GiB.
@@ -103,7 +103,7 @@ impl<'a> Envelope<'a> {
             .finish()
     }
 
-    /// Decodes the envelope of a key of `backend`.
+    /// Decodes the envelope of a remote key, which must be of backend `backend`.
     ///
     /// # Errors
     /// Returns what is wrong with the bytes.
@@ -115,7 +115,7 @@ impl<'a> Envelope<'a> {
         Ok(envelope)
     }
 
-    /// Decodes the envelope of a key of any backend.
+    /// Decodes the envelope of a remote key of any backend.
     ///
     /// # Errors
     /// Returns what is wrong with them.
@@ -140,55 +140,55 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// The reason why bytes are not a usable key.
+/// The reason why bytes from a peer are not a usable remote key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The bytes end too early.
+    /// The bytes of the key end before a field is complete.
     #[error("remote key is truncated: {0}")]
     Truncated(#[from] Truncated),
-    /// The bytes are not a key.
+    /// The bytes do not begin with the magic number of a remote key.
     #[error(
         "not a remote key: it starts with the bytes {magic:02x?}, expected {KEY_MAGIC:02x?} \
          (\"PLRK\")"
     )]
     Foreign {
-        /// The first bytes.
+        /// The four bytes that were found instead of the magic number.
         magic: [u8; 4],
     },
-    /// The key was written by another version of Peerlane.
+    /// The remote key was written by a version of Peerlane with another envelope.
     #[error(
         "remote key has version {found}, expected {KEY_VERSION}; run the same Peerlane on all ranks"
     )]
     Version {
-        /// The key's version.
+        /// The version in the key's envelope.
         found: u16,
     },
-    /// The key is of another backend.
+    /// The remote key belongs to another backend than the one that reads it.
     #[error(
         "remote key belongs to the backend {found}, expected {expected}; open the same backend on \
          both ranks"
     )]
     Backend {
-        /// Backend that reads the key.
+        /// The backend that reads the key.
         expected: BackendId,
-        /// Backend that wrote the key.
+        /// The backend that wrote the key.
         found: BackendId,
     },
-    /// Bytes follow the payload.
+    /// Bytes follow the last field of the key.
     #[error("remote key has {bytes} bytes after its last field, expected none")]
     Trailing {
-        /// The number of these bytes.
+        /// The number of bytes after the last field.
         bytes: usize,
     },
-    /// A field has an invalid value.
+    /// A field of the remote key has an invalid value.
     #[error("invalid remote key: field `{field}` is {found}, expected {expected}")]
     Field {
-        /// The name of the field.
+        /// The name of the field with the invalid value.
         field: &'static str,
-        /// Value of the field.
+        /// The invalid value that was found.
         found: u64,
-        /// The valid values.
+        /// The values that are valid for the field, in words.
         expected: &'static str,
     },
 }

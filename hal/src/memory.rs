@@ -1,4 +1,4 @@
-//! Registered memory, local and imported.
+//! Defines registered memory, both regions of this rank and imported regions of peers.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -12,111 +12,111 @@ use crate::error::Error;
 use crate::key::RemoteKey;
 use crate::rank::Rank;
 
-/// The use of a region.
+/// The use of a region, either for data or for flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Bytes that are put and got.
+    /// Memory that puts and gets copy.
     Data,
-    /// Aligned 64-bit words for signals and waits, initially zero.
+    /// Aligned 64-bit flag words for signals and waits, initially zero.
     Flags,
 }
 
-/// The processors that can access the bytes of a region directly.
+/// The processors that can load and store the bytes of a region directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// The host can load and store them.
+    /// Memory that the host can load and store.
     Host,
-    /// Only a device can load and store them.
+    /// Memory that only a device can load and store.
     Device,
 }
 
-/// Device memory as a dma-buf, which other devices can map.
+/// A dma-buf with device memory, which drivers of other devices can map.
 #[derive(Debug)]
 pub struct DmaBuf {
-    /// The descriptor of a dma-buf that holds an allocation or a part of it.
+    /// The file descriptor of a dma-buf that holds a whole allocation or a part of it.
     pub fd: OwnedFd,
-    /// The offset of the region in it, in bytes.
+    /// The offset of the region in the dma-buf in bytes.
     pub offset: u64,
 }
 
-/// Makes writes of another device to a device's memory visible to that device.
+/// Makes bytes that another device wrote to a device's memory visible to that device.
 ///
 /// A NIC reports that bytes have arrived when it has handed them to the bus. Not every device sees them at once.
 pub trait Flush: Send + Sync + fmt::Debug {
-    /// Waits until the device sees everything that was written to its memory before this call.
+    /// Blocks until the device sees every byte that was written to its memory before this call.
     ///
     /// # Errors
     /// Returns why the device may not see it, for example because the device is lost.
     fn flush(&self) -> Result<(), String>;
 }
 
-/// A registered region of this rank.
+/// A registered memory region of this rank.
 ///
 /// # Safety
 /// Until the region is dropped, its memory stays allocated, and the host can read and write `bytes` bytes from `base` in the space
 /// that [`space`](Self::space) returns. All methods describe this memory and never return anything else.
 pub unsafe trait Region: Send + Sync + 'static {
-    /// Returns the address of the first byte, in the address space that [`space`](Self::space) names.
+    /// Returns the address of the region's first byte, in the address space that [`space`](Self::space) names.
     fn base(&self) -> NonNull<u8>;
 
-    /// Returns the length in bytes.
+    /// Returns the length of the region in bytes.
     fn bytes(&self) -> u64;
 
-    /// Returns which processors can access the bytes.
+    /// Returns which processors can load and store the bytes of the region.
     fn space(&self) -> Space;
 
-    /// Returns the flags of a region that was registered as [`Role::Flags`], if the host can read them.
+    /// Returns the flag words of a region that was registered as [`Role::Flags`], if the host can read them.
     ///
     /// An executor polls them if the engine cannot queue waits, and names the missing one if a deadline passes.
     fn flags(&self) -> Option<&[AtomicU64]>;
 
-    /// Returns the current value of a flag, even if the host cannot load it.
+    /// Returns the current value of a flag for diagnosis, even if the host cannot load the flag directly.
     ///
     /// It is for diagnosis: it may be slow and has no memory order. It returns `None` if there is no such flag, or if the value
     /// cannot be read within a short time.
     fn flag_value(&self, word: u64) -> Option<u64>;
 
-    /// Returns the region as a dma-buf, with which a fabric of another backend registers device memory.
+    /// Returns the region as a dma-buf, with which a fabric of another backend can register it.
     ///
     /// # Errors
     /// Returns why there is no dma-buf of it.
     fn dma_buf(&self) -> Result<DmaBuf, String>;
 
-    /// Returns the flush that the device needs before it sees what others have written to this memory, or `None` if it needs none.
+    /// Returns the flush that makes data from other devices visible to this device, or `None` if it needs none.
     ///
     /// All regions of one device return the same flush. If no way to flush is known, the flush fails, and the memory must not
     /// receive data from other devices.
     fn flush(&self) -> Option<Arc<dyn Flush>>;
 
-    /// Allows the backend to use the memory for another region after this one is dropped.
+    /// Lets the backend reuse the memory for another region after this one is dropped.
     ///
     /// The caller guarantees that no peer writes to this region any more. Without this call, memory that peers may still write to
     /// is not used again.
     fn allow_reuse(&self);
 }
 
-/// Registers memory of this rank and imports memory of peers.
+/// Registers memory of this rank, and imports memory that peers have registered.
 ///
 /// # Safety
 /// Memory that [`allocate`](Self::allocate) returns belongs to no one else. An imported region stands for the bytes that the peer
 /// registered under that key and for no others, and a key of freed memory cannot be imported.
 pub unsafe trait PeerMemory: Send + Sync + 'static {
-    /// The error of the backend.
+    /// The error type of the backend.
     type Error: Error;
-    /// The key with which a peer imports a region.
+    /// The type of the remote key with which a peer imports a region.
     type Key: RemoteKey;
-    /// A registered region of this rank.
+    /// The type of a registered region of this rank.
     type Local: Region;
-    /// An imported region of a peer. Dropping it ends the import.
+    /// The type of an imported region of a peer. Dropping a region ends its import.
     type Remote: Send + Sync + 'static;
 
-    /// Allocates zeroed memory that every peer of the fabric can import.
+    /// Allocates and registers zeroed memory that every peer of the fabric can import.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), which names the size.
     fn allocate(&self, bytes: u64, role: Role) -> Result<Self::Local, Self::Error>;
 
-    /// Allocates zeroed flags that the host can read and write.
+    /// Allocates and registers zeroed flag words that the host can read and write.
     ///
     /// They are for an engine without [`queued_wait`](crate::Caps::queued_wait), and for waits in graphs, which the host releases.
     ///
@@ -124,7 +124,7 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
     /// As [`allocate`](Self::allocate).
     fn allocate_polled_flags(&self, bytes: u64) -> Result<Self::Local, Self::Error>;
 
-    /// Registers memory of the caller, which may lie anywhere inside an allocation.
+    /// Registers memory that the caller allocated, which may begin anywhere inside an allocation.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric cannot use such memory, or if flags are not aligned
@@ -140,7 +140,7 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
         role: Role,
     ) -> Result<Self::Local, Self::Error>;
 
-    /// Registers a region of another fabric of this rank.
+    /// Registers a region of another fabric of this rank with this fabric.
     ///
     /// The address alone may not be enough for device memory, so the backend can use the region's
     /// [dma-buf](Region::dma_buf), or recognise a region of its own with [`DynRegion::downcast`].
@@ -152,7 +152,7 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
     /// As [`register`](Self::register). A clone of `region` keeps the memory allocated.
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Self::Local, Self::Error>;
 
-    /// Returns the key of a region.
+    /// Returns the remote key with which a peer imports the region.
     ///
     /// The key names this registration only: it is refused after the region is dropped, even if other memory is registered at
     /// the same address.
@@ -161,7 +161,7 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
     /// The error of the vendor's call.
     fn export(&self, local: &Self::Local) -> Result<Self::Key, Self::Error>;
 
-    /// Imports a region of `peer`, which must be connected. A key of this rank gives an alias.
+    /// Imports a region of a connected peer by its remote key. A key of this rank gives an alias.
     ///
     /// # Errors
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the memory has been freed or the key is of another rank;

@@ -1,71 +1,71 @@
-//! Reads and writes the fixed-width fields of keys and addresses, little-endian.
+//! Encodes and decodes the fixed-width little-endian fields of keys and addresses.
 //!
 //! Lengths that a peer sends are checked against the bytes that are there before they are used.
 
-/// The bytes end before a field is complete.
+/// The error for bytes that end before a field is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("field `{field}` has {left} bytes, expected {expected}")]
 pub struct Truncated {
-    /// The field that was read.
+    /// The name of the field that could not be read.
     pub field: &'static str,
-    /// Width of the field in bytes.
+    /// The width of the field in bytes.
     pub expected: usize,
-    /// The bytes that were left.
+    /// The number of bytes that were left to read.
     pub left: usize,
 }
 
-/// Appends fields to a buffer.
+/// Encodes fields into a growing byte buffer.
 #[derive(Debug, Default)]
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// Creates an empty buffer.
+    /// Creates a writer with an empty buffer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends raw bytes, without a length.
+    /// Appends raw bytes without a length prefix.
     #[must_use]
     pub fn bytes(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// Appends 16 bits.
+    /// Appends a 16-bit integer.
     #[must_use]
     pub fn u16(self, value: u16) -> Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends 32 bits.
+    /// Appends a 32-bit integer.
     #[must_use]
     pub fn u32(self, value: u32) -> Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends 64 bits.
+    /// Appends a 64-bit integer.
     #[must_use]
     pub fn u64(self, value: u64) -> Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Returns the buffer.
+    /// Returns the buffer with all encoded fields.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// Reads fields from a slice.
+/// Decodes fields from a byte slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Reads from the start of `bytes`.
+    /// Creates a reader that starts at the first byte of `bytes`.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// Takes `count` raw bytes.
+    /// Reads the next `count` raw bytes.
     ///
     /// # Errors
     /// If fewer are left.
@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Takes an array of `N` bytes.
+    /// Reads the next `N` bytes as an array.
     ///
     /// # Errors
     /// If fewer are left.
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
         Ok(array)
     }
 
-    /// Takes 16 bits.
+    /// Reads the next 16-bit integer.
     ///
     /// # Errors
     /// If fewer are left.
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u16::from_le_bytes)
     }
 
-    /// Takes 32 bits.
+    /// Reads the next 32-bit integer.
     ///
     /// # Errors
     /// If fewer are left.
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u32::from_le_bytes)
     }
 
-    /// Takes 64 bits.
+    /// Reads the next 64-bit integer.
     ///
     /// # Errors
     /// If fewer are left.
@@ -111,13 +111,13 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// Returns the bytes that are left.
+    /// Returns the bytes that were not read yet.
     pub const fn rest(&self) -> &'a [u8] {
         self.0
     }
 }
 
-/// Returns the FNV-1a checksum, which detects accidents and no attacks.
+/// Returns the FNV-1a checksum of bytes, which detects accidental changes but no attacks.
 pub fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! Measures from which size streaming stores are faster.
+//! Measures the copy size from which streaming stores are faster than stores through the cache.
 //!
 //! Two ranks, one thread each, put into each other's memory at the same time, through the cache and with
 //! streaming stores, size by size in turn. Prints the table of docs/perf/host-copy.md, from which the default
@@ -26,7 +26,6 @@ const BYTES: [u64; 10] = [
 ];
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Synchronizes the ranks and exchanges bytes between them.
 struct Comm {
     barrier: Barrier,
     slots: Mutex<Vec<Vec<u8>>>,
@@ -42,7 +41,7 @@ impl Comm {
     }
 }
 
-/// Returns the median time of puts to the other rank, with both ranks at the same time.
+/// Returns the median time of a put while both ranks put at the same time.
 fn measure(comm: &Comm, me: Rank, bytes: u64, streams: bool) -> Result<Duration, host::Error> {
     let deadline = Deadline::after(CONNECT_TIMEOUT);
     let streaming_bytes_min = Some(if streams { 1 } else { u64::MAX });

@@ -1,4 +1,4 @@
-//! Derives from the caches of the machine from which size copies bypass them.
+//! Chooses the copy size from which copies bypass the processor caches.
 //!
 //! A copy through the cache is faster as long as source and destination stay in a cache that is faster than
 //! memory. On AMD's processors this is the last level, which the ranks share. On others it is the second level:
@@ -8,15 +8,14 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// The threshold if the caches are not known.
+/// The copy size in bytes that bypasses the cache if the cache sizes are unknown.
 const DEFAULT_BYTES: u64 = 2 << 20;
 
-/// The caches of a processor.
 #[derive(Clone, Copy, Debug, Default)]
 struct Caches {
     second_bytes: u64,
     last_bytes: u64,
-    /// Number of processors that share the last level.
+    /// The number of processors that share the last-level cache.
     last_shared_by: usize,
 }
 
@@ -34,7 +33,7 @@ pub(crate) fn streaming_bytes_min(ranks: usize) -> u64 {
 }
 
 impl Caches {
-    /// Reads the folder that Linux has for each processor; what cannot be read is 0.
+    /// Reads the cache sizes that Linux reports for one processor; a size that cannot be read is 0.
     fn read(folder: &Path) -> Self {
         let mut caches = Self::default();
         for index in 0.. {
@@ -67,7 +66,7 @@ impl Caches {
     }
 }
 
-/// Parses a size such as `32768K`.
+/// Parses a cache size such as `32768K`.
 fn bytes(size: &str) -> Option<u64> {
     let (number, shift) = match size.strip_suffix('K') {
         Some(number) => (number, 10),

@@ -1,24 +1,24 @@
-//! Discovers the machine as one device.
+//! Describes this machine as the only device of the host backend.
 
 use std::fs;
 
 use super::error::Error;
 use peerlane_toolkit::mapping::MemoryInfo;
 
-/// The machine as a device, whose processors copy the bytes.
+/// This machine as a device, on which the processors copy the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The name of the processor.
+    /// The model name of the processor.
     pub name: String,
-    /// Number of processors that this process may use.
+    /// The number of processors that this process may use.
     pub cores: usize,
-    /// Memory of the machine in bytes.
+    /// The size of the machine's memory in bytes.
     pub memory_bytes: u64,
-    /// Memory that is available without swapping, in bytes.
+    /// The memory in bytes that is available without swapping.
     pub available_bytes: u64,
 }
 
-/// Returns the devices of this backend: always one.
+/// Returns the devices of the host backend, which is always one: this machine.
 ///
 /// # Errors
 /// Returns [`Error::System`] if `/proc` cannot be read.

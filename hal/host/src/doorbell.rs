@@ -1,4 +1,4 @@
-//! Parks a rank until a flag may have changed, and wakes parked ranks.
+//! Parks a rank until one of its flags may have changed, and wakes parked ranks.
 //!
 //! A doorbell is a word in a small shared region of the parked rank: a count of wake-ups, and a low bit that
 //! announces that the rank is about to sleep. The rank sets the bit, checks its flags once more, and sleeps
@@ -22,31 +22,31 @@ use rustix::thread::futex;
 
 use crate::registration::Registration;
 
-/// Time to spin for a rank that does not share its core: a few times the time to wake an idle core.
+/// The time that a rank with a core of its own spins before it sleeps: a few times the wake-up time of an
+/// idle core.
 const SPIN: Duration = Duration::from_micros(100);
-/// Time to spin for a rank that shares its core with ranks that seem to sleep: about the time to wake an idle
-/// core. Not longer, since a runnable rank may wait for this core.
+/// The time that a rank spins while other ranks of its core sleep: about the wake-up time of an idle core. It
+/// is not longer, since a runnable rank may wait for this core.
 const SPIN_SHARED: Duration = Duration::from_micros(20);
 
-/// The bit of the word that announces a rank that is about to sleep.
+/// The bit of the doorbell word that announces that the rank is about to sleep.
 const PARKING: u32 = 1;
 
-/// The doorbell of this rank or of a peer.
+/// A doorbell of this rank or of a peer: a futex word in shared memory that wakes the parked rank.
 #[derive(Debug)]
 pub(crate) struct Doorbell(Arc<Registration>);
 
-/// The shared memory of a doorbell.
 #[repr(C)]
 struct DoorbellWords {
     wakes: AtomicU32,
-    /// The core on which the rank ran last; only a hint.
+    /// The core on which the rank ran last, which is only a hint for the order of wake-ups.
     core: AtomicU32,
 }
 
 impl Doorbell {
     pub(crate) const BYTES: u64 = size_of::<DoorbellWords>() as u64;
 
-    /// Creates a doorbell in a region of [`BYTES`](Self::BYTES) that is zeroed when it is allocated.
+    /// Creates a doorbell in a zeroed region of at least [`BYTES`](Self::BYTES) bytes.
     pub(crate) fn of(region: Arc<Registration>) -> Arc<Self> {
         Arc::new(Self(region))
     }
@@ -66,7 +66,7 @@ impl Doorbell {
         self.words().core.load(Ordering::Relaxed)
     }
 
-    /// Publishes the core of this rank to its peers.
+    /// Publishes the core on which this rank runs, so that writers on that core wake it first.
     fn publish_core(&self) {
         let core = this_core();
         // A store would take the cache line from the peers that read it.
@@ -79,7 +79,7 @@ impl Doorbell {
         self.word().load(Ordering::Relaxed) & PARKING != 0
     }
 
-    /// Announces that this rank is about to sleep. Returns the word after the announcement.
+    /// Announces that this rank is about to sleep, and returns the futex word to sleep on.
     fn announce(&self) -> u32 {
         self.publish_core();
         let word = self.word().fetch_or(PARKING, Ordering::SeqCst) | PARKING;
@@ -88,7 +88,7 @@ impl Doorbell {
         word
     }
 
-    /// Wakes the rank if it announced that it sleeps. Called after the flag was stored, behind a fence.
+    /// Wakes the parked rank if it announced its sleep. Called after the flag was stored, behind a fence.
     fn wake_if_parked(&self) {
         let word = self.word();
         let seen = word.load(Ordering::Relaxed);
@@ -103,7 +103,7 @@ impl Doorbell {
         }
     }
 
-    /// Sleeps while the word is `announced`.
+    /// Sleeps until a writer changes the futex word from `announced`, at most for `limit`.
     fn sleep(&self, announced: u32, limit: Duration) {
         let limit = (limit < Duration::MAX).then(|| rustix::time::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -119,7 +119,7 @@ fn this_core() -> u32 {
     rustix::thread::sched_getcpu() as u32
 }
 
-/// The doorbells of the ranks whose flags an engine has stored.
+/// The doorbells of the ranks that an engine must wake because it has stored one of their flags.
 #[derive(Debug)]
 pub(crate) struct PendingWakes {
     doorbells: Vec<*const Doorbell>,
@@ -129,17 +129,18 @@ pub(crate) struct PendingWakes {
 unsafe impl Send for PendingWakes {}
 
 impl PendingWakes {
-    /// Creates a list that does not allocate while at most `signals` are pending.
+    /// Creates a list that does not allocate while at most `signals` wake-ups are pending.
     pub(crate) fn with_capacity(signals: usize) -> Self {
         Self { doorbells: Vec::with_capacity(signals) }
     }
 
-    /// Adds the doorbell of a rank whose flag has been stored. It must live until [`flush`](Self::flush).
+    /// Adds the doorbell of a rank whose flag has been stored. The doorbell must live until
+    /// [`flush`](Self::flush).
     pub(crate) fn push(&mut self, doorbell: *const Doorbell) {
         self.doorbells.push(doorbell);
     }
 
-    /// Wakes the parked ranks, those of this core first.
+    /// Wakes the parked ranks, and those that ran on this core first.
     pub(crate) fn flush(&mut self) {
         if self.doorbells.is_empty() {
             return;
@@ -161,7 +162,8 @@ impl Unpark for Doorbell {
     }
 }
 
-/// Parks the thread of one engine: spin for a while, announce, check again, sleep.
+/// Parks the thread that drives one engine: the thread first spins, then announces its sleep, checks its
+/// flags and sleeps.
 ///
 /// Spinning is right while no other rank is runnable on this core: it costs no other rank anything, and an
 /// idle core takes long to wake. Otherwise a rank without work yields its core at once. The doorbells show
@@ -169,10 +171,10 @@ impl Unpark for Doorbell {
 #[derive(Debug)]
 pub(crate) struct DoorbellParker {
     parker: Parker<Arc<Doorbell>>,
-    /// The option of the fabric; `None` lets the neighbours decide.
+    /// The time to spin before a park sleeps; `None` chooses it by the state of the ranks on this core.
     spin: Option<Duration>,
     neighbours: CoreNeighbours,
-    /// The doorbell's word at the last announcement.
+    /// The futex word of the doorbell after the last announcement.
     announced: u32,
 }
 
@@ -191,8 +193,8 @@ impl DoorbellParker {
         self.parker.waker()
     }
 
-    /// Takes one step towards sleep. The caller checks its flags between two steps, which makes the
-    /// announcement safe.
+    /// Takes one step towards sleep, between two checks of the flags. The caller checks its flags between two
+    /// steps, which makes the announcement safe.
     pub(crate) fn park(&mut self, limit: Duration) {
         let spin = match self.neighbours.state() {
             Neighbours::Awake => Duration::ZERO,
@@ -211,43 +213,41 @@ impl DoorbellParker {
         }
     }
 
-    /// Notes progress: the next park spins again. An announcement stays in the doorbell, since another engine
-    /// of this rank may have made it too; a needless wake-up is harmless.
+    /// Starts the next park with spinning again, because the engine has made progress. An announcement stays
+    /// in the doorbell, since another engine of this rank may have made it too; a needless wake-up is
+    /// harmless.
     pub(crate) fn busy(&mut self) {
         self.parker.busy();
     }
 }
 
-/// The doorbells of the connected peers, shared by the memory and the engines of a fabric.
+/// The doorbells of the connected peers, which a fabric shares with its memory and its engines.
 #[derive(Debug)]
 pub(crate) struct Peers(pub(crate) Mutex<Vec<Option<Arc<Doorbell>>>>);
 
 impl Peers {
-    /// Returns the doorbell of a peer, if it is connected.
     pub(crate) fn doorbell(&self, peer: Rank) -> Option<Arc<Doorbell>> {
         let doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         doorbells.get(peer.index()).cloned().flatten()
     }
 
-    /// Returns the doorbells of all connected peers.
     pub(crate) fn doorbells(&self) -> Vec<Arc<Doorbell>> {
         let doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         doorbells.iter().flatten().cloned().collect()
     }
 
-    /// Records the doorbell of a connected peer.
     pub(crate) fn insert(&self, peer: Rank, doorbell: Arc<Doorbell>) {
         let mut doorbells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         doorbells[peer.index()] = Some(doorbell);
     }
 }
 
-/// The other connected ranks of this machine.
+/// The doorbells of the other connected ranks, to find those that run on this core.
 #[derive(Debug)]
 pub(crate) struct CoreNeighbours(Box<[Arc<Doorbell>]>);
 
 impl CoreNeighbours {
-    /// Creates the list from the doorbells of all ranks, possibly including `me`.
+    /// Creates the list from the doorbells of all connected ranks without `me`, which may be among them.
     pub(crate) fn new(ranks: impl Iterator<Item = Arc<Doorbell>>, me: &Doorbell) -> Self {
         Self(ranks.filter(|doorbell| !std::ptr::eq(doorbell.words(), me.words())).collect())
     }
@@ -265,11 +265,11 @@ impl CoreNeighbours {
     }
 }
 
-/// The state of the other ranks that ran on this core last.
+/// Whether other ranks last ran on this core, and whether one of them is awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Neighbours {
     None,
     Asleep,
-    /// At least one is awake.
+    /// At least one rank that last ran on this core is awake.
     Awake,
 }

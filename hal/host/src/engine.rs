@@ -1,4 +1,4 @@
-//! The engine of the host backend: a queue of ops that its caller drives.
+//! The engine of the host backend: a queue of ops that run when the caller polls it.
 //!
 //! There is no thread in the background. `submit` and `completed` run the ops at the head of the queue, a
 //! bounded number of bytes at a time. A wait that is not satisfied stops them.
@@ -19,16 +19,15 @@ use super::options::Options;
 use peerlane_hal::{Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
 use peerlane_toolkit::{EngineState, TicketCounter, pieces};
 
-/// Largest number of bytes that one call of `completed` copies, so that it never blocks for long; about a
-/// millisecond.
+/// The largest number of bytes that one call of `completed` copies, which takes about a millisecond.
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
-/// Largest number of bytes that `submit` copies: small messages are sent at once, large ones by later calls.
+/// The largest number of bytes that `submit` copies, so that small messages are sent at once.
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
-/// Smallest copy before which pending wake-ups are sent. A smaller one takes less time than a wake-up.
+/// The size in bytes of a copy before which pending wake-ups are sent. A smaller copy takes less time than a wake-up.
 const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// An in-order queue of ops that its caller drives.
+/// An engine without a thread of its own, whose ops run when the caller submits or polls.
 #[derive(Debug)]
 pub struct Engine {
     options: Options,
@@ -46,7 +45,7 @@ struct Entry {
     op: QueuedOp,
 }
 
-/// A checked op with addresses. The contract of `submit` keeps its memory alive.
+/// A checked op with resolved addresses, whose memory the contract of `submit` keeps alive.
 #[derive(Debug)]
 enum QueuedOp {
     Copy { dst: *mut u8, src: *const u8, bytes: usize, streaming: bool },
@@ -76,7 +75,6 @@ impl Engine {
         }
     }
 
-    /// Resolves the addresses of a checked op.
     fn resolve(&self, op: &Op<'_, Local, Remote>) -> QueuedOp {
         match *op {
             Op::Put { dst, src, bytes } => {
@@ -105,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// Runs the ops at the head of the queue until a wait is not satisfied or `bytes_max` are copied.
+    /// Runs the ops at the head of the queue until a wait is not satisfied or `bytes_max` bytes are copied.
     fn run(&mut self, mut bytes_max: usize) {
         let mut progressed = false;
         while let Some(head) = self.queue.front_mut() {
@@ -128,7 +126,7 @@ impl Engine {
 }
 
 impl QueuedOp {
-    /// Runs the op as far as possible. Returns whether it is complete, and the number of copied bytes.
+    /// Runs an op as far as possible, and returns whether it is complete and how many bytes were copied.
     fn advance(
         &mut self,
         bytes_max: usize,
@@ -238,7 +236,7 @@ unsafe impl CopyEngine for Engine {
         Ok(())
     }
 
-    /// Returns 0: the processor copies.
+    /// Returns 0, because the processor copies all bytes.
     fn compute_bytes(&mut self, _ops: &[Op<'_, Local, Remote>], _captured: bool) -> u64 {
         0
     }
@@ -248,7 +246,7 @@ unsafe impl CopyEngine for Engine {
     }
 }
 
-/// Copies `bytes` with streaming stores where the processor has them.
+/// Copies `bytes` bytes with streaming stores where the processor has them.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `bytes`. The spans do not overlap, and no other thread accesses

@@ -1,4 +1,4 @@
-//! Names the error of the host backend.
+//! Defines the error type of the host backend.
 
-/// The toolkit's error: the host backend calls no driver that has errors of its own.
+/// The error of the host backend, which is the toolkit's because no vendor library is called.
 pub type Error = peerlane_toolkit::Fault;

@@ -1,4 +1,4 @@
-//! The fabric of one machine: every rank reaches every other one through shared memory.
+//! The fabric of the host backend, in which all ranks of a machine reach each other through shared memory.
 //!
 //! An address names the host, the process and the rank's doorbell, a small region on which parked ranks sleep.
 //! `connect` imports that doorbell.
@@ -22,20 +22,20 @@ use peerlane_toolkit::handover::{Host, ProcessToken, Server};
 const ADDRESS_MAGIC: [u8; 4] = *b"PLRA";
 const ADDRESS_VERSION: u16 = 2;
 
-/// Connects the ranks of one machine through shared memory.
+/// A fabric that connects the ranks of one machine through shared memory.
 #[derive(Debug)]
 pub struct Fabric {
     ranks: usize,
     options: Options,
     memory: Memory,
     doorbell: Arc<Doorbell>,
-    /// Keeps the doorbell importable.
+    /// Keeps the doorbell's memory registered, so that peers can import it.
     doorbell_region: Local,
     _server: Server,
 }
 
 impl Fabric {
-    /// Opens the fabric as `rank` of `ranks`.
+    /// Opens the fabric of rank `rank` in a group of `ranks` ranks.
     ///
     /// # Errors
     /// Returns [`Error::Argument`] if there is no such rank, and [`Error::System`] if the system has no
@@ -44,7 +44,7 @@ impl Fabric {
         Self::open_with(rank, ranks, Options::default())
     }
 
-    /// Opens the fabric with options.
+    /// Opens the fabric of rank `rank` in a group of `ranks` ranks with the given options.
     ///
     /// # Errors
     /// As [`open`](Self::open), and [`Error::Argument`] for options that contradict each other.
@@ -69,7 +69,6 @@ impl Fabric {
         self.with_doorbell(self.memory.rank, self.ranks, options)
     }
 
-    /// Opens a fabric that shares the doorbell of this one.
     fn with_doorbell(&self, rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
         let server = Server::enter().map_err(Error::of_handover(rank, 0))?;
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
@@ -189,7 +188,7 @@ unsafe impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: None })
     }
 
-    /// The new fabric shares the doorbell of this one, as a [second](Self::second) fabric does.
+    /// Opens a fabric that shares the doorbell of this one, as a [second](Self::second) fabric does.
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
         check_rank(rank, ranks)?;
         self.with_doorbell(rank, ranks, self.options)

@@ -1,4 +1,4 @@
-//! The remote key of the host backend: process, registration and length of a region.
+//! Encodes the remote key of the host backend: process, registration and length of a region.
 
 use peerlane_hal::Rank;
 use peerlane_hal::Role;
@@ -6,16 +6,16 @@ use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, RemoteKey};
 use peerlane_toolkit::handover::{ProcessToken, role_number, role_of};
 
-/// The method by which another process accesses a region.
+/// How another process can access a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// A memfd that the owner hands to any process. The region begins `head` bytes into it.
+    /// Memory in a memfd that the owner can hand to any process; the region begins at byte `head`.
     Shared { head: u64 },
-    /// Memory that only the owner's process can import.
+    /// Memory that only the owner's process can import, because it has no file descriptor.
     Private,
 }
 
-/// The bytes with which a peer imports a region of host memory.
+/// The remote key with which a peer imports a region of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     pub(super) process: ProcessToken,

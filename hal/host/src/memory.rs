@@ -1,4 +1,4 @@
-//! Regions of host memory, local and imported.
+//! Registers local host memory and imports the memory of peers.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -19,31 +19,31 @@ use peerlane_toolkit::{EngineRegion, RegionBounds};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Registers memory of this rank and imports memory of its peers.
+/// The memory of a host fabric, which registers regions of this rank and imports regions of peers.
 #[derive(Debug)]
 pub struct Memory {
     pub(super) rank: Rank,
     pub(super) peers: Arc<Peers>,
 }
 
-/// Registered memory of this rank.
+/// A registered region of this rank in host memory.
 #[derive(Debug)]
 pub struct Local {
     registration: Arc<Registration>,
-    /// Removes the registration from those of the process when it is dropped.
+    /// The entry in the process-wide list of registrations; dropping it removes the registration.
     entry: Entry,
 }
 
-/// Imported memory of a peer.
+/// An imported region of a peer in host memory.
 pub struct Remote {
     registration: Arc<Registration>,
-    /// Wakes the owner when a flag of this region is signalled.
+    /// The doorbell that wakes the region's owner after a flag of this region was signalled.
     doorbell: Arc<Doorbell>,
     peer: Rank,
 }
 
 impl Local {
-    /// Allocates zeroed memory that any process can map.
+    /// Allocates zeroed memory in a memfd, which every process can map.
     pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
         let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
         let backing = Backing::Mapped(mapping, 0);
@@ -66,7 +66,7 @@ impl Local {
         self.registration.role
     }
 
-    /// Returns a pointer to an offset that was checked.
+    /// Returns a pointer to an offset that the caller has checked.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }
@@ -158,7 +158,7 @@ impl EngineRegion for Remote {
 }
 
 impl Remote {
-    /// Returns a pointer to an offset that was checked.
+    /// Returns a pointer to an offset that the caller has checked.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }
@@ -167,7 +167,7 @@ impl Remote {
         &self.doorbell
     }
 
-    /// Returns the owner of the memory.
+    /// Returns the rank that owns the memory.
     pub fn peer(&self) -> Rank {
         self.peer
     }
@@ -182,7 +182,7 @@ impl fmt::Debug for Remote {
     }
 }
 
-/// Opens a region of another process or of this one.
+/// Imports the memory of a remote key, whose owner is another process or this one.
 ///
 /// # Errors
 /// Returns [`Error::Freed`], [`Error::PrivateMemory`], or why the owner did not hand over the memory.

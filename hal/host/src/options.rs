@@ -1,24 +1,24 @@
-//! The options of a fabric.
+//! The options of a host fabric.
 
 use std::time::Duration;
 
 use super::error::Error;
 use peerlane_hal::Caps;
 
-/// The options of a fabric; the defaults are what the backend does best.
+/// The options of a host fabric: the capabilities of its engines, and limits for parking and copying.
 ///
 /// Every capability can be reduced, to test an algorithm without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The capabilities and limits of the engines.
+    /// The capabilities and limits that the engines of the fabric report.
     pub caps: Caps,
-    /// Number of ops that a queue holds; at least `caps.slice_ops_max`.
+    /// The number of ops that the queue of an engine holds, at least `caps.slice_ops_max`.
     pub queue_ops: usize,
-    /// Longest time that [`park`](peerlane_hal::CopyEngine::park) spins before it sleeps. It does not spin
-    /// while another rank is awake on its core. By default 100 µs, or 20 µs where ranks share the core.
+    /// The longest time that [`park`](peerlane_hal::CopyEngine::park) spins before it sleeps. It does not spin while
+    /// another rank is awake on its core. By default 100 µs, or 20 µs where ranks share the core.
     pub spin: Option<Duration>,
-    /// Smallest copy in bytes that bypasses the cache. By default half of the cache that a rank can use: its share of
-    /// the last level on AMD's processors, and the second level on others.
+    /// The smallest copy in bytes that bypasses the processor cache. By default, half of the cache that a rank can
+    /// use: its share of the last level on AMD's processors, and the second level on others.
     pub streaming_bytes_min: Option<u64>,
 }
 
@@ -43,7 +43,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Checks that the options do not contradict each other.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Argument(text));
         let Caps { slice_ops_max, piece_bytes_max, put_align_bytes, .. } = self.caps;

@@ -1,4 +1,4 @@
-//! Registered memory, shared with the importers of this process.
+//! Host memory of a registration, which importers of the same process share.
 
 use std::ptr::NonNull;
 
@@ -9,18 +9,19 @@ use peerlane_hal::{Rank, Role};
 use peerlane_toolkit::handover::Handover;
 use peerlane_toolkit::mapping::{MappedSpan, Mapping};
 
-/// The memory of a registration.
+/// The origin of a registration's memory.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    /// Allocated here or imported from another process, and the offset of the region in the mapping.
+    /// A mapping that was allocated here or imported from another process, and the region's offset in
+    /// bytes.
     Mapped(Mapping, usize),
-    /// A span of a mapping that this process has already.
+    /// A part of a mapping that this process already has.
     Span(NonNull<u8>, MappedSpan),
-    /// Memory of the caller.
+    /// Memory that the caller allocated and keeps alive.
     Borrowed(NonNull<u8>),
 }
 
-/// Registered memory, shared with importers of this process.
+/// Registered host memory, which all importers of the same process share.
 #[derive(Debug)]
 pub(crate) struct Registration {
     pub(crate) backing: Backing,
@@ -44,13 +45,13 @@ impl Registration {
         }
     }
 
-    /// Returns a pointer to an offset that was checked.
+    /// Returns a pointer to an offset that the caller has checked.
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         // The offset lies in a mapped region, so it fits.
         self.base().as_ptr().wrapping_add(offset as usize)
     }
 
-    /// Returns how another process accesses the memory.
+    /// Returns how another process can access the registered memory.
     pub(crate) fn access(&self) -> Access {
         match &self.backing {
             Backing::Mapped(_, head) => Access::Shared { head: *head as u64 },
