@@ -40,7 +40,7 @@ impl<M> Clone for Flag<'_, M> {
 }
 impl<M> Copy for Flag<'_, M> {}
 
-/// An operation that an engine runs: a put, get, signal or wait.
+/// A put, get, signal or wait that an engine runs.
 ///
 /// A rank is its own peer too: with a region imported from itself, a put is a local copy and a signal a local store.
 #[derive(Debug)]

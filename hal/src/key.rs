@@ -1,4 +1,4 @@
-//! Remote keys: the bytes with which a peer imports a region.
+//! Defines remote keys, the bytes with which a peer imports a region.
 //!
 //! Every backend's key is in the same envelope: magic, version, backend, generation, length and payload, little-endian. A
 //! receiver can identify a key before a backend reads the payload.

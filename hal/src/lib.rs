@@ -1,4 +1,4 @@
-//! The hardware abstraction layer of Peerlane: traits for peer memory and copy engines.
+//! The hardware abstraction layer of Peerlane, with traits for peer memory and copy engines.
 //!
 //! | trait | what it does |
 //! | --- | --- |

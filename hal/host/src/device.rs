@@ -18,7 +18,7 @@ pub struct Device {
     pub available_bytes: u64,
 }
 
-/// Returns the devices of the host backend, which is always one: this machine.
+/// Returns the only device of the host backend, which is this machine.
 ///
 /// # Errors
 /// Returns [`Error::System`] if `/proc` cannot be read.

@@ -22,17 +22,17 @@ use rustix::thread::futex;
 
 use crate::registration::Registration;
 
-/// The time that a rank with a core of its own spins before it sleeps: a few times the wake-up time of an
-/// idle core.
+/// The time that a rank with a core of its own spins before it sleeps. It is a few times the wake-up time of
+/// an idle core.
 const SPIN: Duration = Duration::from_micros(100);
-/// The time that a rank spins while other ranks of its core sleep: about the wake-up time of an idle core. It
-/// is not longer, since a runnable rank may wait for this core.
+/// The time that a rank spins if the other ranks of its core sleep. It is about the wake-up time of an idle
+/// core and not longer, since a runnable rank may wait for this core.
 const SPIN_SHARED: Duration = Duration::from_micros(20);
 
 /// The bit of the doorbell word that announces that the rank is about to sleep.
 const PARKING: u32 = 1;
 
-/// A doorbell of this rank or of a peer: a futex word in shared memory that wakes the parked rank.
+/// A futex word in shared memory that wakes a parked rank.
 #[derive(Debug)]
 pub(crate) struct Doorbell(Arc<Registration>);
 
@@ -162,8 +162,7 @@ impl Unpark for Doorbell {
     }
 }
 
-/// Parks the thread that drives one engine: the thread first spins, then announces its sleep, checks its
-/// flags and sleeps.
+/// Parks the thread that drives one engine by spinning first and sleeping later.
 ///
 /// Spinning is right while no other rank is runnable on this core: it costs no other rank anything, and an
 /// idle core takes long to wake. Otherwise a rank without work yields its core at once. The doorbells show

@@ -1,4 +1,4 @@
-//! The engine of the host backend: a queue of ops that run when the caller polls it.
+//! Implements the engine of the host backend, whose ops run when the caller polls it.
 //!
 //! There is no thread in the background. `submit` and `completed` run the ops at the head of the queue, a
 //! bounded number of bytes at a time. A wait that is not satisfied stops them.

@@ -1,4 +1,4 @@
-//! Encodes the remote key of the host backend: process, registration and length of a region.
+//! Encodes the remote key of a region in host memory.
 
 use peerlane_hal::Rank;
 use peerlane_hal::Role;

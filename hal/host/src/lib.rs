@@ -1,4 +1,4 @@
-//! The reference backend: ranks are threads or processes of one machine that share memory.
+//! The reference backend, whose ranks are threads or processes of one machine that share memory.
 //!
 //! | contract | on Linux |
 //! | --- | --- |

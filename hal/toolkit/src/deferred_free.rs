@@ -1,8 +1,7 @@
-//! Frees memory in a separate thread, where the driver waits for every stream of the device, including one
-//! that waits for a peer.
+//! Frees device memory in a thread per device, so that dropping a region never blocks.
 //!
-//! So dropping a region never blocks. Each device has its own thread, because a stream that never ends delays
-//! what its device frees without limit.
+//! Some drivers wait in a free for every stream of the device, including a stream that waits for a peer. Each
+//! device has its own thread, because a stream that never ends delays what its device frees without limit.
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -13,10 +12,10 @@ use std::time::Duration;
 
 use crate::device::{DeviceContext, MemoryCalls};
 
-/// An object that is freed by its drop.
+/// An object that frees its memory when it is dropped.
 type Garbage = Box<dyn Send>;
 
-/// A device of this process: the type of its contexts, and the driver's number.
+/// A device of this process, named by the type of its contexts and the driver's device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Device(TypeId, i32);
 
@@ -26,7 +25,8 @@ impl Device {
     }
 }
 
-/// The thread of a device, if it runs, and the number of objects that it has not dropped yet.
+/// The sender to a device's thread, if it runs, and the number of objects that the thread has not dropped
+/// yet.
 struct Queue {
     thread: Option<Sender<Garbage>>,
     pending: usize,
@@ -39,7 +39,7 @@ fn queues() -> MutexGuard<'static, BTreeMap<Device, Queue>> {
     QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `free` with the context current when it is dropped.
+/// Calls `free` with the device context current when it is dropped.
 struct DeferredFree<D: MemoryCalls, F: FnOnce(&D)> {
     context: Arc<D>,
     free: Option<F>,
@@ -55,7 +55,7 @@ impl<D: MemoryCalls, F: FnOnce(&D)> Drop for DeferredFree<D, F> {
     }
 }
 
-/// Frees memory with the context current: now, or later where freeing waits.
+/// Frees device memory now, or later in the device's thread if the driver would block.
 pub(super) fn free<D: MemoryCalls>(context: &Arc<D>, free: impl FnOnce(&D) + Send + 'static) {
     let deferred = DeferredFree { context: Arc::clone(context), free: Some(free) };
     if context.frees_wait() {
@@ -63,8 +63,8 @@ pub(super) fn free<D: MemoryCalls>(context: &Arc<D>, free: impl FnOnce(&D) + Sen
     }
 }
 
-/// Drops an object of the context's device in the device's thread, in the order of the calls. Drops it here
-/// if there is no such thread.
+/// Drops an object in the thread of its device, in the order of the calls. Drops it at once if that thread
+/// cannot be started.
 pub(super) fn drop_later<D: DeviceContext>(context: &Arc<D>, garbage: impl Send + 'static) {
     push(Device::of(&**context), garbage);
 }
@@ -85,7 +85,7 @@ fn push(device: Device, garbage: impl Send + 'static) {
     }
 }
 
-/// Waits until all objects of the context's device are dropped. Returns whether there were any and all were
+/// Waits until the device's thread has dropped all its objects. Returns whether there were any and all were
 /// dropped in time.
 pub(super) fn wait<D: DeviceContext>(context: &D, timeout: Duration) -> bool {
     wait_for_device(Device::of(context), timeout)
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks its drop until the sender is dropped.
+    /// A test object whose drop blocks until the sender is dropped.
     struct Slow(mpsc::Receiver<()>);
 
     impl Drop for Slow {

@@ -1,4 +1,4 @@
-//! Building blocks that Peerlane backends share.
+//! Building blocks for Peerlane backends, such as shared checks, parking, memory handover and a GPU engine.
 //!
 //! | kind of device | parts |
 //! | --- | --- |

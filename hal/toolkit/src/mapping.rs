@@ -1,4 +1,4 @@
-//! Shared memory of the host: sealed memfds and their mappings.
+//! Creates and maps sealed memfds, which share host memory between processes.
 //!
 //! Every mapping of the process can be found by its addresses, so that memory that one fabric has allocated
 //! can be registered with another fabric and exported from there too.
@@ -13,32 +13,33 @@ use rustix::fs::{MemfdFlags, SealFlags};
 pub use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Smallest allocation for which free memory is checked; for smaller ones the check costs too much.
+/// The size in bytes from which an allocation first checks how much memory is free. For smaller allocations
+/// the check costs too much.
 const CHECKED_BYTES_MIN: u64 = 16 << 20;
-/// The size of a transparent huge page. Smaller regions gain nothing from one.
+/// The size of a transparent huge page in bytes. Smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// The reason why host memory is not mapped.
+/// The reason why host memory could not be allocated or mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MappingError {
-    /// The operating system returned an error.
+    /// A system call failed.
     System {
-        /// The action that failed.
+        /// What the failed system call was to do, for the error text.
         what: String,
-        /// The error of the system.
+        /// The error number that the system call returned.
         errno: Errno,
     },
-    /// The machine has too little free memory.
+    /// The machine has less free memory than the allocation needs.
     Full {
-        /// Requested bytes.
+        /// The number of bytes that were requested.
         requested: u64,
-        /// Bytes that are available without swapping.
+        /// The number of bytes that are available without swapping.
         available: u64,
     },
-    /// The memory that a peer handed over is not as expected.
+    /// The memfd that a peer sent is too short or can be shortened.
     Unsound {
-        /// The state found and the state expected.
+        /// The size and seals that were found, and those that were expected.
         how: String,
     },
 }
@@ -49,14 +50,14 @@ impl MappingError {
     }
 }
 
-/// A memfd, mapped and resident. Its size is sealed, so that its owner cannot remove pages that an importer
-/// uses.
+/// A memfd that is mapped into this process and whose size is sealed. Its size is sealed, so that its owner
+/// cannot remove pages that an importer uses.
 #[derive(Debug)]
 pub struct Mapping {
     pages: Arc<Pages>,
 }
 
-/// The mapped pages; a [`MappedSpan`] in them keeps them mapped.
+/// The mapped pages of a memfd, which stay mapped while a [`MappedSpan`] refers to them.
 #[derive(Debug)]
 struct Pages {
     base: NonNull<u8>,
@@ -70,7 +71,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Mapping {
-    /// Creates zeroed memory.
+    /// Allocates and maps zeroed memory in a new memfd.
     ///
     /// # Errors
     /// Returns [`MappingError::Full`] or [`MappingError::System`].
@@ -99,8 +100,8 @@ impl Mapping {
         Self::map(fd, 0, mapped)
     }
 
-    /// Maps `bytes` of a peer's memfd after its first `head` bytes. Returns the mapping and the offset of the
-    /// bytes in it, since a mapping begins at a page.
+    /// Maps `bytes` bytes of a peer's memfd, which begin `head` bytes after its start. Returns the mapping
+    /// and the offset of the bytes in it, since a mapping begins at a page.
     ///
     /// # Errors
     /// Returns [`MappingError::Unsound`] if the memfd is shorter or could be shortened, and
@@ -153,7 +154,7 @@ impl Mapping {
         Ok(Self { pages })
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first mapped byte.
     pub fn base(&self) -> NonNull<u8> {
         self.pages.base
     }
@@ -163,15 +164,15 @@ impl Mapping {
         self.pages.mapped_bytes
     }
 
-    /// Returns the descriptor that another process maps.
+    /// Returns the file descriptor of the memfd, which another process can map.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.pages.fd.as_fd()
     }
 }
 
 impl Pages {
-    /// Faults in all pages, in huge pages where the system provides them. The first operation is then as fast
-    /// as the next.
+    /// Faults in all pages ahead of use, as huge pages where the system provides them. The first operation is
+    /// then as fast as the next.
     fn make_resident(&self) -> Result<(), MappingError> {
         if self.mapped_bytes >= HUGE_PAGE_BYTES {
             // Only a hint: it changes nothing where shared memory has no huge pages.
@@ -202,7 +203,7 @@ impl Drop for Pages {
     }
 }
 
-/// Returns the numbers of the device and the inode of a file.
+/// Returns the device and inode numbers that identify a file.
 ///
 /// # Errors
 /// Returns [`MappingError::System`].
@@ -212,17 +213,17 @@ pub(crate) fn file_id(fd: &OwnedFd) -> Result<(u64, u64), MappingError> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// The memory of this machine, from `/proc/meminfo`.
+/// The total and the available memory of this machine, read from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryInfo {
-    /// All memory in bytes.
+    /// The size of the machine's memory in bytes.
     pub total_bytes: u64,
-    /// Memory that can be allocated without swapping, in bytes.
+    /// The memory in bytes that can be allocated without swapping.
     pub available_bytes: u64,
 }
 
 impl MemoryInfo {
-    /// Reads `/proc/meminfo`.
+    /// Reads the sizes from `/proc/meminfo`.
     ///
     /// # Errors
     /// Returns the error of reading the file.
@@ -238,16 +239,15 @@ impl MemoryInfo {
     }
 }
 
-/// A span of a mapping of this process, in the form that another process can map. It stays mapped while this
-/// lives.
+/// A part of a mapping that can be handed to another process. The part stays mapped while this value lives.
 #[derive(Clone, Debug)]
 pub struct MappedSpan {
     pages: Arc<Pages>,
-    /// Number of bytes of the memfd before the span.
+    /// The number of bytes of the memfd before the span.
     pub head: u64,
-    /// The first byte of the mapping.
+    /// The address of the first byte of the whole mapping.
     pub mapping_base: NonNull<u8>,
-    /// Length of the mapping in bytes, a multiple of the page size.
+    /// The length of the whole mapping in bytes, a multiple of the page size.
     pub mapped_bytes: usize,
 }
 
@@ -257,13 +257,13 @@ unsafe impl Send for MappedSpan {}
 unsafe impl Sync for MappedSpan {}
 
 impl MappedSpan {
-    /// Returns the descriptor that another process maps.
+    /// Returns the file descriptor of the memfd, which another process can map.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.pages.fd.as_fd()
     }
 }
 
-/// All mappings by their first byte, each with the number of bytes of its memfd before it.
+/// All mappings of this process by their first address, with each mapping's offset in its memfd in bytes.
 static MAPPINGS: Mutex<BTreeMap<usize, (Weak<Pages>, u64)>> = Mutex::new(BTreeMap::new());
 
 fn mappings() -> MutexGuard<'static, BTreeMap<usize, (Weak<Pages>, u64)>> {
@@ -271,7 +271,7 @@ fn mappings() -> MutexGuard<'static, BTreeMap<usize, (Weak<Pages>, u64)>> {
     MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the span `base..base + bytes`, if one mapping holds all of it.
+/// Returns the part of a mapping that holds `base..base + bytes`, or `None` if no mapping holds all of it.
 pub fn find(base: NonNull<u8>, bytes: u64) -> Option<MappedSpan> {
     let address = base.as_ptr().addr();
     let (at, pages, head) = {
@@ -285,7 +285,7 @@ pub fn find(base: NonNull<u8>, bytes: u64) -> Option<MappedSpan> {
     inside.then(|| MappedSpan { pages, head: head + at, mapping_base, mapped_bytes })
 }
 
-/// Adds a mapping that begins `head` bytes into its memfd.
+/// Registers a mapping that begins `head` bytes after the start of its memfd.
 fn insert_mapping(pages: &Arc<Pages>, head: u64) {
     mappings().insert(pages.base.as_ptr().addr(), (Arc::downgrade(pages), head));
 }

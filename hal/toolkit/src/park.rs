@@ -1,4 +1,4 @@
-//! Parks the thread of an engine: it polls for a while, announces that it will sleep, and sleeps.
+//! Parks the thread of an engine, which polls for a while, announces that it will sleep, and then sleeps.
 //!
 //! [`Parker`] decides on each step, and a backend does it with the means of its device: a futex, completion
 //! channels, or a sleep with a time limit. Between two steps the caller checks its flags, so a flag that is
@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// Ends the sleep of a parked thread.
+/// Ends the sleep of a thread that a [`Parker`] has parked.
 pub trait Unpark: Send + Sync {
-    /// Ends the sleep of the thread if it sleeps or has announced that it will.
+    /// Wakes the thread if it sleeps or has announced that it is about to sleep.
     fn unpark(&self);
 }
 
@@ -21,20 +21,20 @@ impl<U: Unpark + ?Sized> Unpark for Arc<U> {
     }
 }
 
-/// The next step of a thread that has nothing to do.
+/// The step that an idle thread takes next on its way to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkStep {
-    /// The waker was called: return.
+    /// The waker was called, so the thread returns from the park.
     Woken,
-    /// Poll again soon.
+    /// The thread polls again without sleeping.
     Poll,
-    /// Announce to the device and to peers that this thread is about to sleep.
+    /// The thread announces to the device and to peers that it is about to sleep.
     Announce,
-    /// Sleep, for at most the limit of the caller.
+    /// The thread sleeps, at most for the limit of the caller.
     Sleep,
 }
 
-/// Decides whether a thread without work polls, announces its sleep or sleeps.
+/// Decides whether an idle thread polls, announces its sleep or sleeps.
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,17 +56,15 @@ pub enum ParkStep {
 #[derive(Debug)]
 pub struct Parker<U> {
     wakeup: Arc<Wakeup<U>>,
-    /// Number of polls since the last work, up to [`UNTIMED_POLLS`].
+    /// The number of polls since the last progress, at most [`UNTIMED_POLLS`].
     polls: u32,
-    /// The time since which the engine has had no work.
     idle_since: Option<Instant>,
     announced: bool,
 }
 
-/// Number of polls before the first look at the clock, which takes as long as a poll of host memory.
+/// The number of polls before the first read of the clock, which takes as long as a poll of host memory.
 const UNTIMED_POLLS: u32 = 8;
 
-/// The state that a waker sets.
 #[derive(Debug)]
 struct Wakeup<U> {
     woken: AtomicBool,
@@ -86,43 +84,45 @@ impl<U: Unpark + 'static> Wake for Wakeup<U> {
 }
 
 impl<U: Unpark + 'static> Parker<U> {
-    /// Creates a parker whose waker calls `unpark`.
+    /// Creates a parker whose waker calls [`Unpark::unpark`] of the given value.
     pub fn new(unpark: U) -> Self {
         let wakeup = Arc::new(Wakeup { woken: AtomicBool::new(false), unpark });
         Self { wakeup, polls: 0, idle_since: None, announced: false }
     }
 
-    /// Returns what ends the sleep of the thread.
+    /// Returns the value that ends the sleep of the thread.
     pub fn unpark(&self) -> &U {
         &self.wakeup.unpark
     }
 
-    /// Returns a waker that ends the present or the next park.
+    /// Returns a waker that ends the current or the next park.
     pub fn waker(&self) -> Waker {
         Waker::from(Arc::clone(&self.wakeup))
     }
 
-    /// Returns whether the next step is a sleep, unless the waker is called.
+    /// Returns whether the next step is to sleep, unless the waker is called before.
     pub fn is_announced(&self) -> bool {
         self.announced
     }
 
-    /// Returns the time since which the engine has had no work; `None` during its first polls.
+    /// Returns the time at which the engine became idle, or `None` during its first polls.
     pub fn idle_since(&self) -> Option<Instant> {
         self.idle_since
     }
 
-    /// Returns whether the engine has polled in vain since its last work.
+    /// Returns whether the engine has polled without result since its last progress.
     pub fn is_idle(&self) -> bool {
         self.polls > 0 || self.idle_since.is_some()
     }
 
-    /// Notes progress or a submission: the next park polls before it sleeps. An announcement ends.
+    /// Makes the next park poll before it sleeps, because the engine made progress or accepted ops. An
+    /// announcement ends.
     pub fn busy(&mut self) {
         (self.polls, self.idle_since, self.announced) = (0, None, false);
     }
 
-    /// Returns the next step, for a thread that polls for `spin` before it sleeps and returns after `limit`.
+    /// Returns the next step of a thread that polls for the time `spin` before it sleeps for at most
+    /// `limit`.
     pub fn step(&mut self, spin: Duration, limit: Duration) -> ParkStep {
         // Usually it was not called, and a load is cheaper than a swap.
         let woken = &self.wakeup.woken;
@@ -148,10 +148,10 @@ impl<U: Unpark + 'static> Parker<U> {
 }
 
 const SLEEP_MIN: Duration = Duration::from_micros(5);
-/// Longest time in one call of [`TimedParker::park`].
+/// The longest time that one call of [`TimedParker::park`] blocks.
 const PARK_MAX: Duration = Duration::from_millis(1);
 
-/// Parks the thread of an engine whose device sends no event that a thread could sleep on.
+/// Parks the thread of an engine whose device sends no event that could wake the thread.
 ///
 /// A blocking wait of a GPU driver cannot be ended by a waker, may be illegal during a capture, or may spin
 /// itself. So the parked thread polls: first without sleeping, which covers a small all-gather, then with
@@ -166,26 +166,25 @@ pub struct TimedParker {
 }
 
 impl TimedParker {
-    /// Creates a parker that polls without sleeping for `spin` after progress, and then sleeps for at most
-    /// `sleep_max` between two polls.
+    /// Creates a parker that polls without sleeping for `spin` after progress and then sleeps at most
+    /// `sleep_max` between polls.
     pub fn new(spin: Duration, sleep_max: Duration) -> Self {
         let parker = Parker::new(TimedSleep::default());
         Self { parker, spin, sleep_max, next_sleep: SLEEP_MIN }
     }
 
-    /// Returns a waker that ends the present or the next park.
+    /// Returns a waker that ends the current or the next park.
     pub fn waker(&self) -> Waker {
         self.parker.waker()
     }
 
-    /// Notes progress or a submission: more progress may follow soon.
+    /// Makes the next park poll without sleeping, because the engine made progress or accepted ops.
     pub fn busy(&mut self) {
         self.parker.busy();
         self.next_sleep = SLEEP_MIN;
     }
 
-    /// Sleeps until `has_progress` returns true, the waker is called, `limit` has passed, or a short time
-    /// has passed.
+    /// Sleeps until `has_progress` returns true, the waker is called, or a short time or `limit` has passed.
     pub fn park(&mut self, limit: Duration, has_progress: impl Fn() -> bool) {
         let start = Instant::now();
         let limit = limit.min(PARK_MAX);
@@ -205,10 +204,10 @@ impl TimedParker {
     }
 }
 
-/// Sleeps for a limited time, unless a waker ends the sleep.
+/// Sleeps on a condition variable for a limited time, unless a waker ends the sleep.
 #[derive(Debug, Default)]
 struct TimedSleep {
-    /// Whether the thread was woken since it announced its sleep.
+    /// Whether a waker was called since the thread announced its sleep.
     unparked: Mutex<bool>,
     changed: Condvar,
 }

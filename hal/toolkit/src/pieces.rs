@@ -1,15 +1,15 @@
-//! Splits a copy at the largest size that an engine takes in one piece.
+//! Splits a copy into pieces that an engine can copy at once.
 
-/// A piece of a copy, relative to its start.
+/// A part of a copy that an engine copies at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Offset in bytes from the start of the copy.
+    /// The offset in bytes from the start of the copy.
     pub offset: u64,
-    /// The length in bytes, at least 1.
+    /// The length of the piece in bytes, at least 1.
     pub bytes: u64,
 }
 
-/// Returns the pieces of a copy of `bytes` in order, each at most `piece_bytes_max`; none for 0 bytes.
+/// Splits a copy of `bytes` bytes into pieces of at most `piece_bytes_max` bytes, in order.
 ///
 /// # Panics
 /// Panics if `piece_bytes_max` is 0.

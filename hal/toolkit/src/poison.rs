@@ -1,6 +1,7 @@
 //! Remembers the first error of an engine, which every later call returns.
 
-/// Remembers the first error. A backend's error is therefore `Clone`.
+/// Remembers the first error of an engine or a device, which later calls return. A backend's error
+/// is therefore `Clone`.
 #[derive(Debug)]
 pub struct Poison<E>(Option<E>);
 
@@ -11,12 +12,12 @@ impl<E> Default for Poison<E> {
 }
 
 impl<E: Clone> Poison<E> {
-    /// Creates a state without an error.
+    /// Creates a value that has not seen an error.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the first error, if there was one.
+    /// Fails with the remembered error, if there was one.
     ///
     /// # Errors
     /// Returns the first error.

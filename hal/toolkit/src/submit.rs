@@ -1,4 +1,4 @@
-//! The part of `submit` that is the same for every engine: limits, state, and the checks of the ops.
+//! Implements the checks of `submit` that all engines share, such as limits and the bounds of regions.
 //!
 //! An engine checks the whole slice before it accepts any op of it. Then every address that it computes lies
 //! in its region.
@@ -10,7 +10,7 @@ use crate::{Fault, Poison};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Keeps what every engine keeps: its abilities, its first error, and whether it was released.
+/// The state that every engine keeps, namely its capabilities, its first error, and whether it was released.
 ///
 /// ```
 /// use peerlane_hal::Caps;
@@ -33,17 +33,17 @@ pub struct EngineState<E> {
 }
 
 impl<E: Clone> EngineState<E> {
-    /// Creates the state of an engine with these abilities.
+    /// Creates the state of an engine with the capabilities `caps`.
     pub fn new(caps: Caps) -> Self {
         Self { caps, poison: Poison::new(), released: false }
     }
 
-    /// Returns the abilities of the engine.
+    /// Returns the capabilities of the engine.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
 
-    /// Returns the first error, if there was one.
+    /// Fails with the error that poisoned the engine, if there was one.
     ///
     /// # Errors
     /// Returns the first error.
@@ -59,20 +59,21 @@ impl<E: Clone> EngineState<E> {
         self.poison.keep(result)
     }
 
-    /// Records that the engine was released. Returns whether it is the first time.
+    /// Records that the engine was released, so that it accepts no more slices. Returns whether it is the
+    /// first time.
     pub fn release(&mut self) -> bool {
         !std::mem::replace(&mut self.released, true)
     }
 
-    /// Returns whether the engine was released.
+    /// Returns whether the engine was released and accepts no more slices.
     pub fn is_released(&self) -> bool {
         self.released
     }
 }
 
 impl<E: Clone + From<Fault>> EngineState<E> {
-    /// Checks the state of the engine, the length of a slice, and that each op lies in its regions. Room in
-    /// the queue is checked by [`TicketCounter::check_room`](crate::TicketCounter::check_room).
+    /// Checks the state of the engine, the length of a slice, and that the ops stay inside their regions.
+    /// Room in the queue is checked by [`TicketCounter::check_room`](crate::TicketCounter::check_room).
     ///
     /// # Errors
     /// Returns the first error of the engine, [`Fault::Released`], or [`Fault::Argument`] for the first op
@@ -136,7 +137,6 @@ impl<E: Clone + From<Fault>> EngineState<E> {
     }
 }
 
-/// Checks that `bytes` from `offset` lie in the region.
 fn within(
     what: &str,
     offset: u64,
@@ -153,7 +153,7 @@ fn within(
     }
 }
 
-/// Checks that the region holds the flag. Only regions of flags are known to be aligned.
+/// Checks that a flag lies inside a region of flags. Only such regions are known to be aligned.
 fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> Result<(), Fault> {
     if region.role() == Role::Data {
         return Err(Fault::Argument(format!(
@@ -165,59 +165,58 @@ fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> 
     within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region)
 }
 
-/// Describes a region for the checks of ops.
+/// Reports the length and the role of a region for the checks of ops.
 pub trait RegionBounds {
-    /// Returns the length in bytes.
+    /// Returns the length of the region in bytes.
     fn bytes(&self) -> u64;
-    /// Returns the role of the memory.
+    /// Returns whether the region holds data or flags.
     fn role(&self) -> Role;
 }
 
-/// Memory of this rank, as its device accesses it.
+/// A region with the addresses by which the device of this rank accesses it.
 pub trait EngineRegion: RegionBounds {
-    /// Returns the address of the first byte.
+    /// Returns the address at which the device accesses the region's first byte.
     fn address(&self) -> DevicePtr;
-    /// Returns the address in this process, if it is host memory that is mapped here.
+    /// Returns the region's address in this process, or `None` if this process has not mapped it as host
+    /// memory.
     fn host_address(&self) -> Option<u64>;
 
-    /// Returns the address of an offset that was checked.
+    /// Returns the device address of an offset that the caller has checked.
     fn address_at(&self, offset: u64) -> DevicePtr {
         self.address() + offset
     }
 
-    /// Returns the address of a flag that was checked.
+    /// Returns the device address of a flag whose bounds the caller has checked.
     fn flag_address(&self, word: u64) -> DevicePtr {
         self.address() + word * WORD_BYTES
     }
 
-    /// Returns the address of a flag that was checked in this process, if it is host memory that is mapped
-    /// here.
+    /// Returns a flag's address in this process, or `None` if this process has not mapped it as host memory.
     fn host_flag_address(&self, word: u64) -> Option<u64> {
         self.host_address().map(|base| base + word * WORD_BYTES)
     }
 
-    /// Returns whether the region is host memory.
+    /// Returns whether the region is host memory that this process has mapped.
     fn is_on_host(&self) -> bool {
         self.host_address().is_some()
     }
 }
 
-/// Imported memory of a peer.
+/// A region of a peer that this rank has imported.
 pub trait PeerRegion: EngineRegion {
-    /// Returns the owner of the memory.
+    /// Returns the rank that owns the memory.
     fn peer(&self) -> Rank;
 }
 
-/// The peers that an engine reaches.
+/// The peers that were connected when an engine was created.
 #[derive(Debug)]
 pub struct PeerSet {
     rank: Rank,
-    /// Whether each rank is connected.
     connected: Vec<bool>,
 }
 
 impl PeerSet {
-    /// Creates the set of peers of an engine of `rank`.
+    /// Creates the set of peers that an engine of rank `rank` reaches.
     pub fn new(rank: Rank, peers: impl IntoIterator<Item = Rank>) -> Self {
         let mut connected = Vec::new();
         for peer in peers {
@@ -229,17 +228,17 @@ impl PeerSet {
         Self { rank, connected }
     }
 
-    /// Returns a number larger than every rank that can be reached.
+    /// Returns a number larger than the number of every connected rank.
     pub fn ranks(&self) -> usize {
         self.connected.len()
     }
 
-    /// Returns the rank of the engine.
+    /// Returns the rank that the engine serves.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Returns the owner of the memory that an op names.
+    /// Returns the rank that owns a region, after a check that the engine reaches it.
     ///
     /// # Errors
     /// Returns [`Fault::Argument`] if the engine does not reach that peer.

@@ -1,4 +1,4 @@
-//! Counts the tickets of an engine.
+//! Issues the tickets of an engine and counts their open ops.
 
 use std::collections::VecDeque;
 
@@ -6,28 +6,28 @@ use peerlane_hal::Ticket;
 
 use crate::Fault;
 
-/// Issues tickets and tracks which are complete. The ops of a ticket may finish out of order, for example
-/// on several engines or queue pairs.
+/// Issues tickets and tracks which of them are complete. The ops of a ticket may finish out of order, for
+/// example on several engines or queue pairs.
 ///
 /// An op that is split counts once for each piece.
 ///
 /// It holds one counter for each open ticket, in a buffer that is allocated once.
 #[derive(Debug)]
 pub struct TicketCounter {
-    /// Number of open ops of each ticket after `done`, oldest first.
+    /// The number of open ops of each ticket after `done`, oldest first.
     open: VecDeque<u32>,
     done: u64,
     room: usize,
 }
 
 impl TicketCounter {
-    /// Creates a counter for a queue with room for this number of ops. It does not allocate while at most
-    /// as many tickets are open.
+    /// Creates a counter for a queue that holds at most `room` ops. It does not allocate while at most as
+    /// many tickets are open.
     pub fn with_capacity(room: usize) -> Self {
         Self { open: VecDeque::with_capacity(room), done: 0, room }
     }
 
-    /// Checks that a queue that holds `queued` ops has room for `requested` more.
+    /// Checks that a queue with `queued` ops has room for `requested` more ops.
     ///
     /// A slice without ops takes a ticket, and as many tickets as ops can be open.
     ///
@@ -41,8 +41,8 @@ impl TicketCounter {
         Ok(())
     }
 
-    /// Issues the next ticket, with `ops` to finish. A ticket without ops is complete as soon as all
-    /// earlier ones are.
+    /// Issues the next ticket, which is complete when `ops` ops have finished. A ticket without ops is
+    /// complete as soon as all earlier ones are.
     pub fn issue(&mut self, ops: u32) -> Ticket {
         self.open.push_back(ops);
         let ticket = self.last();
@@ -50,7 +50,7 @@ impl TicketCounter {
         ticket
     }
 
-    /// Finishes one op of `ticket`.
+    /// Records that one op of a ticket has finished.
     ///
     /// # Panics
     /// Panics if the ticket has no open op, which is an error of the backend.
@@ -71,17 +71,17 @@ impl TicketCounter {
         self.open.clear();
     }
 
-    /// Returns the number of incomplete tickets.
+    /// Returns the number of tickets that are not complete yet.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// Returns the last issued ticket.
+    /// Returns the ticket that was issued last.
     pub fn last(&self) -> Ticket {
         Ticket(self.done + self.open.len() as u64)
     }
 
-    /// Returns the last ticket up to which everything is complete.
+    /// Returns the last ticket that is complete together with all earlier tickets.
     pub fn completed(&self) -> Ticket {
         Ticket(self.done)
     }

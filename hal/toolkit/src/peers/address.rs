@@ -1,4 +1,5 @@
-//! The address of a rank: its host, its device, and the key of a small region for probes.
+//! Encodes the address of a rank, which names its host and device and holds the key of its probe
+//! flags.
 
 use crate::Fault;
 use crate::handover::{Host, read_name, write_name};
@@ -10,16 +11,17 @@ use peerlane_hal::{BackendId, RemoteKey};
 const MAGIC: [u8; 4] = *b"PLRA";
 const VERSION: u16 = 4;
 
-/// Identifies the device of a rank.
+/// The identity and the names of a rank's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceId {
-    /// The UUID, which is the same in all processes.
+    /// The UUID of the device, which is the same in all processes.
     pub uuid: [u8; 16],
-    /// Whether the device is a partition of a GPU.
+    /// Whether the device is a partition of a GPU, such as a MIG instance.
     pub divided: bool,
-    /// The name in the vendor's tools, such as `GPU-` and a UUID. Ordinals differ between processes.
+    /// The identifier that the vendor's tools print, such as `GPU-` and a UUID. Ordinals differ
+    /// between processes.
     pub text: String,
-    /// The product name.
+    /// The product name of the device.
     pub name: String,
 }
 
@@ -29,15 +31,13 @@ impl DeviceId {
     }
 }
 
-/// A parsed address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address<V: Vendor> {
     pub(super) rank: Rank,
     pub(super) host: Host,
     pub(super) device: DeviceId,
-    /// See [`striped_rate`](super::PeerDevice::striped_rate).
     pub(super) striped_rate: u64,
-    /// The key of a region of flags, one for each rank.
+    /// The remote key of a region with one probe flag for each rank.
     pub(super) probe: Key<V>,
 }
 
@@ -57,7 +57,7 @@ impl<V: Vendor> Address<V> {
         start.u32(key.len() as u32).bytes(&key).finish()
     }
 
-    /// Parses an address that `peer` sent. It never panics.
+    /// Decodes an address that `peer` sent. It never panics.
     ///
     /// # Errors
     /// Returns [`Fault::Address`].

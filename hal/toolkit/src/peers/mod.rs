@@ -1,4 +1,4 @@
-//! A fabric for the devices of one host, whose ranks access each other's memory.
+//! A fabric for the GPUs of one host, whose ranks access each other's memory directly.
 //!
 //! A backend implements [`PeerDevice`] and names its `Fabric` by [`Fabric`].
 //!
@@ -33,18 +33,18 @@ use peerlane_hal::{
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// A connected peer.
 #[derive(Debug)]
 struct Peer<D: PeerDevice> {
     device: DeviceId,
     kind: LinkKind,
     bytes_per_second: Option<f64>,
     striped_rate: u64,
-    /// The peer's flags, where its device is reached. The flag with this rank's number is for probes.
+    /// The imported probe flags of the peer, or `None` if this rank's device cannot reach them. This rank
+    /// signals the flag with its own number.
     flags: Option<Remote<D>>,
 }
 
-/// Connects the devices of one host, as one rank.
+/// A fabric that connects the GPUs of one host and serves one rank.
 #[derive(Debug)]
 pub struct Fabric<D: PeerDevice> {
     ranks: usize,
@@ -53,15 +53,15 @@ pub struct Fabric<D: PeerDevice> {
     memory: Memory<D>,
     peers: Vec<Option<Peer<D>>>,
     striped_rate: u64,
-    /// The flags to which peers send their probe signals.
+    /// The flags of this rank that peers signal in their probes.
     _flags: Local<D>,
     address: Vec<u8>,
     _server: Server,
 }
 
 impl<D: PeerDevice> Fabric<D> {
-    /// Opens the fabric as `rank` of `ranks` on the device with that ordinal. Several ranks may share one
-    /// device, in one process or in several.
+    /// Opens the fabric of rank `rank` in a group of `ranks` ranks on the device with the ordinal `device`.
+    /// Several ranks may share one device, in one process or in several.
     ///
     /// # Errors
     /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
@@ -71,7 +71,7 @@ impl<D: PeerDevice> Fabric<D> {
         Self::open_with(rank, ranks, D::Options::on_device(device))
     }
 
-    /// Opens the fabric with options.
+    /// Opens the fabric of rank `rank` in a group of `ranks` ranks with the given options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -100,13 +100,12 @@ impl<D: PeerDevice> Fabric<D> {
         Ok(Self { ranks, options, context, memory, peers, striped_rate, _flags, address, _server })
     }
 
-    /// Returns the device of this rank.
+    /// Returns a description of this rank's device.
     pub fn device(&self) -> &D::DeviceInfo {
         self.context.info()
     }
 
-    /// Returns the method by which signals reach the connected peers: the method of the options, or one
-    /// that a probe found.
+    /// Returns how the engine writes signals to peers, taken from the options or found by a probe.
     fn signal(&self) -> Result<SignalBy, D::Error> {
         if let Some(signal) = self.options.signal() {
             return Ok(signal);
@@ -151,7 +150,7 @@ fn check_rank(rank: Rank, ranks: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Adds the peer and its device to an error of the driver.
+/// Adds the peer's rank and device to an error of the driver.
 fn unreachable_peer<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Error) -> D::Error {
     D::unreachable(error, format!("cannot access the memory of rank {peer} on {}", device.label()))
 }
@@ -216,7 +215,7 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
         Some(Link { peer, kind: *kind, bytes_per_second: *bytes_per_second })
     }
 
-    /// The new fabric uses the context of this one.
+    /// Opens another fabric that shares the device context of this one.
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, D::Error> {
         check_rank(rank, ranks)?;
         Self::on_context(rank, ranks, self.options.clone(), Arc::clone(&self.context))
@@ -236,14 +235,12 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
     }
 }
 
-/// The access to a peer.
 #[derive(Debug)]
 struct PeerAccess<D: PeerDevice> {
     kind: LinkKind,
     bytes_per_second: Option<f64>,
-    /// The imported flags of the peer.
     flags: Option<Remote<D>>,
-    /// The reason why the devices do not reach each other.
+    /// The reason why the devices do not reach each other's memory.
     unreachable: Option<String>,
 }
 
@@ -288,7 +285,7 @@ impl<D: PeerDevice> Fabric<D> {
         }
     }
 
-    /// Falls back to host memory.
+    /// Falls back to host memory for a peer whose device cannot be reached.
     ///
     /// # Errors
     /// Returns [`Fault::Unavailable`] if the options are `strict`.
@@ -311,7 +308,7 @@ impl<D: PeerDevice> Fabric<D> {
     }
 }
 
-/// Reports a peer that has closed its fabric as lost.
+/// Converts the error for freed probe flags into the error for a lost peer.
 fn closed(peer: Rank, fault: Fault) -> Fault {
     match fault {
         Fault::Freed { .. } => {
@@ -329,13 +326,12 @@ fn refused<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Error) -> D::
     }
 }
 
-/// A backend and the UUIDs of two devices.
+/// A backend and the UUIDs of two devices, the key of a cached probe result.
 type Pair = (BackendId, [u8; 16], [u8; 16]);
 
 static SIGNAL_PROBES: LazyLock<Mutex<HashMap<Pair, SignalBy>>> = LazyLock::new(Mutex::default);
 
-/// Returns the cached method of signals between two devices, or runs the probe and caches its result. Errors
-/// are not cached.
+/// Returns how signals are written between two devices, from a cache or by a probe. Errors are not cached.
 ///
 /// # Errors
 /// Returns the error of the probe.
