@@ -8,12 +8,12 @@ use peerlane_hal::KeyError;
 use peerlane_hal::Rank;
 use peerlane_hal::{Error, ErrorKind};
 
-/// An error of the toolkit that is not an answer of the vendor's driver. A backend's error has it as one
-/// variant.
+/// An error that the toolkit detects itself, without an error of the vendor's driver. A backend's error
+/// has it as one variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A required feature or device is not available; the text says what to do.
+    /// A required feature or device is not available.
     #[error("{0}")]
     Unavailable(String),
     /// The host has too little memory for a region that peers access.
@@ -22,24 +22,24 @@ pub enum Fault {
          machine; use smaller buffers or fewer ranks"
     )]
     HostOutOfMemory {
-        /// Requested bytes.
+        /// The number of bytes that were requested.
         requested: u64,
-        /// Available bytes.
+        /// The number of bytes that are available.
         available: u64,
     },
-    /// The operating system returned an error.
+    /// A system call failed.
     #[error("{what}: {errno}")]
     System {
-        /// The action that failed.
+        /// What the failed system call was to do, for the error text.
         what: String,
-        /// The error of the system.
+        /// The error number that the system call returned.
         #[source]
         errno: Errno,
     },
-    /// A key is malformed.
+    /// The bytes of a remote key are malformed.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A key names memory that its owner has freed.
+    /// A remote key names memory that its owner has freed.
     #[error(
         "remote key of rank {peer} is stale: rank {peer} has freed the memory (generation \
          {generation})"
@@ -47,89 +47,89 @@ pub enum Fault {
     Freed {
         /// The rank that owns the memory.
         peer: Rank,
-        /// The generation of the registration.
+        /// The number of the registration that the key names.
         generation: u64,
     },
-    /// A key was exported by another rank than the caller says, or by an earlier process of it.
+    /// A remote key belongs to another rank than the caller says, or to an earlier process of that rank.
     #[error("remote key belongs to {found}, expected {expected}")]
     ForeignKey {
-        /// The owner that the caller named.
+        /// The owner that the caller expects.
         expected: String,
-        /// The owner that the key names.
+        /// The owner that the remote key names.
         found: String,
     },
-    /// The memory of a peer cannot be imported by this process or device.
+    /// A peer's memory cannot be imported by this process or device.
     #[error("memory of rank {peer} cannot be imported: {why}")]
     PrivateMemory {
         /// The rank that owns the memory.
         peer: Rank,
-        /// The reason, and what to do.
+        /// The reason why it cannot be imported, and what to do.
         why: String,
     },
-    /// The owner has the memory and failed to export it.
+    /// A peer has the requested memory but failed to export it.
     #[error("rank {peer} failed to share its memory: {why}")]
     NotHandedOver {
         /// The rank that owns the memory.
         peer: Rank,
-        /// The reason, as the owner reported it.
+        /// The reason that the peer reported.
         why: String,
     },
-    /// An address is malformed.
+    /// The address of a rank is malformed.
     #[error("invalid address of rank {peer}: {what}")]
     Address {
         /// The rank that sent the address.
         peer: Rank,
-        /// The malformed field.
+        /// The malformed field of the address.
         what: String,
     },
-    /// Two ranks or two objects that must match do not.
+    /// Values that must be equal on two ranks or in two objects differ.
     #[error("{0}")]
     Mismatch(String),
-    /// The peer is not connected.
+    /// A peer's memory was to be imported before the peer was connected.
     #[error("rank {peer} is not connected: call `connect` before `import`")]
     NotConnected {
-        /// The peer.
+        /// The rank that is not connected.
         peer: Rank,
     },
-    /// The peer's process has ended.
+    /// The process of a peer has ended.
     #[error("connection to rank {peer} lost: {how}")]
     PeerLost {
-        /// The peer.
+        /// The rank whose process has ended.
         peer: Rank,
-        /// Symptom by which the failure was detected.
+        /// The observation that showed the end of the process.
         how: String,
     },
-    /// An action did not finish in time.
+    /// An action did not finish before its timeout.
     #[error("{what} within {timeout:?}")]
     Timeout {
-        /// The action that did not finish.
+        /// The action that did not finish in time.
         what: String,
-        /// The timeout.
+        /// The time that the action was given.
         timeout: Duration,
     },
-    /// An invalid argument.
+    /// An argument of a call is invalid.
     #[error("{0}")]
     Argument(String),
-    /// The queue has no room for the slice now.
+    /// The queue of an engine has no room for a slice now.
     #[error(
         "the queue of the engine is full: it holds {queued} of at most {room} commands, no room \
          for {requested} more; submit again after a ticket completes"
     )]
     QueueFull {
-        /// Number of commands in the queue.
+        /// The number of commands that the queue holds.
         queued: usize,
-        /// Number of commands that fit.
+        /// The number of commands that fit into the queue.
         room: usize,
-        /// Number of commands of the slice.
+        /// The number of commands that the slice needs.
         requested: usize,
     },
-    /// The engine was released.
+    /// The engine accepts no more slices, because it was released.
     #[error("the engine accepts no more ops, because it was released after an abort")]
     Released,
 }
 
 impl Fault {
-    /// Returns a conversion of an error of the standard library; `what` names the action that failed.
+    /// Returns a closure that converts an I/O error, where `what` says what failed.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         move |error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -137,7 +137,7 @@ impl Fault {
         }
     }
 
-    /// Returns a conversion of the error of mapping host memory of `owner`.
+    /// Returns a closure that converts an error of mapping host memory that `owner` allocated.
     pub fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
         move |error| match error {
             MappingError::System { what, errno } => Self::System { what, errno },
@@ -148,7 +148,7 @@ impl Fault {
         }
     }
 
-    /// Returns a conversion of the error of requesting memory of `peer`.
+    /// Returns a closure that converts an error of requesting memory from `peer`.
     pub fn of_handover(peer: Rank, generation: u64) -> impl FnOnce(Refusal) -> Self {
         move |refusal| match refusal {
             Refusal::Freed => Self::Freed { peer, generation },

@@ -1,4 +1,4 @@
-//! Traits that a GPU backend implements for its device, and what the toolkit needs around them.
+//! Defines the traits that a GPU backend implements for its device, and the types in those traits.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -32,13 +32,13 @@ pub use types::{
 /// An address in a device's address space.
 pub type DevicePtr = u64;
 
-/// Keeps a context current on this thread; restores the previous one when dropped.
+/// Keeps a device context current on this thread, and restores the previous context when dropped.
 #[derive(Debug)]
 pub struct Entered<'a, D: DeviceContext> {
     context: &'a D,
-    /// The context to restore, if it was another one.
+    /// The context to restore, or `None` if the same context was current before.
     before: Option<D::Current>,
-    /// The current context is a property of the thread.
+    /// Keeps the guard on its thread, because the current context is a property of the thread.
     not_send: PhantomData<*const ()>,
 }
 
@@ -50,8 +50,8 @@ impl<D: DeviceContext> Drop for Entered<'_, D> {
     }
 }
 
-/// Keeps a context current and this thread's calls out of captures of other threads; restores both when
-/// dropped.
+/// Keeps a device context current and this thread's calls out of captures of other threads. Dropping it
+/// restores both.
 #[derive(Debug)]
 pub struct Relaxed<'a, D: DeviceContext> {
     entered: Entered<'a, D>,
@@ -64,12 +64,12 @@ impl<D: DeviceContext> Drop for Relaxed<'_, D> {
     }
 }
 
-/// Returns the backend of a device's vendor.
+/// Returns the number of the backend that supports a device type.
 pub(crate) const fn backend_id<D: RegionDevice>() -> BackendId {
     <D::Vendor as Vendor>::BACKEND
 }
 
-/// Adds the requested bytes to an out-of-memory error; other errors stay unchanged.
+/// Adds the requested bytes to an out-of-memory error, and returns other errors unchanged.
 pub(crate) fn name_bytes<D: RegionDevice>(device: &D, bytes: u64, error: D::Error) -> D::Error {
     if D::is_out_of_memory(&error) { device.out_of_memory(bytes) } else { error }
 }

@@ -37,48 +37,48 @@ use crate::peers::DeviceId;
 use crate::regions::{Local, Remote};
 use crate::streams::{ProbeCache, SignalBy, Stream};
 
-/// One device of this process, as its driver knows it.
+/// The driver context of one device of this process, with the calls to make it current.
 pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
-    /// The backend's error.
+    /// The error type of the backend.
     type Error: peerlane_hal::Error + Clone + From<Fault>;
-    /// The driver's entry points. The owner of a handle keeps them to destroy the handle.
+    /// The type that holds the entry points of the vendor's driver library. The owner of a handle keeps them to destroy
+    /// the handle.
     type Library: Copy + Debug + Send + Sync + 'static;
-    /// The driver's reference to the context that is current on a thread.
+    /// The driver's reference to the context that was current on a thread.
     type Current: Copy + Debug;
-    /// The mode that decides how calls of a thread interact with captures of other threads.
+    /// The driver's capture mode of a thread, which decides how its calls affect captures of other threads.
     type CaptureMode: Copy + Debug;
 
-    /// Returns the driver's entry points.
+    /// Returns the entry points of the vendor's driver library.
     fn library(&self) -> Self::Library;
 
-    /// Returns the name of the device for texts, such as `device 2 (NVIDIA H200)`.
+    /// Returns the name of the device for error texts, such as `device 2 (NVIDIA H200)`.
     fn label(&self) -> &Arc<str>;
 
-    /// Returns the driver's number of the device in this process.
+    /// Returns the ordinal of the device in this process.
     fn device(&self) -> i32;
 
-    /// Returns a number that distinguishes the contexts of one backend in this process. Two ranks on one
-    /// device have the same number.
+    /// Returns a number that distinguishes the device contexts of one backend in this process. Two ranks on one device
+    /// have the same number.
     fn id(&self) -> usize;
 
-    /// Makes the context current on this thread. Returns the context to restore if another one was
-    /// current.
+    /// Makes the context current on this thread, and returns the previous context if it was another one.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn make_current(&self) -> Result<Option<Self::Current>, Self::Error>;
 
-    /// Undoes [`make_current`](Self::make_current). A context that was destroyed since is not restored.
+    /// Makes the context `before` current again, which [`make_current`](Self::make_current) returned. A context that
+    /// was destroyed since is not restored.
     fn put_back(&self, before: Self::Current);
 
-    /// Keeps all further calls of this thread out of captures that other threads began. Returns the mode
-    /// to restore.
+    /// Keeps all further calls of this thread out of captures that other threads began. Returns the mode to restore.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn relax_captures(&self) -> Result<Self::CaptureMode, Self::Error>;
 
-    /// Undoes [`relax_captures`](Self::relax_captures).
+    /// Restores the capture mode `before`, which [`relax_captures`](Self::relax_captures) returned.
     fn put_back_captures(&self, before: Self::CaptureMode);
 
     /// Makes the context current on this thread until the guard is dropped.
@@ -89,8 +89,8 @@ pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
         Ok(Entered { context: self, before: self.make_current()?, not_send: PhantomData })
     }
 
-    /// Makes the context current and keeps this thread's calls out of captures of other threads, until the
-    /// guard is dropped.
+    /// Makes the context current and keeps this thread's calls out of other threads' captures, until the guard is
+    /// dropped.
     ///
     /// Without it, allocations and event queries are refused while another thread captures in the global
     /// mode, and they invalidate that capture.
@@ -103,21 +103,21 @@ pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
     }
 }
 
-/// Allocates device memory and pinned host memory.
+/// Allocates, registers and frees device memory and pinned host memory.
 pub trait MemoryCalls: DeviceContext {
-    /// Returns whether an error says that the device has no memory left.
+    /// Returns whether an error means that the device has no free memory left.
     fn is_out_of_memory(error: &Self::Error) -> bool;
 
-    /// Returns the amount of memory of the device; zeros where the driver does not say.
+    /// Returns the free and the total memory of the device, or zeros where the driver does not say.
     fn free_bytes(&self) -> FreeBytes;
 
-    /// Allocates `bytes` of device memory, at least 1.
+    /// Allocates `bytes` bytes of device memory, at least 1.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr, Self::Error>;
 
-    /// Allocates device memory for words that streams wait for, where these need a special kind of memory.
+    /// Allocates device memory for flags that streams wait for, where the device needs a special kind of memory.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -125,44 +125,44 @@ pub trait MemoryCalls: DeviceContext {
         self.allocate(bytes)
     }
 
-    /// Frees device memory. An error of the driver means that the device is lost, and is ignored.
+    /// Frees device memory that this trait has allocated. An error of the driver means that the device is lost, and is
+    /// ignored.
     ///
     /// # Safety
     /// The memory was allocated by [`allocate`](Self::allocate) or
     /// [`allocate_flags`](Self::allocate_flags), is freed once, and is no longer in use.
     unsafe fn free(&self, address: DevicePtr);
 
-    /// Returns whether freeing memory waits for every stream of the device, including one that waits for a
-    /// peer.
+    /// Returns whether freeing memory blocks until every stream of the device is idle.
     fn frees_wait(&self) -> bool {
         false
     }
 
-    /// Returns a number that no other allocation of this process has or had; `None` where the driver knows
-    /// no allocation.
+    /// Returns a number that identifies an allocation and is never reused in this process, or `None` if the driver
+    /// knows no allocation at `address`.
     fn allocation_number(&self, address: DevicePtr) -> Option<u64>;
 
-    /// Returns the allocation that holds `address`; for mapped memory, the one mapping. Returns `None`
-    /// where the driver knows no allocation.
+    /// Returns the address range of the allocation that holds `address`. Returns `None` where the driver knows no
+    /// allocation.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn extent(&self, address: DevicePtr) -> Result<Option<Extent>, Self::Error>;
 
-    /// Allocates pinned host memory for all devices of the process.
+    /// Allocates pinned host memory that all devices of the process can access.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn allocate_host(&self, bytes: usize) -> Result<NonNull<c_void>, Self::Error>;
 
-    /// Frees pinned host memory.
+    /// Frees pinned host memory that this trait has allocated.
     ///
     /// # Safety
     /// The memory was allocated by [`allocate_host`](Self::allocate_host), is freed once, and is no longer
     /// in use.
     unsafe fn free_host(&self, host: NonNull<c_void>);
 
-    /// Pins memory of this process for all devices of the process.
+    /// Pins host memory of this process, so that all devices of the process can access it.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -171,13 +171,14 @@ pub trait MemoryCalls: DeviceContext {
     /// The range consists of whole pages, which stay mapped until they are unregistered.
     unsafe fn register_host(&self, host: NonNull<c_void>, bytes: usize) -> Result<(), Self::Error>;
 
-    /// Unpins memory of this process. An error of the driver means that the device is lost, and is ignored.
+    /// Unpins host memory that [`register_host`](Self::register_host) has pinned. An error of the driver means that the
+    /// device is lost, and is ignored.
     ///
     /// # Safety
     /// The memory was registered once, is unregistered once, and is no longer in use.
     unsafe fn unregister_host(&self, host: NonNull<c_void>);
 
-    /// Returns the address at which this device reaches pinned host memory.
+    /// Returns the address at which this device accesses pinned host memory.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -187,26 +188,26 @@ pub trait MemoryCalls: DeviceContext {
     unsafe fn host_pointer(&self, host: NonNull<c_void>) -> Result<DevicePtr, Self::Error>;
 }
 
-/// Creates streams and events.
+/// Creates, queries and destroys streams and events of a device.
 ///
 /// Streams do not synchronize with the default stream, and events record no time. Streams and events are
 /// queried under [`DeviceContext::enter_relaxed`].
 pub trait StreamCalls: DeviceContext {
-    /// Creates a stream. An urgent stream has the highest priority, so that it need not share a hardware
-    /// queue with streams that wait.
+    /// Creates a stream, which has the highest priority if `urgent` is set. With that priority, it need not share a
+    /// hardware queue with streams that wait.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Self::Error>;
 
-    /// Destroys a stream. Its remaining work still runs, and some drivers wait for that work. An error of
-    /// the driver means that the device is lost, and is ignored.
+    /// Destroys a stream without waiting for its work. The remaining work still runs, and some drivers wait for that
+    /// work. An error of the driver means that the device is lost, and is ignored.
     ///
     /// # Safety
     /// The stream is alive and is not used afterwards.
     unsafe fn destroy_stream(library: Self::Library, stream: StreamHandle);
 
-    /// Returns whether all work of a stream is complete. Not for a stream that captures.
+    /// Returns whether all work of a stream is complete. Must not be called for a stream that captures.
     ///
     /// # Errors
     /// Returns the driver's error, which is usually that of earlier work.
@@ -215,7 +216,7 @@ pub trait StreamCalls: DeviceContext {
     /// The stream is alive.
     unsafe fn is_idle(&self, stream: StreamHandle) -> Result<bool, Self::Error>;
 
-    /// Rejects a default stream and a stream of another context.
+    /// Rejects a stream on which an engine cannot work, namely a default stream or one of another context.
     ///
     /// # Errors
     /// Returns an error of kind `InvalidArgument` or `Mismatch`, or the driver's error.
@@ -224,8 +225,8 @@ pub trait StreamCalls: DeviceContext {
     /// The stream is alive or is the number of a default stream.
     unsafe fn check_stream(&self, stream: StreamHandle) -> Result<(), Self::Error>;
 
-    /// Returns whether work that is put onto a stream is recorded. An invalidated capture lasts until it is
-    /// ended.
+    /// Returns whether a stream is capturing, so that its work is recorded into a graph. An invalidated capture lasts
+    /// until it is ended.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -234,7 +235,7 @@ pub trait StreamCalls: DeviceContext {
     /// The stream is alive.
     unsafe fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Self::Error>;
 
-    /// Returns the capture that a stream is part of.
+    /// Returns which capture a stream belongs to, if any.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -243,7 +244,7 @@ pub trait StreamCalls: DeviceContext {
     /// The stream is alive.
     unsafe fn capture_state(&self, stream: StreamHandle) -> Result<CaptureState, Self::Error>;
 
-    /// Creates an event.
+    /// Creates an event, which records no time.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -255,7 +256,7 @@ pub trait StreamCalls: DeviceContext {
     /// The event is alive and is not used afterwards.
     unsafe fn destroy_event(library: Self::Library, event: EventHandle);
 
-    /// Records an event behind the present work of a stream.
+    /// Records an event on a stream, after all work that was enqueued so far.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -268,8 +269,8 @@ pub trait StreamCalls: DeviceContext {
         stream: StreamHandle,
     ) -> Result<(), Self::Error>;
 
-    /// Orders the further work of a stream behind the point where the event is recorded now. The event can
-    /// be recorded again at once.
+    /// Makes the later work of a stream wait for the event as it is recorded now. The event can be recorded again at
+    /// once.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -282,7 +283,7 @@ pub trait StreamCalls: DeviceContext {
         event: EventHandle,
     ) -> Result<(), Self::Error>;
 
-    /// Returns whether the work in front of an event is complete.
+    /// Returns whether all work before a recorded event is complete.
     ///
     /// # Errors
     /// Returns the driver's error, or that of earlier work.
@@ -292,40 +293,40 @@ pub trait StreamCalls: DeviceContext {
     unsafe fn has_passed(&self, event: EventHandle) -> Result<bool, Self::Error>;
 }
 
-/// Writes 64-bit words and waits for them in a stream (memory operations).
+/// Enqueues writes of 64-bit words and waits for them on a stream.
 pub trait WordCalls: StreamCalls {
-    /// One operation in the driver's format.
+    /// A word write or wait in the format of the driver's call.
     type WordOp: Copy + Debug + Send;
 
-    /// Largest number of operations in one call.
+    /// The largest number of word operations in one call of the driver.
     const WORD_OPS_MAX: usize;
 
-    /// Rejects a driver or a device without memory operations; the text says what to do.
+    /// Rejects a driver or a device without stream memory operations. The error text says what to do.
     ///
     /// # Errors
     /// Returns an error of kind `Unavailable`.
     fn check_words(&self) -> Result<(), Self::Error>;
 
-    /// Returns whether one call takes several operations and runs them in order.
+    /// Returns whether the driver runs several word operations of one call in order.
     fn batching(&self) -> Batching;
 
-    /// Creates an operation that stores the value after everything before it in the stream.
+    /// Creates a word operation that stores a value after all earlier work of the stream.
     fn word_write(address: DevicePtr, value: u64) -> Self::WordOp;
 
-    /// Creates an operation that blocks the stream until the word is at least `value`. At most one of the
-    /// word and the value may be 2^63 or more: drivers differ in how they compare two such values.
+    /// Creates a word operation that blocks the stream until the word is at least `value`. At most one of the word and
+    /// the value may be 2^63 or more: drivers differ in how they compare two such values.
     fn word_wait(address: DevicePtr, value: u64) -> Self::WordOp;
 
-    /// Creates an operation that stores the lower half of a word after everything before it in the stream. The upper half
-    /// stays.
+    /// Creates a word operation that stores the lower 32 bits of a word after all earlier work of the stream. The upper
+    /// half stays.
     fn half_write(address: DevicePtr, value: u32) -> Self::WordOp;
 
-    /// Creates an operation that blocks the stream until the word has one of the bits of `bits`.
+    /// Creates a word operation that blocks the stream until any bit of `bits` is set in the word.
     fn bits_wait(address: DevicePtr, bits: u64) -> Self::WordOp;
 
-    /// Puts operations onto the stream in one call. There is at least one operation and at most
-    /// [`WORD_OPS_MAX`](Self::WORD_OPS_MAX), and more than one only where [`batching`](Self::batching)
-    /// permits it. The driver has read the operations when this returns.
+    /// Enqueues word operations on a stream in one call of the driver. There is at least one operation and at most
+    /// [`WORD_OPS_MAX`](Self::WORD_OPS_MAX), and more than one only where [`batching`](Self::batching) permits it. The
+    /// driver has read the operations when this returns.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -338,32 +339,32 @@ pub trait WordCalls: StreamCalls {
         ops: &mut [Self::WordOp],
     ) -> Result<(), Self::Error>;
 
-    /// Returns whether an error means only that a stream cannot write to an address.
+    /// Returns whether an error only means that a stream cannot write to an address.
     fn is_write_refused(error: &Self::Error) -> bool;
 }
 
-/// Copies memory in a stream.
+/// Enqueues copies of memory on a stream.
 pub trait CopyCalls: StreamCalls {
-    /// Returns whether one call may take several copies, without order. A probe decides whether it does.
+    /// Returns whether one call of the driver may take several unordered copies. A probe decides whether it does.
     fn may_copy_together(&self) -> bool;
 
-    /// Returns whether compute units make copies of this kind.
+    /// Returns whether the device makes copies of a kind with compute units instead of copy engines.
     fn uses_compute_units(&self, copy_kind: CopyKind) -> bool;
 
-    /// Returns whether copies of this kind must be probed first, because the driver may report success and
-    /// copy nothing. A probe of one pair of devices is not valid for another pair.
+    /// Returns whether copies of a kind must be probed first, because the driver may report success without copying. A
+    /// probe of one pair of devices is not valid for another pair.
     fn needs_probe(&self, copy_kind: CopyKind) -> bool {
         let _ = copy_kind;
         false
     }
 
-    /// Records the result of a probe. If the copies do not work, all contexts of the device use another
-    /// method for such copies from now on, which needs no probe.
+    /// Records whether a probe found that copies of a kind work. If the copies do not work, all contexts of the device
+    /// use another method for such copies from now on, which needs no probe.
     fn record_probe(&self, copy_kind: CopyKind, works: bool) {
         let _ = (copy_kind, works);
     }
 
-    /// Puts one copy onto a stream.
+    /// Enqueues one copy on a stream.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -379,7 +380,8 @@ pub trait CopyCalls: StreamCalls {
         copy_kind: CopyKind,
     ) -> Result<(), Self::Error>;
 
-    /// Puts several copies onto a stream. No copy reads or writes bytes that another one writes.
+    /// Enqueues several unordered copies on a stream in one call. No copy reads or writes bytes that another one
+    /// writes.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -392,7 +394,7 @@ pub trait CopyCalls: StreamCalls {
         copies: CopyBatch<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Sets bytes to 0 in a stream.
+    /// Enqueues a memset on a stream that sets bytes to 0.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -407,9 +409,9 @@ pub trait CopyCalls: StreamCalls {
     ) -> Result<(), Self::Error>;
 }
 
-/// Captures and replays graphs, for the probe of captures.
+/// Captures and replays graphs, for the probe that tests word operations in a graph.
 pub trait GraphCalls: StreamCalls {
-    /// Records all further work of the stream. Other threads are not affected.
+    /// Begins a capture of the stream's further work into a graph. Other threads are not affected.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -418,7 +420,7 @@ pub trait GraphCalls: StreamCalls {
     /// The stream is alive.
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<(), Self::Error>;
 
-    /// Ends a capture and returns the recorded graph.
+    /// Ends the capture of a stream and returns the recorded graph.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -427,7 +429,7 @@ pub trait GraphCalls: StreamCalls {
     /// The stream is alive.
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, Self::Error>;
 
-    /// Instantiates a graph for replays.
+    /// Instantiates a graph, so that it can be replayed.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -436,7 +438,7 @@ pub trait GraphCalls: StreamCalls {
     /// The graph is alive.
     unsafe fn instantiate(&self, graph: GraphHandle) -> Result<ExecHandle, Self::Error>;
 
-    /// Replays a graph once.
+    /// Replays an instantiated graph once on a stream.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -458,81 +460,85 @@ pub trait GraphCalls: StreamCalls {
     unsafe fn destroy_graph(&self, graph: GraphHandle);
 }
 
-/// A device that the stream engine can use.
+/// A GPU on whose streams the toolkit's engine can run.
 pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls {
-    /// The type of the caller's streams, such as a wrapper of a `cudaStream_t`.
+    /// The stream type of the backend's users, such as a wrapper of a `cudaStream_t`.
     type Stream: AsRef<Stream> + 'static;
 
-    /// Returns the limits of the device's streams. The context is current.
+    /// Returns limits of the device's streams, such as the number of copies that run at the same time. The context is
+    /// current.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn stream_limits(&self) -> Result<StreamLimits, Self::Error>;
 
-    /// Opens a second context of the device, whose streams run while all streams of this context are blocked. The addresses of
-    /// this context are valid there. Returns `None` if the driver has no second context.
+    /// Opens a second context of the device, whose streams run even if all streams of this context are blocked. The
+    /// addresses of this context are valid there. Returns `None` if the driver has no second context.
     ///
     /// # Errors
     /// Returns the driver's error, such as too little memory.
     fn second_context(&self) -> Result<Option<Arc<Self>>, Self::Error>;
 
-    /// Returns the process's cache of probe results. Each backend has one, since a generic type has no
-    /// statics.
+    /// Returns the cache in which this process keeps the probe results of the backend. Each backend has one, since a
+    /// generic type has no statics.
     fn probe_cache() -> &'static ProbeCache<Self::Error>;
 }
 
-/// Shares whole allocations with other processes by handles.
+/// Shares whole allocations with other processes by IPC handles.
 pub trait IpcCalls: MemoryCalls {
-    /// Returns the handle of the allocation that begins at `base`.
+    /// Returns the IPC handle of the allocation that begins at `base`.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn ipc_handle(&self, base: DevicePtr) -> Result<IpcHandle, Self::Error>;
 
-    /// Opens a handle, once in a process. Returns the address of the allocation in this process.
+    /// Opens an IPC handle of another process, and returns the address of the allocation in this process. Returns the
+    /// address of the allocation in this process.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn open_ipc(&self, handle: &IpcHandle) -> Result<DevicePtr, Self::Error>;
 
-    /// Closes an opened handle. An error of the driver means that the device is lost, and is ignored.
+    /// Closes an IPC handle that [`open_ipc`](Self::open_ipc) has opened. An error of the driver means that the device
+    /// is lost, and is ignored.
     ///
     /// # Safety
     /// The handle was opened once, is closed once, and its memory is no longer in use.
     unsafe fn close_ipc(&self, base: DevicePtr);
 }
 
-/// Allocates physical memory and addresses separately.
+/// Allocates physical device memory and address ranges separately, and maps one to the other.
 pub trait VirtualCalls: MemoryCalls {
-    /// Returns whether the driver and the device support virtual memory, including memory that other
-    /// processes open by a descriptor. An allocation may be refused all the same.
+    /// Returns whether driver and device support virtual memory whose allocations can be exported as descriptors. An
+    /// allocation may be refused all the same.
     fn has_virtual_memory(&self) -> bool;
 
-    /// Returns the number of bytes that lengths must be a multiple of.
+    /// Returns the granularity of physical allocations in bytes, of which every length must be a multiple.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn granularity(&self) -> Result<u64, Self::Error>;
 
-    /// Allocates physical memory that can be exported as a descriptor.
+    /// Allocates physical memory that can be exported as a file descriptor.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn create_memory(&self, bytes: u64) -> Result<MemoryHandle, Self::Error>;
 
-    /// Takes another reference to the memory that is mapped at `address`; `None` where it has no handle.
+    /// Takes another reference to the physical memory that is mapped at `address`, or returns `None` if the memory has
+    /// no handle.
     ///
     /// # Errors
     /// Returns the driver's error if the device no longer works.
     fn retain_memory(&self, address: DevicePtr) -> Result<Option<MemoryHandle>, Self::Error>;
 
-    /// Gives up a reference.
+    /// Releases a reference to physical memory.
     ///
     /// # Safety
     /// The reference is given up once.
     unsafe fn release_memory(&self, handle: MemoryHandle);
 
-    /// Returns whether the memory was created so that it can be exported as a descriptor.
+    /// Returns whether physical memory can be exported as a file descriptor.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -541,7 +547,7 @@ pub trait VirtualCalls: MemoryCalls {
     /// The reference is held.
     unsafe fn is_exportable(&self, handle: MemoryHandle) -> Result<bool, Self::Error>;
 
-    /// Creates a descriptor of the memory.
+    /// Exports physical memory as a file descriptor.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -550,25 +556,25 @@ pub trait VirtualCalls: MemoryCalls {
     /// The reference is held.
     unsafe fn export_memory(&self, handle: MemoryHandle) -> Result<OwnedFd, Self::Error>;
 
-    /// Takes a reference to the memory of a descriptor.
+    /// Imports physical memory from a file descriptor and returns a reference to it.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn import_memory(&self, fd: BorrowedFd<'_>) -> Result<MemoryHandle, Self::Error>;
 
-    /// Reserves a range of addresses without memory.
+    /// Reserves a range of device addresses without memory behind it.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn reserve(&self, bytes: u64) -> Result<DevicePtr, Self::Error>;
 
-    /// Frees a reserved range of addresses.
+    /// Frees a reserved range of device addresses.
     ///
     /// # Safety
     /// The range is a whole reserved range, and nothing is mapped in it.
     unsafe fn unreserve(&self, address: DevicePtr, bytes: u64);
 
-    /// Maps memory at a reserved address.
+    /// Maps physical memory at a reserved device address.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -582,14 +588,13 @@ pub trait VirtualCalls: MemoryCalls {
         handle: MemoryHandle,
     ) -> Result<(), Self::Error>;
 
-    /// Removes a mapping.
+    /// Unmaps physical memory from a device address.
     ///
     /// # Safety
     /// The span is exactly one mapping, which is no longer in use.
     unsafe fn unmap(&self, address: DevicePtr, bytes: u64);
 
-    /// Permits this device to read and write whole mappings, including those of another context of the
-    /// process.
+    /// Permits this device to read and write whole mappings of any context of this process.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -599,24 +604,24 @@ pub trait VirtualCalls: MemoryCalls {
     unsafe fn allow(&self, address: DevicePtr, bytes: u64) -> Result<(), Self::Error>;
 }
 
-/// The texts and numbers of a vendor.
+/// The constants of a vendor that errors and remote keys need.
 pub trait Vendor: Copy + Debug + Eq + Hash + Send + Sync + 'static {
-    /// The backend in keys and addresses.
+    /// The number of the backend in remote keys and addresses.
     const BACKEND: BackendId;
-    /// The vendor's plain allocator, such as `cudaMalloc`.
+    /// The name of the vendor's plain allocator for error texts, such as `cudaMalloc`.
     const ALLOCATOR: &'static str;
-    /// Reason why mapped memory without a handle cannot leave its process, and what to do.
+    /// The error text for mapped memory without an exportable handle, which cannot leave its process.
     const NO_HANDLE: &'static str;
-    /// Reason why memory of a stream-ordered pool cannot leave its process, and what to do.
+    /// The error text for memory of a stream-ordered pool, which cannot leave its process.
     const POOL: &'static str;
 }
 
-/// A device whose memory can be registered as regions. The context is current in every call.
+/// A GPU whose memory can be registered, exported and imported as regions. The context is current in every call.
 pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
-    /// The vendor.
+    /// The vendor of the device.
     type Vendor: Vendor;
 
-    /// Returns the name of the device that is the same in all processes.
+    /// Returns the UUID of the device, which is the same in all processes.
     fn uuid(&self) -> [u8; 16];
 
     /// Rejects memory of the caller in which a stream would not see changes of flags.
@@ -636,69 +641,68 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
         false
     }
 
-    /// Creates the error of an allocation for which the device has too little memory.
+    /// Creates the error for an allocation of `requested` bytes that exceeds the free memory of the device.
     fn out_of_memory(&self, requested: u64) -> Self::Error;
 
-    /// Returns the driver's classification of an address.
+    /// Returns what kind of memory the driver knows at an address.
     ///
     /// # Errors
     /// Returns the driver's error. An unknown address is not an error.
     fn pointee(&self, address: DevicePtr) -> Result<Pointee, Self::Error>;
 
-    /// Returns whether the allocation that begins at `base` has an IPC handle.
+    /// Returns whether other processes can open the allocation at `base` by an IPC handle.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn has_ipc_handle(&self, base: DevicePtr) -> Result<bool, Self::Error>;
 
-    /// Permits this device to access what [`allocate`](crate::device::MemoryCalls::allocate) and the
-    /// caller's plain allocator give `owner`, a device of the same process. A second call is not an error.
+    /// Permits this device to access plain allocations of `owner`, a device of the same process. A second call is not
+    /// an error.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn enable_peer(&self, owner: &Self) -> Result<(), Self::Error>;
 
-    /// Exports a dma-buf that holds the span, with the offset of the span in it.
+    /// Exports a span of device memory as a dma-buf, with the span's offset in it.
     ///
     /// # Errors
     /// Returns the driver's error, also where the driver exports no dma-buf.
     fn dma_buf(&self, address: DevicePtr, bytes: u64) -> Result<DmaBuf, Self::Error>;
 
-    /// Returns the flush that makes writes of a NIC visible to the device. Returns `None` where a write is
-    /// visible as soon as the NIC reports it.
+    /// Returns the flush that makes writes of a NIC visible to the device, or `None` if a write is visible at once.
+    /// Returns `None` where a write is visible as soon as the NIC reports it.
     ///
     /// # Errors
     /// Returns an error if the driver does not say which, or if there is no such flush.
     fn nic_flush(context: &Arc<Self>) -> Result<Option<Arc<dyn Flush>>, Self::Error>;
 
-    /// Returns whether an error means that the driver does not permit this method, so that another method
-    /// may work.
+    /// Returns whether an error means that the driver does not permit a method, so that another one may work.
     fn is_refusal(error: &Self::Error) -> bool;
 }
 
-/// The options of a backend's fabric that the toolkit reads.
+/// The options of a backend's fabric that the toolkit needs.
 pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
-    /// Returns the default options for the device with this ordinal.
+    /// Returns the default options for the device with the given ordinal.
     fn on_device(ordinal: u32) -> Self;
 
-    /// Returns whether a slower fallback is refused.
+    /// Returns whether a slower fallback, such as copies through host memory, is an error.
     fn is_strict(&self) -> bool;
 
-    /// Returns the method by which signals reach peers; `None` for the method that a probe finds.
+    /// Returns how signals are written to peers, or `None` to choose it by a probe.
     fn signal(&self) -> Option<SignalBy>;
 }
 
-/// A device that reaches peers.
+/// A GPU that accesses the memory of other GPUs of the host.
 pub trait PeerDevice: RegionDevice {
-    /// The description of the device that discovery returns.
+    /// The description of the device for the user, as discovery returns it.
     type DeviceInfo: Debug;
-    /// The options of the backend's fabric.
+    /// The type of the options of the backend's fabric.
     type Options: PeerOptions;
-    /// The backend's engine.
+    /// The type of the backend's engine.
     type Engine: CopyEngine<Error = Self::Error, Local = Local<Self>, Remote = Remote<Self>>
         + 'static;
 
-    /// Opens the device that the options name.
+    /// Opens a context on the device that the options name.
     ///
     /// # Errors
     /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
@@ -706,39 +710,40 @@ pub trait PeerDevice: RegionDevice {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such device.
     fn open(options: &Self::Options) -> Result<Arc<Self>, Self::Error>;
 
-    /// Returns the description of the device.
+    /// Returns the description of the device for the user.
     fn info(&self) -> &Self::DeviceInfo;
 
-    /// Returns the identity of the device for peers.
+    /// Returns the UUID and the names of the device, which its peers get.
     fn device_id(&self) -> DeviceId;
 
-    /// Returns whether this device and another one reach each other, as the driver says.
+    /// Returns whether this device and another one can access each other's memory, as the driver says.
     ///
     /// # Errors
     /// Returns the driver's error.
     fn reachability(&self, other: &DeviceId) -> Result<Reachability, Self::Error>;
 
-    /// Probes which method writes to the flag of a peer. The flag is zero before and after.
+    /// Probes how a stream can write to a peer's flag, which is zero before and after the probe. The flag is zero
+    /// before and after.
     ///
     /// # Errors
     /// Returns an error if no method works.
     fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Self::Error>;
 
-    /// Returns whether flags are allocated in host memory, for engines that queue no waits.
+    /// Returns whether the fabric must allocate flags in host memory, because its engines queue no waits.
     fn needs_host_flags(&self, options: &Self::Options) -> bool {
         let _ = options;
         false
     }
 
-    /// Returns the bytes per second of a copy to another device that all copy engines of the link share,
-    /// for the slowest link. Returns 0 where all engines are of one kind or the rate is unknown. The rate
-    /// is part of the address that peers get.
+    /// Returns the bandwidth of a copy over the slowest link if all copy engines share the copy, in bytes per second.
+    /// Returns 0 where all engines are of one kind or the rate is unknown. The rate is part of the address that peers
+    /// get.
     fn striped_rate(&self, options: &Self::Options) -> u64 {
         let _ = options;
         0
     }
 
-    /// Creates an engine that reaches the peers.
+    /// Creates an engine that reaches the connected peers.
     ///
     /// # Errors
     /// As [`Fabric::engine`](peerlane_hal::Fabric::engine).
@@ -748,13 +753,13 @@ pub trait PeerDevice: RegionDevice {
         request: EngineRequest,
     ) -> Result<Self::Engine, Self::Error>;
 
-    /// Returns the toolkit's error, if the error is one.
+    /// Returns the toolkit's error inside a backend's error, or `None` if the error is the driver's.
     fn fault(error: &Self::Error) -> Option<&Fault>;
 
-    /// Returns whether an error means that a device cannot access the memory that it was to map.
+    /// Returns whether an error means that a device cannot access the memory that it was asked to map.
     fn is_no_access(error: &Self::Error) -> bool;
 
-    /// Turns the driver's error into the reason why a peer is not reachable; `text` names the peer. An error
-    /// that is not the driver's stays unchanged, and so does that of a lost device.
+    /// Turns an error of the driver into the reason why a peer is not reachable. An error that is not the driver's
+    /// stays unchanged, and so does that of a lost device.
     fn unreachable(error: Self::Error, text: String) -> Self::Error;
 }

@@ -1,4 +1,4 @@
-//! Defines the types in the traits of a GPU: handles, address ranges, copies, limits and links.
+//! Defines the types in the traits of a GPU, such as handles, address ranges, copies and limits.
 
 use std::ffi::c_void;
 
@@ -7,28 +7,28 @@ use peerlane_hal::{EngineRequirements, LinkKind, Rank, SharedQueues};
 use super::DevicePtr;
 use crate::streams::SignalBy;
 
-/// The address range of one allocation of the driver.
+/// The address range of one device memory allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The first address.
+    /// The address of the first byte.
     pub address: DevicePtr,
-    /// The length in bytes.
+    /// The length of the allocation in bytes.
     pub bytes: u64,
 }
 
 impl Extent {
-    /// Returns the address behind the last byte.
+    /// Returns the first address after the allocation.
     pub const fn end(self) -> DevicePtr {
         self.address + self.bytes
     }
 }
 
-/// The amount of memory of a device.
+/// The free and the total memory of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FreeBytes {
-    /// Bytes that are not allocated now.
+    /// The number of bytes that are not allocated now.
     pub free: u64,
-    /// All bytes of the device.
+    /// The size of the device's memory in bytes.
     pub total: u64,
 }
 
@@ -49,18 +49,19 @@ macro_rules! handles {
 }
 
 handles! {
-    /// A handle of a stream, an in-order queue of a device.
+    /// The driver's handle of a stream, an in-order queue of a device.
     StreamHandle;
-    /// A handle of an event, a point in a stream.
+    /// The driver's handle of an event, a point in a stream.
     EventHandle;
-    /// A handle of a recorded graph.
+    /// The driver's handle of a captured graph.
     GraphHandle;
-    /// A handle of an instantiated graph, which can be replayed.
+    /// The driver's handle of an instantiated graph, which can be replayed.
     ExecHandle;
 }
 
 impl StreamHandle {
-    /// Describes the default stream that the handle is the number of. CUDA and HIP use the same numbers.
+    /// Names the default stream that a handle stands for, or returns `None` for a stream that was created. CUDA and HIP
+    /// use the same numbers.
     pub fn default_stream(self) -> Option<&'static str> {
         match self.0 as usize {
             0 => Some("the default stream (a null handle)"),
@@ -71,147 +72,150 @@ impl StreamHandle {
     }
 }
 
-/// The capture state of a stream.
+/// Whether a stream captures its work into a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureState {
-    /// The stream does not capture.
+    /// The stream does not capture its work.
     None,
-    /// The stream captures, and the capture has this number.
+    /// The stream captures its work, and the driver gives this number to the capture.
     Active(u64),
-    /// The stream captures or its capture was invalidated, and the driver does not say which capture it is.
+    /// The stream captures or its capture was invalidated, but the driver does not tell captures apart.
     Unknown,
 }
 
-/// Describes whether a driver runs several memory operations of one call in order.
+/// Whether a driver runs several word operations of one call in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// One call takes several operations, runs them in order, and costs about as much as one operation.
+    /// One call takes several word operations, runs them in order, and costs about as much as one operation.
     Trusted,
-    /// A probe decides whether such a call runs its operations in order.
+    /// A probe decides whether one call runs its word operations in order.
     Probe,
-    /// The driver has no such call.
+    /// The driver has no call for several word operations.
     Never,
 }
 
-/// The kind of a copy by its two ends. A driver may have a call for each kind.
+/// The kind of a copy by its source and destination. A driver may have a call for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyKind {
-    /// Two addresses of this device.
+    /// A copy between two addresses of this device.
     Local,
-    /// The copy is between this device and a peer's.
+    /// A copy between this device and the device of a peer.
     Peer,
-    /// A word of this device and the flag of a peer.
+    /// A copy of one word between this device and the flag of a peer.
     Flag,
-    /// A device and the host.
+    /// A copy between a device and the host.
     Host,
 }
 
-/// Copies that go onto one stream in one call, as the arrays that drivers take.
+/// A batch of unordered copies for one call, as the arrays that drivers take.
 #[derive(Debug)]
 pub struct CopyBatch<'a> {
-    /// The destination of each copy.
+    /// The destination address of each copy.
     pub to: &'a mut [DevicePtr],
-    /// The source of each copy.
+    /// The source address of each copy.
     pub from: &'a mut [DevicePtr],
     /// The length of each copy in bytes.
     pub bytes: &'a mut [usize],
 }
 
-/// The handle by which another process opens an allocation.
+/// An IPC handle, by which another process opens an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);
 
-/// A reference to physical memory.
+/// The driver's handle of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryHandle(pub u64);
 
-/// The driver's classification of an address.
+/// The kind of memory that the driver knows at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pointee {
-    /// Unknown to the driver.
+    /// Memory that the driver does not know.
     Unknown,
-    /// Host memory that was allocated by or registered with the driver.
+    /// Pinned host memory, allocated by or registered with the driver.
     Host,
-    /// Memory that migrates between host and device.
+    /// Managed memory, which migrates between host and device.
     Managed,
-    /// Memory of the device with this number, where the driver says which.
+    /// Device memory, with the ordinal of its device if the driver reports it.
     Device(Option<i32>),
-    /// A type that is newer than the backend, with the driver's number.
+    /// A kind of memory that is newer than the backend, with the driver's number for it.
     Other(u64),
 }
 
-/// The limits of a device's streams, as the backend measured or probed them.
+/// The limits of a device's streams for copies, as the backend measured or probed them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamLimits {
-    /// Number of copies that run at the same time without a loss of rate.
+    /// The number of copies that run at the same time without slowing each other down.
     pub copy_engines: u32,
-    /// Largest number of streams for copies to peers.
+    /// The largest number of streams that an engine uses for copies to peers.
     pub peer_streams_max: usize,
-    /// Largest copy to a peer that is faster on one stream, if the copies go there in one call.
+    /// The largest copy in bytes for which one stream is faster than several, if one call takes the copies to all
+    /// peers.
     pub one_stream_bytes_max: u64,
-    /// Largest number of side streams in a graph. With more, graphs ran their branches one after the other.
+    /// The largest number of parallel branches in a graph, beyond which replays run branches one after the other. With
+    /// more, graphs ran their branches one after the other.
     pub captured_sides_max: usize,
-    /// Largest copy in one piece.
+    /// The largest number of bytes that one copy of the driver takes.
     pub piece_bytes_max: u64,
-    /// Largest self copy that goes over the link by default.
+    /// The largest self copy in bytes that goes over the link by default.
     pub self_copy_link_bytes_max: Option<u64>,
-    /// Largest self copy that goes over the link by default in a graph.
+    /// The largest self copy in bytes that goes over the link by default in a graph.
     pub self_copy_link_captured_bytes_max: Option<u64>,
-    /// The hardware queues of the streams of a process.
+    /// The hardware queues that all streams of the process share.
     pub shared_queues: SharedQueues,
 }
 
-/// Returns the hardware queues of a driver that reads their number from an environment variable, with its default and its limit.
+/// Returns the number of hardware queues that a process has, as set by an environment variable.
 pub fn shared_queues(variable: &'static str, default: u32, max: u32) -> SharedQueues {
     let set = std::env::var(variable).ok().and_then(|text| text.trim().parse().ok());
     let count = set.filter(|count| *count > 0).unwrap_or(default).min(max);
     SharedQueues { count, variable }
 }
 
-/// The driver's answer to the question whether two devices reach each other.
+/// Whether two devices can access each other's memory, as the driver answers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reachability {
-    /// The devices reach each other in both directions.
+    /// The devices access each other's memory in both directions.
     Direct {
-        /// The link that carries the bytes.
+        /// The kind of the link that carries the bytes.
         kind: LinkKind,
-        /// Bytes per second in each direction, where the platform says so.
+        /// The bandwidth in bytes per second and direction, if the platform reports it.
         bytes_per_second: Option<f64>,
     },
-    /// The devices do not reach each other, for this reason.
+    /// The devices cannot access each other's memory, for the given reason.
     Unreachable(&'static str),
-    /// The other device is not visible in this process; an import decides.
+    /// The other device is not visible in this process, so only an import shows whether it can be reached.
     NotVisible,
 }
 
-/// A connected peer of a new engine.
+/// A connected peer, as a new engine needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConnectedPeer {
-    /// The peer.
+    /// The rank of the peer.
     pub peer: Rank,
-    /// UUID of the peer's device.
+    /// The UUID of the peer's device.
     pub device: [u8; 16],
-    /// The link that carries the bytes.
+    /// The kind of the link to the peer.
     pub kind: LinkKind,
 }
 
-/// The parameters of a new engine.
+/// The parameters with which a fabric creates an engine.
 #[derive(Clone, Debug)]
 pub struct EngineRequest {
-    /// This rank.
+    /// The rank that the engine serves.
     pub rank: Rank,
-    /// The connected peers, including this rank.
+    /// The connected peers, including this rank itself.
     pub peers: Vec<ConnectedPeer>,
-    /// The method by which signals reach them.
+    /// How the engine writes signals to its peers.
     pub signal: SignalBy,
-    /// The planned use of the engine, if it is known.
+    /// The use that the caller has planned for the engine.
     pub requirements: EngineRequirements,
-    /// The smallest [`striped_rate`](super::PeerDevice::striped_rate) of all ranks, so that all choose alike.
+    /// The smallest [`striped_rate`](super::PeerDevice::striped_rate) of all connected ranks, so that all ranks choose
+    /// alike.
     pub striped_rate: u64,
 }
 
 impl EngineRequest {
-    /// Returns whether a peer is reached through host memory.
+    /// Returns whether some peer is reached through host memory.
     pub fn is_staged(&self) -> bool {
         self.peers.iter().any(|peer| peer.kind == LinkKind::HostStaged)
     }
