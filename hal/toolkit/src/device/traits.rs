@@ -142,8 +142,8 @@ pub trait MemoryCalls: DeviceContext {
     /// knows no allocation at `address`.
     fn allocation_number(&self, address: DevicePtr) -> Option<u64>;
 
-    /// Returns the address range of the allocation that holds `address`. Returns `None` where the driver knows no
-    /// allocation.
+    /// Returns the address range of the allocation that holds `address`, which for mapped memory is one mapping.
+    /// Returns `None` where the driver knows no allocation.
     ///
     /// # Errors
     /// Returns the driver's error.

@@ -164,7 +164,7 @@ pub struct StreamLimits {
     pub shared_queues: SharedQueues,
 }
 
-/// Returns the number of hardware queues that a process has, as set by an environment variable.
+/// Returns the hardware queues of a process, whose number an environment variable sets up to `max`, or else `default`.
 pub fn shared_queues(variable: &'static str, default: u32, max: u32) -> SharedQueues {
     let set = std::env::var(variable).ok().and_then(|text| text.trim().parse().ok());
     let count = set.filter(|count| *count > 0).unwrap_or(default).min(max);

@@ -1,4 +1,4 @@
-//! The request for the descriptors of another process's memory, and the thread that answers such requests.
+//! Requests file descriptors of another process's memory, and answers such requests in a thread.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read, Write as _};
@@ -28,7 +28,7 @@ use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
 const MAGIC: [u8; 4] = *b"PLRQ";
 const VERSION: u16 = 2;
 const REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 4 + 4;
-/// Largest number of bytes of an owner's reason that are read.
+/// The largest number of bytes that are read of the reason why an owner failed to export its memory.
 const WHY_BYTES_MAX: u64 = 4096;
 
 fn encode_request(claim: &Claim) -> Vec<u8> {
@@ -42,7 +42,7 @@ fn encode_request(claim: &Claim) -> Vec<u8> {
         .finish()
 }
 
-/// Decodes a request; `None` if this build does not understand it.
+/// Decodes a request for memory, or returns `None` if this build does not understand it.
 fn parse_request(request: &[u8]) -> Result<Option<Claim>, KeyError> {
     let mut reader = Reader::new(request);
     if reader.array("magic")? != MAGIC || reader.u16("version")? != VERSION {
@@ -54,7 +54,7 @@ fn parse_request(request: &[u8]) -> Result<Option<Claim>, KeyError> {
     Ok(Some(Claim { backend, generation, owner, role: role_of(reader.u32("role")?)? }))
 }
 
-/// The header of an answer.
+/// The header of an answer, with a status and the number of descriptors that follow.
 #[derive(Clone, Copy, Debug)]
 struct Header {
     status: u8,
@@ -74,7 +74,7 @@ impl Header {
     }
 }
 
-/// Requests the descriptors of a registration from another process: as many as its owner says.
+/// Requests the file descriptors of a registration from the process that owns it.
 ///
 /// # Errors
 /// Returns the [`Refusal`].
@@ -101,7 +101,6 @@ pub fn ask(
     }
 }
 
-/// A request in progress.
 struct Request<'a> {
     socket: &'a UnixStream,
     deadline: Deadline,
@@ -135,8 +134,7 @@ impl Request<'_> {
         Ok(fds)
     }
 
-    /// Creates the error of a message without its descriptors, which the kernel drops at the limit of open
-    /// files.
+    /// Creates the error for a message whose descriptors the kernel dropped at the limit of open files.
     fn no_descriptor(&self) -> Refusal {
         Refusal::System {
             what:
@@ -147,8 +145,8 @@ impl Request<'_> {
         }
     }
 
-    /// Receives the next message. Returns its status and appends its descriptors; `None` at the end of the
-    /// stream.
+    /// Receives the next message, appends its descriptors and returns its status, or `None` at the end of
+    /// the stream.
     fn receive(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<u8>, Refusal> {
         self.apply_deadline()?;
         let mut status = [u8::MAX];
@@ -193,7 +191,7 @@ impl Request<'_> {
         Ok(bytes)
     }
 
-    /// Limits the next system call to the deadline.
+    /// Limits the time of the next system call on the socket to the deadline.
     fn apply_deadline(&self) -> Result<(), Refusal> {
         set_timeouts(self.socket, self.deadline)
     }
@@ -240,24 +238,24 @@ fn socket_error(errno: Errno, deadline: Deadline) -> Refusal {
     }
 }
 
-/// Time in which a client must send its request.
+/// The time in which a client must send its request.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time in which a client must receive its answer, since other clients wait for it.
+/// The time in which a client must receive its answer, since other clients wait for the thread.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// Largest number of clients that have not sent their request. The oldest is dropped for a new one.
+/// The largest number of clients whose request has not arrived. The oldest client is dropped for a new one.
 const CLIENTS_MAX: usize = 256;
-/// Pause after a system call that failed, for example because descriptors ran out.
+/// The pause after a failed system call, for example because file descriptors ran out.
 const POLL_PAUSE: Duration = Duration::from_millis(10);
-/// Time to wait for the name of the socket to be free.
+/// The time that a new server waits until the name of the socket is free.
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps the thread that hands out memory of this process running. The thread ends when the last of these is
+/// Keeps the thread running that hands out memory of this process. The thread ends when the last server is
 /// dropped.
 #[derive(Debug)]
 pub struct Server(());
 
-/// The thread and the number of its users. It starts and ends under the lock, so that the next one finds the
-/// name of the socket free.
+/// The server thread and the number of its users. The thread starts and ends under the lock, so that the
+/// next thread finds the name of the socket free.
 #[derive(Default)]
 struct Shared {
     users: usize,
@@ -267,7 +265,7 @@ struct Shared {
 static SHARED: Mutex<Shared> = Mutex::new(Shared { users: 0, thread: None });
 
 impl Server {
-    /// Keeps the thread running, and starts it if necessary.
+    /// Starts the server thread unless it runs, and keeps it running until the returned value is dropped.
     ///
     /// # Errors
     /// Returns [`Refusal::System`] if the system has no socket or thread.
@@ -326,8 +324,8 @@ impl Drop for Thread {
     }
 }
 
-/// Opens the socket as soon as its name is free. A process that another thread just starts holds the socket
-/// of the previous server between its fork and its exec.
+/// Binds the server socket as soon as its name is free. A process that another thread just starts holds the
+/// socket of the previous server between its fork and its exec.
 fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
     let deadline = Deadline::after(BIND_TIMEOUT);
     loop {
@@ -342,14 +340,13 @@ fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
     }
 }
 
-/// A client that has not sent its whole request.
 struct Client {
     stream: UnixStream,
     request: Vec<u8>,
     deadline: Deadline,
 }
 
-/// Answers each client when its request has arrived, so that an idle client delays no other.
+/// Answers every client when its request has arrived, so that an idle client does not delay others.
 fn serve(listener: &UnixListener, closing: &AtomicBool) {
     let mut clients: VecDeque<Client> = VecDeque::new();
     while !closing.load(Ordering::Acquire) {
@@ -375,7 +372,7 @@ fn serve(listener: &UnixListener, closing: &AtomicBool) {
     }
 }
 
-/// Accepts a client, and returns whether there can be more.
+/// Accepts a client, and returns whether more clients may be waiting.
 fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
     match listener.accept() {
         Ok((stream, _)) => {
@@ -398,7 +395,7 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
 }
 
 impl Client {
-    /// Reads what has arrived, and returns whether the client has its answer.
+    /// Reads the bytes of the request that have arrived, and returns whether the client was answered.
     fn read_and_answer(&mut self) -> std::io::Result<bool> {
         let mut bytes = [0; REQUEST_BYTES];
         let wanted = REQUEST_BYTES - self.request.len();
@@ -416,7 +413,7 @@ impl Client {
     }
 }
 
-/// Returns whether `accept` can succeed later: descriptors ran out, or the requesting process closed the
+/// Returns whether a failed `accept` can succeed later, because descriptors ran out or the client closed the
 /// connection.
 fn is_temporary(error: &std::io::Error) -> bool {
     let errno = Errno::from_io_error(error);
@@ -441,7 +438,7 @@ fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
     hand_over(client, memory, count)
 }
 
-/// Sends the descriptors message by message, so that no more than those of one message are open here.
+/// Sends the descriptors in several messages, so that only those of one message are open in this process.
 fn hand_over(mut client: &UnixStream, memory: &dyn Handover, count: u32) -> std::io::Result<()> {
     let mut next = 0;
     while next < count {

@@ -1,4 +1,4 @@
-//! Identifies the host and the network namespace of a process, which decide whether it can hand memory to another process.
+//! Identifies the host and network namespace of a process, to decide whether it can hand memory to another process.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::LazyLock;
@@ -7,26 +7,28 @@ use crate::Fault;
 use peerlane_hal::Rank;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 
-/// Longest name in an address in bytes, inclusive.
+/// The largest length of a name in an address in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// Identifies a running kernel; containers of one host read the same value.
+/// The file with the identifier of the running kernel's boot, which all containers of a host share.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
 
-/// Identifies the host of a process and its network namespace.
+/// The host and the network namespace of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Random for each boot of the kernel. Zero where it cannot be read; such hosts count as one.
+    /// The identifier of the kernel's boot, which is random. Where it cannot be read it is zero, and such hosts count
+    /// as one.
     boot: [u8; 16],
-    /// The inode of the network namespace, in which abstract sockets have their names. Zero where it cannot be read.
+    /// The inode number of the network namespace, which scopes the names of abstract sockets. It is zero where it
+    /// cannot be read.
     network: u64,
-    /// The host name, for texts.
+    /// The host name for error texts.
     name: String,
 }
 
 impl Host {
-    /// Returns the host of this process, as it was at the first call.
+    /// Returns the host and network namespace of this process, read at the first call.
     pub fn own() -> &'static Self {
         static OWN: LazyLock<Host> = LazyLock::new(Host::find);
         &OWN
@@ -40,7 +42,7 @@ impl Host {
         Self { boot, network, name }
     }
 
-    /// Checks that a process on this host can request memory from `peer`.
+    /// Checks that this process can request memory from the process of rank `peer`.
     ///
     /// # Errors
     /// Returns [`Fault::Mismatch`] if the peer is on another host or in another network namespace.
@@ -65,13 +67,13 @@ impl Host {
         Ok(())
     }
 
-    /// Appends the host to an address.
+    /// Appends the host to the address of a rank.
     #[must_use]
     pub fn write(&self, writer: Writer) -> Writer {
         write_name(writer.bytes(&self.boot).u64(self.network), &self.name)
     }
 
-    /// Reads the host from an address.
+    /// Reads the host from the address of a rank.
     ///
     /// # Errors
     /// If the address ends before.
@@ -91,13 +93,12 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     bytes.try_into().ok().filter(|_| digits.len() == 32)
 }
 
-/// Appends a name to an address, at most its first 255 bytes.
+/// Appends a name to an address, cut after 255 bytes.
 pub(crate) fn write_name(writer: Writer, name: &str) -> Writer {
     let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
     writer.u16(bytes.len() as u16).bytes(bytes)
 }
 
-/// Reads a name from an address.
 pub(crate) fn read_name(reader: &mut Reader<'_>, field: &'static str) -> Result<String, Truncated> {
     let length = usize::from(reader.u16(field)?);
     Ok(String::from_utf8_lossy(reader.bytes(field, length)?).into_owned())

@@ -35,39 +35,37 @@ pub use exchange::{Server, ask};
 pub use host::Host;
 pub(crate) use host::{read_name, write_name};
 
-/// Largest number of descriptors in one message; the kernel accepts 253.
+/// The largest number of descriptors in one message. The kernel accepts 253.
 const MESSAGE_FDS_MAX: usize = 250;
-/// Largest number of descriptors of one registration, inclusive: more segments than any allocator makes of
-/// one buffer.
+/// The largest number of descriptors of one registration, which no allocator reaches with the segments of one buffer.
 pub const DESCRIPTORS_MAX: u32 = 1 << 16;
 
 const HERE: u8 = 0;
 const FREED: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Identifies a registration by the fields of a key.
+/// A request for a registration, with the fields of the remote key that names it.
 ///
 /// The generation alone identifies it. The other fields are checked too, so that a corrupt key is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The backend of the registration.
+    /// The number of the backend that registered the memory.
     pub backend: BackendId,
-    /// The generation of the registration.
+    /// The number that identifies the registration.
     pub generation: Generation,
-    /// Rank that owns the registration.
+    /// The rank that owns the registration.
     pub owner: Rank,
-    /// Role that the memory was registered with.
+    /// The role with which the memory was registered.
     pub role: Role,
 }
 
-/// Memory that can be handed to another process.
+/// A registration whose memory can be handed to another process as file descriptors.
 pub trait Handover: Any + Send + Sync {
-    /// Returns the number of descriptors that another process needs, at most [`DESCRIPTORS_MAX`]. Returns 0
-    /// where the importer needs to know only that the memory is alive, and `None` where the memory cannot
-    /// leave this process.
+    /// Returns the number of file descriptors that another process needs, at most [`DESCRIPTORS_MAX`]. Returns 0 where
+    /// the importer needs to know only that the memory is alive, and `None` where the memory cannot leave this process.
     fn descriptors(&self) -> Option<u32>;
 
-    /// Creates the descriptor number `index`, below [`descriptors`](Self::descriptors).
+    /// Creates the file descriptor number `index` of the memory, below [`descriptors`](Self::descriptors).
     ///
     /// Called by the thread of the [`Server`].
     ///
@@ -76,31 +74,31 @@ pub trait Handover: Any + Send + Sync {
     fn descriptor(&self, index: u32) -> Result<OwnedFd, String>;
 }
 
-/// The reason why memory was not handed over.
+/// The reason why another process did not hand over its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The registration no longer exists.
+    /// The registration of the memory no longer exists.
     Freed,
-    /// The process has ended, or broke the protocol.
+    /// The owner's process has ended or has violated the protocol.
     Gone {
-        /// Symptom by which the failure was detected.
+        /// The observation that showed the failure.
         how: String,
     },
-    /// The process did not answer in time.
+    /// The owner's process did not answer in time.
     Late {
-        /// The timeout.
+        /// The time that the process was given to answer.
         timeout: std::time::Duration,
     },
-    /// The process has the memory and failed to export it.
+    /// The owner's process has the memory but failed to export it.
     Failed {
-        /// The reason, as the owner reported it.
+        /// The reason that the owner reported.
         why: String,
     },
-    /// The operating system of this process returned an error.
+    /// A system call of this process failed.
     System {
-        /// The action that failed.
+        /// What the failed system call was to do, for the error text.
         what: String,
-        /// The error of the system.
+        /// The error number that the system call returned.
         errno: Errno,
     },
 }
@@ -118,7 +116,7 @@ impl Refusal {
     }
 }
 
-/// Returns the number of a role in keys.
+/// Returns the number that stands for a role in remote keys.
 pub const fn role_number(role: Role) -> u32 {
     match role {
         Role::Data => 0,
@@ -126,7 +124,7 @@ pub const fn role_number(role: Role) -> u32 {
     }
 }
 
-/// Returns the role with a number.
+/// Returns the role for its number in remote keys.
 ///
 /// # Errors
 /// Returns [`KeyError::Field`] for an unknown number.
@@ -138,12 +136,12 @@ pub fn role_of(number: u32) -> Result<Role, KeyError> {
     }
 }
 
-/// Identifies a process by a random number, since process ids are reused.
+/// A random number that identifies a process, because process ids are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProcessToken(pub [u8; 16]);
 
 impl ProcessToken {
-    /// Returns the token of this process.
+    /// Returns the random number that identifies this process.
     ///
     /// # Panics
     /// Panics if the kernel has no random numbers, which it has once it has booted.
@@ -152,7 +150,7 @@ impl ProcessToken {
         *TOKEN.get_or_init(|| Self(random()))
     }
 
-    /// Returns the name of the abstract socket at which the process hands out memory.
+    /// Returns the name of the abstract socket on which the process hands out memory.
     pub(super) fn socket_name(self) -> String {
         let hex = self.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         format!("peerlane-{hex}")
@@ -174,12 +172,12 @@ fn live() -> MutexGuard<'static, Live> {
     LIVE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a registration in the table of the process; removes it when dropped.
+/// The entry of a registration in the table of this process. Dropping it removes the registration.
 #[derive(Debug)]
 pub struct Entry(Generation);
 
 impl Entry {
-    /// Returns the generation of the registration, a random number.
+    /// Returns the random number that identifies the registration.
     pub const fn generation(&self) -> Generation {
         self.0
     }
@@ -193,7 +191,7 @@ impl Drop for Entry {
     }
 }
 
-/// Adds a registration to the table of the process.
+/// Adds a registration to the table of this process, so that other processes can request its memory.
 pub fn enter(backend: BackendId, owner: Rank, role: Role, memory: Arc<dyn Handover>) -> Entry {
     let mut live = live();
     loop {
@@ -217,13 +215,12 @@ fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Returns the registration of this process that a key names, if it is alive and has the type `M`.
+/// Returns the registration of this process that a remote key names, or `None` if it is freed or of another type.
 pub fn find<M: Handover>(claim: &Claim) -> Option<Arc<M>> {
     let memory: Arc<dyn Any + Send + Sync> = find_any(claim)?;
     memory.downcast().ok()
 }
 
-/// Returns the registration that a key names, of any type.
 pub(super) fn find_any(claim: &Claim) -> Option<Arc<dyn Handover>> {
     let live = live();
     let found = live.get(&claim.generation)?;
@@ -244,7 +241,8 @@ mod tests {
     use super::*;
     use peerlane_hal::Deadline;
 
-    /// Memory of `count` segments. Each is a file whose length is its number, and one may fail.
+    /// A test registration with `count` segments, each a file as long as its index, of which one may fail to export.
+    /// Each is a file whose length is its number, and one may fail.
     struct Segments {
         count: Option<u32>,
         broken: Option<u32>,
@@ -274,7 +272,7 @@ mod tests {
         (entry, Claim { backend: BackendId::CUDA, generation, owner: OWNER, role: Role::Data })
     }
 
-    /// Sends the request over the socket, although both sides are this process.
+    /// Requests memory over the socket although this process owns the memory itself.
     fn ask_self(claim: &Claim) -> Result<Vec<OwnedFd>, Refusal> {
         ask(ProcessToken::own(), claim, Deadline::after(Duration::from_secs(10)))
     }

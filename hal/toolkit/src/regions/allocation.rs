@@ -1,4 +1,4 @@
-//! Device memory: of the plain allocator, physical, and mapped.
+//! Allocates device memory with the plain allocator or as physical memory that is mapped to addresses.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::deferred_free;
 use crate::device::{DevicePtr, Extent, IpcHandle, MemoryHandle, RegionDevice, name_bytes};
 
-/// Time that an allocation waits for memory that is being freed.
+/// The time that an allocation waits for memory that the free thread has not freed yet.
 const FREE_WAIT: Duration = Duration::from_secs(2);
 
-/// An allocation of the plain allocator, used where a device has no virtual memory management. Freed when
-/// dropped.
+/// An allocation of the vendor's plain allocator, for a device without virtual memory management. Dropping it
+/// frees the memory.
 #[derive(Debug)]
 pub struct Plain<D: RegionDevice> {
     context: Arc<D>,
@@ -19,7 +19,7 @@ pub struct Plain<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Plain<D> {
-    /// Allocates memory. The context is current.
+    /// Allocates `bytes` bytes with the plain allocator of the vendor. The context is current.
     ///
     /// # Errors
     /// Returns an error of kind [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory) with the requested
@@ -28,7 +28,7 @@ impl<D: RegionDevice> Plain<D> {
         Self::allocate_with(context, bytes, |bytes| context.allocate(bytes))
     }
 
-    /// Allocates memory for flags.
+    /// Allocates `bytes` bytes in which streams can wait for flags.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -63,7 +63,7 @@ impl<D: RegionDevice> Plain<D> {
         self.address
     }
 
-    /// Returns the handle by which another process opens the allocation.
+    /// Returns the IPC handle by which another process opens the allocation.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -82,7 +82,7 @@ impl<D: RegionDevice> Drop for Plain<D> {
     }
 }
 
-/// A reference to physical memory, which lives as long as a reference or a mapping of it.
+/// A reference to physical device memory, which lives as long as a reference to it or a mapping of it.
 #[derive(Debug)]
 pub struct Physical<D: RegionDevice> {
     context: Arc<D>,
@@ -91,7 +91,8 @@ pub struct Physical<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Physical<D> {
-    /// Allocates at least `bytes`, exportable as a descriptor. The context is current.
+    /// Allocates at least `bytes` bytes of physical memory that can be exported as a file descriptor. The
+    /// context is current.
     ///
     /// # Errors
     /// Returns an error of kind [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory) with the requested
@@ -108,14 +109,15 @@ impl<D: RegionDevice> Physical<D> {
         Ok(Self { context: Arc::clone(context), raw, bytes: rounded })
     }
 
-    /// Takes another reference to the memory that is mapped at an address; `None` where it has no handle.
+    /// Takes another reference to the physical memory that is mapped at an address, or returns `None` if it
+    /// has no handle.
     pub(super) fn retain(context: &Arc<D>, extent: Extent) -> Result<Option<Self>, D::Error> {
         let raw = context.retain_memory(extent.address)?;
         let context = Arc::clone(context);
         Ok(raw.map(|raw| Self { context, raw, bytes: extent.bytes }))
     }
 
-    /// Takes a reference to the memory of a peer's descriptor, which must hold exactly `bytes`.
+    /// Imports a peer's physical memory from a file descriptor, which must hold exactly `bytes` bytes.
     pub(super) fn import(
         context: &Arc<D>,
         fd: BorrowedFd<'_>,
@@ -133,13 +135,12 @@ impl<D: RegionDevice> Physical<D> {
         self.bytes
     }
 
-    /// Returns whether the memory can be exported as a descriptor.
     pub(super) fn is_exportable(&self) -> Result<bool, D::Error> {
         // SAFETY: the reference is held by `self`.
         unsafe { self.context.is_exportable(self.raw) }
     }
 
-    /// Creates a descriptor of the memory.
+    /// Exports the physical memory as a file descriptor.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -156,19 +157,18 @@ impl<D: RegionDevice> Drop for Physical<D> {
     }
 }
 
-/// Segments of physical memory that are mapped one after the other; unmapped when dropped.
+/// Segments of physical memory that are mapped to consecutive addresses. Dropping it unmaps them.
 #[derive(Debug)]
 pub(super) struct Mapped<D: RegionDevice> {
     context: Arc<D>,
     address: DevicePtr,
     reserved_bytes: u64,
-    /// The lengths of the mapped segments.
     segments: Vec<u64>,
 }
 
 impl<D: RegionDevice> Mapped<D> {
-    /// Maps the segments in order, for the context's device to read and write. The mapping keeps the memory
-    /// alive, so the references may be dropped.
+    /// Maps physical memory segments to consecutive addresses that the context's device can read and write.
+    /// The mapping keeps the memory alive, so the references may be dropped.
     pub(super) fn map(context: &Arc<D>, physical: &[Physical<D>]) -> Result<Self, D::Error> {
         let reserved_bytes = physical.iter().map(Physical::bytes).sum();
         let address = context.reserve(reserved_bytes)?;
@@ -211,11 +211,11 @@ impl<D: RegionDevice> Drop for Mapped<D> {
     }
 }
 
-/// Serializes changes of access. Of two threads that permit one device to access the same mapping at the same
-/// time, one gets CUDA_ERROR_ALREADY_MAPPED (seen with driver 580).
+/// Serializes calls that change who can access a mapping. Of two threads that permit one device to access the
+/// same mapping at the same time, one gets CUDA_ERROR_ALREADY_MAPPED (seen with driver 580).
 static ACCESS_CHANGE: Mutex<()> = Mutex::new(());
 
-/// Permits the device of `reader` to read and write whole mappings of any context.
+/// Permits a device to read and write whole mappings of any context of this process.
 pub(super) fn allow<D: RegionDevice>(
     reader: &D,
     address: DevicePtr,

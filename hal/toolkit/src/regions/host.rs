@@ -27,22 +27,22 @@ use crate::device::{DevicePtr, Pointee, RegionDevice, backend_id};
 use crate::mapping::{self, MappedSpan, Mapping};
 use peerlane_hal::{BackendId, Rank, Role};
 
-/// The addresses of host memory for the host and a device.
+/// The addresses of host memory, one for the host and one for the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostView {
-    /// The address for the host.
+    /// The address at which the host accesses the memory.
     pub(super) base: NonNull<u8>,
-    /// The address for the device of its registration.
+    /// The address at which the registering device accesses the memory.
     pub(super) address: DevicePtr,
 }
 
 impl HostView {
-    /// Returns whether the host and the device use the same address.
     pub(super) fn is_unified(self) -> bool {
         self.address == self.base.as_ptr() as DevicePtr
     }
 
-    /// Copies to the memory. The caller has checked the span against the region.
+    /// Copies bytes to the memory, into a span that the caller has checked. The caller has checked the span
+    /// against the region.
     pub(super) fn write(self, offset: u64, bytes: &[u8]) {
         let to = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: inside the region (checked by the caller). The contract of the ops governs concurrent
@@ -50,7 +50,8 @@ impl HostView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies from the memory. The caller has checked the span against the region.
+    /// Copies bytes from the memory, out of a span that the caller has checked. The caller has checked the
+    /// span against the region.
     pub(super) fn read(self, offset: u64, bytes: &mut [u8]) {
         let from = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: as for `write`.
@@ -58,8 +59,8 @@ impl HostView {
     }
 }
 
-/// Returns the address at which a device accesses memory that was registered at `start`. Its context is
-/// current.
+/// Returns the address at which a device accesses pinned host memory that begins at `start`. The context of
+/// the device is current.
 pub(super) fn device_pointer<D: RegionDevice>(
     reader: &D,
     start: NonNull<u8>,
@@ -68,37 +69,38 @@ pub(super) fn device_pointer<D: RegionDevice>(
     unsafe { reader.host_pointer(start.cast()) }
 }
 
-/// Length of the longest memory that stays registered after its region is dropped.
+/// The length in bytes of the longest memory that stays pinned after its region is dropped.
 const SPARE_BYTES_MAX: usize = 64 << 10;
-/// Largest number of registrations that no region uses. With more, the oldest is unregistered.
+/// The largest number of pinned mappings that no region uses. With more, the oldest is unpinned.
 const SPARES_MAX: usize = 64;
 
-/// The registrations that no region uses and that a new region can take, the oldest first.
+/// The pinned mappings that no region uses and that a new region can take, the oldest first.
 static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
 
-/// The memory that a registration maps.
+/// The origin of a pinned mapping, by which a new region finds one that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// Memory of this process, by its length.
+    /// Memory that this process allocated, with its length in bytes.
     Own(u64),
-    /// Memory of another process: the device and the inode of the memfd, and the span in it.
+    /// A memfd of another process, with the numbers of its device and inode, and the offset and length of the
+    /// region in it.
     Peer((u64, u64), (u64, u64)),
 }
 
-/// A registration that no region uses.
 struct Spare {
     source: Source,
     backend: BackendId,
-    /// The number of the context, and the driver's number of the allocation.
+    /// The number of the context and the driver's number of the allocation, by which a destroyed context is
+    /// detected.
     numbers: (usize, u64),
     pinned: Box<dyn Any + Send>,
 }
 
-/// A mapped memfd that is registered with the driver.
+/// A mapped memfd that is registered with the driver as pinned memory.
 #[derive(Debug)]
 struct RegisteredMapping<D: RegionDevice> {
     context: Arc<D>,
-    /// The address at which the device accesses the first byte.
+    /// The address at which the device accesses the first byte of the mapping.
     start: DevicePtr,
     mapping: Mapping,
 }
@@ -113,19 +115,19 @@ impl<D: RegionDevice> Drop for RegisteredMapping<D> {
     }
 }
 
-/// A region's use of a mapped memfd that is registered with the driver.
+/// Pinned host memory of one region, in a mapped memfd.
 #[derive(Debug)]
 pub(super) struct PinnedHost<D: RegionDevice> {
     source: Source,
-    /// `None` only while it is dropped.
+    /// The pinned mapping, which is `None` only while the region is dropped.
     memory: Option<RegisteredMapping<D>>,
-    /// Offset of the region in the mapping.
+    /// The offset of the region in the mapping in bytes.
     begin: usize,
     reusable: AtomicBool,
 }
 
 impl<D: RegionDevice> PinnedHost<D> {
-    /// Allocates zeroed memory. The context is current.
+    /// Allocates and pins zeroed host memory in a memfd. The context is current.
     pub(super) fn create(context: &Arc<D>, bytes: u64, owner: Rank) -> Result<Self, D::Error> {
         let source = Source::Own(bytes.next_multiple_of(PAGE_BYTES as u64));
         if let Some(spare) = take_spare::<D>(context, source) {
@@ -138,7 +140,8 @@ impl<D: RegionDevice> PinnedHost<D> {
         Self::register(context, mapping, 0, source)
     }
 
-    /// Maps `bytes` of a peer's descriptor after its first `head` bytes. The descriptor must hold them.
+    /// Maps and pins `bytes` bytes of a peer's memfd, which begin `head` bytes after its start. The descriptor
+    /// must hold them.
     pub(super) fn import(
         context: &Arc<D>,
         fd: OwnedFd,
@@ -176,7 +179,8 @@ impl<D: RegionDevice> PinnedHost<D> {
         Self { source, memory: Some(memory), begin, reusable }
     }
 
-    /// Keeps the memory for another region. No peer writes to it any more.
+    /// Lets another region reuse the pinned memory after this one is dropped. No peer may write to it any
+    /// more.
     pub(super) fn allow_reuse(&self) {
         self.reusable.store(true, Ordering::Relaxed);
     }
@@ -185,8 +189,8 @@ impl<D: RegionDevice> PinnedHost<D> {
         self.memory.as_ref().expect("only a drop takes the memory")
     }
 
-    /// Returns the address at which another device of this process accesses the memory. That context is
-    /// current.
+    /// Returns the address at which another device of this process accesses the memory. The context of that
+    /// device is current.
     pub(super) fn address_for(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         Ok(device_pointer(reader, self.memory().mapping.base())? + self.begin as u64)
     }
@@ -216,7 +220,7 @@ fn spares() -> MutexGuard<'static, Vec<Spare>> {
     SPARES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a registration of the context. The context is current.
+/// Takes a pinned mapping of the context that no region uses, if one fits. The context is current.
 fn take_spare<D: RegionDevice>(context: &D, source: Source) -> Option<RegisteredMapping<D>> {
     let mut all = spares();
     let fits = |spare: &Spare| {
@@ -231,7 +235,7 @@ fn take_spare<D: RegionDevice>(context: &D, source: Source) -> Option<Registered
     exists.then_some(*memory)
 }
 
-/// Keeps a registration for the next region, and unregisters the oldest one if there are too many.
+/// Keeps a pinned mapping for the next region, and unpins the oldest one if there are too many.
 fn leave_spare<D: RegionDevice>(memory: RegisteredMapping<D>, source: Source) {
     let Ok(current) = memory.context.enter_relaxed() else { return };
     let number = memory.context.allocation_number(memory.start);
@@ -247,14 +251,13 @@ fn leave_spare<D: RegionDevice>(memory: RegisteredMapping<D>, source: Source) {
 
 const PAGE_BYTES: usize = 4096;
 
-/// Host memory of the caller that is registered with the driver while this lives.
+/// Host memory of the caller that is pinned while this value lives.
 #[derive(Debug)]
 pub(super) struct AdoptedHost {
     view: HostView,
-    /// The span in a memfd of this process, if it is in one.
+    /// The span in a memfd of this process, or `None` if the memory lies in no memfd.
     span: Option<MappedSpan>,
-    /// The first address of the registration with the driver; of the region, if the memory was registered
-    /// elsewhere.
+    /// The first address that was registered with the driver, or the region's if the caller had registered it.
     known: NonNull<u8>,
     _pages: Option<RegisteredPages>,
 }
@@ -265,8 +268,8 @@ unsafe impl Send for AdoptedHost {}
 unsafe impl Sync for AdoptedHost {}
 
 impl AdoptedHost {
-    /// Registers host memory at `base`. Returns `None` for device memory and for memory that is not supported
-    /// here. The context is current.
+    /// Pins the caller's host memory at `base`, unless the caller has pinned it already. Returns `None` for
+    /// device memory and for memory that is not supported here. The context is current.
     ///
     /// # Errors
     /// Returns [`Fault::Argument`] if the driver knows only a part of the span, and the driver's error.
@@ -316,13 +319,14 @@ impl AdoptedHost {
         self.view
     }
 
-    /// Returns the address at which a device of this process accesses the memory. That context is current.
+    /// Returns the address at which a device of this process accesses the memory. The context of that device
+    /// is current.
     pub(super) fn address_for<D: RegionDevice>(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         let head = self.view.base.as_ptr().addr() - self.known.as_ptr().addr();
         Ok(device_pointer(reader, self.known)? + head as u64)
     }
 
-    /// Returns the number of bytes of the memfd before the region, if another process can map it.
+    /// Returns the offset of the region in its memfd in bytes, or `None` if no other process can map it.
     pub(super) fn head(&self) -> Option<u64> {
         self.span.as_ref().map(|span| span.head)
     }
@@ -332,7 +336,7 @@ impl AdoptedHost {
     }
 }
 
-/// The registered pages of this process, by the backend's number and the first page.
+/// The pages that this process has pinned, by the number of the backend and the first page.
 static REGISTERED: Mutex<BTreeMap<Start, SharedPages>> = Mutex::new(BTreeMap::new());
 
 type Start = (u16, usize);
@@ -345,11 +349,11 @@ fn registered() -> Registered<'static> {
 struct SharedPages {
     bytes: usize,
     users: usize,
-    /// A [`HostRegistration`] of its vendor.
+    /// A [`HostRegistration`] for the vendor of the device, whose type is erased.
     _known: Box<dyn Send>,
 }
 
-/// A registration of pages with a driver.
+/// Pages that a driver has pinned, and unpins when the value is dropped.
 struct HostRegistration<D: RegionDevice> {
     context: Arc<D>,
     start: NonNull<u8>,
@@ -367,7 +371,7 @@ impl<D: RegionDevice> Drop for HostRegistration<D> {
     }
 }
 
-/// One use of pages that are registered with the driver.
+/// A shared use of pinned pages, which stay pinned until the last use is dropped.
 #[derive(Debug)]
 struct RegisteredPages {
     backend: BackendId,
@@ -375,7 +379,7 @@ struct RegisteredPages {
 }
 
 impl RegisteredPages {
-    /// Shares a registration that holds the whole span.
+    /// Shares pages that are already pinned, if they hold the whole span.
     fn share(
         all: &mut Registered<'_>,
         backend: BackendId,
@@ -395,7 +399,7 @@ impl RegisteredPages {
         Some(Self { backend, start })
     }
 
-    /// Registers the mapping that holds the span, or the pages of the span.
+    /// Pins the mapping that holds the span, or else the pages of the span.
     ///
     /// # Errors
     /// Returns the driver's error.

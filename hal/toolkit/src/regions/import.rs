@@ -1,4 +1,4 @@
-//! Opens the memory of a peer's key.
+//! Imports the memory that a remote key of a peer names.
 //!
 //! Memory of another process is opened once per process and device, however often it is imported: the driver
 //! opens an IPC handle only once, and address space is limited.
@@ -19,7 +19,7 @@ use crate::handover::{self, Claim, ProcessToken};
 use peerlane_hal::{BackendId, Deadline, Generation, Rank};
 
 impl<D: RegionDevice> Memory<D> {
-    /// Checks that the memory of a key is still alive, without an import.
+    /// Checks that the memory of a remote key is still alive, without importing it.
     ///
     /// # Errors
     /// Returns [`Fault::Freed`], or why the owner did not answer.
@@ -136,7 +136,8 @@ impl<D: RegionDevice> Memory<D> {
         Ok(Opened::Host(PinnedHost::import(&self.context, fd, span, peer)?))
     }
 
-    /// Rejects a key that claims more than the allocation has, as far as the driver reports its length.
+    /// Rejects a remote key that claims more bytes than the allocation has, if the driver reports its
+    /// length.
     fn check_extent(
         &self,
         peer: Rank,
@@ -162,26 +163,27 @@ fn claim<V: Vendor>(peer: Rank, key: &Key<V>) -> Claim {
     Claim { backend: V::BACKEND, generation, owner: peer, role }
 }
 
-/// Identifies opened memory.
+/// Identifies imported memory, so that a second import shares the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     pub(super) backend: BackendId,
     pub(super) process: ProcessToken,
     pub(super) allocation: Allocation,
-    /// Mappings are accessible to one device.
+    /// The device that imported the memory, because a mapping is accessible to one device only.
     pub(super) device: i32,
 }
 
-/// An allocation of another process.
+/// An allocation of another process, as its remote key names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Allocation {
-    /// Memory of descriptors, which have no name that both processes know; the registration identifies it.
+    /// Memory that is imported from file descriptors, identified by the number of its registration.
+    /// Descriptors have no name that both processes know.
     Registration(Generation),
-    /// All regions of one allocation have the same handle.
+    /// An allocation with an IPC handle, which is the same for all regions in the allocation.
     Ipc(IpcHandle),
 }
 
-/// Memory of another process that is open in this process.
+/// Memory of another process that this process has mapped.
 #[derive(Debug)]
 pub(super) enum Opened<D: RegionDevice> {
     Mapped(Mapped<D>),
@@ -190,7 +192,7 @@ pub(super) enum Opened<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Opened<D> {
-    /// Opens an IPC handle. The context is current.
+    /// Opens the IPC handle of an allocation in another process. The context is current.
     pub(super) fn ipc(context: &Arc<D>, handle: &IpcHandle) -> Result<Self, D::Error> {
         let address = context.open_ipc(handle)?;
         Ok(Self::Ipc { context: Arc::clone(context), address })
@@ -204,7 +206,7 @@ impl<D: RegionDevice> Opened<D> {
         }
     }
 
-    /// Returns the address in this process, if it is host memory.
+    /// Returns the address in this process, or `None` if the memory is device memory.
     fn host(&self) -> Option<u64> {
         match self {
             Self::Host(pinned) => Some(pinned.view().base.as_ptr() as u64),
@@ -227,14 +229,15 @@ struct SharedImport {
     users: usize,
     address: DevicePtr,
     host: Option<u64>,
-    /// An [`Opened`] of its vendor.
+    /// The opened memory, an [`Opened`] for the vendor of the device, whose type is erased.
     _opened: Box<dyn Send>,
 }
 
-/// All opened memory. It is opened and closed under the lock, so that no handle is open twice.
+/// All memory of other processes that is open in this process. It is opened and closed under the lock, so
+/// that no handle is open twice.
 static OPEN: LazyLock<Mutex<HashMap<Identity, SharedImport>>> = LazyLock::new(Mutex::default);
 
-/// One use of opened memory.
+/// A shared use of imported memory, which is closed when the last use is dropped.
 #[derive(Debug)]
 pub(super) struct Import {
     identity: Identity,
@@ -243,7 +246,7 @@ pub(super) struct Import {
 }
 
 impl Import {
-    /// Shares opened memory, or opens it.
+    /// Shares memory that is already imported, or imports it with `open`.
     ///
     /// # Errors
     /// Returns the error of `open`.

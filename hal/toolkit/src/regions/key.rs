@@ -1,4 +1,4 @@
-//! The bytes with which a peer imports a region: its owner, its length, and how its memory is opened.
+//! Encodes the remote key of a region, which says who owns the region and how its memory is opened.
 //!
 //! Descriptors are not part of the key; the importer requests them from the owner's process. It also does so
 //! where the key has everything that the driver needs, to check that the memory is still alive.
@@ -25,22 +25,22 @@ use peerlane_hal::Role;
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Envelope, Generation, KeyError, RemoteKey};
 
-/// Larger than any address space of a device.
+/// A length in bytes that no region reaches, larger than the address space of any device.
 const BYTES_MAX: u64 = 1 << 56;
 
-/// The reason why memory cannot leave its process.
+/// The reason why the memory of a region cannot be opened by other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PrivateReason {
     /// Mapped memory whose allocator requested no exportable handle.
     NoHandle,
     /// Memory of a stream-ordered pool.
     Pool,
-    /// Host memory of the caller.
+    /// Host memory that the caller allocated.
     Host,
 }
 
 impl PrivateReason {
-    /// Returns the reason as a text that says what to do.
+    /// Returns an error text that says why the memory cannot leave its process and what to do.
     pub(super) fn text<V: Vendor>(self) -> &'static str {
         match self {
             Self::NoHandle => V::NO_HANDLE,
@@ -67,42 +67,41 @@ impl PrivateReason {
     }
 }
 
-/// The method by which another process opens a region.
+/// How another process opens the memory of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// The region has no bytes.
+    /// A region of 0 bytes, of which nothing is opened.
     Nothing,
-    /// Only ranks of the owner's process can import it.
+    /// Memory that only ranks of the owner's process can import.
     Private(PrivateReason),
-    /// Physical memory whose descriptors are mapped one after the other.
+    /// Physical memory in segments, whose file descriptors are mapped to consecutive addresses.
     Segments {
-        /// Number of bytes of the first segment before the region.
+        /// The offset of the region in the first segment in bytes.
         head: u64,
-        /// The length of each segment.
+        /// The length of each segment in bytes.
         segments: Vec<u64>,
     },
-    /// A whole allocation that is opened by its IPC handle.
+    /// An allocation that another process opens by its IPC handle.
     Ipc {
-        /// Number of bytes of the allocation before the region.
+        /// The offset of the region in the allocation in bytes.
         head: u64,
-        /// The driver's handle.
         handle: IpcHandle,
     },
-    /// Host memory with one descriptor.
+    /// Host memory that other processes map from one file descriptor.
     Host {
-        /// Number of bytes of the descriptor before the region.
+        /// The offset of the region in the file in bytes.
         head: u64,
     },
 }
 
-/// The bytes that let a peer import a region of device memory.
+/// The remote key with which a peer imports a region of device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key<V> {
     pub(crate) process: ProcessToken,
     pub(crate) generation: Generation,
     pub(crate) rank: Rank,
     pub(crate) role: Role,
-    /// UUID of the device.
+    /// The UUID of the owner's device.
     pub(crate) device: [u8; 16],
     pub(crate) bytes: u64,
     pub(super) access: Access,
@@ -235,7 +234,6 @@ fn read_segments(reader: &mut Reader<'_>, bytes: u64) -> Result<Access, KeyError
     Ok(Access::Segments { head, segments })
 }
 
-/// A vendor for tests.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TestVendor;
@@ -250,7 +248,7 @@ impl Vendor for TestVendor {
 
 #[cfg(test)]
 impl Key<TestVendor> {
-    /// Creates the key of 4 flags.
+    /// Creates a remote key of a region with 4 flags.
     pub(crate) fn test_key(rank: Rank, device: [u8; 16]) -> Self {
         let (process, generation) = (ProcessToken([9; 16]), Generation(1));
         let access = Access::Segments { head: 0, segments: vec![1 << 21] };

@@ -1,4 +1,4 @@
-//! Memory of a device as regions: registration, export and import over the calls of its driver.
+//! Registers, exports and imports the memory of a device as regions.
 //!
 //! A backend implements [`RegionDevice`] and names its `Memory`, `Local`, `Remote` and `Key` by these types.
 //! The toolkit decides everything else: how a region leaves its process, which registrations are alive, what
@@ -62,31 +62,30 @@ use transfer::Transfer;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// The process and device of a connected peer.
+/// The process and the device of a connected peer, which its remote keys must name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) process: ProcessToken,
     pub(crate) device: [u8; 16],
 }
 
-/// A connected peer.
 #[derive(Debug)]
 struct Connected {
     owner: Owner,
-    /// The reason why the two devices do not reach each other, if they do not.
+    /// The reason why the two devices cannot access each other's memory, or `None` if they can.
     unreachable: Option<String>,
-    /// Whether this rank has exported host memory for data.
+    /// Whether the peer has exported a region for data in host memory.
     on_host: bool,
 }
 
-/// Registers memory of this rank's device and imports that of its peers.
+/// The memory of a device fabric, which registers regions of this rank and imports regions of peers.
 #[derive(Debug)]
 pub struct Memory<D: RegionDevice> {
     rank: Rank,
     context: Arc<D>,
     transfer: Arc<Transfer<D>>,
     nic_access: Arc<NicAccess<D>>,
-    /// Whether memory without a descriptor is refused on a device that reports virtual memory.
+    /// Whether device memory without an exportable descriptor is an error on a device with virtual memory.
     strict: bool,
     /// Whether flags are allocated in host memory, because only the host waits for them.
     flags_on_host: bool,
@@ -94,7 +93,7 @@ pub struct Memory<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Memory<D> {
-    /// Opens the memory of `rank` of `ranks`. With `strict`, a slower fallback is refused; with
+    /// Opens the memory of rank `rank` in a group of `ranks` ranks. With `strict`, a slower fallback is refused; with
     /// `flags_on_host`, flags are allocated in host memory.
     ///
     /// # Errors
@@ -121,17 +120,16 @@ impl<D: RegionDevice> Memory<D> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the process and device of `peer`, so that regions of this owner can be imported. `unreachable` is the reason why
-    /// its device and this one do not reach each other; memory that is allocated from now on is then host
-    /// memory.
+    /// Records the process and the device of a peer, so that its regions can be imported. `unreachable` is the reason
+    /// why its device and this one do not reach each other; memory that is allocated from now on is then host memory.
     pub(super) fn connect(&self, peer: Rank, owner: Owner, unreachable: Option<String>) {
         if let Some(slot) = self.peers().get_mut(peer.index()) {
             *slot = Some(Connected { owner, unreachable, on_host: false });
         }
     }
 
-    /// Returns whether bytes to that peer go through host memory, as far as it is known. The peer's memory
-    /// may be host memory because of a third rank, which shows when it is imported.
+    /// Returns whether bytes to a peer go through host memory, as far as this rank knows. The peer's memory may be host
+    /// memory because of a third rank, which shows when it is imported.
     pub(super) fn is_on_host(&self, peer: Rank) -> bool {
         let peers = self.peers();
         let peer = peers.get(peer.index()).and_then(Option::as_ref);
@@ -142,7 +140,7 @@ impl<D: RegionDevice> Memory<D> {
         self.peers().iter().flatten().any(|peer| peer.unreachable.is_some())
     }
 
-    /// Rejects a key of another peer, and a key of memory that this device does not reach.
+    /// Rejects a remote key that another peer exported, and a key of memory that this device does not reach.
     ///
     /// # Errors
     /// Returns [`Fault::NotConnected`], [`Fault::ForeignKey`] or [`Fault::Unavailable`].

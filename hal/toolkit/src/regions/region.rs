@@ -1,4 +1,4 @@
-//! Local and imported regions, and what NICs need to access device memory.
+//! Defines local and imported regions of a device, and how NICs access their memory.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -16,16 +16,17 @@ use crate::handover::Entry;
 use crate::{EngineRegion, PeerRegion, RegionBounds};
 use peerlane_hal::{DmaBuf, Flush, Rank, Region, Role, Space};
 
-/// Time limit of a read of one flag. A rank that reports what it waits for must answer within 250 ms.
+/// The time limit for reading one flag for diagnosis. A rank that reports what it waits for must answer
+/// within 250 ms.
 const FLAG_READ_TIMEOUT: Duration = Duration::from_millis(150);
 
-/// Registered memory of this rank.
+/// A registered region of this rank, in device memory or pinned host memory.
 #[derive(Debug)]
 pub struct Local<D: RegionDevice> {
     pub(super) registration: Arc<Registration<D>>,
     pub(super) transfer: Arc<Transfer<D>>,
     pub(super) nic_access: Arc<NicAccess<D>>,
-    /// Removes the registration from those of the process when it is dropped.
+    /// The entry in the table of this process; dropping it removes the registration.
     pub(super) entry: Entry,
 }
 
@@ -35,18 +36,18 @@ impl<D: RegionDevice> Local<D> {
         self.registration.host().is_some()
     }
 
-    /// Returns the address of the first byte, as the calls of the driver and the runtime take it.
+    /// Returns the device address of the first byte, as the calls of the driver take it.
     pub fn device_ptr(&self) -> DevicePtr {
         self.registration.address
     }
 
-    /// Returns the role that the memory was registered with.
+    /// Returns the role with which the memory was registered.
     pub fn role(&self) -> Role {
         self.registration.role
     }
 
-    /// Copies to the region without order against engines and streams. The copy is complete when this
-    /// returns. It is slow, for tests and tools.
+    /// Copies bytes from the host to the region, without order against engines and streams. The copy is
+    /// complete when this returns. It is slow, for tests and tools.
     ///
     /// # Errors
     /// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the span
@@ -61,7 +62,7 @@ impl<D: RegionDevice> Local<D> {
         Ok(())
     }
 
-    /// Copies from the region without order against engines and streams.
+    /// Copies bytes from the region to the host, without order against engines and streams.
     ///
     /// # Errors
     /// As [`upload`](Self::upload).
@@ -96,7 +97,7 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
         self.registration.bytes
     }
 
-    /// Returns `Space::Host` if the host uses the same address as the device, so that the base is valid for
+    /// Returns `Space::Host` only if host and device use the same address, so that the base is valid for
     /// both.
     fn space(&self) -> Space {
         match self.registration.host() {
@@ -141,19 +142,19 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
     }
 }
 
-/// Imported memory of a peer.
+/// An imported region of a peer.
 #[derive(Debug)]
 pub struct Remote<D: RegionDevice> {
     pub(super) peer: Rank,
     pub(super) role: Role,
     pub(super) address: DevicePtr,
     pub(super) bytes: u64,
-    /// The address in this process, if it is host memory.
+    /// The address in this process, or `None` if the region is device memory.
     pub(super) host: Option<u64>,
     pub(super) _keep_alive: KeepAlive<D>,
 }
 
-/// The reference that keeps imported memory valid.
+/// The reference that keeps imported memory valid while its region lives.
 #[derive(Debug)]
 pub(super) enum KeepAlive<D: RegionDevice> {
     SameProcess { _registration: Arc<Registration<D>> },
@@ -167,22 +168,22 @@ impl<D: RegionDevice> Remote<D> {
         self.address
     }
 
-    /// Returns whether it is host memory.
+    /// Returns whether the region is host memory.
     pub fn is_on_host(&self) -> bool {
         self.host.is_some()
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length of the region in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the role that the memory was registered with.
+    /// Returns the role with which the memory was registered.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// Returns the owner of the memory.
+    /// Returns the rank that owns the memory.
     pub fn peer(&self) -> Rank {
         self.peer
     }
@@ -234,21 +235,21 @@ impl<D: RegionDevice> PeerRegion for Remote<D> {
     }
 }
 
-/// Gives NICs access to a device: dma-bufs, and the flush without which the device may not see their writes.
-/// One for all regions of a fabric.
+/// Gives NICs access to the memory of a device by dma-bufs and by the flush that makes their writes visible.
+/// All regions of a fabric share it.
 #[derive(Debug)]
 pub(super) struct NicAccess<D: RegionDevice> {
     context: Arc<D>,
     flushing: OnceLock<NicFlush>,
 }
 
-/// The method by which writes of NICs become visible to the device.
+/// How writes of NICs become visible to the device.
 #[derive(Clone, Debug)]
 enum NicFlush {
     /// A write is visible as soon as the NIC reports it.
     NotNeeded,
     Needed(Arc<dyn Flush>),
-    /// The driver does not say which method is needed, so nothing may be received.
+    /// The driver does not report whether a flush is needed, so the memory must not receive data from NICs.
     Unknown(Arc<Unknown>),
 }
 
@@ -257,7 +258,7 @@ impl<D: RegionDevice> NicAccess<D> {
         Self { context: Arc::clone(context), flushing: OnceLock::new() }
     }
 
-    /// Exports a dma-buf of a span of the device's memory.
+    /// Exports a span of device memory as a dma-buf for NICs.
     ///
     /// # Errors
     /// Returns the reason why there is none.
@@ -287,7 +288,7 @@ impl<D: RegionDevice> NicAccess<D> {
     }
 }
 
-/// The reason why writes cannot be flushed.
+/// A flush that always fails, with the reason why NIC writes cannot be made visible.
 struct Unknown(String);
 
 impl fmt::Debug for Unknown {

@@ -1,4 +1,4 @@
-//! Registered memory: what it is, and how it leaves its process.
+//! Implements registered memory, and how it leaves its process.
 //!
 //! A span of the caller may begin anywhere inside its allocation, so the start of the allocation is looked up.
 //! Memory of the vendor's plain allocator is one allocation with an IPC handle. Mapped memory, such as
@@ -18,20 +18,20 @@ use crate::device::{DevicePtr, Extent, IpcHandle, Pointee, RegionDevice, Vendor}
 use crate::handover::Handover;
 use peerlane_hal::{Rank, Role};
 
-/// The memory of a registration.
+/// The origin of a registration's memory, which decides how it is exported and freed.
 #[derive(Debug)]
 pub(super) enum Backing<D: RegionDevice> {
-    /// Allocated here as virtual memory.
+    /// Virtual memory that the registration allocated.
     Mapped(Mapped<D>),
-    /// Allocated here, where the device has no virtual memory.
+    /// Memory that the registration allocated with the plain allocator, on a device without virtual memory.
     Plain(Plain<D>),
-    /// Host memory, allocated here.
+    /// Host memory that the registration allocated.
     Host(PinnedHost<D>),
-    /// Device memory of the caller.
+    /// Device memory that the caller allocated.
     Borrowed(Borrowed),
-    /// Host memory of the caller.
+    /// Host memory that the caller allocated.
     Adopted(AdoptedHost),
-    /// No bytes.
+    /// No memory, for a region of 0 bytes.
     Nothing,
 }
 
@@ -40,23 +40,26 @@ pub(super) enum Backing<D: RegionDevice> {
 enum Exported<D: RegionDevice> {
     Nothing,
     Private(PrivateReason),
-    /// Physical memory. The region begins `head` bytes into the first segment.
+    /// Physical memory that is exported as file descriptors; the region begins `head` bytes into the first
+    /// segment. The region begins `head` bytes into the first segment.
     Segments {
         head: u64,
         segments: Vec<Physical<D>>,
     },
-    /// An allocation. The region begins `head` bytes into it.
+    /// An allocation with an IPC handle; the region begins `head` bytes into it. The region begins `head`
+    /// bytes into it.
     Ipc {
         head: u64,
         handle: IpcHandle,
     },
-    /// Host memory. The region begins `head` bytes into the descriptor.
+    /// Host memory in a memfd; the region begins `head` bytes into the file. The region begins `head` bytes
+    /// into the descriptor.
     Host {
         head: u64,
     },
 }
 
-/// Registered memory, shared with importers of this process.
+/// Registered memory, which importers of the same process share.
 #[derive(Debug)]
 pub(super) struct Registration<D: RegionDevice> {
     pub(super) context: Arc<D>,
@@ -65,12 +68,13 @@ pub(super) struct Registration<D: RegionDevice> {
     pub(super) owner: Rank,
     pub(super) role: Role,
     backing: Backing<D>,
-    /// Set by the first export: memory that is only a source of puts never needs it.
+    /// What the first export found. Memory that is only a source of puts is never exported.
     exported: OnceLock<Exported<D>>,
 }
 
 impl<D: RegionDevice> Registration<D> {
-    /// Allocates memory that is exportable as a descriptor where the device has virtual memory.
+    /// Allocates and registers device memory, which can be exported as a descriptor if the device has virtual
+    /// memory.
     pub(super) fn allocate(
         context: &Arc<D>,
         bytes: u64,
@@ -104,7 +108,7 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Allocates host memory, for peers that do not reach this device.
+    /// Allocates and registers host memory, for peers that cannot reach this device.
     pub(super) fn allocate_on_host(
         context: &Arc<D>,
         bytes: u64,
@@ -118,7 +122,7 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Registers the caller's device memory at `address`.
+    /// Registers device memory that the caller allocated at `address`.
     pub(super) fn borrow(
         context: &Arc<D>,
         address: DevicePtr,
@@ -137,7 +141,7 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Registers the caller's host memory.
+    /// Registers host memory that the caller allocated.
     pub(super) fn adopt(
         context: &Arc<D>,
         adopted: AdoptedHost,
@@ -151,7 +155,7 @@ impl<D: RegionDevice> Registration<D> {
         Self { context, address, bytes, owner, role, backing, exported }
     }
 
-    /// Returns the bytes that the driver allocated for a region, which may be more than the region.
+    /// Returns the number of bytes that the driver allocated for the region, which may exceed its length.
     pub(super) fn allocated_bytes(&self) -> u64 {
         match &self.backing {
             Backing::Mapped(mapped) => mapped.bytes(),
@@ -159,7 +163,7 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    /// Returns the host's view of the memory, if it is host memory.
+    /// Returns the addresses of the memory for the host and the device, if it is host memory.
     pub(super) fn host(&self) -> Option<HostView> {
         match &self.backing {
             Backing::Host(pinned) => Some(pinned.view()),
@@ -168,14 +172,14 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    /// Keeps host memory that was allocated here for another region.
+    /// Lets another region reuse host memory that this registration allocated.
     pub(super) fn allow_reuse(&self) {
         if let Backing::Host(pinned) = &self.backing {
             pinned.allow_reuse();
         }
     }
 
-    /// Returns the flags that the host can read.
+    /// Returns the flag words if the host can read them.
     pub(super) fn words(&self) -> Option<&[AtomicU64]> {
         let base = self.host().filter(|_| self.role == Role::Flags)?.base.as_ptr().cast();
         let count = self.bytes as usize / size_of::<u64>();
@@ -184,7 +188,7 @@ impl<D: RegionDevice> Registration<D> {
         Some(unsafe { std::slice::from_raw_parts(base, count) })
     }
 
-    /// Returns how peers access the memory. From now on the server hands it over.
+    /// Returns how peers access the memory. From now on, other processes can request it.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -242,8 +246,8 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Exported::Segments { head, segments })
     }
 
-    /// Permits the device of another rank of this process to access the memory. Returns the address for that
-    /// device.
+    /// Permits the device of another rank of this process to access the memory, and returns the address for
+    /// that device.
     ///
     /// # Errors
     /// Returns the driver's error, or [`Fault::PrivateMemory`].
@@ -328,25 +332,25 @@ impl<D: RegionDevice> Handover for Registration<D> {
     }
 }
 
-/// The allocator of device memory.
+/// The allocator from which the caller's device memory comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AllocationKind {
-    /// The plain allocator.
+    /// The vendor's plain allocator, such as `cudaMalloc`.
     Plain,
-    /// Virtual memory.
+    /// Virtual memory management, which maps physical memory to reserved addresses.
     Virtual,
-    /// A pool, or an allocator that is newer than this crate.
+    /// A stream-ordered pool, or an allocator that is newer than this crate.
     Other,
 }
 
-/// The allocations that a span covers, in order; at least one.
+/// The allocations that a span of the caller's device memory covers, in address order. There is at least one.
 #[derive(Debug)]
 pub(super) struct Borrowed {
     pub(super) kind: AllocationKind,
     pub(super) extents: Vec<Extent>,
 }
 
-/// A span of the caller's memory, for error texts.
+/// A span of the caller's device memory, for error texts.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     address: DevicePtr,
@@ -360,7 +364,7 @@ impl Span {
     }
 }
 
-/// Finds the allocations at `address..address + bytes`; `bytes` is at least 1.
+/// Finds the allocations that hold `address..address + bytes`, where `bytes` is at least 1.
 ///
 /// # Errors
 /// Returns [`Fault::Argument`] if the span is not memory of this device or leaves its allocation.

@@ -1,4 +1,4 @@
-//! Copies between the host and this rank's regions, for tests, tools and diagnosis.
+//! Copies bytes between the host and this rank's regions, for tests, tools and diagnosis.
 //!
 //! They use a stream of their own, so that they are not blocked by waits of engines, and pinned memory,
 //! because only then does the call return before the copy is complete. Every copy has a deadline: a device
@@ -14,31 +14,31 @@ use crate::deferred_free;
 use crate::device::{CopyKind, DevicePtr, EventHandle, RegionDevice, Relaxed, StreamHandle};
 
 const STAGING_BYTES: usize = 1 << 20;
-/// Time limit of a copy; the longest take a second.
+/// The time limit of a copy, of which the longest take a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Number of queries of the event before the thread sleeps between them.
+/// The number of queries of the copy's event before the thread sleeps between queries.
 const SPIN_QUERIES: u32 = 200;
 const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Copies between the host and one device.
+/// Copies bytes between the host and one device, one copy at a time.
 #[derive(Debug)]
 pub(super) struct Transfer<D: RegionDevice> {
     context: Arc<D>,
     queue: Mutex<TransferQueue<D>>,
 }
 
-/// The stream, event and memory of the copies; freed when dropped.
+/// The stream, event and pinned memory of the copies, which are freed when dropped.
 #[derive(Debug)]
 struct TransferQueue<D: RegionDevice> {
     context: Arc<D>,
     stream: StreamHandle,
     event: Option<EventHandle>,
     staging: Option<Staging>,
-    /// Whether a copy missed its deadline and may still run.
+    /// Whether an earlier copy missed its deadline and may still run.
     may_be_running: bool,
 }
 
-/// Pinned host memory with its addresses for the host and the device.
+/// Pinned host memory through which copies go, with its addresses for the host and the device.
 #[derive(Clone, Copy, Debug)]
 struct Staging {
     host: NonNull<c_void>,
@@ -49,7 +49,7 @@ struct Staging {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// Copies a piece into the memory.
+    /// Copies bytes from the caller into the pinned memory.
     ///
     /// # Safety
     /// No copy of the device uses the memory now.
@@ -61,7 +61,7 @@ impl Staging {
         }
     }
 
-    /// Frees the memory.
+    /// Frees the pinned memory.
     ///
     /// # Safety
     /// The memory is of this device's driver, is freed once, and no copy uses it.
@@ -70,7 +70,7 @@ impl Staging {
         unsafe { context.free_host(self.host) };
     }
 
-    /// Copies a piece out of the memory.
+    /// Copies bytes from the pinned memory to the caller.
     ///
     /// # Safety
     /// As for [`fill`](Self::fill).
@@ -83,7 +83,7 @@ impl Staging {
 }
 
 impl<D: RegionDevice> TransferQueue<D> {
-    /// Creates the stream, the event and the memory. The context is current.
+    /// Creates the stream, the event and the pinned memory for copies. The context is current.
     fn open(context: &Arc<D>) -> Result<Self, D::Error> {
         let stream = context.create_stream(false)?;
         let (event, staging) = (None, None);
@@ -136,7 +136,7 @@ impl<D: RegionDevice> Transfer<D> {
         Ok(Self { context: Arc::clone(context), queue })
     }
 
-    /// Sets bytes to 0.
+    /// Sets bytes of device memory to 0.
     ///
     /// # Errors
     /// Returns [`Fault::Timeout`], or the driver's error.
@@ -166,7 +166,7 @@ impl<D: RegionDevice> Transfer<D> {
         self.download_within(address, bytes, TIMEOUT)
     }
 
-    /// Copies from the device with a time limit of the caller.
+    /// Copies bytes from the device with a time limit that the caller chooses.
     ///
     /// # Errors
     /// Returns [`Fault::Timeout`], or the driver's error.
@@ -223,7 +223,7 @@ impl<D: RegionDevice> Transfer<D> {
     }
 }
 
-/// One caller's use of the queue.
+/// A call that holds the lock of the copy queue until its deadline.
 struct TransferCall<'a, D: RegionDevice> {
     transfer: &'a Transfer<D>,
     queue: MutexGuard<'a, TransferQueue<D>>,
@@ -234,7 +234,7 @@ struct TransferCall<'a, D: RegionDevice> {
 }
 
 impl<D: RegionDevice> TransferCall<'_, D> {
-    /// Waits for a command that was just enqueued.
+    /// Waits until a copy that was just enqueued is complete.
     fn run(&mut self, enqueued: Result<(), D::Error>) -> Result<(), D::Error> {
         enqueued?;
         // Until the command is known to be complete.

@@ -1,4 +1,4 @@
-//! Operations that go onto a stream together: memory operations, copies, and copied signals.
+//! Collects word operations, copies and copied signals, to enqueue them on a stream together.
 //!
 //! The memory operations of a batch run in order, and a write takes effect after everything before it in the
 //! stream. Where a driver does not keep the order inside one call, each operation is a call. One call costs
@@ -20,23 +20,22 @@ use crate::device::{
 use super::resources::{DevicePage, PAGE_WORDS};
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Values from here on are negative in the driver's comparison.
+/// The value from which words are negative in the driver's comparison.
 const UPPER_HALF: u64 = 1 << 63;
-/// Number of memory operations that take as much room in the queue as one other command, if they share a
-/// call.
+/// The number of word operations of one call that take as much room in the queue as one other command.
 const OPS_A_COMMAND: usize = 8;
 
-/// The bit of a captured flag that lets all waits for it pass, also those of graphs that are launched later. A release sets
+/// The bit of a captured flag that lets all waits for the flag pass, also those of later graph launches. A release sets
 /// it; signals and resets write only the lower half of the word.
 pub(super) const ABORTED: u64 = 1 << 32;
-/// Number of bytes that a captured signal writes: the lower half of a flag.
+/// The width in bytes of a captured signal, which writes only the lower half of a flag.
 const HALF_BYTES: usize = size_of::<u32>();
 
-/// Adjacent signals, waits and resets that go onto a stream together.
+/// Adjacent signals, waits and resets that are enqueued on a stream together.
 #[derive(Debug)]
 pub(super) struct WordBatch<D: WordCalls> {
     ops: Vec<D::WordOp>,
-    /// Whether one call takes several operations.
+    /// Whether one call of the driver takes several word operations.
     shares_calls: bool,
 }
 
@@ -49,7 +48,7 @@ impl<D: WordCalls> WordBatch<D> {
         self.ops.is_empty()
     }
 
-    /// Returns the number of operations that still fit.
+    /// Returns the number of word operations that still fit into the batch.
     pub(super) fn room(&self) -> usize {
         D::WORD_OPS_MAX - self.ops.len()
     }
@@ -58,7 +57,7 @@ impl<D: WordCalls> WordBatch<D> {
         self.ops.clear();
     }
 
-    /// Returns the number of commands of a stream's queue that the batch takes.
+    /// Returns the number of commands that the batch takes in the queue of a stream.
     pub(super) fn commands(&self) -> usize {
         commands(self.ops.len(), self.shares_calls)
     }
@@ -67,17 +66,17 @@ impl<D: WordCalls> WordBatch<D> {
         self.push(D::word_write(address, value));
     }
 
-    /// Adds a wait until the word is at least `value`: at most two operations.
+    /// Adds a wait until the word is at least `value`, as at most two word operations.
     pub(super) fn wait(&mut self, address: DevicePtr, value: u64) {
         wait_values(value).for_each(|value| self.push(D::word_wait(address, value)));
     }
 
-    /// Adds the signal of a captured slice, which keeps [`ABORTED`].
+    /// Adds a signal of a captured slice, which leaves the bit [`ABORTED`] unchanged.
     pub(super) fn write_captured(&mut self, address: DevicePtr, value: u64) {
         self.push(D::half_write(address, value as u32));
     }
 
-    /// Adds the wait of a captured slice, which blocks until the word has a bit of `value` or the bit [`ABORTED`].
+    /// Adds a wait of a captured slice, which blocks until the word has a bit of `value` or the bit [`ABORTED`].
     pub(super) fn wait_captured(&mut self, address: DevicePtr, value: u64) {
         self.push(D::bits_wait(address, value | ABORTED));
     }
@@ -87,7 +86,7 @@ impl<D: WordCalls> WordBatch<D> {
         self.ops.push(op);
     }
 
-    /// Puts the batch onto a stream and empties it. An empty batch does nothing.
+    /// Enqueues the batch on a stream and empties it. An empty batch does nothing.
     pub(super) fn issue(&mut self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         let most = if self.shares_calls { D::WORD_OPS_MAX } else { 1 };
         let issued = self.ops.chunks_mut(most).try_for_each(|ops| {
@@ -104,7 +103,7 @@ fn commands(ops: usize, shares_calls: bool) -> usize {
     if shares_calls { 1 + ops / OPS_A_COMMAND } else { ops }
 }
 
-/// Returns the values to wait for so that the word is at least `value`.
+/// Returns the values to wait for in turn, so that the word is at least `value` afterwards.
 ///
 /// Drivers compare cyclically: a wait passes if the word is less than 2^63 ahead of the value. Small words
 /// would be ahead of a value in the upper half of the range, so a wait for 2^63 comes first. A word that is
@@ -114,13 +113,13 @@ fn wait_values(value: u64) -> impl Iterator<Item = u64> {
     first.into_iter().chain((value > 0).then_some(value))
 }
 
-/// Copies of one stream that are not on it yet.
+/// Copies that are collected for one stream but not enqueued yet.
 #[derive(Debug, Default)]
 pub(super) struct PendingCopies {
     to: Vec<DevicePtr>,
     from: Vec<DevicePtr>,
     bytes: Vec<usize>,
-    /// The ends of the last copy, for the case of a single one.
+    /// The kind of the last copy, which is used if the batch has only one copy.
     copy_kind: Option<CopyKind>,
 }
 
@@ -157,8 +156,7 @@ impl PendingCopies {
         self.bytes.push(bytes);
     }
 
-    /// Returns whether a copy conflicts with one of these: it reads or writes bytes that one writes, or
-    /// writes bytes that one reads.
+    /// Returns whether a new copy and a pending one access the same bytes and at least one of them writes.
     pub(super) fn conflicts(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> bool {
         let meet = |one: DevicePtr, length: usize, other: DevicePtr| {
             // Spans of mapped regions do not overflow.
@@ -173,7 +171,7 @@ impl PendingCopies {
         })
     }
 
-    /// Puts the copies onto a stream and clears them. Returns their number.
+    /// Enqueues the pending copies on a stream, and returns their number.
     ///
     /// # Safety
     /// The spans stay valid as long as the copies run.
@@ -202,20 +200,20 @@ impl PendingCopies {
     }
 }
 
-/// Number of words that eager signals use in rotation. It is at least the number of writes in a batch, so
+/// The number of words that eager signals use in rotation. The number is at least the number of writes in a batch, so
 /// that no word is written twice in a batch: the copies go onto the stream behind the batch.
 const RING_WORDS: usize = 255;
-/// Number of words behind the ring, for the values of captured signals.
+/// The number of words after the rotating ones, which hold the values of captured signals.
 const CONSTANTS_MAX: usize = PAGE_WORDS - RING_WORDS;
 
-/// The words that signals are copied from, and the copies that belong to the open batch.
+/// The device words that copied signals read, and the copies of the open batch.
 #[derive(Debug)]
 pub(super) struct SignalWords {
     page: DevicePage,
     next: usize,
-    /// The values of captured signals, each with its own word. A replay copies the value that the word has.
+    /// The values of captured signals, each with a word of its own. A replay copies the value that its word has.
     constants: Vec<u64>,
-    /// Source word, destination flag and length of each copy.
+    /// The source word, destination flag and length of each pending copy.
     pending_copies: Vec<(DevicePtr, DevicePtr, usize)>,
 }
 
@@ -231,24 +229,24 @@ impl SignalWords {
         })
     }
 
-    /// Leaves the page to the next engine, unless graphs use it.
+    /// Gives the page of words to the next engine, unless graphs use it.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         if self.constants.is_empty() {
             self.page.leave(context);
         }
     }
 
-    /// Returns whether the batch must be issued before anything that follows a signal.
+    /// Returns whether copied signals are pending, so that the batch must be issued before further work.
     pub(super) fn has_pending(&self) -> bool {
         !self.pending_copies.is_empty()
     }
 
-    /// Drops the copies of a slice that failed half-way.
+    /// Drops the pending copies of a slice that failed half-way.
     pub(super) fn clear_pending(&mut self) {
         self.pending_copies.clear();
     }
 
-    /// Adds a signal to the batch, and its copy to the pending copies.
+    /// Adds a write of the signal's value to the batch, and a copy to the peer's flag to the pending copies.
     ///
     /// Eager words are written and read in the order of one stream, and the next stream is ordered behind it
     /// (`Engine::submit`), so no word is written while its copy is pending. Replayed graphs have no such
@@ -291,7 +289,7 @@ impl SignalWords {
         Ok(RING_WORDS + index)
     }
 
-    /// Puts the pending copies onto the stream, behind the batch. Returns their number.
+    /// Enqueues the pending copies on the stream after the batch, and returns their number.
     pub(super) fn copy<D: CopyCalls>(
         &mut self,
         context: &D,

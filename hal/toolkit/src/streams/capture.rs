@@ -1,4 +1,4 @@
-//! Resources of slices that are recorded into graphs.
+//! Holds the streams, events and words of slices that are recorded into graphs.
 //!
 //! A graph may be replayed at any time, and no call reports its destruction. So a recorded slice has its own
 //! side streams, events, and a word: the slice sets the word to 1 before its first wait and to 0 after its last
@@ -23,39 +23,39 @@ use super::resources::{Event, PAGE_WORDS, PinnedPage, Stream};
 use crate::Fault;
 use crate::device::{CaptureState, DevicePtr};
 
-/// Values of the word of a slice.
+/// The values of a busy word, by which the host sees whether the graph of a recorded slice waits.
 const IDLE: u64 = 0;
 const WAITING: u64 = 1;
 const MARKED: u64 = 2;
 
-/// A recorded slice with waits.
+/// A recorded slice with the flags that it waits for.
 #[derive(Debug)]
 struct Recorded {
     awaited: Box<[Awaited]>,
-    /// The time at which its word was last marked.
+    /// The time at which the host last marked the slice's busy word.
     marked_at: Instant,
 }
 
-/// The resources of the captures of one engine.
+/// The streams, events and busy words for the recorded slices of one engine.
 #[derive(Debug)]
 pub(super) struct Captures<D: StreamDevice> {
     sides: Vec<SideStream<D>>,
     started: Event<D>,
-    /// Each uses the word with its index.
+    /// The recorded slices, each of which uses the busy word with its index.
     recorded: Vec<Recorded>,
     words: PinnedPage,
-    /// Whether a slice was ever recorded. From then on, graphs may write to the engine's pages.
+    /// Whether the engine has ever recorded a slice. From then on, graphs may write to the engine's pages.
     used: bool,
 }
 
 impl<D: StreamDevice> Captures<D> {
-    /// Creates the resources. The context is current.
+    /// Creates the event and the page of busy words. The context is current.
     pub(super) fn new(context: &D) -> Result<Self, D::Error> {
         let (started, words) = (Event::create(context)?, PinnedPage::take(context)?);
         Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), words, used: false })
     }
 
-    /// Prepares for slices on `stream`, which captures. Returns the number of usable side streams.
+    /// Prepares to record slices on `stream`, which captures. Returns the number of usable side streams.
     ///
     /// A side stream that is still part of another capture cannot be part of this one.
     pub(super) fn begin(
@@ -81,7 +81,7 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.sides.len())
     }
 
-    /// Returns the usable side streams, and the event at which they start.
+    /// Returns the usable side streams, and the event after which they start.
     pub(super) fn sides(&mut self, usable: usize) -> (&mut [SideStream<D>], &Event<D>) {
         (&mut self.sides[..usable], &self.started)
     }
@@ -114,7 +114,7 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.words.address(index))
     }
 
-    /// Leaves the page to the next engine. Nothing was recorded.
+    /// Gives the page of busy words to the next engine. No slice may have been recorded.
     pub(super) fn leave(self, context: &D) {
         self.words.leave(context);
     }
@@ -127,7 +127,7 @@ impl<D: StreamDevice> Captures<D> {
         self.used
     }
 
-    /// Returns how long the slice that waits longest has waited, or `None` if none waits.
+    /// Returns the longest time that a recorded slice has been waiting, or `None` if none waits.
     ///
     /// The time counts from the first call that finds the slice waiting.
     pub(super) fn longest_wait(&mut self) -> Option<Duration> {
@@ -146,12 +146,12 @@ impl<D: StreamDevice> Captures<D> {
         longest
     }
 
-    /// Returns whether a graph waits for flags.
+    /// Returns whether a running graph waits for flags.
     pub(super) fn is_waiting(&self) -> bool {
         (0..self.recorded.len()).any(|index| self.words.load(index) != IDLE)
     }
 
-    /// Returns the flags that running graphs wait for.
+    /// Returns the flags and values that running graphs wait for.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Awaited> + Clone {
         let recorded = self.recorded.iter().enumerate();
         let running = recorded.filter(|(index, _)| self.words.load(*index) != IDLE);

@@ -1,4 +1,4 @@
-//! Puts the steps of a slice onto the main stream and the side streams.
+//! Enqueues the steps of a slice on the main stream and the side streams.
 //!
 //! The main stream carries flags, waits and about half of the puts. A side stream starts behind an event of
 //! the main stream when it gets its first put after a wait. The main stream waits for an event at the end of
@@ -13,17 +13,17 @@ use super::batches::{PendingCopies, SignalWords, WordBatch};
 use super::resources::{BOUNCE_BYTES, BounceBuffers, Event, OwnStream};
 use super::steps::Target;
 
-/// Largest number of memory operations for one op and those around it.
+/// The largest number of word operations that one op and its neighbours add to a batch.
 const OPS_MAX: usize = 5;
 
-/// A side stream, and the event that joins it to the main stream.
+/// A side stream for puts, with the event that joins it to the main stream.
 #[derive(Debug)]
 pub(super) struct SideStream<D: StreamDevice> {
     stream: OwnStream<D>,
     ended: Event<D>,
-    /// Whether the next put here must be ordered behind the main stream.
+    /// Whether the next put on this stream must be ordered after the main stream.
     must_follow: bool,
-    /// Whether the stream holds puts that the main stream has not waited for.
+    /// Whether the stream holds puts for which the main stream has not waited yet.
     unjoined: bool,
 }
 
@@ -42,44 +42,44 @@ impl<D: StreamDevice> SideStream<D> {
     }
 }
 
-/// A word that a captured slice sets while it waits.
+/// The state of a busy word, which a captured slice sets while it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Busy {
     pub(super) word: DevicePtr,
-    /// Number of waits that are not emitted yet.
+    /// The number of the slice's waits that are not emitted yet.
     pub(super) waits: usize,
     pub(super) begun: bool,
 }
 
-/// Enqueues the ops of one slice on the streams.
+/// Enqueues the steps of one slice on the streams of an engine.
 #[derive(Debug)]
 pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) context: &'a D,
     pub(super) main: StreamHandle,
     pub(super) sides: &'a mut [SideStream<D>],
-    /// Recorded on the main stream where the side streams start.
+    /// The event on the main stream after which side streams start.
     pub(super) started: &'a Event<D>,
-    /// Whether `started` is recorded behind the last wait.
+    /// Whether `started` was recorded after the last wait of the main stream.
     pub(super) started_recorded: bool,
     pub(super) batch: &'a mut WordBatch<D>,
-    /// Copies that are not on their stream yet, by stream index. While there are any, no batch is open.
+    /// The copies that are not enqueued yet, by stream index. While there are any, no batch is open.
     pub(super) copies: &'a mut [PendingCopies],
-    /// Whether the copies of a stream go there in one call; otherwise each goes at once.
+    /// Whether one call enqueues all pending copies of a stream. Otherwise a copy is enqueued at once.
     pub(super) together: bool,
-    /// The words that signals are copied from, if signals are copied.
+    /// The device words of copied signals, or `None` if streams write flags directly.
     pub(super) words: Option<&'a mut SignalWords>,
-    /// The buffers for puts from host memory to host memory.
+    /// The device buffers for puts from host memory to host memory.
     pub(super) bounce: Option<&'a BounceBuffers>,
-    /// Largest copy in one piece.
+    /// The largest number of bytes that one copy of the driver takes.
     pub(super) piece_bytes_max: u64,
     pub(super) captured: bool,
     pub(super) busy: Option<Busy>,
-    /// Number of commands on the main stream, and on all side streams.
+    /// The number of commands on the main stream and on all side streams.
     pub(super) commands: [usize; 2],
 }
 
 impl<D: StreamDevice> Emitter<'_, D> {
-    /// Begins a slice behind the present work of the main stream.
+    /// Begins a slice, whose steps follow the work that is already on the main stream.
     pub(super) fn begin(&mut self) {
         // A slice that failed may have left operations.
         self.batch.clear();
@@ -156,7 +156,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         Ok(())
     }
 
-    /// Enqueues all pending copies on their streams, before a flag is signaled.
+    /// Enqueues all pending copies on their streams, before a flag is signalled.
     fn issue_all(&mut self) -> Result<(), D::Error> {
         for stream_index in 0..self.copies.len() {
             if !self.copies[stream_index].is_empty() {
@@ -170,7 +170,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         Ok(())
     }
 
-    /// Adds a signal; `stream_index` is the stream of the puts to the same peer.
+    /// Adds a signal, where `stream_index` names the stream with the puts to the same peer.
     pub(super) fn signal(
         &mut self,
         target: Target,
@@ -247,7 +247,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         }
     }
 
-    /// Ends the slice: joins all side streams and puts all operations onto their streams.
+    /// Ends the slice by joining all side streams and enqueuing all pending operations.
     pub(super) fn end(&mut self) -> Result<(), D::Error> {
         self.issue_all()?;
         self.join_all()?;
@@ -255,7 +255,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         self.flush()
     }
 
-    /// Returns the number of commands on the fullest stream.
+    /// Returns an upper bound on the commands that the slice has put on one stream.
     pub(super) fn commands(&self) -> usize {
         self.commands.into_iter().max().unwrap_or(0)
     }
@@ -269,7 +269,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         (0..self.sides.len()).try_for_each(|side| self.join(side))
     }
 
-    /// Orders the further work of the main stream behind the puts of a side stream.
+    /// Orders the further work of the main stream after the puts of a side stream.
     fn join(&mut self, side: usize) -> Result<(), D::Error> {
         let side = &mut self.sides[side];
         if side.unjoined {
@@ -284,7 +284,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         if self.batch.room() < OPS_MAX { self.flush() } else { Ok(()) }
     }
 
-    /// Sends copied signals before an operation that must follow them.
+    /// Enqueues copied signals before an operation that must follow them.
     fn flush_signals(&mut self) -> Result<(), D::Error> {
         match &self.words {
             Some(words) if words.has_pending() => self.flush(),

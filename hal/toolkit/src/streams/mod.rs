@@ -1,4 +1,4 @@
-//! An engine on the streams of a device: copies, signals and waits as GPU drivers offer them.
+//! Implements an engine on the streams of a GPU, with copies, word writes and word waits as drivers offer them.
 //!
 //! A backend implements [`StreamDevice`] for its context. Its engine is then [`Engine`].
 //!
@@ -62,51 +62,51 @@ use peerlane_hal::{
     Caps, CopyEngine, Error as _, ErrorKind, LinkKind, Op, Rank, StreamOrdered, Ticket,
 };
 
-/// The method by which signals reach a peer.
+/// How an engine writes signals to the flags of peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignalBy {
-    /// The stream writes the peer's flag.
+    /// The stream writes the peer's flag with a memory operation.
     StreamWrite,
-    /// The stream copies a word of its own to the peer's flag.
+    /// The stream copies a device word of its own to the peer's flag.
     Copy,
 }
 
-/// Largest number of ops in a slice. More than [`COMMANDS_MAX`] commands on one stream could block the
-/// caller, and a slice must fit an empty queue.
+/// The largest number of ops in a slice. More than [`COMMANDS_MAX`] commands on one stream could block the caller, and
+/// a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
-/// Returns the largest number of commands that a slice of `ops` ops enqueues on one stream. These are two for
-/// each op, more if every op is several memory operations, and the events around them.
+/// Returns an upper bound on the commands that a slice of `ops` ops enqueues on one stream. These are two for each op,
+/// more if every op is several memory operations, and the events around them.
 const fn commands_max(ops: usize) -> usize {
     ops * 19 / 8 + 8
 }
 const _: () = assert!(commands_max(SLICE_OPS_MAX) <= COMMANDS_MAX);
 
-/// Time to poll without sleeping after progress.
+/// The time that a parked thread polls without sleeping after progress.
 const SPIN: Duration = Duration::from_micros(20);
-/// Longest sleep of a parked thread between two checks. The streams wait for flags themselves.
+/// The longest time that a parked thread sleeps between two checks. The streams wait for flags themselves.
 const SLEEP_MAX: Duration = Duration::from_micros(200);
-/// Number of submitted slices after which a query right after a submit is worth its cost.
+/// The number of submitted slices after which `completed` queries the driver even right after a submit.
 const SUBMITS_MAX: usize = 16;
 
-/// The parameters of a new engine.
+/// The parameters with which a backend opens a stream engine.
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
-    /// This rank.
+    /// The rank that the engine serves.
     pub rank: Rank,
-    /// The connected peers.
+    /// The connected peers that the engine reaches.
     pub peers: Vec<Rank>,
-    /// The method by which signals reach them.
+    /// How the engine writes signals to its peers.
     pub signal: SignalBy,
-    /// The method of self copies.
+    /// How the engine copies this rank's block to its own output.
     pub self_copy: SelfCopy,
-    /// Whether a peer is reached through host memory.
+    /// Whether some peer is reached through host memory.
     pub staged: bool,
-    /// The peers on the same device.
+    /// The peers whose device is the device of this rank.
     pub on_device: Vec<Rank>,
 }
 
 impl EngineSetup {
-    /// Creates the parameters of an engine that a fabric requests.
+    /// Creates the parameters of an engine from the request of a fabric.
     pub fn new(request: &EngineRequest, self_copy: SelfCopy) -> Self {
         Self {
             rank: request.rank,
@@ -124,35 +124,35 @@ impl EngineSetup {
     }
 }
 
-/// An in-order queue of ops on the streams of a device.
+/// An in-order queue of ops that runs on the streams of a GPU.
 #[derive(Debug)]
 pub struct Engine<D: StreamDevice> {
     context: Arc<D>,
     limits: StreamLimits,
-    /// Abilities, first error and release.
+    /// The engine's capabilities, its first error, and whether it was released.
     state: EngineState<D::Error>,
     resolver: OpResolver,
     stream_plan: StreamPlan,
-    /// The driver's resources of this engine; dropped only where that cannot block.
+    /// The driver's streams, events and pages of the engine, which are dropped only if that cannot block.
     hardware: ManuallyDrop<Hardware<D>>,
-    /// The steps of the present slice, and its open batch.
+    /// The steps of the slice that is being submitted.
     steps: Vec<Step>,
     marks: Vec<LinkCopy>,
     batch: WordBatch<D>,
     copies: Vec<PendingCopies>,
-    /// Whether the driver takes several copies in one call.
+    /// Whether one call of the driver takes several copies.
     copies_together: bool,
     self_copy: SelfCopy,
     pending: Pending,
     forked: Option<Forked>,
-    /// The main stream of the last eager slice.
+    /// The main stream on which the last eager slice was enqueued.
     last_main: StreamHandle,
-    /// The reason why captures cannot be used on this device, if there is one.
+    /// The reason why graphs cannot be captured on this device, if there is one.
     capture_ability: Result<(), D::Error>,
     parker: TimedParker,
     /// Whether a slice was submitted since the last call of `completed`.
     just_submitted: bool,
-    /// Number of slices since the last query of the driver.
+    /// The number of slices that were submitted since the last query of the driver.
     submits: usize,
 }
 
@@ -160,21 +160,22 @@ pub struct Engine<D: StreamDevice> {
 struct Hardware<D: StreamDevice> {
     main: OwnStream<D>,
     sides: Vec<SideStream<D>>,
-    /// Recorded on the main stream where the side streams start.
+    /// The event on the main stream after which side streams start.
     started: Event<D>,
     tickets: TicketEvents<D>,
     captures: Captures<D>,
     release: Releaser<D>,
     words: Option<SignalWords>,
-    /// For eager slices and for captured slices, which may run at the same time.
+    /// The device buffers for copies through the device, one set for eager slices and one for captured slices. Both
+    /// kinds of slices may run at the same time.
     bounces: Option<[BounceBuffers; 2]>,
     page: PinnedPage,
-    /// Orders two streams of the caller.
+    /// The event that orders a stream of the caller after another one.
     joined: Event<D>,
 }
 
 impl<D: StreamDevice> Engine<D> {
-    /// Creates an engine that reaches `setup.peers`.
+    /// Creates an engine that reaches the peers `setup.peers`.
     ///
     /// # Errors
     /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that signals and
@@ -252,7 +253,7 @@ impl<D: StreamDevice> Engine<D> {
         })
     }
 
-    /// Queries which tickets are complete. A lost device reports its error at the next query of any event.
+    /// Queries the driver for complete tickets. A lost device reports its error at the next query of any event.
     ///
     /// While a graph must be released, nothing is queried: the launch of a further graph may hold a lock of the
     /// driver until the release is complete.
@@ -269,7 +270,7 @@ impl<D: StreamDevice> Engine<D> {
         Ok(())
     }
 
-    /// Writes the values of all awaited flags once, first those that the host can access.
+    /// Writes once to every awaited flag the value that lets its wait pass, first from the host.
     fn release_round(&mut self) -> Result<(), D::Error> {
         let Hardware { captures, release, page, .. } = &mut *self.hardware;
         if !release.write_from_host(captures, &self.pending) {
@@ -334,7 +335,7 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
         Ok(())
     }
 
-    /// Returns false: the device makes progress without polling.
+    /// Returns false, because the device makes progress without polling.
     fn is_busy(&self) -> bool {
         false
     }
@@ -383,11 +384,11 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
     }
 }
 
-/// The caller's stream that is the main stream until `join`.
+/// The caller's stream that is the engine's main stream until `join`.
 #[derive(Debug)]
 pub(super) struct Forked {
     pub(super) stream: Stream,
-    /// Number of side streams, if the stream captures.
+    /// The number of side streams that the slice may use, or `None` if the stream does not capture.
     pub(super) captured: Option<usize>,
 }
 
@@ -446,12 +447,12 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
 }
 
 impl<D: StreamDevice> Engine<D> {
-    /// Returns the number of side streams in a capture.
+    /// Returns the number of side streams that a captured slice uses.
     fn captured_sides(&self) -> usize {
         self.stream_plan.sides().min(self.limits.captured_sides_max)
     }
 
-    /// Orders `into` behind the last ticket.
+    /// Orders the stream `into` after the last submitted ticket.
     fn join_eager(&mut self, into: &Stream) -> Result<(), D::Error> {
         self.settle()?;
         if self.pending.is_empty() {
@@ -468,7 +469,7 @@ impl<D: StreamDevice> Engine<D> {
         self.hardware.tickets.order(&self.context, into.raw())
     }
 
-    /// Puts the steps of an eager slice onto the streams.
+    /// Enqueues the steps of an eager slice on the engine's streams.
     fn emit(&mut self, totals: &SliceTotals) -> Result<Ticket, D::Error> {
         let _entered = self.context.enter()?;
         let hardware = &mut *self.hardware;
@@ -513,7 +514,7 @@ impl<D: StreamDevice> Engine<D> {
         Ok(Ticket(self.pending.issue(commands)))
     }
 
-    /// Records the steps of a slice on `main`, a stream that captures.
+    /// Records the steps of a slice into the graph that the stream `main` captures.
     fn record(
         &mut self,
         totals: &SliceTotals,
@@ -563,7 +564,7 @@ fn stream_of<D: StreamDevice>(stream: &dyn Any) -> Result<&Stream, D::Error> {
     Ok(stream.as_ref())
 }
 
-/// Returns the flags and values that a slice waits for.
+/// Returns the flags that a slice waits for, with the values that let the waits pass.
 fn awaited(steps: &[Step]) -> impl Iterator<Item = Awaited> + Clone {
     steps.iter().filter_map(|step| match *step {
         Step::Wait { flag, host, value, .. } => Some(Awaited { flag, host, value }),

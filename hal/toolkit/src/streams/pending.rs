@@ -1,4 +1,4 @@
-//! Slices in flight: their tickets and events, their share of the streams' queues, and the flags they wait for.
+//! Tracks the slices in flight, with their tickets, their commands and the flags they wait for.
 
 use std::collections::VecDeque;
 
@@ -6,32 +6,32 @@ use super::resources::Event;
 use crate::Fault;
 use crate::device::{DevicePtr, StreamCalls, StreamHandle};
 
-/// Largest number of commands on one stream. The driver has room for about a thousand and then blocks the
-/// caller. Behind a wait that only this caller can release, that would be a deadlock.
+/// The largest number of commands that the engine puts on one stream. The driver has room for about a thousand
+/// and then blocks the caller. Behind a wait that only this caller can release, that would be a deadlock.
 pub(super) const COMMANDS_MAX: usize = 768;
-/// Number of awaited flags that need no allocation.
+/// The number of awaited flags that can be tracked without allocation.
 const AWAITED: usize = 1024;
 
-/// A flag that a queued wait may be blocked on.
+/// A flag on which a queued wait may be blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Awaited {
     pub(super) flag: DevicePtr,
-    /// The address for the host, if the host can access it.
+    /// The flag's address in this process, or `None` if the host cannot access the flag.
     pub(super) host: Option<u64>,
     /// The value that lets the wait pass.
     pub(super) value: u64,
 }
 
-/// Tracks the tickets in flight with their commands and awaited flags.
+/// Tracks the slices in flight, with their commands and the flags that they wait for.
 ///
 /// Tickets complete in order, since a slice ends with a join of all its streams. One number therefore
 /// describes the progress.
 #[derive(Debug)]
 pub(super) struct Pending {
     done: u64,
-    /// Number of commands of each ticket after `done`, oldest first.
+    /// The number of commands of each ticket after `done`, oldest first.
     commands: VecDeque<usize>,
-    /// Sum of `commands`.
+    /// The sum of `commands`, compared with [`COMMANDS_MAX`].
     queued: usize,
     awaited: VecDeque<(u64, Awaited)>,
 }
@@ -46,12 +46,12 @@ impl Pending {
         }
     }
 
-    /// Returns the last complete ticket.
+    /// Returns the number of the last complete ticket.
     pub(super) fn done(&self) -> u64 {
         self.done
     }
 
-    /// Returns the last issued ticket.
+    /// Returns the number of the last issued ticket.
     pub(super) fn last(&self) -> u64 {
         self.done + self.commands.len() as u64
     }
@@ -60,7 +60,8 @@ impl Pending {
         self.commands.is_empty()
     }
 
-    /// Rejects a slice of `requested` commands that does not fit now. An empty queue accepts every slice.
+    /// Rejects a slice if its `requested` commands do not fit into the queue now. An empty queue accepts every
+    /// slice.
     ///
     /// # Errors
     /// Returns [`Fault::QueueFull`].
@@ -72,19 +73,19 @@ impl Pending {
         Err(Fault::QueueFull { queued, room: COMMANDS_MAX, requested })
     }
 
-    /// Adds a flag that the slice being submitted waits for.
+    /// Adds a flag for which the slice being submitted waits.
     pub(super) fn await_flag(&mut self, awaited: Awaited) {
         self.awaited.push_back((self.last() + 1, awaited));
     }
 
-    /// Issues the ticket of a slice that is on the streams.
+    /// Issues the ticket of a slice that has been enqueued.
     pub(super) fn issue(&mut self, commands: usize) -> u64 {
         self.commands.push_back(commands);
         self.queued += commands;
         self.last()
     }
 
-    /// Marks the tickets up to `done` as complete. Returns whether any of them was in flight.
+    /// Marks the tickets up to `done` as complete, and returns whether any of them was in flight.
     pub(super) fn settle(&mut self, done: u64) -> bool {
         let before = self.done;
         while self.done < done
@@ -99,16 +100,16 @@ impl Pending {
         self.done > before
     }
 
-    /// Returns the awaited flags of slices in flight, including a slice that failed half-way.
+    /// Returns the flags for which slices in flight wait, including a slice that failed half-way.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Awaited> + Clone {
         self.awaited.iter().map(|(_, awaited)| *awaited)
     }
 }
 
-/// Number of slices in flight that need no allocation.
+/// The number of slices in flight that can be tracked without allocation.
 const OPEN: usize = 64;
 
-/// Tracks the progress of the streams by an event behind each slice.
+/// Tracks which tickets are complete by an event at the end of each slice.
 ///
 /// A word in host memory that the stream writes at the end of a slice would be simpler to read. But this
 /// write waits until everything before it is visible to the host, which costs each start about 1.4 µs; an
@@ -126,7 +127,7 @@ impl<D: StreamCalls> TicketEvents<D> {
         Self { open: VecDeque::with_capacity(OPEN), done: 0, spare: Vec::with_capacity(OPEN) }
     }
 
-    /// Records the event of `ticket` on the stream. The context is current.
+    /// Records the event of a ticket on a stream. The context is current.
     pub(super) fn record(
         &mut self,
         context: &D,
@@ -146,12 +147,12 @@ impl<D: StreamCalls> TicketEvents<D> {
         Ok(())
     }
 
-    /// Orders the further work of `stream` behind the last ticket.
+    /// Orders the further work of a stream after the last ticket.
     pub(super) fn order(&self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         self.open.back().map_or(Ok(()), |(_, event)| event.block(context, stream))
     }
 
-    /// Returns the last complete ticket. The context is current and relaxed.
+    /// Queries the events and returns the last complete ticket. The context is current and relaxed.
     ///
     /// Each slice begins behind the previous one, so an event that has passed covers all slices before it. A
     /// query costs as much as a copy, so a binary search keeps the number of queries small.
@@ -171,7 +172,7 @@ impl<D: StreamCalls> TicketEvents<D> {
         Ok(self.done)
     }
 
-    /// Returns whether a query would find a complete ticket or an error.
+    /// Returns whether a query would find a newly complete ticket or an error.
     pub(super) fn has_news(&self, context: &D) -> bool {
         let Some((_, event)) = self.open.front() else { return false };
         let Ok(_relaxed) = context.enter_relaxed() else { return true };

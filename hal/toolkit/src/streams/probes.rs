@@ -1,4 +1,4 @@
-//! Probes of what a driver really does, made once for each device or pair of devices.
+//! Probes once for each device or pair of devices what a driver really does.
 //!
 //! - Waits: a runtime may need a special kind of memory for words that streams wait for.
 //! - Batches: runtimes have run the operations of one call concurrently, so that a write behind a wait of the
@@ -21,33 +21,33 @@ use crate::Fault;
 use crate::device::{Batching, CopyKind, DevicePtr, ExecHandle, GraphHandle, StreamHandle};
 use peerlane_hal::{Error as _, ErrorKind};
 
-/// Time limit of each step of a probe.
+/// The time limit for each step of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit of the probe of copy batches.
+/// The time limit for the probe that enqueues several copies in one call.
 const COPY_BATCH_TIMEOUT: Duration = Duration::from_secs(10);
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// A property of a device that is probed once.
+/// A property of a device that is probed once per process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Probe {
-    /// Replays do what was recorded.
+    /// Whether a graph replay does what was captured.
     Captures,
-    /// Streams wait for words.
+    /// Whether a stream can wait for a word of device memory.
     WordWaits,
-    /// Memory operations of one call run in order.
+    /// Whether the word operations of one call run in order.
     Batches,
-    /// Copies inside the device move bytes.
+    /// Whether a copy inside the device really writes its destination.
     LocalCopies,
 }
 
-/// Caches the results of probes by device.
+/// A cache of probe results by device, which a backend keeps for the whole process.
 #[derive(Debug)]
 pub struct ProbeCache<E>(Mutex<Option<Known<E>>>);
 
 type Known<E> = HashMap<(Probe, i32), Result<(), E>>;
 
 impl<E> ProbeCache<E> {
-    /// Creates an empty cache.
+    /// Creates an empty cache of probe results.
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
@@ -75,22 +75,22 @@ impl<E: Clone> ProbeCache<E> {
     }
 }
 
-/// Time limit of each step of the probe of batches.
+/// The time limit for each step of the probe of batched word operations.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time to allow for a misordered write to become visible, once the stream has reached the call.
+/// The time in which a write that overtakes a wait of the same call becomes visible.
 const MISORDER_TIME: Duration = Duration::from_millis(2);
 
 // Words of the device page for the probe of batches.
-/// Set when the stream has reached the call.
+/// The word that is written before the probed call, to show that the stream has reached the call.
 const BATCH_STARTED: usize = 0;
-/// Awaited by the call.
+/// The word for which the probed call waits.
 const BATCH_GATE: usize = 1;
-/// Written by the call behind the wait.
+/// The word that the probed call writes after its wait.
 const BATCH_WRITTEN: usize = 2;
 const BATCH_WORDS: usize = 3;
 
-/// Returns whether one call may take several memory operations, and probes the device if necessary. The
-/// context is current and this thread's captures are relaxed.
+/// Returns whether one call may take several word operations, and probes the device if necessary. The context
+/// is current and this thread's captures are relaxed.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if streams do not wait for words.
@@ -105,7 +105,7 @@ pub(super) fn check_batches<D: StreamDevice>(context: &D) -> Result<bool, D::Err
         && cache.cached_or_probe(Probe::Batches, device, || probe_batches(context)).is_ok())
 }
 
-/// Rejects a device whose streams do not wait for words. An engine of another kind may work on it.
+/// Rejects a device whose streams cannot wait for words. An engine of another kind may work on it.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` that says what to do where that is known.
@@ -119,7 +119,7 @@ fn check_waits<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
     D::probe_cache().cached_or_probe(Probe::WordWaits, context.device(), || wait_once(context))
 }
 
-/// Puts a wait that is already satisfied onto a stream.
+/// Enqueues a wait that is already satisfied, to test that streams can wait at all.
 fn wait_once<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
     let (stream, device) = (OwnStream::create(context)?, DevicePage::take(context)?);
     let mut batch = WordBatch::new(false);
@@ -142,7 +142,6 @@ fn wait_once<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
     })
 }
 
-/// The resources of the probe of batches.
 struct BatchProbe<D: StreamDevice> {
     held: OwnStream<D>,
     free: OwnStream<D>,
@@ -186,7 +185,8 @@ fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
 }
 
 impl<D: StreamDevice> BatchProbe<D> {
-    /// Puts the call onto the stream. Returns the word that its write has changed while the wait is blocked.
+    /// Enqueues the probed call and returns the word that it writes after its wait, read while the wait is
+    /// blocked.
     fn run_held(&self, context: &D) -> Result<u64, D::Error> {
         self.write(context, &self.held, BATCH_STARTED)?;
         let mut batch = WordBatch::new(true);
@@ -205,7 +205,7 @@ impl<D: StreamDevice> BatchProbe<D> {
         Ok(self.read_words(context)?[BATCH_WRITTEN])
     }
 
-    /// Writes 1 to a word in a call of its own.
+    /// Writes 1 to a word by a call with a single word operation.
     fn write(&self, context: &D, stream: &OwnStream<D>, word: usize) -> Result<(), D::Error> {
         let mut batch = WordBatch::new(false);
         batch.write(self.device.address(word), 1);
@@ -222,12 +222,12 @@ impl<D: StreamDevice> BatchProbe<D> {
     }
 }
 
-/// Number of words of the probe of copies inside the device.
+/// The number of words that the probe of copies inside the device copies.
 const LOCAL_WORDS: usize = 509;
-/// First target word in the device page.
+/// The first destination word of the probe copy in the device page.
 const LOCAL_TARGET: usize = 1024;
 
-/// Probes copies inside the device where that is necessary. The context is current and this thread's captures
+/// Probes copies inside the device if the device needs that. The context is current and this thread's captures
 /// are relaxed.
 ///
 /// # Errors
@@ -277,7 +277,7 @@ fn self_copy_works<D: StreamDevice>(context: &D) -> Result<bool, D::Error> {
     Ok(works)
 }
 
-/// Probes copies to a peer where that is necessary. The word `target` of the peer is not used meanwhile, and
+/// Probes copies to a peer if the device needs that. The word `target` of the peer is not used meanwhile, and
 /// keeps the value that was sent.
 ///
 /// # Errors
@@ -320,7 +320,7 @@ pub(super) fn check_peer_copies<D: StreamDevice>(
     .into())
 }
 
-/// Returns whether one call of this driver makes several copies, by doing it. The page is not in use yet.
+/// Tests whether one call of the driver makes several copies. The page is not in use yet.
 pub(super) fn probe_copy_batch<D: StreamDevice>(
     context: &D,
     stream: &OwnStream<D>,
@@ -345,7 +345,7 @@ pub(super) fn probe_copy_batch<D: StreamDevice>(
     came
 }
 
-/// Number of bytes that each replay copies.
+/// The number of bytes that each replay of the probe's graph copies.
 const GRAPH_BYTES: usize = 64;
 const GRAPH_WORDS: usize = GRAPH_BYTES / size_of::<u64>();
 
@@ -353,13 +353,14 @@ const GRAPH_WORDS: usize = GRAPH_BYTES / size_of::<u64>();
 const GRAPH_SOURCE: usize = 0;
 const GRAPH_TARGET: usize = GRAPH_WORDS;
 const GRAPH_FLAG: usize = 2 * GRAPH_WORDS;
-/// Shows whether a replay runs memory operations at all; the flag ends with its initial value.
+/// The word that a replay writes last, which shows that word operations run at all. The probe's flag cannot
+/// show it, since the flag ends with its initial value.
 const GRAPH_MARK: usize = GRAPH_FLAG + 1;
-/// Number of words that the probe compares after a replay: the copied words, a flag, and a mark.
+/// The number of words that the probe compares after a replay, which are the copied words, a flag and a mark.
 const GRAPH_READ_WORDS: usize = GRAPH_WORDS + 2;
 
-/// Checks that captures can be used on this device, and probes it if necessary. The context is current and
-/// this thread's captures are relaxed. With `together`, memory operations share calls.
+/// Checks by a probe that graphs can be captured and replayed on this device. The context is current and this
+/// thread's captures are relaxed. With `together`, memory operations share calls.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if a replay does not do what was recorded.
@@ -396,8 +397,8 @@ fn probe_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D:
     }
 }
 
-/// Records a graph: a copy on a second stream, a signal, the wait for it with its reset, and a write that
-/// marks the end.
+/// Records the probe's graph. The graph holds a copy on a second stream, a signal, the wait for the signal with
+/// its reset, and a write that marks the end.
 fn record<'a, D: StreamDevice>(
     context: &'a D,
     (stream, aside): (&OwnStream<D>, &OwnStream<D>),
@@ -429,7 +430,7 @@ fn record<'a, D: StreamDevice>(
     Ok(Executable { graph, raw })
 }
 
-/// Replays the graph with new bytes. Returns a description of the difference, if there is one.
+/// Replays the probe's graph with new bytes, and describes the first difference from the expected result.
 fn replay<D: StreamDevice>(
     context: &D,
     stream: &OwnStream<D>,
@@ -494,7 +495,6 @@ fn copy<D: StreamDevice>(
     unsafe { context.copy(stream, to, from, bytes, copy_kind) }
 }
 
-/// A recorded graph.
 #[derive(Debug)]
 struct Graph<'a, D: StreamDevice> {
     context: &'a D,
@@ -508,7 +508,6 @@ impl<D: StreamDevice> Drop for Graph<'_, D> {
     }
 }
 
-/// An instantiated graph.
 #[derive(Debug)]
 struct Executable<'a, D: StreamDevice> {
     graph: Graph<'a, D>,
@@ -522,11 +521,11 @@ impl<D: StreamDevice> Drop for Executable<'_, D> {
     }
 }
 
-/// Value that the probes write; its halves differ, so that a write of only 32 bits is detected.
+/// The value that probes write. Its halves differ, so that a write of only 32 bits is detected.
 const PROBE_VALUE: u64 = 0x5EED_F1A6_0DDB_A115;
 
-/// Probes which method of signals reaches the word `target` of a peer, and whether copies do, by doing it and
-/// reading the word back. The word is 0 before and after, and is not used meanwhile.
+/// Probes whether a stream write or a copy reaches the word `target` of a peer, by reading the word back. The
+/// word is 0 before and after, and is not used meanwhile.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if no method works, and the driver's error.
@@ -555,7 +554,8 @@ pub fn probe_signal<D: StreamDevice>(context: &D, target: DevicePtr) -> Result<S
     Ok(by)
 }
 
-/// Returns whether a stream write arrives. It does not if the driver refuses it or loses it.
+/// Returns whether a stream write reaches a peer's word, which it does not if the driver refuses or loses it.
+/// It does not if the driver refuses it or loses it.
 fn stream_write_arrives<D: StreamDevice>(
     context: &D,
     stream: &OwnStream<D>,

@@ -24,36 +24,38 @@ use super::pending::{Awaited, Pending};
 use super::resources::{OwnStream, PinnedPage};
 use super::{Engine, Hardware, StreamDevice};
 
-/// Word of the page that counts the written rounds.
+/// The word of the engine's page in which the stream counts the release rounds that it has written.
 const ROUND_WORD: usize = 8;
-/// Number of rounds on the stream. A device that other processes share switches to them when it has no work.
+/// The largest number of release rounds that are enqueued on a stream at a time. A device that other processes share
+/// switches to them when it has no work.
 const ROUNDS_MAX: u64 = 2;
-/// Values from here on do not satisfy waits for small values: the driver compares cyclically.
+/// The value from which flags do not satisfy waits for small values, because the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
-/// Longest time until a round is written. After it, the stream counts as stuck behind blocked streams.
+/// The time after which an unwritten round means that the release stream is stuck behind blocked streams. After it, the
+/// stream counts as stuck behind blocked streams.
 const STUCK_TIME: Duration = Duration::from_millis(100);
 
-/// Writes the values that blocked waits expect.
+/// Writes to awaited flags the values that let blocked waits pass.
 #[derive(Debug)]
 pub(super) struct Releaser<D: StreamDevice> {
     stream: OwnStream<D>,
-    /// A stream of a second context, once the first one is stuck. Dropped before its context.
+    /// A stream of a second context, which is opened when the first stream is stuck. Dropped before its context.
     second: Option<(OwnStream<D>, Arc<D>)>,
-    /// Whether no second context could be opened.
+    /// Whether opening the second context has failed, so that it is not tried again.
     second_fails: bool,
     batch: WordBatch<D>,
     targets: Vec<Awaited>,
-    /// Number of rounds that were put onto each of the two streams.
+    /// The number of release rounds that were enqueued on each of the two streams.
     rounds: [u64; 2],
-    /// The time at which the last round was put onto the first stream.
+    /// The time at which the last release round was enqueued.
     written_at: Instant,
-    /// Number of rounds of the host.
+    /// The number of release rounds that the host has written itself.
     host_rounds: u64,
 }
 
 impl<D: StreamDevice> Releaser<D> {
-    /// Creates the releaser. The context is current.
+    /// Creates a releaser with a stream of high priority. The context is current.
     pub(super) fn new(context: &D, together: bool) -> Result<Self, D::Error> {
         Ok(Self {
             stream: OwnStream::urgent(context)?,
@@ -67,12 +69,13 @@ impl<D: StreamDevice> Releaser<D> {
         })
     }
 
-    /// Returns whether the last rounds have been written.
+    /// Returns whether the streams have written all enqueued rounds.
     pub(super) fn is_written(&self, page: &PinnedPage) -> bool {
         (0..2).all(|stream| page.load(ROUND_WORD + stream) == self.rounds[stream])
     }
 
-    /// Writes the largest awaited value to each flag that the host can access. Returns whether there are others.
+    /// Writes the largest awaited value to each flag that the host can access, and returns whether other flags remain.
+    /// Returns whether there are others.
     ///
     /// No call of the driver is made, and no stream can hold this up.
     pub(super) fn write_from_host(&mut self, captures: &Captures<D>, pending: &Pending) -> bool {
@@ -92,8 +95,8 @@ impl<D: StreamDevice> Releaser<D> {
         awaited.into_iter().any(|target| target.host.is_none())
     }
 
-    /// Writes the largest awaited value to each other flag. A round is put onto a stream only if there is room,
-    /// so that rounds do not accumulate on a device that makes no progress.
+    /// Enqueues writes of the largest awaited values to the flags that the host cannot access. A round is put onto a
+    /// stream only if there is room, so that rounds do not accumulate on a device that makes no progress.
     ///
     /// The streams of a context share few hardware queues, and a blocked stream blocks its queue. If a round is stuck or a graph
     /// waits, rounds go onto a stream of a second context.
@@ -133,8 +136,8 @@ impl<D: StreamDevice> Releaser<D> {
         self.write_round(context, page, index)
     }
 
-    /// Opens the second context. Without it, for example because the device has no memory left, a release takes until
-    /// another stream ends.
+    /// Opens a second context of the device, whose streams are not blocked by those of the first. Without it, for
+    /// example because the device has no memory left, a release takes until another stream ends.
     fn open_second(&mut self, context: &D) {
         let opened = context.second_context().and_then(|second| {
             let Some(second) = second else { return Ok(None) };
@@ -147,7 +150,7 @@ impl<D: StreamDevice> Releaser<D> {
         self.second_fails = self.second.is_none();
     }
 
-    /// Puts a round onto the first or the second stream, whose context is current.
+    /// Enqueues a release round on the first or the second stream.
     fn write_round(
         &mut self,
         context: &D,
@@ -172,7 +175,7 @@ impl<D: StreamDevice> Releaser<D> {
     }
 }
 
-/// Keeps one awaited value for each flag: the largest of one half of the range, or else of the other half.
+/// Keeps for each flag the largest awaited value of one half of the range, or else of the other half.
 fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
     targets.sort_unstable_by_key(|target| {
         let other_half = (target.value >= UPPER_HALF) != upper;
@@ -181,11 +184,11 @@ fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
     targets.dedup_by_key(|target| target.flag);
 }
 
-/// Longest time that dropping an engine waits for its streams.
+/// The longest time that dropping an engine waits for its streams.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without a waiting graph after which graphs count as complete: between two starts, a graph does not wait.
+/// The time without a waiting graph after which graphs count as complete. Between two starts, a graph does not wait.
 const QUIET_TIME: Duration = Duration::from_millis(10);
-/// Time between two rounds.
+/// The time between two release rounds.
 const ROUND_INTERVAL: Duration = Duration::from_micros(50);
 
 impl<D: StreamDevice> Drop for Engine<D> {
@@ -202,7 +205,7 @@ impl<D: StreamDevice> Drop for Engine<D> {
 }
 
 impl<D: StreamDevice> Engine<D> {
-    /// Releases until no work is left. Returns whether that was reached in time.
+    /// Writes release rounds until no work of the engine is left, and returns whether that was reached in time.
     fn drain(&mut self) -> bool {
         let start = Instant::now();
         let mut released = false;
@@ -229,7 +232,7 @@ impl<D: StreamDevice> Engine<D> {
         }
     }
 
-    /// Returns whether no work is left apart from rounds; `None` if the driver reports an error.
+    /// Returns whether the engine has no work left apart from release rounds, or `None` if the driver reports an error.
     fn is_idle(&self) -> Option<bool> {
         let Hardware { captures, sides, main, .. } = &*self.hardware;
         if captures.is_waiting() {
@@ -247,8 +250,7 @@ impl<D: StreamDevice> Engine<D> {
 }
 
 impl<D: StreamDevice> Hardware<D> {
-    /// Frees the resources or leaves them to the next engine. All work is complete and the context is
-    /// current.
+    /// Frees the driver's resources, or gives them to the next engine. All work is complete and the context is current.
     fn close(self, context: &Arc<D>) {
         let Self { captures, words, bounces, page, .. } = self;
         page.leave(&**context);

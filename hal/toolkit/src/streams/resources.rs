@@ -1,4 +1,4 @@
-//! Streams, events, pages of words and bounce buffers of an engine, and the caller's stream.
+//! Owns the streams, events, pages and bounce buffers of an engine, and wraps the caller's stream.
 //!
 //! All streams are non-blocking, so that none synchronizes with the legacy default stream. Events record no
 //! time, which makes them cheap.
@@ -29,12 +29,12 @@ use crate::device::{
     CaptureState, CopyCalls, DevicePtr, EventHandle, MemoryCalls, StreamCalls, StreamHandle,
 };
 
-/// A stream of the caller, on which it computes. Each backend wraps it in its own type, so that a stream of
-/// one vendor cannot be used with another.
+/// A stream on which the caller computes, and before or after which an engine can be ordered. Each backend
+/// wraps it in its own type, so that a stream of one vendor cannot be used with another.
 #[derive(Clone)]
 pub struct Stream {
     raw: StreamHandle,
-    /// The owner of the stream, where it is known.
+    /// The owner that keeps the stream alive, if it is known.
     _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Stream {
 }
 
 impl Stream {
-    /// Creates a stream from a handle and, where it is known, from the owner that keeps it alive.
+    /// Wraps a stream handle, together with the owner that keeps the stream alive if it is known.
     ///
     /// # Safety
     /// The handle is the number of a default stream, or the stream stays alive until every engine that was
@@ -58,7 +58,7 @@ impl Stream {
         self.raw
     }
 
-    /// Rejects a default stream and a stream of another device.
+    /// Rejects a stream on which an engine cannot work, namely a default stream or one of another device.
     ///
     /// # Errors
     /// As [`StreamCalls::check_stream`].
@@ -67,28 +67,27 @@ impl Stream {
         unsafe { context.check_stream(self.raw) }
     }
 
-    /// Returns whether work on the stream is recorded.
     pub(super) fn is_capturing<D: StreamCalls>(&self, context: &D) -> Result<bool, D::Error> {
         // SAFETY: the stream is alive (`new`), and `check` rejected default streams.
         unsafe { context.is_capturing(self.raw) }
     }
 
-    /// Returns the capture that the stream is part of.
     pub(super) fn capture<D: StreamCalls>(&self, context: &D) -> Result<CaptureState, D::Error> {
         // SAFETY: as for `is_capturing`.
         unsafe { context.capture_state(self.raw) }
     }
 }
 
-/// Time between two queries of a stream.
+/// The time between two queries of a stream that is being finished.
 const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A stream of the engine. The thread that drops it has made the context current.
+/// A stream that an engine created and destroys when dropped. The thread that drops it has made the context
+/// current.
 #[derive(Debug)]
 pub(super) struct OwnStream<D: StreamCalls> {
     library: D::Library,
     raw: StreamHandle,
-    /// Whether `finish` has not returned with success, so that a wait may block the stream.
+    /// Whether work may be blocked on the stream, since the last `finish` has not succeeded.
     may_be_blocked: Cell<bool>,
 }
 
@@ -97,8 +96,9 @@ impl<D: StreamCalls> OwnStream<D> {
         Self::with_priority(context, false)
     }
 
-    /// Creates a stream of the highest priority. Streams of one priority may share a hardware queue, where
-    /// work behind a blocked wait of another stream waits too; this stream has its own.
+    /// Creates a stream of the highest priority, which does not share a hardware queue with streams that
+    /// wait. Streams of one priority may share a hardware queue, where work behind a blocked wait of another
+    /// stream waits too; this stream has its own.
     pub(super) fn urgent(context: &D) -> Result<Self, D::Error> {
         Self::with_priority(context, true)
     }
@@ -112,7 +112,7 @@ impl<D: StreamCalls> OwnStream<D> {
         self.raw
     }
 
-    /// Returns whether all work is complete. An error is usually that of earlier work.
+    /// Returns whether all work of the stream is complete. An error is usually that of earlier work.
     ///
     /// Not for a stream that captures. Under `enter_relaxed` the query is not part of captures of other
     /// threads.
@@ -121,7 +121,8 @@ impl<D: StreamCalls> OwnStream<D> {
         unsafe { context.is_idle(self.raw) }
     }
 
-    /// Waits until all work is complete. A stream that is not complete in time is left to the driver.
+    /// Blocks until all work of the stream is complete. A stream that is not complete in time is left to the
+    /// driver.
     ///
     /// # Errors
     /// Returns [`Fault::Timeout`], or the driver's error.
@@ -144,7 +145,6 @@ impl<D: StreamCalls> OwnStream<D> {
         Ok(())
     }
 
-    /// Returns the capture that the stream is part of.
     pub(super) fn capture(&self, context: &D) -> Result<CaptureState, D::Error> {
         // SAFETY: the stream lives as long as `self`.
         unsafe { context.capture_state(self.raw) }
@@ -161,7 +161,8 @@ impl<D: StreamCalls> Drop for OwnStream<D> {
     }
 }
 
-/// An event. The thread that drops it has made the context current.
+/// An event of the driver, which is destroyed when dropped. The thread that drops it has made the context
+/// current.
 #[derive(Debug)]
 pub(super) struct Event<D: StreamCalls> {
     library: D::Library,
@@ -173,21 +174,21 @@ impl<D: StreamCalls> Event<D> {
         Ok(Self { library: context.library(), raw: context.create_event()? })
     }
 
-    /// Records the event behind the present work of a stream.
+    /// Records the event on a stream, after all work that was enqueued so far.
     pub(super) fn record(&self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         // SAFETY: the event is owned. The stream is alive: it is the engine's, or the caller's
         // (`Stream::new`).
         unsafe { context.record_event(self.raw, stream) }
     }
 
-    /// Orders the further work of a stream behind the recorded event. The event can be recorded again at
-    /// once.
+    /// Orders the further work of a stream after the event as it is recorded now. The event can be recorded
+    /// again at once.
     pub(super) fn block(&self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         // SAFETY: as for `record`.
         unsafe { context.wait_for_event(stream, self.raw) }
     }
 
-    /// Orders the further work of `behind` after the present work of `ahead`.
+    /// Orders the further work of the stream `behind` after the present work of the stream `ahead`.
     pub(super) fn order(
         &self,
         context: &D,
@@ -198,7 +199,7 @@ impl<D: StreamCalls> Event<D> {
         self.block(context, behind)
     }
 
-    /// Returns whether the work in front of the event is complete. Call it under `enter_relaxed`, so that
+    /// Returns whether all work before the recorded event is complete. Call it under `enter_relaxed`, so that
     /// captures of other threads are not affected.
     pub(super) fn has_passed(&self, context: &D) -> Result<bool, D::Error> {
         // SAFETY: the event is owned.
@@ -213,15 +214,15 @@ impl<D: StreamCalls> Drop for Event<D> {
     }
 }
 
-/// Number of 64-bit words in a page.
+/// The number of 64-bit words in a page.
 pub(super) const PAGE_WORDS: usize = 1 << 11;
 const PAGE_BYTES: usize = PAGE_WORDS * size_of::<u64>();
 
-/// The bytes of a page, aligned to a page of the system, since memory is registered by such pages.
+/// A page of words, aligned to a page of the system because memory is registered in such pages.
 #[repr(C, align(4096))]
 struct PageBytes([u8; PAGE_BYTES]);
 
-/// Pages that no engine uses.
+/// The pages that no engine uses at present, which are reused because freeing them may block.
 static SPARE: Mutex<Vec<(PageKind, SparePage)>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,11 +233,11 @@ enum PageKind {
 
 #[derive(Clone, Copy, Debug)]
 struct SparePage {
-    /// The backend of the context, and the number of the context.
+    /// The type of the context's backend and the number of the context, for which the page is registered.
     context: (TypeId, usize),
-    /// The driver's number of the allocation.
+    /// The driver's number of the allocation, by which a destroyed context is detected.
     id: u64,
-    /// The address for the host; 0 if the host cannot access it.
+    /// The page's address in this process, or 0 if the host cannot access the page.
     host: usize,
     device: DevicePtr,
 }
@@ -265,7 +266,7 @@ fn leave_spare<D: MemoryCalls>(context: &D, kind: PageKind, host: usize, device:
     SPARE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((kind, page));
 }
 
-/// Words in pinned host memory that streams write and the host reads.
+/// A page of words in pinned host memory, which streams write and the host reads.
 #[derive(Debug)]
 pub(super) struct PinnedPage {
     host: *const AtomicU64,
@@ -276,7 +277,7 @@ pub(super) struct PinnedPage {
 unsafe impl Send for PinnedPage {}
 
 impl PinnedPage {
-    /// Takes or allocates a page and fills it with zeros. The context is current.
+    /// Takes or allocates a page in pinned host memory and fills it with zeros. The context is current.
     pub(super) fn take<D: MemoryCalls>(context: &D) -> Result<Self, D::Error> {
         let page = match take_spare(context, PageKind::Pinned) {
             Some(spare) => Self { host: spare.host as *const AtomicU64, device: spare.device },
@@ -300,7 +301,8 @@ impl PinnedPage {
         Ok(Self { host: host.as_ptr().cast_const().cast(), device })
     }
 
-    /// Leaves the page to the next engine. No stream and no graph writes to it any more.
+    /// Gives the page to the next engine, after the last stream and graph that write to it. No stream and no
+    /// graph writes to it any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Pinned, self.host as usize, self.device);
     }
@@ -311,12 +313,11 @@ impl PinnedPage {
         unsafe { std::slice::from_raw_parts(self.host, PAGE_WORDS) }
     }
 
-    /// Loads a word with acquire ordering.
     pub(super) fn load(&self, word: usize) -> u64 {
         self.words()[word].load(Ordering::Acquire)
     }
 
-    /// Stores `new` if the word is `current`. Returns the value before.
+    /// Stores `new` in a word if the word is `current`, and returns the word's previous value.
     pub(super) fn exchange(&self, word: usize, current: u64, new: u64) -> u64 {
         let word = &self.words()[word];
         let found = word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire);
@@ -327,21 +328,21 @@ impl PinnedPage {
         self.words()[word].store(value, Ordering::Release);
     }
 
-    /// Returns the address at which streams access a word.
+    /// Returns the device address of a word.
     pub(super) fn address(&self, word: usize) -> DevicePtr {
         debug_assert!(word < PAGE_WORDS, "the word lies in the page");
         self.device + (word * size_of::<u64>()) as u64
     }
 }
 
-/// Words in device memory of the kind that streams can wait for.
+/// A page of words in device memory of the kind that streams can wait for.
 #[derive(Debug)]
 pub(super) struct DevicePage {
     device: DevicePtr,
 }
 
 impl DevicePage {
-    /// Takes or allocates a page with unspecified content. The context is current.
+    /// Takes or allocates a page in device memory with unspecified content. The context is current.
     pub(super) fn take<D: MemoryCalls>(context: &D) -> Result<Self, D::Error> {
         if let Some(spare) = take_spare(context, PageKind::Device) {
             return Ok(Self { device: spare.device });
@@ -349,7 +350,7 @@ impl DevicePage {
         Ok(Self { device: context.allocate_flags(PAGE_BYTES)? })
     }
 
-    /// Fills the page with zeros, in stream order.
+    /// Enqueues a memset on a stream that fills the page with zeros.
     pub(super) fn clear<D: CopyCalls>(
         &self,
         context: &D,
@@ -359,7 +360,8 @@ impl DevicePage {
         unsafe { context.clear(stream.raw(), self.device, PAGE_BYTES) }
     }
 
-    /// Leaves the page to the next engine. No stream and no graph uses it any more.
+    /// Gives the page to the next engine, after the last stream and graph that use it. No stream and no graph
+    /// uses it any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Device, 0, self.device);
     }
@@ -370,10 +372,10 @@ impl DevicePage {
     }
 }
 
-/// Length of the buffer of one stream. The order of that stream keeps the pieces apart.
+/// The size in bytes of the bounce buffer of one stream. The order of that stream keeps the pieces apart.
 pub(super) const BOUNCE_BYTES: u64 = 8 << 20;
 
-/// A device buffer for each stream of an engine.
+/// Device buffers for copies from host memory to host memory, one for each stream of an engine.
 #[derive(Debug)]
 pub(super) struct BounceBuffers {
     base: DevicePtr,
@@ -381,7 +383,7 @@ pub(super) struct BounceBuffers {
 }
 
 impl BounceBuffers {
-    /// Allocates the buffers. The context is current.
+    /// Allocates a bounce buffer for each stream. The context is current.
     pub(super) fn new<D: MemoryCalls>(context: &D, streams: usize) -> Result<Self, D::Error> {
         Ok(Self { base: context.allocate(streams * BOUNCE_BYTES as usize)?, streams })
     }
@@ -391,7 +393,7 @@ impl BounceBuffers {
         self.base + stream_index as u64 * BOUNCE_BYTES
     }
 
-    /// Frees the buffers, which are no longer in use.
+    /// Frees the bounce buffers, which no copy may still use.
     pub(super) fn free<D: MemoryCalls>(self, context: &Arc<D>) {
         let base = self.base;
         // SAFETY: allocated by `new`, freed once, and idle (the caller's promise).

@@ -29,10 +29,10 @@ use peerlane_hal::{Op, Rank};
 
 use super::resources::BOUNCE_BYTES;
 
-/// A checked op with addresses. The contract of `submit` keeps its memory alive.
+/// A checked op with resolved addresses, whose memory the contract of `submit` keeps alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// A put or a get: one copy that may run concurrently with copies to other peers.
+    /// A put or a get, as one copy that may run concurrently with copies to other peers.
     Copy {
         target: Target,
         dst: DevicePtr,
@@ -48,18 +48,18 @@ pub(super) enum Step {
     },
     Wait {
         flag: DevicePtr,
-        /// The address for the host, if the host can access it.
+        /// The flag's address in this process, or `None` if the host cannot access the flag.
         host: Option<u64>,
         value: u64,
         reset: bool,
     },
 }
 
-/// The peers of an engine and the largest piece of a copy, for the checks of ops.
+/// Resolves ops into steps, with the peers of an engine and the largest piece of a copy.
 #[derive(Debug)]
 pub(super) struct OpResolver {
     peers: PeerSet,
-    /// The peers on the same device.
+    /// The peers whose device is the device of this rank.
     on_device: Vec<Rank>,
     piece_bytes_max: u64,
 }
@@ -75,12 +75,11 @@ impl OpResolver {
         Self { peers, on_device, piece_bytes_max: limits.piece_bytes_max }
     }
 
-    /// Returns a number larger than every rank that can be reached.
+    /// Returns a number larger than the number of every connected rank.
     pub(super) fn ranks(&self) -> usize {
         self.peers.ranks()
     }
 
-    /// Returns whether the memory of a peer is on the same device.
     fn is_on_device(&self, peer: usize) -> bool {
         self.on_device.contains(&Rank::at(peer))
     }
@@ -91,7 +90,7 @@ impl OpResolver {
     }
 }
 
-/// Resolves a checked slice into `steps`.
+/// Resolves the ops of a checked slice into steps with addresses.
 ///
 /// # Errors
 /// Returns [`Fault::Argument`] for the first op that names a peer that is not connected.
@@ -140,7 +139,7 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     Ok(totals)
 }
 
-/// Adds a copy. A copy of 0 bytes adds no step.
+/// Adds the step of a copy, unless the copy has 0 bytes. A copy of 0 bytes adds no step.
 fn copy(
     target: Target,
     (dst, src): (DevicePtr, DevicePtr),
@@ -174,24 +173,24 @@ fn copy(
     steps.push(Step::Copy { target, dst, src, bytes, copy_kind, both_on_host });
 }
 
-/// The owner of the memory that a put or a signal writes.
+/// The rank at the other end of a copy or signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// This rank.
+    /// This rank itself.
     Own,
-    /// The peer with this rank.
+    /// A peer with its rank as an index.
     Peer(usize),
 }
 
-/// Totals of a slice.
+/// Totals over the steps of a slice, by which streams and self copies are chosen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SliceTotals {
     pub(super) copies: usize,
     pub(super) waits: usize,
-    /// Length of the largest copy inside the device, and of the largest other copy.
+    /// The size in bytes of the largest self copy of the slice.
     pub(super) own_bytes_max: u64,
     pub(super) peer_bytes_max: u64,
-    /// Number of copies in addition to one for each op.
+    /// The number of copies that splitting and bounce buffers add to one copy for each op.
     pub(super) more_copies: usize,
 }
 
@@ -201,13 +200,13 @@ pub(super) struct StreamPlan {
     streams: usize,
     peer_streams_max: usize,
     one_stream_bytes_max: u64,
-    /// Number of the present slice.
+    /// The number of the slice that is being submitted.
     slice: u64,
     streams_used: usize,
     peer_streams: usize,
-    /// Number of peers that have a stream in this slice.
+    /// The number of peers that have a stream in this slice.
     peers_seen: usize,
-    /// For each rank, the last slice that gave it a stream, and the index of that stream.
+    /// The last slice in which each rank had a stream, and the index of that stream.
     stream_of: Vec<(u64, usize)>,
 }
 
@@ -228,18 +227,16 @@ impl StreamPlan {
         }
     }
 
-    /// Returns the number of streams.
     pub(super) fn streams(&self) -> usize {
         self.streams
     }
 
-    /// Returns the number of side streams.
     pub(super) fn sides(&self) -> usize {
         self.streams - 1
     }
 
-    /// Begins a slice with at most `sides` side streams. With `together`, the copies of one stream go there
-    /// in one call.
+    /// Begins a slice that uses at most `sides` side streams. With `together`, the copies of one stream go
+    /// there in one call.
     pub(super) fn begin(&mut self, totals: &SliceTotals, sides: usize, together: bool) {
         self.slice += 1;
         self.peers_seen = 0;
@@ -252,13 +249,13 @@ impl StreamPlan {
         };
     }
 
-    /// Returns the number of streams that copies to peers use.
+    /// Returns the number of streams that copies to peers use in this slice.
     pub(super) fn peer_streams(&self) -> usize {
         self.peer_streams.min(self.streams_used)
     }
 
-    /// Returns the stream of a put. Peers get their streams in rotation, in the order in which the slice
-    /// names them.
+    /// Returns the index of the stream for a copy to or from `target`. Peers get their streams in rotation,
+    /// in the order in which the slice names them.
     pub(super) fn stream_index(&mut self, target: Target) -> usize {
         let peer = match target {
             Target::Own => return self.streams_used - 1,
@@ -273,7 +270,7 @@ impl StreamPlan {
         *stream_index
     }
 
-    /// Returns the stream of the puts to a peer, if the slice has any.
+    /// Returns the index of the stream with the puts to a peer, or `None` if the slice has no such put.
     pub(super) fn put_stream_index(&self, target: Target) -> Option<usize> {
         let Target::Peer(peer) = target else { return None };
         let (slice, stream_index) = self.stream_of[peer];
@@ -281,32 +278,34 @@ impl StreamPlan {
     }
 }
 
-/// The method by which a rank copies its own shard to its own output.
+/// How a rank copies its own block to its own output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SelfCopy {
-    /// Over the link where that was measured to be faster, else local. Over the link go small copies: the
-    /// launch of a kernel costs the host more than the transfer, and in a graph it costs a branch.
+    /// Chooses the link for sizes at which it was measured to be faster, and otherwise a copy inside the
+    /// device. Small copies go over the link: the launch of a kernel costs the host more than the transfer,
+    /// and in a graph it costs a branch.
     #[default]
     Auto,
-    /// By a copy inside the device: the fastest method while multiprocessors are free. On all NVIDIA drivers
-    /// that were tried it is a kernel.
+    /// Copies inside the device, the fastest method while multiprocessors are free. On all NVIDIA drivers
+    /// that were tried this is a kernel.
     Local,
-    /// From a peer's memory, if the same bytes were just put there: no kernel, and one more shard on the
-    /// link. If no such put precedes, a copy inside the device.
+    /// Copies back over the link from a peer to which the same bytes were just put. This needs no kernel, but
+    /// sends one more shard over the link. If no such put precedes, the copy is made inside the device.
     Link,
 }
 
-/// The put of the same bytes after which they are copied back.
+/// The put to a peer after which the same bytes are copied back as the self copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyBackFrom {
-    /// The first put, so that later puts of the stream overlap with the copy back.
+    /// The first put of the bytes, so that later puts of the stream overlap with the copy back.
     First,
-    /// The second put, which shares its stream with fewer puts where peers use two streams.
+    /// The second put of the bytes, which shares its stream with fewer puts where peers use two streams.
     Second,
 }
 
 impl SelfCopy {
-    /// Chooses the put whose destination the self copies read back over the link; `None` for local copies.
+    /// Chooses the put from whose destination self copies read, or returns `None` for copies inside the
+    /// device.
     pub(super) fn back(
         self,
         limits: &StreamLimits,
@@ -328,13 +327,13 @@ impl SelfCopy {
     }
 }
 
-/// The role of a step in self copies over the link.
+/// The part that a step has in self copies over the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkCopy {
     None,
-    /// A self copy that another step replaces.
+    /// A self copy that is left out, because the copy back of another step replaces it.
     Replaced,
-    /// A put to a peer that is followed by a copy back to this address.
+    /// A put to a peer, after which the bytes are copied back to this address.
     Back(DevicePtr),
 }
 
@@ -362,7 +361,7 @@ pub(super) fn mark_link_copies(
     }
 }
 
-/// Returns `None` if a self copy cannot go over the link.
+/// Marks the steps between two waits, or returns `None` if a self copy cannot go over the link.
 fn mark_between_waits(
     back_from: CopyBackFrom,
     steps: &[Step],
