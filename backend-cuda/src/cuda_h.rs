@@ -1,4 +1,4 @@
-//! Types and constants of cuda.h, under the names of cuda.h.
+//! Declares the types and constants of cuda.h, under the names of cuda.h.
 //!
 //! Constants are integers instead of enums, for the reason given in `sys.rs`. The layouts are checked
 //! against the sizes in cuda.h at the end of this file.
@@ -8,7 +8,7 @@
 
 use std::ffi::{c_int, c_uchar, c_uint, c_ushort, c_void};
 
-/// Result code: 0 for success.
+/// A result code of the CUDA driver, where 0 is success.
 pub(crate) type CUresult = c_int;
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
@@ -53,7 +53,7 @@ pub(crate) const ATTRIBUTE_UNIFIED_ADDRESSING: c_int = 41;
 pub(crate) const ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: c_int = 76;
 pub(crate) const ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
-/// Version 2 of the attribute; `..._CAN_USE_STREAM_MEM_OPS_V1`, which was 92, is removed.
+/// Version 2 of the attribute, because the driver has removed version 1, number 92.
 pub(crate) const ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
 pub(crate) const ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
@@ -100,17 +100,17 @@ pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_32: c_uint = 2;
 pub(crate) const STREAM_MEM_OP_WAIT_VALUE_64: c_uint = 4;
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
-/// Cyclic comparison: passes if `(int64_t)(*address - value) >= 0`.
+/// Lets a wait pass if `(int64_t)(*address - value) >= 0`, which compares cyclically.
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 pub(crate) const STREAM_WAIT_VALUE_AND: c_uint = 2;
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
-/// Largest number of operations in one batch: cuda.h requires "less than 256".
+/// The largest number of operations in one batch, because cuda.h requires "less than 256".
 pub(crate) const STREAM_BATCH_OPS_MAX: usize = 255;
 
 pub(crate) const MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
-/// The device observes writes of NICs in order without a flush.
+/// The ordering in which the device observes writes of NICs in order without a flush.
 pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: c_int = 100;
-/// Bit: the host can flush writes of NICs.
+/// The bit of the option that the host can flush writes of NICs.
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST: c_int = 1;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX: c_int = 0;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER: c_int = 100;
@@ -136,7 +136,7 @@ pub(crate) struct CUipcMemHandle {
     pub(crate) reserved: [u8; 64],
 }
 
-/// Handle that is exported to other nodes of one NVLink domain.
+/// A memory handle that can be exported to other nodes of one NVLink domain.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CUmemFabricHandle {
@@ -170,7 +170,7 @@ pub(crate) struct CUmemAccessDesc {
     pub(crate) flags: c_int,
 }
 
-/// One memory operation of a batch.
+/// One stream memory operation of a batch, a write or a wait.
 ///
 /// In cuda.h this is a union of different structs. Only the 64-bit write and wait are used here, and these
 /// have the same members at the same offsets.
@@ -181,13 +181,13 @@ pub struct CUstreamBatchMemOpParams {
     pub(crate) address: CUdeviceptr,
     pub(crate) value: u64,
     pub(crate) flags: c_uint,
-    /// Reserved for the driver; 0.
+    /// A field reserved for the driver, which must be 0.
     pub(crate) alias: CUdeviceptr,
-    /// Padding up to the size of the union, six 64-bit words.
+    /// Pads the operation to the size of the union, which is six 64-bit words.
     pub(crate) rest: u64,
 }
 
-/// Attributes of the copies of a batch.
+/// The attributes that several copies of a batch share.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CUmemcpyAttributes {
@@ -197,7 +197,7 @@ pub(crate) struct CUmemcpyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// Sources are read in stream order.
+/// The access order in which copies read their sources in stream order.
 pub(crate) const MEMCPY_SRC_ACCESS_ORDER_STREAM: c_int = 1;
 
 const _: () = {

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs visible to this process: their properties, links and contexts.
+//! Describes the NVIDIA GPUs that are visible to this process, their links and their contexts.
 //!
 //! Ordinals count the devices that `CUDA_VISIBLE_DEVICES` leaves. Two processes may give one device
 //! different ordinals, so peers name devices by UUID.
@@ -19,20 +19,20 @@ use crate::error::Error;
 use crate::memory::try_fabric;
 use crate::sys::{self, CUcontext, CUdevice, CUresult, CUuuid, Driver};
 
-/// Size of the buffers that receive names from the driver.
+/// The size in bytes of the buffers that receive names from the driver.
 const TEXT_BYTES: usize = 256;
 
-/// Compute mode of a device: which processes may use it.
+/// The compute mode of a device, which says how many processes may use it at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ComputeMode {
-    /// Any number of processes.
+    /// Any number of processes may use the device.
     Shared,
-    /// One process at a time.
+    /// One process at a time may use the device.
     ExclusiveProcess,
-    /// No process.
+    /// No process may use the device.
     Prohibited,
-    /// A mode that this crate does not know, with the number that the driver gives it.
+    /// A compute mode that this crate does not know, with the driver's number for it.
     Unknown(i32),
 }
 
@@ -47,58 +47,56 @@ impl ComputeMode {
     }
 }
 
-/// Features that the driver reports for a device.
+/// The features for memory and streams that the driver reports for a device.
 ///
 /// A reported feature may still be refused when it is used. [`try_handles`] tests those for which this is
 /// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamLimits {
-    /// Virtual memory management: physical memory and addresses are allocated separately
-    /// (`cuMemCreate`, `cuMemMap`).
+    /// Whether the device supports virtual memory management (`cuMemCreate`, `cuMemMap`).
     pub virtual_memory: bool,
-    /// Memory of `cuMemCreate` can be exported as a file descriptor.
+    /// Whether memory of `cuMemCreate` can be exported as a file descriptor.
     pub posix_handles: bool,
-    /// Memory of `cuMemCreate` can be exported to other hosts over NVLink.
+    /// Whether memory of `cuMemCreate` can be exported to other hosts over NVLink.
     pub fabric_handles: bool,
-    /// Memory can be exported to a NIC as a dma-buf.
+    /// Whether memory can be exported to a NIC as a dma-buf.
     pub dma_buf: bool,
-    /// Memory of [`virtual_memory`](Self::virtual_memory) can be allocated so that a NIC can register it.
+    /// Whether memory of `cuMemCreate` can be allocated so that a NIC can register it.
     pub rdma_virtual_memory: bool,
-    /// Streams can write 64-bit words and wait for them.
+    /// Whether streams can write 64-bit words and wait for them.
     pub stream_values_64: bool,
 }
 
-/// An NVIDIA GPU, or an instance of a partitioned one (MIG).
+/// An NVIDIA GPU, or a MIG instance of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// Index among the devices that are visible to this process.
+    /// The index of the device among those that are visible to this process.
     pub ordinal: u32,
-    /// Product name.
+    /// The product name of the device.
     pub name: String,
-    /// UUID of the device or MIG instance, the same in all processes.
+    /// The UUID of the device or MIG instance, which is the same in all processes.
     pub uuid: [u8; 16],
-    /// PCI address, such as `0000:3b:00.0`.
+    /// The PCI address of the device, such as `0000:3b:00.0`.
     pub pci_bus_id: String,
-    /// Memory size in bytes.
+    /// The size of the device's memory in bytes.
     pub memory_bytes: u64,
-    /// Number of copies that the device runs concurrently with kernels.
+    /// The number of copies that the device runs concurrently with kernels.
     pub copy_engines: u32,
-    /// Number of multiprocessors.
+    /// The number of multiprocessors of the device.
     pub multiprocessors: u32,
-    /// Compute capability, major and minor.
+    /// The compute capability of the device, major and minor.
     pub compute_capability: (u32, u32),
     /// Which processes may use the device.
     pub compute_mode: ComputeMode,
     /// Whether this is a MIG instance. Instances have no peer access to each other.
     pub mig: bool,
-    /// Features that the driver reports.
+    /// The features for memory and streams that the driver reports.
     pub abilities: StreamLimits,
 }
 
 impl Device {
-    /// Returns the name of the device in messages, such as `device 2 (NVIDIA H200)`.
     pub(crate) fn label(&self) -> Arc<str> {
         format!("device {} ({})", self.ordinal, self.name).into()
     }
@@ -146,14 +144,14 @@ pub fn driver_version() -> Result<(u32, u32), Error> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-/// Returns the hardware queues that the streams of this process share on each device, as `CUDA_DEVICE_MAX_CONNECTIONS` says: 8
-/// by default, at most 32 ([CUDA environment
+/// Returns the number of hardware queues that the streams of this process share on each device. The variable
+/// `CUDA_DEVICE_MAX_CONNECTIONS` sets it: 8 by default, at most 32 ([CUDA environment
 /// variables](https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html)).
 pub fn connections() -> SharedQueues {
     shared_queues("CUDA_DEVICE_MAX_CONNECTIONS", 8, 32)
 }
 
-/// Finds a device by its UUID. Returns `None` if it is not visible to this process.
+/// Finds a visible device by its UUID. Returns `None` if it is not visible to this process.
 pub(crate) fn find_device(
     driver: &Driver,
     uuid: &[u8; 16],
@@ -167,7 +165,6 @@ pub(crate) fn find_device(
     Ok(None)
 }
 
-/// Returns the number of visible devices, at least 1.
 fn device_count(driver: &Driver) -> Result<u32, Error> {
     let mut count = 0;
     // SAFETY: the result is stored in a local.
@@ -180,7 +177,6 @@ fn device_count(driver: &Driver) -> Result<u32, Error> {
     Ok(count.unsigned_abs())
 }
 
-/// Returns the driver's handle and the properties of the device with the given ordinal.
 fn query_device(driver: &Driver, ordinal: u32) -> Result<(CUdevice, Device), Error> {
     let count = device_count(driver)?;
     let Some(number) = c_int::try_from(ordinal).ok().filter(|_| ordinal < count) else {
@@ -249,7 +245,6 @@ fn describe(driver: &Driver, device: CUdevice, ordinal: u32) -> Result<Device, E
     })
 }
 
-/// Reads an attribute of a device.
 pub(crate) fn device_attribute(
     driver: &Driver,
     device: CUdevice,
@@ -262,12 +257,11 @@ pub(crate) fn device_attribute(
     Ok(value)
 }
 
-/// Reads a boolean attribute; returns false if the driver does not know it.
+/// Reads a boolean attribute of a device, which is false if the driver does not know it.
 fn device_flag(driver: &Driver, device: CUdevice, number: c_int) -> bool {
     device_attribute(driver, device, number).is_ok_and(|value| value != 0)
 }
 
-/// Calls a function of the driver that fills a text buffer, and returns the text.
 fn query_text(
     driver: &Driver,
     call: &'static str,
@@ -279,25 +273,24 @@ fn query_text(
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Converts a result code to an error that names the call.
 fn check(driver: &Driver, call: &'static str, code: CUresult) -> Result<(), Error> {
     if code == sys::CUDA_SUCCESS { Ok(()) } else { Err(Error::driver(driver, call, None, code)) }
 }
 
-/// Properties of the link from one device to another.
+/// The properties of the link from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceLink {
     /// Whether the first device can read and write memory of the second.
     pub peer_access: bool,
-    /// Type of the link; meaningless without peer access.
+    /// The type of the link, which is meaningless without peer access.
     pub kind: LinkKind,
-    /// Relative performance of the link as the driver ranks it: smaller is faster. `None` if the driver
+    /// The performance rank that the driver gives to the link, where a smaller number is faster. `None` if the driver
     /// does not report it.
     pub performance_rank: Option<i32>,
 }
 
-/// Returns the link from one visible device to another, both given by ordinal.
+/// Returns the properties of the link from one visible device to another, both given by ordinal.
 ///
 /// # Errors
 /// Fails like [`discover`], and with
@@ -309,7 +302,6 @@ pub fn link(from: u32, to: u32) -> Result<DeviceLink, Error> {
     link_between(driver, from, to)
 }
 
-/// Queries the link from one device to another.
 pub(crate) fn link_between(
     driver: &Driver,
     from: CUdevice,
@@ -339,23 +331,23 @@ pub(crate) fn link_between(
     })
 }
 
-/// Results of trial exports, one for each kind of memory handle.
+/// The results of test exports, one for each kind of memory handle.
 ///
 /// A device attribute may claim a kind that the driver then refuses, for instance fabric handles without
 /// a channel to the fabric manager. An error says why the kind does not work.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HandleTrials {
-    /// A file descriptor, imported by other processes of this host. [`Memory::allocate`](crate::Memory)
-    /// prefers this kind.
+    /// The result for a file descriptor, which other processes of this host can import.
+    /// [`Memory::allocate`](crate::Memory) prefers this kind.
     pub posix: Result<(), Error>,
-    /// A fabric handle, imported by other hosts of an NVLink domain. Not used yet.
+    /// The result for a fabric handle, which other hosts of an NVLink domain can import. Not used yet.
     pub fabric: Result<(), Error>,
-    /// A legacy IPC handle, which exports memory of `cudaMalloc`.
+    /// The result for a legacy IPC handle, which exports memory of `cudaMalloc`.
     pub legacy: Result<(), Error>,
 }
 
-/// Tests each kind of memory handle by exporting an allocation of the minimum size.
+/// Tests every kind of memory handle by exporting an allocation of the minimum size.
 ///
 /// # Errors
 /// Fails if the device cannot be opened.
@@ -369,7 +361,7 @@ pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
     })
 }
 
-/// Retains the primary context of a device until it is dropped.
+/// The primary CUDA context of a device, which is retained until this value is dropped.
 ///
 /// The CUDA runtime, PyTorch and cudarc use the primary context too, so their pointers and streams are
 /// valid here. It is made current for each call, and the previous one is restored afterwards, so that the
@@ -378,15 +370,16 @@ pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
 pub struct Context {
     pub(crate) driver: &'static Driver,
     pub(crate) device: CUdevice,
-    /// Properties of the device, read when the context was opened.
+    /// The properties of the device, read when the context was opened.
     pub(crate) info: Device,
     raw: CUcontext,
-    /// Whether this is a second context, which Peerlane has created.
+    /// Whether Peerlane created this context as a second one of the device.
     is_second: bool,
     label: Arc<str>,
 }
 
-/// The second context of each device, which all engines of the device share: it takes half a GiB of device memory.
+/// The second context of each device, which all engines of the device share because a context takes half a GiB of
+/// device memory.
 static SECOND_CONTEXTS: Mutex<BTreeMap<CUdevice, Weak<Context>>> = Mutex::new(BTreeMap::new());
 
 // SAFETY: a context may be current on several threads at once (cuCtxSetCurrent), and the handle is never
@@ -396,7 +389,6 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Retains the primary context of the device with the given ordinal.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, Error> {
         let driver = Driver::load()?;
         let (device, info) = query_device(driver, ordinal)?;
@@ -410,7 +402,6 @@ impl Context {
         Ok(Arc::new(Self { driver, device, info, raw, is_second: false, label }))
     }
 
-    /// Returns the second context of the device, or `None` if the driver cannot create one.
     pub(crate) fn second(&self) -> Result<Option<Arc<Self>>, Error> {
         let Driver { ctx_create, ctx_destroy, ctx_pop_current, .. } = self.driver;
         let (Some(create), Some(_), Some(pop)) = (ctx_create, ctx_destroy, ctx_pop_current) else {
@@ -435,17 +426,15 @@ impl Context {
         Ok(Some(context))
     }
 
-    /// Returns the handle of the context, to compare it with the context of a stream.
+    /// Returns the driver's handle, to compare the context with the context of a stream.
     pub(crate) fn raw(&self) -> CUcontext {
         self.raw
     }
 
-    /// Returns the name of the device in messages, such as `device 2 (NVIDIA H200)`.
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.label
     }
 
-    /// Converts a result code to an error that names the call and the device.
     pub(crate) fn check(&self, call: &'static str, code: CUresult) -> Result<(), Error> {
         if code == sys::CUDA_SUCCESS { Ok(()) } else { Err(self.driver_error(call, code)) }
     }
@@ -455,7 +444,7 @@ impl Context {
         Error::driver(self.driver, call, Some(&self.label), code)
     }
 
-    /// Returns an entry point that older drivers lack, or an error that names it.
+    /// Returns an entry point that older drivers lack, or an error that names the missing symbol.
     pub(crate) fn require<F: Copy>(
         &self,
         symbol: &'static str,
@@ -477,7 +466,8 @@ impl Drop for Context {
     }
 }
 
-/// The context that was current on a thread. It is only restored, never dereferenced.
+/// The context that was current on a thread, which is only restored and never dereferenced. It is only restored, never
+/// dereferenced.
 #[derive(Clone, Copy, Debug)]
 pub struct Current(CUcontext);
 

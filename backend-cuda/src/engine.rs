@@ -1,4 +1,4 @@
-//! The engine of the CUDA backend: copies, signals and waits on streams of the driver.
+//! Implements the traits of the stream engine with CUDA streams, events, copies and graphs.
 //!
 //! The engine itself is `peerlane_toolkit::streams`, which ROCm uses too. This file holds the CUDA calls
 //! that it makes, and the limits that were measured on NVIDIA devices.
@@ -29,18 +29,19 @@ use crate::device::{Context, connections};
 use crate::error::Error;
 use crate::sys::{self, CUmemcpyAttributes, CUresult, CUstreamBatchMemOpParams as MemOp, Driver};
 
-/// Number of streams for copies to peers. Two were the fastest for all sizes from 4 KiB up; a third was
+/// The number of streams for copies to peers. Two streams were the fastest for all sizes from 4 KiB up; a third was
 /// slower from 64 MiB up (docs/perf/cuda-streams.md).
 const PEER_STREAMS_MAX: usize = 2;
-/// Largest copy that stays on one stream (docs/perf/cuda-submission.md).
+/// The largest copy in bytes that stays on one stream (docs/perf/cuda-submission.md).
 const ONE_STREAM_BYTES_MAX: u64 = 512 << 10;
-/// Largest self copy that goes over the link. Up to this size the launch of a kernel costs the host more
+/// The largest self copy in bytes that goes over the link. Up to this size the launch of a kernel costs the host more
 /// time than the transfer (docs/perf/cuda-submission.md).
 const SELF_COPY_LINK_BYTES_MAX: u64 = 256 << 10;
-/// The limit of [`SELF_COPY_LINK_BYTES_MAX`] in a captured graph, where a separate self copy also adds a branch.
+/// The largest self copy in bytes that goes over the link in a captured graph, where a separate self copy adds a
+/// branch.
 const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
-/// Number of side streams in a capture. A graph with the self copy on a third branch ran its branches one
-/// after the other.
+/// The number of side streams that a captured slice uses. A graph with the self copy on a third branch ran its branches
+/// one after the other.
 const CAPTURED_SIDES_MAX: usize = 1;
 
 impl StreamDevice for Context {
@@ -69,17 +70,17 @@ impl StreamDevice for Context {
     }
 }
 
-/// An in-order queue of ops on CUDA streams.
+/// An in-order queue of ops that runs on CUDA streams.
 pub type Engine = streams::Engine<Context>;
 
-/// A CUDA stream of the caller, which `fork` moves the engine's work onto.
+/// A CUDA stream of the caller, on which `fork` lets the engine enqueue its work.
 ///
 /// It wraps a `CUstream`, which is the same as a `cudaStream_t`.
 #[derive(Clone, Debug)]
 pub struct Stream(streams::Stream);
 
 impl Stream {
-    /// Wraps a handle of the driver or of the runtime.
+    /// Wraps a stream handle of the CUDA driver or the CUDA runtime.
     ///
     /// Default streams are rejected when they are used. The legacy default stream would make the caller's
     /// blocking streams wait for peers, and a per-thread default stream differs from thread to thread.
@@ -109,7 +110,7 @@ impl From<&Arc<cudarc::driver::CudaStream>> for Stream {
     }
 }
 
-/// Converts the result of a query to whether the work is done.
+/// Converts the result code of a query to whether the queried work is complete.
 fn is_done(context: &Context, call: &'static str, code: CUresult) -> Result<bool, Error> {
     if code == sys::CUDA_ERROR_NOT_READY {
         return Ok(false);
@@ -240,8 +241,7 @@ impl CopyCalls for Context {
         self.driver.memcpy_batch_async_v2.is_some() || self.driver.memcpy_batch_async.is_some()
     }
 
-    /// Returns true for copies inside a device, which are kernels of the driver at every size
-    /// (docs/perf/cuda-local-copies.md).
+    /// Returns true for copies inside a device, which the driver makes with kernels (docs/perf/cuda-local-copies.md).
     fn uses_compute_units(&self, copy_kind: CopyKind) -> bool {
         copy_kind == CopyKind::Local
     }
@@ -387,7 +387,7 @@ impl WordCalls for Context {
     }
 }
 
-/// Issues one memory operation, for drivers without batches.
+/// Issues one memory operation with a call of its own, for drivers without batches.
 ///
 /// # Safety
 /// The requirements are those of [`WordCalls::put_words`].

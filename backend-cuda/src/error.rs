@@ -1,4 +1,4 @@
-//! Errors of the CUDA backend, with the driver's result code.
+//! Defines the errors of the CUDA backend, with the driver's result code.
 //!
 //! `CUresult` stays a plain integer, with the name that the driver itself reports, because a driver may
 //! be newer than this crate. The error kind follows from the code. Codes 1 and 400, an invalid value or
@@ -11,37 +11,37 @@ use peerlane_toolkit::Fault;
 
 use crate::sys::{self, CUresult, Driver};
 
-/// Oldest driver that has every required entry point.
+/// The oldest driver that has every required entry point.
 const DRIVER_MIN: &str = "CUDA 12.0, NVIDIA driver 525, or newer";
 
 /// An error of the CUDA backend.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A driver, a device or a feature is missing; the text says what to do.
+    /// A driver, a device or a feature is missing.
     #[error("{text}")]
     Unavailable {
         /// What is missing and how to get it.
         text: String,
-        /// Result of the driver, if it was called.
+        /// The driver's result, if the driver was called.
         #[source]
         result: Option<CudaResult>,
     },
-    /// A call of the driver failed.
+    /// A call of the CUDA driver failed.
     #[error(
         "{call} failed{}: {result}{}",
         device_suffix(device.as_deref()),
         advice_suffix(result.code)
     )]
     Driver {
-        /// Name of the entry point.
+        /// The name of the driver's entry point that failed.
         call: &'static str,
-        /// Name of the device, such as `device 2 (NVIDIA H200)`.
+        /// The name of the device, such as `device 2 (NVIDIA H200)`.
         device: Option<Arc<str>>,
-        /// Result of the call.
+        /// The result that the call returned.
         #[source]
         result: CudaResult,
-        /// Error kind that follows from the result.
+        /// The error kind that follows from the result.
         kind: ErrorKind,
     },
     /// The device has too little free memory for an allocation.
@@ -50,19 +50,19 @@ pub enum Error {
          smaller buffers, or run nvidia-smi to see which process uses the memory"
     )]
     OutOfMemory {
-        /// Bytes requested.
+        /// The number of bytes that were requested.
         requested: u64,
-        /// Bytes that were free.
+        /// The number of bytes that were free.
         free: u64,
-        /// Bytes of memory that the device has.
+        /// The size of the device's memory in bytes.
         total: u64,
-        /// Name of the device.
+        /// The name of the device that has too little memory.
         device: Arc<str>,
-        /// Result of the driver.
+        /// The result that the allocation returned.
         #[source]
         result: CudaResult,
     },
-    /// An error of the code that all GPU backends share.
+    /// An error of the toolkit, which all GPU backends share.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
@@ -73,7 +73,6 @@ impl Error {
         Self::Unavailable { text: text.into(), result: None }
     }
 
-    /// Creates the error for a library that cannot be loaded.
     pub(crate) fn library_missing(library: &str, error: &libloading::Error) -> Self {
         // libloading's own text says only that `dlopen` failed; its source holds the loader's reason.
         let reason =
@@ -84,14 +83,12 @@ impl Error {
         ))
     }
 
-    /// Creates the error for a library that lacks an entry point.
     pub(crate) fn symbol_missing(library: &str, symbol: &str) -> Self {
         Self::unavailable(format!(
             "{library} has no function {symbol}: the driver is too old, expected {DRIVER_MIN}"
         ))
     }
 
-    /// Creates the error for a driver that does not start.
     pub(crate) fn init_failed(driver: &Driver, code: CUresult) -> Self {
         let result = CudaResult::query(driver, code);
         let advice = match code {
@@ -110,7 +107,6 @@ impl Error {
         Self::Unavailable { text, result: Some(result) }
     }
 
-    /// Creates the error for a call that failed.
     pub(crate) fn driver(
         driver: &Driver,
         call: &'static str,
@@ -121,7 +117,6 @@ impl Error {
         Self::Driver { call, device: device.cloned(), result, kind: kind_of(code) }
     }
 
-    /// Creates the error for an allocation that the device has too little free memory for.
     pub(crate) fn out_of_memory(
         driver: &Driver,
         device: &Arc<str>,
@@ -133,12 +128,12 @@ impl Error {
         Self::OutOfMemory { requested, free, total, device: Arc::clone(device), result }
     }
 
-    /// Returns whether the device and its context still work after this result, as far as the code tells.
+    /// Returns whether the device and its context still work after a result, as far as the code tells.
     pub(crate) fn device_survives(code: CUresult) -> bool {
         !matches!(kind_of(code), ErrorKind::DeviceLost | ErrorKind::OutOfMemory)
     }
 
-    /// Returns whether the driver returned one of these codes.
+    /// Returns whether the error carries one of these result codes of the driver.
     pub(crate) fn is_one_of(&self, codes: &[CUresult]) -> bool {
         matches!(self, Self::Driver { result, .. } if codes.contains(&result.code))
     }
@@ -163,19 +158,19 @@ impl peerlane_hal::Error for Error {
     }
 }
 
-/// A result code of the driver with its name and explanation.
+/// A result code of the CUDA driver with its name and explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaResult {
-    /// Numeric code.
+    /// The numeric result code.
     pub code: i32,
-    /// Name, such as `CUDA_ERROR_OUT_OF_MEMORY`; empty if the driver does not know the code.
+    /// The name of the code, such as `CUDA_ERROR_OUT_OF_MEMORY`, or an empty text if the driver does not
+    /// know it.
     pub name: String,
-    /// Explanation; empty if the driver has none.
+    /// The driver's explanation of the code, or an empty text if the driver has none.
     pub text: String,
 }
 
 impl CudaResult {
-    /// Asks the driver for the name and the explanation of a code.
     fn query(driver: &Driver, code: CUresult) -> Self {
         let (name, text) = driver.name_of(code);
         Self { code, name, text }
@@ -195,7 +190,7 @@ impl std::fmt::Display for CudaResult {
 
 impl std::error::Error for CudaResult {}
 
-/// Returns advice for the user about a result code, if there is any.
+/// Returns what a user can do about a result code, if there is advice.
 fn advice(code: CUresult) -> Option<&'static str> {
     Some(match code {
         sys::CUDA_ERROR_STUB_LIBRARY => {
@@ -217,7 +212,7 @@ fn advice(code: CUresult) -> Option<&'static str> {
     })
 }
 
-/// Maps a result code to an error kind.
+/// Maps a result code of the driver to an error kind.
 ///
 /// Errors that the driver calls sticky leave the context unusable, so this process has lost the device.
 fn kind_of(code: CUresult) -> ErrorKind {

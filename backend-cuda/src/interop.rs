@@ -1,4 +1,4 @@
-//! Conversions from and to memory of the crate `cudarc`.
+//! Converts memory and regions from and to the types of the crate `cudarc`.
 //!
 //! Both crates use the device's primary context, so pointers are valid in both. A stream converts with
 //! `Stream::from`. On most devices cudarc allocates from a stream-ordered pool, whose memory cannot be
@@ -15,9 +15,9 @@ use peerlane_toolkit::Fault;
 use crate::error::Error;
 use crate::memory::{Local, Memory};
 
-/// Registers slices of cudarc.
+/// Registers device slices of the crate cudarc as regions.
 pub trait SliceMemory {
-    /// Registers a slice of cudarc.
+    /// Registers a device slice of the crate cudarc as a region.
     ///
     /// Work that `stream` holds now may still write to the slice, so start operations behind that stream.
     ///
@@ -49,9 +49,9 @@ impl SliceMemory for Memory {
     }
 }
 
-/// Gives cudarc access to regions.
+/// Gives the crate cudarc access to the memory of a region.
 pub trait RegionView {
-    /// Calls `access` with a view of the first `length` elements of the region.
+    /// Calls `access` with a cudarc view of the region's first `length` elements.
     ///
     /// # Errors
     /// Returns [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the region is shorter or not
@@ -96,7 +96,7 @@ impl RegionView for Local {
     }
 }
 
-/// A slice that does not free its memory when dropped, even if the closure panics.
+/// A cudarc slice that does not free its memory when dropped, even if a closure panics.
 struct Unowned<T>(Option<CudaSlice<T>>);
 
 impl<T> Drop for Unowned<T> {

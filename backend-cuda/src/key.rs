@@ -1,9 +1,9 @@
-//! Remote keys of CUDA: the key of `peerlane_toolkit::regions` with CUDA's names and messages.
+//! Defines the remote key of CUDA memory, with the vendor's names and messages.
 
 use peerlane_hal::BackendId;
 use peerlane_toolkit::regions::{self, Vendor};
 
-/// Identifies the backend CUDA in keys and messages.
+/// The CUDA vendor, which names the backend in remote keys and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cuda {}
 
@@ -19,5 +19,5 @@ impl Vendor for Cuda {
                                 fabric allocates";
 }
 
-/// The remote key of a region: the bytes with which a peer imports it.
+/// The remote key with which a peer imports a region of CUDA memory.
 pub type Key = regions::Key<Cuda>;

@@ -1,4 +1,4 @@
-//! The CUDA backend of Peerlane: copies between NVIDIA GPUs of one host, over NVLink or PCI Express.
+//! The CUDA backend of Peerlane, which copies between NVIDIA GPUs of one host over NVLink or PCI Express.
 //!
 //! The copies run on the copy engines of the GPUs. One rank has one device; ranks are processes or
 //! threads.

@@ -1,4 +1,4 @@
-//! Registration, export and import of device memory.
+//! Implements the CUDA calls for registering, exporting and importing device memory.
 //!
 //! The logic is `peerlane_toolkit::regions`. This file holds the CUDA calls that it is made of.
 //!
@@ -34,18 +34,19 @@ use crate::sys::{
     CUmemLocation,
 };
 
-/// Largest page size of hosts. A dma-buf consists of whole host pages.
+/// The largest page size of hosts in bytes, to which the pages of a dma-buf are aligned. A dma-buf consists of whole
+/// host pages.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
-/// Handle type of memory that is exported as a file descriptor.
+/// The handle type of memory that can be exported as a file descriptor.
 const DESCRIPTOR: c_int = sys::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Registers memory of this rank's device and imports memory of its peers.
+/// The memory of a CUDA fabric, which registers regions of this rank and imports regions of peers.
 pub type Memory = regions::Memory<Context>;
 
-/// Registered memory of this rank.
+/// A registered region of this rank, in CUDA device memory or pinned host memory.
 pub type Local = regions::Local<Context>;
 
-/// Imported memory of a peer.
+/// An imported region of a peer.
 pub type Remote = regions::Remote<Context>;
 
 impl RegionDevice for Context {
@@ -103,7 +104,7 @@ impl RegionDevice for Context {
     }
 }
 
-/// Reads an attribute of a pointer. Returns `None` if the driver does not know the pointer or the attribute.
+/// Reads an attribute of a pointer, or returns `None` if the driver does not know the pointer or the attribute.
 fn pointer_attribute(
     context: &Context,
     number: c_int,
@@ -339,7 +340,7 @@ impl VirtualCalls for Context {
     }
 }
 
-/// Allocates physical memory that can be exported as `kind`. `bytes` is a multiple of the granularity.
+/// Allocates physical memory that can be exported as a handle of type `kind`. `bytes` is a multiple of the granularity.
 fn create(context: &Context, bytes: u64, kind: c_int) -> Result<MemoryHandle, Error> {
     let create = context.require("cuMemCreate", context.driver.mem_create)?;
     let properties = allocation_properties(context, kind);
@@ -362,7 +363,7 @@ pub(crate) fn try_fabric(context: &Context) -> Result<(), Error> {
     result
 }
 
-/// Returns the allocation granularity in bytes for memory that can be exported as `kind`.
+/// Returns the allocation granularity in bytes of memory that can be exported as a handle of type `kind`.
 fn granularity(context: &Context, kind: c_int) -> Result<u64, Error> {
     let ask = context
         .require("cuMemGetAllocationGranularity", context.driver.mem_get_allocation_granularity)?;
@@ -375,7 +376,7 @@ fn granularity(context: &Context, kind: c_int) -> Result<u64, Error> {
     Ok(least as u64)
 }
 
-/// Exports an allocation handle as `kind`.
+/// Exports physical memory as a handle of type `kind`.
 ///
 /// # Safety
 /// The caller holds `handle`, and `result` has room for a handle of that kind.
@@ -396,7 +397,7 @@ fn own_location(context: &Context) -> CUmemLocation {
     CUmemLocation { kind: sys::MEM_LOCATION_TYPE_DEVICE, id: context.device }
 }
 
-/// Describes memory of this device that can be exported as `kind`.
+/// Describes physical memory of this device that can be exported as a handle of type `kind`.
 fn allocation_properties(context: &Context, kind: c_int) -> CUmemAllocationProp {
     CUmemAllocationProp {
         kind: sys::MEM_ALLOCATION_TYPE_PINNED,
@@ -411,7 +412,7 @@ fn allocation_properties(context: &Context, kind: c_int) -> CUmemAllocationProp 
     }
 }
 
-/// Exports the pages that contain a span as a dma-buf.
+/// Exports the host pages that contain a span of device memory as a dma-buf.
 fn export_dma_buf(context: &Context, address: DevicePtr, bytes: u64) -> Result<DmaBuf, Error> {
     let symbol = "cuMemGetHandleForAddressRange";
     let export = context.require(symbol, context.driver.mem_get_handle_for_address_range)?;
@@ -449,7 +450,7 @@ fn nic_flush(context: &Arc<Context>) -> Result<Option<Arc<dyn Flush>>, Error> {
     Ok(Some(Arc::new(NicWrites(Arc::clone(context)))))
 }
 
-/// Flushes writes of NICs to memory of a device.
+/// Flushes writes of NICs, so that the device sees them in its memory.
 #[derive(Debug)]
 struct NicWrites(Arc<Context>);
 

@@ -1,4 +1,4 @@
-//! Entry points of the CUDA driver, looked up in `libcuda.so.1` on first use.
+//! Loads the CUDA driver from `libcuda.so.1` on first use and looks up its entry points.
 //!
 //! This is the only file of the crate that declares foreign functions.
 //!
@@ -18,7 +18,7 @@ use crate::error::Error;
 
 pub(crate) use crate::cuda_h::*;
 
-/// Soname of the driver's library, the same for all versions of the driver API.
+/// The soname of the driver's library, which is the same for all versions of the driver API.
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
 
 macro_rules! table {
@@ -26,11 +26,12 @@ macro_rules! table {
         required { $($need:ident = $need_symbol:literal ($($need_arg:ty),*);)* }
         optional { $($may:ident = $may_symbol:literal ($($may_arg:ty),*);)* }
     ) => {
-        /// The entry points of the loaded driver.
+        /// The entry points of the loaded CUDA driver.
         pub struct Driver {
             $(pub(crate) $need: unsafe extern "C" fn($($need_arg),*) -> CUresult,)*
             $(pub(crate) $may: Option<unsafe extern "C" fn($($may_arg),*) -> CUresult>,)*
-            /// Keeps the code mapped. The library is never closed, because the driver runs threads of its own.
+            /// Keeps the code of the driver mapped. The library is never closed, because the driver runs
+            /// threads of its own.
             _library: Library,
         }
 
@@ -151,7 +152,7 @@ table! {
 }
 
 impl Driver {
-    /// Loads and initialises the driver of this machine, once per process.
+    /// Loads and initialises the CUDA driver of this machine, once per process.
     ///
     /// # Errors
     /// Returns [`Error::Unavailable`] if there is no library, or if the driver is too old or does not start.
@@ -170,7 +171,7 @@ impl Driver {
         if code == CUDA_SUCCESS { Ok(driver) } else { Err(Error::init_failed(&driver, code)) }
     }
 
-    /// Returns the driver's name for a result, such as `CUDA_ERROR_OUT_OF_MEMORY`, and its explanation.
+    /// Returns the driver's name for a result code, such as `CUDA_ERROR_OUT_OF_MEMORY`, and its explanation.
     ///
     /// Both are empty for a code that the driver does not know.
     pub(crate) fn name_of(&self, code: CUresult) -> (String, String) {
@@ -194,7 +195,7 @@ impl std::fmt::Debug for Driver {
     }
 }
 
-/// Looks up a symbol.
+/// Looks up a symbol of the driver's library.
 ///
 /// # Safety
 /// `F` must be the type of the function that the library exports under this name.
