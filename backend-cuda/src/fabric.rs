@@ -23,7 +23,8 @@ use crate::sys;
 pub struct Options {
     /// The ordinal of the device among those that are visible to this process.
     pub device: u32,
-    /// Whether a slower fallback is an error.
+    /// Whether a slower fallback is an error. The fallbacks are memory without a descriptor on a device
+    /// that reports descriptors, and staging through host memory between devices without peer access.
     pub strict: bool,
     /// How signals are written to peers, or `None` to choose it by a probe.
     pub signal: Option<SignalBy>,

@@ -1,4 +1,4 @@
-//! Errors of the ROCm backend, with the runtime's result code.
+//! Defines the errors of the ROCm backend, with the result code of the runtime.
 //!
 //! `hipError_t` and `hsa_status_t` stay plain integers, with the names that the runtimes themselves report,
 //! because a runtime may be newer than this crate. The error kind follows from the code. An invalid value
@@ -16,37 +16,37 @@ use crate::sys::hip::{self, hipError_t};
 use crate::sys::hsa::{self, hsa_status_t};
 use crate::sys::{self, Hip, Hsa};
 
-/// Oldest ROCm that has every required entry point.
+/// The oldest ROCm release that has every required entry point.
 const ROCM_MIN: &str = "ROCm 5.7 or newer";
-/// Advice for a runtime that does not start and gives no better reason.
+/// The advice for a runtime that does not start and gives no better reason.
 const TRY_ROCMINFO: &str = "run rocminfo to check whether the runtime works";
 
 /// An error of the ROCm backend.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A runtime, a device or a feature is missing; the text says what to do.
+    /// A runtime, a device or a feature is missing.
     #[error("{text}")]
     Unavailable {
         /// What is missing and how to get it.
         text: String,
-        /// Result of the runtime, if it was called.
+        /// The runtime's result, if the runtime was called.
         #[source]
         result: Option<RocmResult>,
     },
-    /// A call of a runtime failed.
+    /// A call of HIP or of the HSA runtime failed.
     #[error("{call} failed{}: {result}{}", device_suffix(device.as_deref()), advice_suffix(advice))]
     Driver {
-        /// Name of the entry point.
+        /// The name of the runtime's entry point that failed.
         call: &'static str,
-        /// Name of the device, such as `device 2 (AMD Instinct MI300X)`.
+        /// The name of the device, such as `device 2 (AMD Instinct MI300X)`.
         device: Option<Arc<str>>,
-        /// Result of the call.
+        /// The result that the call returned.
         #[source]
         result: RocmResult,
-        /// Advice for the user; empty if there is none.
+        /// What the user can do about the error, or an empty text if there is no advice.
         advice: &'static str,
-        /// Error kind that follows from the result.
+        /// The error kind that follows from the result.
         kind: ErrorKind,
     },
     /// The device has too little free memory for an allocation.
@@ -55,29 +55,29 @@ pub enum Error {
          smaller buffers, or run rocm-smi --showpids to see which process uses the memory"
     )]
     OutOfMemory {
-        /// Bytes requested.
+        /// The number of bytes that were requested.
         requested: u64,
-        /// Bytes that were free.
+        /// The number of bytes that were free.
         free: u64,
-        /// Bytes of memory that the device has.
+        /// The size of the device's memory in bytes.
         total: u64,
-        /// Name of the device.
+        /// The name of the device that has too little memory.
         device: Arc<str>,
-        /// Result of the runtime.
+        /// The result that the allocation returned.
         #[source]
         result: RocmResult,
     },
     /// A copy failed after the runtime had accepted it.
     #[error("{what} failed on {device}: the completion signal has the value {value}, expected 0")]
     Copy {
-        /// Description of the copy.
+        /// A description of the copy that failed.
         what: String,
-        /// Name of the device whose engine made the copy.
+        /// The name of the device whose SDMA engine made the copy.
         device: Arc<str>,
-        /// Value of the completion signal; negative.
+        /// The value of the copy's completion signal, which is negative.
         value: i64,
     },
-    /// An error of the code that all GPU backends share.
+    /// An error of the toolkit, which all GPU backends share.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
@@ -88,7 +88,6 @@ impl Error {
         Self::Unavailable { text: text.into(), result: None }
     }
 
-    /// Creates the error for a library that is missing, cannot be loaded or lacks a function.
     pub(crate) fn load_failed(error: &LoadError) -> Self {
         Self::unavailable(match error {
             LoadError::NotFound { name, .. } => {
@@ -110,7 +109,6 @@ impl Error {
         })
     }
 
-    /// Creates the error for a HIP that does not start.
     pub(crate) fn hip_init_failed(hip: &Hip, code: hipError_t) -> Self {
         let advice = match code {
             hipError_t::hipErrorNoDevice | hipError_t::hipErrorInvalidDevice => why_no_gpu(),
@@ -120,7 +118,6 @@ impl Error {
         Self::init_failed(&runtime, hip.calls.file(), "hipInit", hip.result_of(code), &advice)
     }
 
-    /// Creates the error for an HSA runtime that does not start.
     pub(crate) fn hsa_init_failed(calls: &hsa::Library, status: hsa_status_t) -> Self {
         let advice = match status {
             // The runtime returns this if it cannot open the kernel driver's device.
@@ -147,7 +144,6 @@ impl Error {
         Self::Unavailable { text, result: Some(result) }
     }
 
-    /// Creates the error for a call of HIP that failed.
     pub(crate) fn hip(
         hip: &Hip,
         call: &'static str,
@@ -163,17 +159,16 @@ impl Error {
         }
     }
 
-    /// Returns whether HIP returned one of these codes.
+    /// Returns whether the error carries one of these result codes of HIP.
     pub(crate) fn is_one_of(&self, codes: &[hipError_t]) -> bool {
         matches!(self, Self::Driver { result, .. } if codes.iter().any(|code| code.0 == result.code))
     }
 
-    /// Returns whether a result of HIP means that this process can no longer use the device.
+    /// Returns whether a HIP result means that this process can no longer use the device.
     pub(crate) fn loses_device(code: hipError_t) -> bool {
         kind_of_hip(code) == ErrorKind::DeviceLost
     }
 
-    /// Creates the error for a call of the HSA runtime that failed.
     pub(crate) fn hsa(
         hsa: &Hsa,
         call: &'static str,
@@ -213,16 +208,18 @@ impl peerlane_hal::Error for Error {
 /// A result code of HIP or of the HSA runtime, with its name and explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RocmResult {
-    /// Numeric code.
+    /// The numeric result code.
     pub code: u32,
-    /// Name, such as `hipErrorOutOfMemory`; empty if the runtime does not know the code.
+    /// The name of the code, such as `hipErrorOutOfMemory`, or an empty text if the runtime does not know
+    /// it.
     pub name: String,
-    /// Explanation; empty if the runtime has none. Without a name: the runtime that was asked.
+    /// The runtime's explanation of the code, or an empty text if it has none. For a code without a name,
+    /// this is the runtime that was asked.
     pub text: String,
 }
 
 impl RocmResult {
-    /// Creates a result whose code `runtime` does not know.
+    /// Creates the result for a code that `runtime` does not know.
     pub(crate) fn unknown(code: u32, runtime: String) -> Self {
         Self { code, name: String::new(), text: runtime }
     }
@@ -242,7 +239,7 @@ impl std::fmt::Display for RocmResult {
 
 impl std::error::Error for RocmResult {}
 
-/// Returns advice for the user about a result of HIP, if there is any.
+/// Returns what a user can do about a result of HIP, if there is advice.
 fn advice(code: hipError_t) -> Option<&'static str> {
     Some(match code {
         hipError_t::hipErrorInsufficientDriver => {
@@ -257,7 +254,7 @@ fn advice(code: hipError_t) -> Option<&'static str> {
     })
 }
 
-/// Maps a result of HIP to an error kind.
+/// Maps a result code of HIP to an error kind.
 ///
 /// After a fault of the device all later calls fail too, so this process has lost the device.
 fn kind_of_hip(code: hipError_t) -> ErrorKind {

@@ -1,4 +1,4 @@
-//! Connections between GPUs of one host, over XGMI or PCI Express.
+//! Implements the queries that the toolkit's fabric makes of HIP.
 //!
 //! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of HIP.
 
@@ -16,19 +16,21 @@ use crate::engine::{Engine, EngineKind, SelfCopy, SignalBy, probe_signal, stripe
 use crate::error::Error;
 use crate::sys::hip::hipError_t;
 
-/// Options of a fabric. The defaults are the fastest that work.
+/// The options of a ROCm fabric, such as its device and the kind of its engines. The defaults are
+/// the fastest that work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Ordinal of the device among the visible ones.
+    /// The ordinal of the device among those that are visible to this process.
     pub device: u32,
-    /// Whether slower fallbacks are errors: memory without a descriptor on a device that reports
-    /// descriptors, and staging through host memory between devices without peer access.
+    /// Whether a slower fallback is an error. The fallbacks are memory without a descriptor on a
+    /// device that reports descriptors, and staging through host memory between devices without peer
+    /// access.
     pub strict: bool,
-    /// How signals reach peers; `None` selects a method that works.
+    /// How signals are written to peers, or `None` to choose it by a probe.
     pub signal: Option<SignalBy>,
-    /// How the self copy is made.
+    /// How a rank copies its own block to its own output.
     pub self_copy: SelfCopy,
-    /// Whether engines use streams or SDMA engines.
+    /// Whether the engines use HIP streams or SDMA engines.
     pub engine: EngineKind,
 }
 
@@ -46,7 +48,7 @@ impl PeerOptions for Options {
     }
 }
 
-/// Connects the device of one rank to devices of other ranks on the same host.
+/// A fabric that connects the GPU of one rank with the GPUs of other ranks on the same host.
 pub type Fabric = peers::Fabric<Context>;
 
 impl PeerDevice for Context {

@@ -1,4 +1,4 @@
-//! Remote keys of ROCm: the key of `peerlane_toolkit::regions` with ROCm's names and messages.
+//! Defines the remote key of ROCm memory, with the vendor's names and messages.
 //!
 //! A key names the device by its UUID, which the HSA runtime derives from the serial number of the chip,
 //! and the memory by the owner's process and a generation.
@@ -6,7 +6,7 @@
 use peerlane_hal::BackendId;
 use peerlane_toolkit::regions::{self, Vendor};
 
-/// Identifies the backend ROCm in keys and messages.
+/// The ROCm vendor, which names the backend in remote keys and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rocm {}
 
@@ -23,5 +23,5 @@ impl Vendor for Rocm {
                                 off), or memory that the fabric allocates";
 }
 
-/// The remote key of a region: the bytes with which a peer imports it.
+/// The remote key with which a peer imports a region of ROCm memory.
 pub type Key = regions::Key<Rocm>;

@@ -1,4 +1,4 @@
-//! The ROCm backend of Peerlane: copies between AMD GPUs of one host, over XGMI or PCI Express.
+//! The ROCm backend of Peerlane, which copies between AMD GPUs of one host over XGMI or PCI Express.
 //!
 //! One rank has one device; ranks are processes or threads.
 //!

@@ -1,4 +1,4 @@
-//! Registration, export and import of device memory.
+//! Implements the ROCm calls for registering, exporting and importing device memory.
 //!
 //! The logic is `peerlane_toolkit::regions`. This file holds the calls of HIP and the HSA runtime that it
 //! is made of.
@@ -58,24 +58,25 @@ use crate::sys::hsa::{
     hsa_status_t,
 };
 
-/// First release in which memory type 0 means memory that HIP does not know. Before, it meant host memory.
+/// The first HIP release in which memory type 0 means memory that HIP does not know. In older releases it means host
+/// memory.
 const UNREGISTERED_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 
-/// First release whose `hipMemRetainAllocationHandle` may be called.
+/// The first HIP release whose `hipMemRetainAllocationHandle` can be called safely.
 ///
 /// Older releases dereference a null pointer for memory that was not mapped. They also return a reference
 /// that they do not count, so that releasing it takes the memory from its owner (release notes of HIP 7.14;
 /// hip_vm.cpp of clr).
 const RETAINS_SINCE: Version = Version { major: 7, minor: 15, patch: 0 };
 
-/// Handle type of memory that is exported as a file descriptor.
+/// The handle type of memory that can be exported as a file descriptor.
 const DESCRIPTOR: hipMemAllocationHandleType =
     hipMemAllocationHandleType::hipMemHandleTypePosixFileDescriptor;
 
-/// Whether each device that was tested can export memory as a descriptor, by device number.
+/// The results of the tests whether a device can export memory as a descriptor, by device number.
 static EXPORT_TESTS: Mutex<Vec<(i32, bool)>> = Mutex::new(Vec::new());
 
-/// Registers memory of this rank's device and imports memory of its peers.
+/// The memory of a ROCm fabric, which registers regions of this rank and imports regions of peers.
 ///
 /// # Fine-grained and coarse-grained memory
 /// Memory of `hipMalloc` is coarse-grained: a device may hold it in caches that writes of others do not
@@ -98,10 +99,10 @@ static EXPORT_TESTS: Mutex<Vec<(i32, bool)>> = Mutex::new(Vec::new());
 /// [coherence control]: https://rocm.docs.amd.com/projects/HIP/en/latest/how-to/hip_runtime_api/memory_management/coherence_control.html
 pub type Memory = regions::Memory<Context>;
 
-/// Registered memory of this rank.
+/// A registered region of this rank, in ROCm device memory or pinned host memory.
 pub type Local = regions::Local<Context>;
 
-/// Imported memory of a peer.
+/// An imported region of a peer.
 pub type Remote = regions::Remote<Context>;
 
 impl RegionDevice for Context {
@@ -201,8 +202,7 @@ impl RegionDevice for Context {
 }
 
 impl Context {
-    /// Returns the HSA runtime's description of an address; `None` without that runtime or for an unknown
-    /// address.
+    /// Returns the HSA runtime's description of an address, or `None` without that runtime or for an unknown address.
     fn pointer_info(&self, address: DevicePtr) -> Option<hsa_amd_pointer_info_t> {
         let hsa = Hsa::load().ok()?;
         let mut info = hsa_amd_pointer_info_t {
@@ -256,7 +256,7 @@ impl MemoryCalls for Context {
         let _ = unsafe { (self.hip.calls.free)(address as *mut c_void) };
     }
 
-    /// Returns true: `hipFree` and `hipHostFree` wait for all streams of the device.
+    /// Returns true, because `hipFree` and `hipHostFree` wait for all streams of the device.
     fn frees_wait(&self) -> bool {
         true
     }
@@ -353,7 +353,6 @@ impl IpcCalls for Context {
 }
 
 impl Context {
-    /// Requests the IPC handle of an allocation.
     fn request_ipc_handle(&self, base: DevicePtr) -> (hipError_t, IpcHandle) {
         let mut handle = hipIpcMemHandle_t::default();
         let make = self.hip.calls.ipc_get_mem_handle;
@@ -362,7 +361,7 @@ impl Context {
         (code, IpcHandle(handle.reserved.map(c_char::cast_unsigned)))
     }
 
-    /// Creates the error for a failed IPC call.
+    /// Creates the error for a failed IPC call, with the most likely cause.
     ///
     /// Most often a container prevents IPC, and HIP only reports an invalid pointer.
     #[cold]
@@ -386,7 +385,7 @@ impl Context {
 }
 
 impl VirtualCalls for Context {
-    /// Returns whether the device can export memory as a descriptor.
+    /// Returns whether the device can export memory as a file descriptor, which a test decides.
     ///
     /// An attribute of the device is not enough: releases up to 5.7 rejected memory with an exportable
     /// handle. Once per device, the smallest piece is therefore allocated, exported and freed.
@@ -528,7 +527,7 @@ impl VirtualCalls for Context {
 }
 
 impl Context {
-    /// Allocates and exports the smallest piece of memory.
+    /// Tests whether the smallest piece of memory can be allocated and exported as a descriptor.
     fn test_export(&self) -> Result<(), Error> {
         let memory = self.create_memory(self.granularity()?.max(1))?;
         // SAFETY: the reference is held until the call below.
@@ -551,7 +550,7 @@ fn own_location(context: &Context) -> hipMemLocation {
     hipMemLocation { type_: hipMemLocationType::hipMemLocationTypeDevice, id: context.device() }
 }
 
-/// Describes memory of this device that can be exported as `kind`.
+/// Describes physical memory of this device that can be exported as a handle of type `kind`.
 fn properties(context: &Context, kind: hipMemAllocationHandleType) -> hipMemAllocationProp {
     let mut properties = hipMemAllocationProp {
         type_: hipMemAllocationType::hipMemAllocationTypePinned,
@@ -564,7 +563,7 @@ fn properties(context: &Context, kind: hipMemAllocationHandleType) -> hipMemAllo
     properties
 }
 
-/// Exports the allocation that contains a span as a dma-buf.
+/// Exports the allocation that contains a span of device memory as a dma-buf.
 fn export_dma_buf(context: &Context, address: DevicePtr, bytes: u64) -> Result<DmaBuf, Error> {
     match Hsa::load() {
         Ok(hsa) if hsa.calls.amd_portable_export_dmabuf.is_some() => {
@@ -641,7 +640,7 @@ fn nic_flush(context: &Context) -> Result<Option<Arc<dyn Flush>>, Error> {
     Ok(register.map(|register| Arc::new(HdpFlush(register)) as Arc<dyn Flush>))
 }
 
-/// Flushes the host data path (HDP) of a device by its register, which stays mapped until the process ends.
+/// Flushes NIC writes to a device by a register of its host data path (HDP).
 #[derive(Debug)]
 struct HdpFlush(NonNull<u32>);
 

@@ -1,4 +1,4 @@
-//! The function tables of HIP and of the HSA runtime ([`hip_sys`], [`hsa_sys`]), loaded once per process.
+//! Loads HIP and the HSA runtime with their function tables, once per process.
 //!
 //! HIP is loaded first, because it brings the HSA runtime that it was built with and the second table must
 //! be of the same one. Streams, memory and IPC need only HIP, so a missing HSA runtime is an error only for
@@ -17,33 +17,31 @@ use hsa_sys::hsa_status_t;
 use crate::device::Version;
 use crate::error::{Error, RocmResult};
 
-/// Name that HIP returns for every code that it does not know: that of code 999.
+/// The name that HIP returns for every code that it does not know, which is the name of code 999.
 const UNKNOWN_NAME: &str = "hipErrorUnknown";
 
-/// HIP, loaded and initialised.
+/// The HIP runtime, loaded and initialised.
 #[derive(Debug)]
 pub(crate) struct Hip {
-    /// Function table.
     pub(crate) calls: &'static hip::Library,
-    /// Version of the runtime, not of the headers.
+    /// The version of the runtime, which may differ from that of the headers.
     pub(crate) version: Version,
-    /// How this version numbers memory types.
+    /// The values of `hipMemoryType` in this version.
     pub(crate) memory_types: hip::MemoryTypes,
-    /// Whether this version imports memory by a pointer to the file descriptor.
+    /// Whether this version takes a pointer to the file descriptor when it imports memory.
     pub(crate) imports_by_pointer: bool,
 }
 
 /// The HSA runtime, loaded and initialised.
 #[derive(Debug)]
 pub(crate) struct Hsa {
-    /// Function table.
     pub(crate) calls: &'static hsa::Library,
-    /// Major and minor version of AMD's extension interface.
+    /// The major and minor version of AMD's extension interface.
     pub(crate) interface: (u16, u16),
 }
 
 impl Hip {
-    /// Loads and initialises HIP, once per process.
+    /// Loads and initialises the HIP runtime, once per process.
     ///
     /// # Errors
     /// Returns [`Error::Unavailable`] if there is no library, if it is too old, or if there is no device.
@@ -70,12 +68,12 @@ impl Hip {
         }
     }
 
-    /// Returns the version and file of HIP as messages name them.
+    /// Returns the version and the file of HIP for error texts.
     pub(crate) fn label(&self) -> String {
         format!("HIP {} ({})", self.version, self.calls.file().display())
     }
 
-    /// Returns a result with the name and explanation that HIP has for it.
+    /// Returns a result code with the name and explanation that HIP has for it.
     pub(crate) fn result_of(&self, code: hipError_t) -> RocmResult {
         let query = |call: unsafe extern "C" fn(hipError_t) -> *const c_char| {
             // SAFETY: HIP accepts any code.
@@ -121,7 +119,7 @@ impl Hsa {
     }
 }
 
-/// Returns a status with the name and explanation that the HSA runtime has for it.
+/// Returns a status code with the name and explanation that the HSA runtime has for it.
 pub(crate) fn status_of(calls: &hsa::Library, status: hsa_status_t) -> RocmResult {
     let mut text = std::ptr::null();
     // SAFETY: the call stores a pointer to a static string, or leaves the local unchanged.
@@ -137,7 +135,7 @@ pub(crate) fn status_of(calls: &hsa::Library, status: hsa_status_t) -> RocmResul
     RocmResult { code: status.0, name: name.to_owned(), text: text.to_owned() }
 }
 
-/// Copies a text of a runtime; a null pointer gives an empty text.
+/// Copies a static text of a runtime, where a null pointer stands for an empty text.
 ///
 /// # Safety
 /// `text` is null or a static string that is terminated by a zero.

@@ -1,15 +1,16 @@
-//! The table of the functions that the library exports.
+//! Declares the table of HIP functions that this crate looks up in the runtime library.
 
 use rocm_library::RocmLibrary;
 
 use crate::header::*;
 
-/// The library of HIP and the sonames that are tried.
+/// The name of the HIP library and the sonames that are tried to load it.
 pub const LIBRARY: RocmLibrary =
     RocmLibrary { name: "libamdhip64.so", sonames: &["7", "6", "5"], oldest: "5.7" };
 
 rocm_library::table! {
-    /// The functions of HIP. Those that only newer releases have are an `Option`.
+    /// The functions of the loaded HIP library. A function that only newer releases have is an
+    /// `Option`.
     pub struct Library(LIBRARY);
     required {
         init = hipInit;

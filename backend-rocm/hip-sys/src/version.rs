@@ -1,19 +1,19 @@
-//! Numbers and arguments of HIP whose meaning depends on the release.
+//! Defines the numbers and call arguments of HIP that depend on the release.
 
 use crate::header::hipMemoryType;
 
-/// The numbers of `hipMemoryType` that a release uses.
+/// The values of `hipMemoryType` that a release of HIP uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryTypes {
-    /// Page-locked host memory.
+    /// The value for page-locked host memory.
     pub host: hipMemoryType,
-    /// Device memory.
+    /// The value for device memory.
     pub device: hipMemoryType,
-    /// Managed memory, which migrates on access.
+    /// The value for managed memory, which migrates on access.
     pub managed: hipMemoryType,
 }
 
-/// Returns the numbers of `hipMemoryType` for a version of `hipRuntimeGetVersion`.
+/// Returns the values of `hipMemoryType` for a version number of `hipRuntimeGetVersion`.
 ///
 /// Release 6.0 changed them to those of CUDA.
 pub fn memory_types(runtime_version: i32) -> MemoryTypes {

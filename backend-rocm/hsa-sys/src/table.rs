@@ -1,15 +1,17 @@
-//! The table of the functions that the library exports.
+//! Declares the table of HSA functions that this crate looks up in the runtime library.
 
 use rocm_library::RocmLibrary;
 
 use crate::header::*;
 
-/// The library of the HSA runtime. Its soname has not changed since HSA 1.0.
+/// The name of the HSA runtime's library and the soname that is tried to load it. Its soname has
+/// not changed since HSA 1.0.
 pub const LIBRARY: RocmLibrary =
     RocmLibrary { name: "libhsa-runtime64.so", sonames: &["1"], oldest: "5.7" };
 
 rocm_library::table! {
-    /// The functions of the HSA runtime. Those that only newer releases have are an `Option`.
+    /// The functions of the loaded HSA runtime. A function that only newer releases have is an
+    /// `Option`.
     pub struct Library(LIBRARY);
     required {
         init = hsa_init;

@@ -1,4 +1,4 @@
-//! Finds and loads the libraries of ROCm, for [`hip-sys`] and [`hsa-sys`].
+//! Finds and loads the libraries of ROCm for the crates [`hip-sys`] and [`hsa-sys`].
 //!
 //! [`RocmLibrary::open`] asks the loader for each soname that a release of ROCm has had, the newest first.
 //! Then it searches `$ROCM_PATH/lib` and `/opt/rocm/lib`, because ROCm's own packages do not register their
@@ -16,68 +16,70 @@ use std::{env, fmt, fs};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// Environment variable with the folder of a ROCm installation, which ROCm's own tools read too.
+/// The environment variable with the folder of a ROCm installation, which ROCm's own tools read too.
 const ROOT_VARIABLE: &str = "ROCM_PATH";
-/// The folder in which packages install ROCm.
+/// The folder in which ROCm packages install by default.
 const ROOT: &str = "/opt/rocm";
 
 /// A library of ROCm and the names under which releases install it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RocmLibrary {
-    /// Name without a version, such as `libamdhip64.so`.
+    /// The file name of the library without a version, such as `libamdhip64.so`.
     pub name: &'static str,
-    /// Versions of its soname, in the order in which they are tried. The plain name is tried last.
+    /// The versions of the library's soname, in the order in which they are tried. The plain name is tried
+    /// last.
     pub sonames: &'static [&'static str],
-    /// Oldest release of ROCm that has all required functions, such as `5.7`.
+    /// The oldest release of ROCm that has all required functions, such as `5.7`.
     pub oldest: &'static str,
 }
 
-/// An error that occurred when a library was loaded.
+/// An error of finding or loading a library of ROCm or one of its functions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The library was not found.
+    /// No file of the library was found.
     #[error("cannot find {name}: tried {tried}")]
     NotFound {
-        /// Name without a version.
+        /// The file name of the library without a version.
         name: &'static str,
-        /// Names and folders that were tried.
+        /// The names and folders that were tried.
         tried: String,
     },
-    /// The library exists, but the loader failed to load it.
+    /// A file of the library exists, but the loader failed to load it.
     #[error("cannot load {library}: {reason}")]
     LoadFailed {
-        /// Name or path that was passed to the loader.
+        /// The name or path that was passed to the loader.
         library: String,
-        /// Reason that the loader reported.
+        /// The reason that the loader reported.
         reason: String,
     },
-    /// The library lacks a function.
+    /// The library lacks a required function.
     #[error(
         "{file} has no function {symbol}: the library is too old, expected ROCm {since} or newer"
     )]
     Symbol {
-        /// File of the library.
+        /// The file of the library that was loaded.
         file: PathBuf,
-        /// Name of the function.
+        /// The name of the missing function.
         symbol: &'static str,
-        /// First release of ROCm that has the function.
+        /// The first release of ROCm that has the function.
         since: &'static str,
     },
 }
 
-/// A loaded library and its file.
+/// A library of ROCm that is loaded into this process.
 pub struct LoadedLibrary {
-    /// Keeps the code mapped. The library is never closed, because the runtime runs threads of its own.
+    /// Keeps the code of the library mapped. The library is never closed, because the runtime runs threads of
+    /// its own.
     library: Library,
-    /// Name or path that was passed to the loader.
+    /// The name or path that was passed to the loader.
     requested: String,
-    /// File of the library; set when the first function is looked up.
+    /// The file of the library, which is known once the first function was looked up.
     file: OnceLock<PathBuf>,
 }
 
 impl RocmLibrary {
-    /// Loads the first file of this library that exists.
+    /// Loads the library from the first name or folder in which it exists.
     ///
     /// # Errors
     /// Returns [`LoadError::NotFound`] if there is none. Returns [`LoadError::LoadFailed`] if the first file
@@ -115,13 +117,12 @@ impl RocmLibrary {
         Err(LoadError::NotFound { name: self.name, tried: self.tried(roots) })
     }
 
-    /// Returns the sonames, and last the plain name, which only development packages install.
+    /// Returns the file names to try, first those with a soname version and last the plain name.
     fn names(&self) -> impl Iterator<Item = String> {
         let versioned = self.sonames.iter().map(|version| format!("{}.{version}", self.name));
         versioned.chain([self.name.to_owned()])
     }
 
-    /// Describes the names and folders that were tried.
     fn tried(&self, roots: &[PathBuf]) -> String {
         let names: Vec<String> = self.names().collect();
         let roots: Vec<String> =
@@ -163,7 +164,7 @@ impl LoadedLibrary {
         Ok(function)
     }
 
-    /// Returns the file of the library.
+    /// Returns the file from which the library was loaded.
     ///
     /// Links are resolved, so the name contains the version. Until a function was found it is the name or
     /// path that was requested.
@@ -172,7 +173,7 @@ impl LoadedLibrary {
     }
 }
 
-/// Returns the file that contains the code at an address.
+/// Returns the file of the library whose code is at an address.
 fn file_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -197,7 +198,7 @@ impl fmt::Debug for LoadedLibrary {
     }
 }
 
-/// Returns the folders of installations, in which libraries are searched that the loader does not find.
+/// Returns the folders of ROCm installations that are searched after the loader's own path.
 fn roots() -> Vec<PathBuf> {
     let own = env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty()).map(PathBuf::from);
     let mut roots: Vec<PathBuf> = own.into_iter().collect();
@@ -207,10 +208,6 @@ fn roots() -> Vec<PathBuf> {
     roots
 }
 
-/// Loads a library.
-///
-/// # Errors
-/// Returns the reason that the loader reports.
 fn load(name: &Path) -> Result<Library, String> {
     // `RTLD_NOW` detects libraries of different releases here. With lazy binding the loader would end the
     // process at the first call of a missing function.
@@ -222,23 +219,23 @@ fn load(name: &Path) -> Result<Library, String> {
     })
 }
 
-/// Returns whether the loader did not find the file `name`.
+/// Returns whether the loader failed because the file `name` itself does not exist.
 ///
 /// The same reason with another name means that a library that this one needs is missing.
 fn is_not_found(reason: &str, name: &str) -> bool {
     reason.strip_prefix(name).is_some_and(|rest| rest.contains("No such file"))
 }
 
-/// A function of a table.
+/// A function in the table of a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// Name under which the library exports it.
+    /// The name under which the library exports the function.
     pub name: &'static str,
-    /// First release of ROCm that has the function; `None` if every supported release has it.
+    /// The first release of ROCm that has the function, or `None` if every supported release has it.
     pub since: Option<&'static str>,
 }
 
-/// Declares the struct `Library`, a table of functions of a library of ROCm that is loaded once per process.
+/// Declares the struct `Library`, a table of the functions of a ROCm library that is loaded once per process.
 ///
 /// The type of each function has the name of the function and must be in scope.
 #[macro_export]
@@ -263,13 +260,13 @@ macro_rules! table {
         }
 
         impl Library {
-            /// All functions of the table.
+            /// The names of all functions of the table, with the releases that introduced them.
             pub const SYMBOLS: &[$crate::Symbol] = &[
                 $($crate::Symbol { name: stringify!($need_symbol), since: None },)*
                 $($crate::Symbol { name: stringify!($may_symbol), since: Some($since) },)*
             ];
 
-            /// Loads the library, once per process.
+            /// Loads the library and looks up its functions, once per process.
             ///
             /// # Errors
             /// Fails if the library is missing or too old, with the same error at every call.
@@ -280,7 +277,7 @@ macro_rules! table {
                 LOADED.get_or_init(load).as_ref().map_err(Clone::clone)
             }
 
-            /// Loads the library from a path, or by another name.
+            /// Loads the library from a path or by another name, and looks up its functions.
             ///
             /// # Errors
             /// Fails if the library is missing or lacks a required function.
@@ -290,12 +287,12 @@ macro_rules! table {
                 $library.open_from(path).and_then(Self::look_up)
             }
 
-            /// Returns the file of the library with links resolved.
+            /// Returns the file from which the library was loaded, with links resolved.
             pub fn file(&self) -> &std::path::Path {
                 self.loaded.file()
             }
 
-            /// Returns whether the library has this function of the table.
+            /// Returns whether the loaded library has a function of the table.
             pub fn has(&self, symbol: &str) -> bool {
                 match symbol {
                     $(stringify!($need_symbol) => true,)*
@@ -304,7 +301,7 @@ macro_rules! table {
                 }
             }
 
-            /// Creates the error for a missing function of the table.
+            /// Creates the error for a function of the table that the library lacks.
             pub fn lacks(&self, symbol: &str) -> $crate::LoadError {
                 let found = Self::SYMBOLS.iter().find(|it| it.name == symbol);
                 let known = found.copied().unwrap_or($crate::Symbol {

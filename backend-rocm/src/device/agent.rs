@@ -1,4 +1,4 @@
-//! Agents of the HSA runtime, their memory pools, and how they correspond to devices of HIP.
+//! Lists the agents of the HSA runtime with their memory pools, and matches them to HIP devices.
 
 use std::ffi::{CStr, c_void};
 
@@ -13,41 +13,41 @@ use crate::sys::hsa::{
     hsa_status_t,
 };
 
-/// Length of the longest text attribute: names have 64 bytes, UUIDs at most 21.
+/// The length of an agent's longest text attribute in bytes. Names have 64 bytes, and UUIDs at most 21.
 const TEXT_BYTES: usize = 64;
 
-/// A device of the HSA runtime: a GPU, or the processors of a NUMA node.
+/// A device of the HSA runtime, which is a GPU or the processors of a NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Agent {
-    /// Handle of the runtime, valid until the process ends.
+    /// The runtime's handle of the agent, which is valid until the process ends.
     pub(crate) handle: hsa_agent_t,
-    /// Type of the agent.
+    /// Whether the agent is a GPU, a processor or another device.
     pub kind: AgentKind,
-    /// Name of the architecture, such as `gfx942`; for processors the product name.
+    /// The name of the GPU architecture, such as `gfx942`, or the product name of a processor.
     pub name: String,
-    /// Number of the agent in the kernel driver.
+    /// The number that the kernel driver gives to the agent.
     pub node: u32,
-    /// PCI address; meaningless for processors.
+    /// The PCI address of the agent, which is meaningless for processors.
     pub pci: PciAddress,
-    /// `GPU-` and 16 digits, or a text that reports a missing UUID.
+    /// The UUID of the agent as `GPU-` and 16 digits, or a text that says the UUID is missing.
     pub uuid: String,
 }
 
-/// Type of an agent.
+/// The type of an agent of the HSA runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AgentKind {
-    /// The processors of a NUMA node, and its memory.
+    /// The processors of a NUMA node with the memory of the node.
     Processor,
-    /// A GPU.
+    /// A GPU with its memory.
     Gpu,
-    /// Another type that the runtime reports.
+    /// Another type of agent that the runtime reports.
     Other,
 }
 
 impl Agent {
-    /// Returns the number of general SDMA engines, and the number of those made for XGMI.
+    /// Returns the numbers of general SDMA engines and of SDMA engines for XGMI.
     ///
     /// # Errors
     /// Returns the error of the runtime.
@@ -62,7 +62,7 @@ impl Agent {
     }
 }
 
-/// Returns the agent of the HSA runtime that corresponds to a device.
+/// Returns the agent of the HSA runtime that corresponds to a HIP device.
 ///
 /// # Errors
 /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no HSA
@@ -72,7 +72,7 @@ pub fn agent(device: &Device) -> Result<Agent, Error> {
     find_agent(&agents(Hsa::load()?)?, device)
 }
 
-/// Lists all agents in the order of the runtime.
+/// Lists all agents of the HSA runtime, in the order of the runtime.
 ///
 /// # Errors
 /// Returns the error of the runtime.
@@ -92,8 +92,8 @@ pub(crate) fn agents(hsa: &Hsa) -> Result<Vec<Agent>, Error> {
     handles.into_iter().map(|handle| describe(hsa, handle)).collect()
 }
 
-/// Finds the agent of a device by its PCI address, and by its UUID if several partitions of a GPU share
-/// an address.
+/// Finds the agent of a device by its PCI address, and by its UUID if partitions of a GPU share the
+/// address.
 ///
 /// # Errors
 /// Returns an error of kind [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if no agent matches, or
@@ -143,7 +143,6 @@ fn describe(hsa: &Hsa, handle: hsa_agent_t) -> Result<Agent, Error> {
     })
 }
 
-/// Reads a text attribute of an agent.
 fn agent_text(hsa: &Hsa, agent: hsa_agent_t, attribute: hsa_agent_info_t) -> Result<String, Error> {
     // One byte more than the runtime may write, so that the text is always terminated.
     let bytes = agent_info(hsa, agent, attribute, [0_u8; TEXT_BYTES + 1])?;
@@ -151,8 +150,7 @@ fn agent_text(hsa: &Hsa, agent: hsa_agent_t, attribute: hsa_agent_info_t) -> Res
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Reads an attribute of an agent into `value`, which must have at least the size that the runtime
-/// documents.
+/// Reads an attribute of an agent into `value`, which must be as large as the runtime documents.
 fn agent_info<T>(
     hsa: &Hsa,
     agent: hsa_agent_t,
@@ -168,15 +166,16 @@ fn agent_info<T>(
     }
 }
 
-/// A memory pool of an agent. Every agent can be given access to it.
+/// A memory pool of an agent, to which every agent can be given access. Every agent can be given access
+/// to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryPool {
     pub(crate) handle: hsa_amd_memory_pool_t,
-    /// Whether a store of one agent is visible to others at once, not only when a kernel ends.
+    /// Whether stores of one agent are visible to others at once, and not only when a kernel ends.
     pub(crate) fine_grained: bool,
 }
 
-/// Lists an agent's pools of global memory in the order of the runtime.
+/// Lists the pools of an agent's global memory, in the order of the runtime.
 ///
 /// # Errors
 /// Returns the error of the runtime.
@@ -212,7 +211,6 @@ pub(crate) fn memory_pools(hsa: &Hsa, agent: &Agent) -> Result<Vec<MemoryPool>, 
     Ok(pools)
 }
 
-/// Reads an attribute of a memory pool into `value`.
 fn pool_info<T>(
     hsa: &Hsa,
     pool: hsa_amd_memory_pool_t,

@@ -1,25 +1,27 @@
-//! Finds the reason why no GPU is visible. The runtimes report only that there is none.
+//! Finds out why this process sees no GPU, since the runtimes report only that there is none. The
+//! runtimes report only that there is none.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Device file of the kernel driver, which the runtimes open first.
+/// The device file of the kernel driver, which the runtimes open first.
 const DEVICE: &str = "/dev/kfd";
-/// Folder in which the kernel driver lists processors and GPUs.
+/// The folder in which the kernel driver lists processors and GPUs.
 const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
-/// Environment variables that hide GPUs from a process. The HSA runtime reads the first, HIP all.
+/// The environment variables that hide GPUs from a process. The HSA runtime reads the first, HIP
+/// all.
 const VISIBILITY_VARIABLES: [&str; 4] =
     ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
-/// Returns the reason why this process sees no GPU, and what to do.
+/// Returns an error text that says why this process sees no GPU and what to do.
 pub(crate) fn why_no_gpu() -> String {
     let visible = visibility(|name| std::env::var(name).ok());
     let kernel = KernelDriver { device: DEVICE.into(), nodes: NODES.into() };
     kernel.diagnose(kernel.open(), &visible)
 }
 
-/// Describes the environment variables that hide GPUs from this process.
+/// Returns a text about the environment variables that hide GPUs from this process.
 pub(super) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
     let set: Vec<String> = VISIBILITY_VARIABLES
         .iter()
@@ -31,7 +33,7 @@ pub(super) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
     }
 }
 
-/// The kernel part of the driver.
+/// The files and folders by which the kernel driver shows itself.
 struct KernelDriver {
     device: PathBuf,
     nodes: PathBuf,
@@ -79,7 +81,7 @@ impl KernelDriver {
     }
 }
 
-/// Counts the nodes of the kernel driver that have shader units. Processors have none.
+/// Counts the GPUs that the kernel driver lists, which are the nodes with shader units.
 fn count_gpus(nodes: &Path) -> usize {
     let nodes = fs::read_dir(nodes).into_iter().flatten().flatten();
     let properties =

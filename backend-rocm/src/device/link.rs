@@ -1,4 +1,4 @@
-//! Links between devices: peer access, type, hops and bandwidth.
+//! Reads the properties of links between devices, which are peer access, type, hops and bandwidth.
 //!
 //! HIP reports whether one device may access the memory of another. The HSA runtime reports the link for
 //! each agent and memory pool, from the tables of the kernel driver. Without that runtime HIP reports the
@@ -18,26 +18,27 @@ use crate::sys::hsa::{
 };
 use crate::sys::{Hip, Hsa};
 
-/// Largest number of hops whose properties are read.
+/// The largest number of hops of a link whose properties are read.
 const HOPS_MAX: usize = 16;
 
-/// Properties of the link from one device to another.
+/// The properties of the link from one GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DeviceLink {
     /// Whether the first device can read and write memory of the second.
     pub peer_access: bool,
-    /// Type of the link; meaningless without peer access.
+    /// The type of the link, which is meaningless without peer access.
     pub kind: LinkKind,
-    /// Number of hops; `None` if it is not known.
+    /// The number of hops of the link, or `None` if it is not known.
     pub hops: Option<u32>,
-    /// NUMA distance as the kernel driver reports it: smaller is nearer; `None` if it is not known.
+    /// The NUMA distance that the kernel driver reports, where smaller is nearer, or `None` if it is not
+    /// known.
     pub weight: Option<u32>,
-    /// Bytes per second in one direction; `None` if it is not known.
+    /// The bandwidth in bytes per second and direction, or `None` if it is not known.
     pub bytes_per_second: Option<f64>,
 }
 
-/// Returns the properties of the link between two devices, given by their ordinals.
+/// Returns the properties of the link from one visible device to another, both given by ordinal.
 ///
 /// # Errors
 /// Fails like [`discover`](crate::discover), and with
@@ -47,10 +48,6 @@ pub fn link(from: u32, to: u32) -> Result<DeviceLink, Error> {
     link_between(hip, &query_device(hip, from)?, &query_device(hip, to)?)
 }
 
-/// Returns the properties of the link between two devices.
-///
-/// # Errors
-/// Returns the error of HIP.
 pub(crate) fn link_between(hip: &Hip, from: &Device, to: &Device) -> Result<DeviceLink, Error> {
     if from.identity() == to.identity() {
         let (kind, hops) = (LinkKind::Local, Some(0));
@@ -74,7 +71,6 @@ pub(crate) fn link_between(hip: &Hip, from: &Device, to: &Device) -> Result<Devi
     Ok(DeviceLink { peer_access: can != 0, ..link })
 }
 
-/// A link with unknown properties.
 const UNKNOWN: DeviceLink = DeviceLink {
     peer_access: false,
     kind: LinkKind::Pcie,
@@ -83,7 +79,8 @@ const UNKNOWN: DeviceLink = DeviceLink {
     bytes_per_second: None,
 };
 
-/// Returns what HIP reports. HIP numbers the link types as the HSA runtime does.
+/// Returns the link between two GPUs as HIP reports it. HIP numbers the link types as the HSA runtime
+/// does.
 fn hip_link(hip: &Hip, from: c_int, to: c_int) -> DeviceLink {
     let (mut kind, mut hops) = (0, 0);
     let (kind_out, hops_out) = (&raw mut kind, &raw mut hops);
@@ -96,7 +93,8 @@ fn hip_link(hip: &Hip, from: c_int, to: c_int) -> DeviceLink {
     DeviceLink { kind, hops: Some(hops), ..UNKNOWN }
 }
 
-/// Converts a link type. Links between processors carry PCI Express for GPUs.
+/// Converts a link type of the runtimes to a kind of link. Links between processors carry PCI Express for
+/// GPUs.
 fn link_kind(kind: hsa_amd_link_info_type_t) -> LinkKind {
     match kind {
         hsa_amd_link_info_type_t::HSA_AMD_LINK_INFO_TYPE_XGMI => LinkKind::Xgmi,
@@ -104,14 +102,12 @@ fn link_kind(kind: hsa_amd_link_info_type_t) -> LinkKind {
     }
 }
 
-/// Returns the link between two GPUs as the HSA runtime reports it.
 fn hsa_link(from: &Device, to: &Device) -> Result<DeviceLink, Error> {
     let hsa = Hsa::load()?;
     let agents = agents(hsa)?;
     agent_link(hsa, &find_agent(&agents, from)?, &find_agent(&agents, to)?)
 }
 
-/// Returns the properties of the link from an agent to the memory of another.
 fn agent_link(hsa: &Hsa, from: &Agent, to: &Agent) -> Result<DeviceLink, Error> {
     // All pools of a GPU are reached over the same links.
     let Some(pool) = memory_pools(hsa, to)?.first().copied() else { return Ok(UNKNOWN) };
@@ -138,7 +134,8 @@ fn agent_link(hsa: &Hsa, from: &Agent, to: &Agent) -> Result<DeviceLink, Error> 
     Ok(combine_hops(hops, &links[..hops as usize]))
 }
 
-/// Combines the hops of a link: the rate is that of the slowest, and the type is XGMI only if all are.
+/// Combines the hops of a link. The rate is that of the slowest hop, and the type is XGMI only if all
+/// hops are.
 fn combine_hops(hops: u32, links: &[hsa_amd_memory_pool_link_info_t]) -> DeviceLink {
     let known = || links.iter().filter(|link| link.max_bandwidth > 0 || link.numa_distance > 0);
     let kinds = || known().map(|link| link_kind(link.link_type));

@@ -1,4 +1,4 @@
-//! AMD GPUs visible to this process: their properties, links and contexts.
+//! Describes the AMD GPUs that are visible to this process, their links and their contexts.
 //!
 //! HIP's ordinals count the devices that remain after `ROCR_VISIBLE_DEVICES` and then
 //! `HIP_VISIBLE_DEVICES` are applied. The HSA runtime applies only the first, and the two lists may have
@@ -35,20 +35,20 @@ use crate::error::Error;
 use crate::sys::hip::{self, hipDeviceAttribute_t, hipError_t, hipStreamCaptureMode, hipUUID};
 use crate::sys::{Hip, Hsa};
 
-/// Size of the buffers that receive names from HIP.
+/// The size in bytes of the buffers that receive names from HIP.
 const TEXT_BYTES: usize = 256;
 
-/// Folder in which Linux describes the devices on PCI Express.
+/// The folder in which Linux describes PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
-/// The version of a runtime.
+/// The version of a ROCm runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Major version: 7 in 7.2.
+    /// The major version, which is 7 in 7.2.
     pub major: u32,
-    /// Minor version: 2 in 7.2.
+    /// The minor version, which is 2 in 7.2.
     pub minor: u32,
-    /// Build number.
+    /// The build number of the runtime.
     pub patch: u32,
 }
 
@@ -70,13 +70,13 @@ impl fmt::Display for Version {
 /// The PCI address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
-    /// PCI domain (segment).
+    /// The PCI domain, also called segment.
     pub domain: u32,
-    /// Bus number.
+    /// The number of the PCI bus.
     pub bus: u8,
-    /// Device number on the bus.
+    /// The number of the device on its bus.
     pub device: u8,
-    /// Function number; partitions of a GPU differ in it.
+    /// The number of the function, in which partitions of a GPU differ.
     pub function: u8,
 }
 
@@ -92,7 +92,7 @@ impl PciAddress {
         (device < 32 && function < 8).then_some(Self { domain, bus, device, function })
     }
 
-    /// Decodes the domain and the bus, device and function number (BDF) that the HSA runtime reports.
+    /// Decodes the PCI domain and the bus, device and function number that the HSA runtime reports.
     pub(crate) fn from_hsa(domain: u32, bdf: u32) -> Self {
         let [function, bus, ..] = bdf.to_le_bytes();
         Self { domain, bus, device: function >> 3, function: function & 7 }
@@ -110,32 +110,30 @@ impl fmt::Display for PciAddress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// Index among the devices that are visible to this process.
+    /// The index of the device among those that are visible to this process.
     pub ordinal: u32,
-    /// Product name.
+    /// The product name of the device.
     pub name: String,
-    /// UUID as HIP reports it, the same in all processes.
+    /// The UUID of the device as HIP reports it, which is the same in all processes.
     pub uuid: [u8; 16],
-    /// PCI address.
+    /// The PCI address of the device.
     pub pci: PciAddress,
-    /// Memory size in bytes.
+    /// The size of the device's memory in bytes.
     pub memory_bytes: u64,
-    /// Number of compute units.
+    /// The number of compute units of the device.
     pub compute_units: u32,
-    /// NUMA node of the host that is nearest to the device; `None` if the system does not report one.
+    /// The NUMA node that is nearest to the device, or `None` if the system does not report one.
     pub numa_node: Option<u32>,
-    /// Virtual memory management: physical memory and addresses are allocated separately
-    /// (`hipMemCreate`, `hipMemMap`).
+    /// Whether the device supports virtual memory management (`hipMemCreate`, `hipMemMap`).
     pub virtual_memory: bool,
 }
 
 impl Device {
-    /// Returns the name of the device in messages, such as `device 2 (AMD Instinct MI300X)`.
     pub(crate) fn label(&self) -> Arc<str> {
         format!("device {} ({})", self.ordinal, self.name).into()
     }
 
-    /// Returns 16 bytes that identify the device on this host.
+    /// Returns 16 bytes that identify the device on this host, even if it has no UUID.
     ///
     /// They are the UUID, or the PCI address if HIP reports no UUID. Several devices of one host may lack
     /// a UUID.
@@ -170,8 +168,9 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
     }
 }
 
-/// Returns the hardware queues that the streams of this process share on each device, as `GPU_MAX_HW_QUEUES` says: 4 by default
-/// ([HIP environment variables](https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html)).
+/// Returns the number of hardware queues that the streams of this process share on each device. The variable
+/// `GPU_MAX_HW_QUEUES` sets it: 4 by default ([HIP environment
+/// variables](https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html)).
 pub fn hardware_queues() -> SharedQueues {
     shared_queues("GPU_MAX_HW_QUEUES", 4, u32::MAX)
 }
@@ -185,33 +184,33 @@ pub fn discover() -> Result<Vec<Device>, Error> {
     visible_devices(Hip::load()?)
 }
 
-/// The ROCm runtimes that this process has loaded.
+/// The ROCm runtimes that this process has loaded, HIP and perhaps the HSA runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Runtimes {
-    /// Version of HIP.
+    /// The version of the HIP runtime.
     pub hip: Version,
-    /// File that HIP was loaded from.
+    /// The file from which HIP was loaded.
     pub hip_file: PathBuf,
     /// The HSA runtime, or the reason why there is none. Without it only streams copy.
     pub hsa: Result<HsaRuntime, String>,
 }
 
-/// The HSA runtime that this process has loaded.
+/// The version and the file of the HSA runtime that this process has loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HsaRuntime {
-    /// Major and minor version of AMD's extension interface.
+    /// The major and minor version of AMD's extension interface.
     pub interface: (u16, u16),
-    /// File that the runtime was loaded from.
+    /// The file from which the HSA runtime was loaded.
     pub file: PathBuf,
 }
 
-/// ROCm releases and the minor version of AMD's extension interface that each introduced.
+/// The ROCm releases that introduced a new version of AMD's extension interface, with its minor version.
 const INTERFACES: [((u32, u32), u16); 3] = [((6, 1), 4), ((6, 4), 7), ((7, 2), 15)];
 
 impl Runtimes {
-    /// Describes a version mismatch between HIP and the HSA runtime; `None` if none is found.
+    /// Describes a version mismatch between HIP and the HSA runtime, or returns `None` if there is none.
     ///
     /// Such a pair was not tested together by AMD, even if HIP found every function that it needs.
     pub fn mismatch(&self) -> Option<String> {
@@ -238,7 +237,7 @@ impl Runtimes {
     }
 }
 
-/// Returns the ROCm release that a file name of AMD's packages contains.
+/// Returns the ROCm release that a library's file name contains in AMD's packages.
 ///
 /// For `libhsa-runtime64.so.1.15.60401` it is 6.4. Distributions number the file differently.
 fn release_of(file: &Path) -> Option<(u32, u32)> {
@@ -247,7 +246,7 @@ fn release_of(file: &Path) -> Option<(u32, u32)> {
     (number >= 50_000).then_some((number / 10_000, number / 100 % 100))
 }
 
-/// Returns the runtimes that this process uses.
+/// Returns the versions and files of the ROCm runtimes that this process has loaded.
 ///
 /// # Errors
 /// Fails like [`discover`].
@@ -262,17 +261,15 @@ pub fn runtimes() -> Result<Runtimes, Error> {
     })
 }
 
-/// Lists all visible devices in the order of their ordinals.
 pub(crate) fn visible_devices(hip: &Hip) -> Result<Vec<Device>, Error> {
     (0..device_count(hip)?).map(|ordinal| query_device(hip, ordinal)).collect()
 }
 
-/// Finds a device by its [identity](Device::identity). Returns `None` if it is not visible to this process.
+/// Finds a visible device by its [identity](Device::identity). Returns `None` if it is not visible to this process.
 pub(crate) fn find_device(hip: &Hip, identity: &[u8; 16]) -> Result<Option<Device>, Error> {
     Ok(visible_devices(hip)?.into_iter().find(|device| device.identity() == *identity))
 }
 
-/// Returns the number of visible devices, at least 1.
 fn device_count(hip: &Hip) -> Result<u32, Error> {
     let mut count = 0;
     // SAFETY: the result is stored in a local.
@@ -285,7 +282,8 @@ fn device_count(hip: &Hip) -> Result<u32, Error> {
     Ok(count.unsigned_abs())
 }
 
-/// Returns the properties of a device. HIP's own number of the device equals the ordinal.
+/// Returns the properties of a visible device, which HIP knows by its ordinal. HIP's own number of the device equals
+/// the ordinal.
 ///
 /// # Errors
 /// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the ordinal
@@ -342,7 +340,6 @@ fn describe(hip: &Hip, device: c_int, ordinal: u32) -> Result<Device, Error> {
     })
 }
 
-/// Reads an attribute of a device.
 pub(crate) fn attribute(
     hip: &Hip,
     device: c_int,
@@ -355,7 +352,6 @@ pub(crate) fn attribute(
     Ok(value)
 }
 
-/// Calls a function of HIP that fills a text buffer, and returns the text.
 fn query_text(
     hip: &Hip,
     call: &'static str,
@@ -367,19 +363,18 @@ fn query_text(
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Converts a result code to an error that names the call.
 fn check(hip: &Hip, call: &'static str, code: hipError_t) -> Result<(), Error> {
     if code == hipError_t::hipSuccess { Ok(()) } else { Err(Error::hip(hip, call, None, code)) }
 }
 
-/// Returns the NUMA node of a PCI device, if the system has several nodes and reports one.
+/// Returns the NUMA node of a PCI device, or `None` if the system has only one node.
 fn numa_node(devices: impl AsRef<Path>, address: PciAddress) -> Option<u32> {
     let file = devices.as_ref().join(address.to_string()).join("numa_node");
     // A system without NUMA nodes reports -1.
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The device of a rank. Every call of HIP is made while it is current.
+/// The device of a rank, which is made current for every call of HIP. Every call of HIP is made while it is current.
 ///
 /// HIP has no contexts of its own: a thread has a current device with its primary context, which the
 /// whole process shares. The device is made current for each call, and the device that was current before
@@ -387,15 +382,14 @@ fn numa_node(devices: impl AsRef<Path>, address: PciAddress) -> Option<u32> {
 #[derive(Debug)]
 pub struct Context {
     pub(crate) hip: &'static Hip,
-    /// Properties at the time when the context was opened.
+    /// The properties of the device, read when the context was opened.
     pub(crate) info: Device,
-    /// The ordinal, which HIP uses as the number of the device.
+    /// The ordinal as HIP's number of the device.
     number: c_int,
     label: Arc<str>,
 }
 
 impl Context {
-    /// Opens the device with the given ordinal.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, Error> {
         let hip = Hip::load()?;
         let info = query_device(hip, ordinal)?;
@@ -405,19 +399,18 @@ impl Context {
         Ok(Arc::new(Self { hip, info, number, label }))
     }
 
-    /// Converts a result of HIP to an error that names the call and the device.
     pub(crate) fn check(&self, call: &'static str, code: hipError_t) -> Result<(), Error> {
         if code == hipError_t::hipSuccess { Ok(()) } else { Err(self.call_failed(call, code)) }
     }
 
-    /// Creates the error of a failed call, and resets the thread's last error.
+    /// Creates the error of a failed HIP call, and resets the last error of the thread.
     #[cold]
     pub(crate) fn call_failed(&self, call: &'static str, code: hipError_t) -> Error {
         self.forget_error();
         Error::hip(self.hip, call, Some(&self.label), code)
     }
 
-    /// Resets the last error of the thread.
+    /// Resets the error that HIP remembers for this thread.
     ///
     /// HIP keeps a thread's last error until it is read. A failed call of this crate must not look like
     /// an error of the caller's kernels.

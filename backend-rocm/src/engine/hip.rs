@@ -1,4 +1,4 @@
-//! Implements the traits of the stream engine over HIP, and sets limits for AMD devices.
+//! Implements the traits of the stream engine over HIP, and sets its limits for AMD devices.
 //!
 //! No limit in this file was measured on AMD devices yet.
 //!
@@ -34,18 +34,18 @@ use crate::sys::hip::{
     hipStreamBatchMemOpType as MemOpType, hipStreamCaptureMode, hipStreamCaptureStatus as Status,
 };
 
-/// Largest number of streams for copies to peers.
+/// The largest number of streams for copies to peers.
 ///
 /// In a node of eight devices every peer has its own link, and a copy uses one. If the device has fewer
 /// SDMA engines, one of them is left for the self copy.
 const PEER_STREAMS_MAX: usize = 7;
-/// Largest piece of a copy. One SDMA copy of 256 MiB stalled the engine, while pieces of 128 MiB did not and
-/// took no longer (ROCm/rocm-systems#9927).
+/// The largest number of bytes that one copy moves. One SDMA copy of 256 MiB stalled the engine, while pieces of 128
+/// MiB did not and took no longer (ROCm/rocm-systems#9927).
 const PIECE_BYTES_MAX: u64 = 128 << 20;
-/// First release that has copies without compute units.
+/// The first HIP release that can copy without compute units.
 const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 
-/// Devices whose copies without compute units failed the test: one bit for each device number.
+/// The devices whose copies without compute units failed their test, as one bit for each device number.
 static NO_CU_FAILED: AtomicU64 = AtomicU64::new(0);
 
 impl StreamDevice for Context {
@@ -71,7 +71,8 @@ impl StreamDevice for Context {
         })
     }
 
-    /// Returns `None`: a process has one context of a device. Streams of the highest priority have hardware queues of their own.
+    /// Returns `None`, because a process has one context of a device. Streams of the highest priority have hardware
+    /// queues of their own.
     fn second_context(&self) -> Result<Option<Arc<Self>>, Error> {
         Ok(None)
     }
@@ -82,17 +83,15 @@ impl StreamDevice for Context {
     }
 }
 
-/// Returns the stream handle of HIP.
 fn stream_of(stream: StreamHandle) -> hipStream_t {
     stream.0.cast()
 }
 
-/// Returns the event handle of HIP.
 fn event_of(event: EventHandle) -> hipEvent_t {
     event.0.cast()
 }
 
-/// Converts the result of a query to whether the work is complete.
+/// Converts the result code of a query to whether the queried work is complete.
 fn is_complete(context: &Context, call: &'static str, code: hipError_t) -> Result<bool, Error> {
     if code == hipError_t::hipErrorNotReady {
         return Ok(false);
@@ -215,12 +214,11 @@ impl StreamCalls for Context {
 }
 
 impl Context {
-    /// Returns the bit of this device in [`NO_CU_FAILED`]; `None` for numbers from 64.
+    /// Returns the bit of this device in [`NO_CU_FAILED`], or `None` for device numbers from 64.
     fn no_cu_bit(&self) -> Option<u64> {
         u32::try_from(self.device()).ok().and_then(|number| 1_u64.checked_shl(number))
     }
 
-    /// Returns whether the device can copy without compute units.
     fn copies_without_cu(&self) -> bool {
         let failed = NO_CU_FAILED.load(Ordering::Relaxed);
         self.no_cu_bit().is_some_and(|bit| failed & bit == 0) && self.hip.version >= NO_CU_SINCE
@@ -240,7 +238,7 @@ impl Context {
 }
 
 impl CopyCalls for Context {
-    /// Returns false: `hipMemcpyBatchAsync` takes no kind of copy, so it may use compute units.
+    /// Returns false, because `hipMemcpyBatchAsync` takes no kind of copy and may use compute units.
     fn may_copy_together(&self) -> bool {
         false
     }
@@ -278,7 +276,7 @@ impl CopyCalls for Context {
         self.check(call, code)
     }
 
-    /// CopyBatch one by one. The queue does not call it, see [`may_copy_together`](Self::may_copy_together).
+    /// Enqueues the copies one by one. The engine does not call it, see [`may_copy_together`](Self::may_copy_together).
     unsafe fn copy_together(
         &self,
         stream: StreamHandle,
@@ -305,7 +303,7 @@ impl CopyCalls for Context {
     }
 }
 
-/// A memory operation of a stream.
+/// A memory operation of a stream, in the layout of the batched call.
 ///
 /// Its layout equals that of the union which the batched call takes, for the two operations that are used.
 #[repr(C)]
@@ -314,11 +312,11 @@ pub struct MemOp {
     kind: MemOpType,
     address: *mut c_void,
     value: u64,
-    /// 0 means "at least" for a wait, and no option for a write.
+    /// The flags of the operation, where 0 means "at least" for a wait and no option for a write.
     flags: u32,
-    /// Field for the runtime's own use; null.
+    /// A field for the runtime's own use, which must be null.
     alias: *mut c_void,
-    /// Padding up to the size of the union, six 64-bit words.
+    /// Pads the operation to the size of the union, which is six 64-bit words.
     padding: u64,
 }
 
@@ -354,7 +352,7 @@ impl MemOp {
 impl WordCalls for Context {
     type WordOp = MemOp;
 
-    /// Limit that CUDA documents; HIP documents none.
+    /// The largest number of operations in a batch that CUDA documents, since HIP documents none.
     const WORD_OPS_MAX: usize = 255;
 
     fn check_words(&self) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! In-order queues of copies, signals and waits.
+//! Implements the engines of the ROCm backend, over HIP streams or over SDMA engines.
 //!
 //! There are two kinds of engine ([`EngineKind`]). Streams of HIP queue waits, can use the caller's stream
 //! and can be captured into graphs. Their queue is `peerlane_toolkit::streams`, which CUDA uses too;
@@ -46,21 +46,20 @@ use crate::device::Context;
 use crate::error::Error;
 use crate::memory::{Local, Remote};
 
-/// Bytes per second of one SDMA engine, and so of a copy on a stream.
+/// The bandwidth of one SDMA engine, and so of a copy on a stream, in bytes per second.
 ///
 /// It is about the rate of one XGMI link of an MI250X or MI300X according to AMD, 50 GB/s. It was not
 /// measured for Peerlane.
 const ENGINE_RATE: u64 = 50_000_000_000;
-/// Time that driving SDMA engines from the host adds to a start.
+/// The time that driving SDMA engines from the host adds to a start.
 ///
-/// It is twice `NAP_MAX` of `sdma/mod.rs`: once for the flags `ready` and once for the flags `arrived`.
+/// It is twice `SLEEP_MAX` of `sdma/mod.rs`, once for the flags `ready` and once for the flags `arrived`.
 const HOST_DRIVE_TIME: Duration = Duration::from_micros(100);
 
-/// An in-order queue of ops over streams or SDMA engines.
+/// An in-order queue of ops that runs on HIP streams or on SDMA engines.
 #[derive(Debug)]
 pub struct Engine(Queue);
 
-/// The queue of an engine, by its kind.
 #[derive(Debug)]
 enum Queue {
     Streams(Box<streams::Engine<Context>>),
@@ -90,7 +89,7 @@ impl Engine {
         }))
     }
 
-    /// Returns the kind of the engine, never [`EngineKind::Auto`].
+    /// Returns whether the engine uses streams or SDMA engines, never [`EngineKind::Auto`].
     pub fn kind(&self) -> EngineKind {
         match self.0 {
             Queue::Streams(_) => EngineKind::Streams,
@@ -98,7 +97,8 @@ impl Engine {
         }
     }
 
-    /// Returns the SDMA engines that copy to and from each peer; empty for streams, where they are not known.
+    /// Returns the SDMA engines that copy to and from each peer. The list is empty for streams, for which the runtime
+    /// chooses the engines.
     pub fn sdma_engines(&self) -> Vec<SdmaEngines> {
         match &self.0 {
             Queue::Streams(_) => Vec::new(),
@@ -143,7 +143,7 @@ unsafe impl CopyEngine for Engine {
         }
     }
 
-    /// Returns false: the device makes progress without the host.
+    /// Returns false, because the device makes progress without the host.
     fn is_busy(&self) -> bool {
         false
     }
@@ -177,7 +177,7 @@ unsafe impl CopyEngine for Engine {
     }
 }
 
-/// A HIP stream of the caller: a `hipStream_t`.
+/// A HIP stream of the caller, on which `fork` lets the engine enqueue its work.
 #[derive(Clone, Debug)]
 pub struct Stream(streams::Stream);
 
@@ -202,24 +202,24 @@ impl AsRef<streams::Stream> for Stream {
     }
 }
 
-/// What carries out the copies of an engine.
+/// The means by which an engine copies, HIP streams or SDMA engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineKind {
-    /// Selects the kind.
+    /// Selects streams or SDMA engines by the features of the device and the size of the copies.
     ///
     /// Streams are selected if the device can wait for flags on them, because they need no host to drive
     /// them and can be captured; else SDMA engines. SDMA engines are also selected for an operation that
     /// needs no streams ([`EngineRequirements`]) if they are predicted to be faster.
     #[default]
     Auto,
-    /// Streams of HIP. The runtime selects the SDMA engines.
+    /// Copies on HIP streams, for which the runtime selects the SDMA engines. The runtime selects the SDMA engines.
     Streams,
-    /// SDMA engines of the HSA runtime, selected one by one. The rank drives the queue.
+    /// Copies with SDMA engines that Peerlane selects one by one, driven by the host. The rank drives the queue.
     Sdma,
 }
 
 impl EngineKind {
-    /// Returns a short name for reports.
+    /// Returns a short name of the engine kind for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -228,7 +228,7 @@ impl EngineKind {
         }
     }
 
-    /// Returns the kind of engines on this device, never [`Auto`](Self::Auto).
+    /// Returns the kind of engine that this device supports, never [`Auto`](Self::Auto).
     pub(crate) fn for_device(self, context: &Context) -> Self {
         match self {
             Self::Auto if streams::probe_waits(context).is_err() => Self::Sdma,
@@ -237,7 +237,7 @@ impl EngineKind {
         }
     }
 
-    /// Returns the kind of an engine for this request, never [`Auto`](Self::Auto).
+    /// Returns the kind of engine for a request of a fabric, never [`Auto`](Self::Auto).
     fn for_request(self, context: &Context, request: &EngineRequest) -> Self {
         let pays = |requirements: EngineRequirements| {
             !requirements.streams
@@ -250,14 +250,13 @@ impl EngineKind {
     }
 }
 
-/// Returns the rate of a copy by several engines over a link, in bytes per second; 0 if the rate of the
-/// link is not known.
+/// Returns the bandwidth of a copy that several engines make over a link, in bytes per second, or 0 if it is not known.
 fn rate_of_engines(engines: usize, link: Option<f64>) -> u64 {
     let link = link.map_or(0, |rate| rate as u64);
     link.min(ENGINE_RATE.saturating_mul(engines as u64))
 }
 
-/// Returns whether a copy saves more time by several engines than it costs to drive them.
+/// Returns whether copying with several engines saves more time than driving them from the host costs.
 fn is_striping_faster(bytes: u64, striped_rate: u64) -> bool {
     let nanos = |rate| u128::from(bytes) * 1_000_000_000 / u128::from(rate);
     striped_rate > ENGINE_RATE

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::error::Error;
 use peerlane_hal::Caps;
 
-/// The options of a host fabric, such as the capabilities of its engines and the time to spin.
+/// The options of a host fabric, such as the capabilities of its engines and the time to spin. The defaults are what
+/// the backend does best.
 ///
 /// Every capability can be reduced, to test an algorithm without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

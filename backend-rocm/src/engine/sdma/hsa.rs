@@ -1,4 +1,4 @@
-//! Completion signals and copies of the HSA runtime.
+//! Implements completion signals and copies with the HSA runtime.
 //!
 //! Signals are created for GPUs only: they are words without an interrupt, and the host polls them. The
 //! runtime's own wait also polls for 200 µs before it sleeps, so it would not free the processor sooner.
@@ -21,24 +21,25 @@ use crate::sys::hsa::{
     hsa_agent_t, hsa_amd_sdma_engine_id_t, hsa_amd_signal_attribute_t, hsa_signal_t, hsa_status_t,
 };
 
-/// Number of signals, and so of copies in flight, of a queue.
+/// The number of completion signals of a queue, and so of its copies in flight.
 const SIGNALS: usize = 128;
-/// Smallest number of signals. With fewer, two engines of a link would wait for signals.
+/// The smallest number of completion signals with which a queue can work. With fewer, two engines of a link
+/// would wait for signals.
 const SIGNALS_MIN: usize = 8;
 
-/// Signals and copies of one queue over the HSA runtime.
+/// Submits copies to SDMA engines through the HSA runtime, with the completion signals of one queue.
 #[derive(Debug)]
 pub(crate) struct HsaSdma {
     hsa: &'static Hsa,
     label: Arc<str>,
     own: hsa_agent_t,
-    /// Agents by rank; that of the rank itself is `own`.
+    /// The HSA agents of the peers by rank, where this rank's own agent stands for the rank itself.
     peers: Vec<Option<hsa_agent_t>>,
     signals: Vec<hsa_signal_t>,
-    /// Host memory with one word for each signal.
+    /// Host memory with one 64-bit word for each completion signal, from which device flags are copied.
     words: NonNull<AtomicU64>,
     waits_for_signals: bool,
-    /// Signals that the next copy depends on; kept to reuse the allocation.
+    /// A buffer for the signals that the next copy depends on, kept to reuse the allocation.
     dependencies: Vec<hsa_signal_t>,
     leaked: bool,
 }
@@ -47,7 +48,7 @@ pub(crate) struct HsaSdma {
 unsafe impl Send for HsaSdma {}
 
 impl HsaSdma {
-    /// Creates the signals and words of a queue.
+    /// Creates the completion signals and words of a queue.
     ///
     /// # Errors
     /// Returns the error of the runtime.
@@ -86,7 +87,7 @@ impl HsaSdma {
         Ok(runtime)
     }
 
-    /// Returns the agents of the destination and of the source.
+    /// Returns the agents that are passed for the destination and the source of a copy.
     ///
     /// The GPU of the source makes the copy. A get therefore passes the own agent for the source too: the
     /// peer's GPU has no access to memory that only this rank uses.
@@ -114,7 +115,7 @@ impl HsaSdma {
     }
 }
 
-/// Returns the engines that the runtime prefers for the link from `own` to `peer`, if it reports them.
+/// Returns the SDMA engines that the runtime prefers for the link from `own` to `peer`, if it reports them.
 pub(super) fn preferred_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
     let call = hsa.calls.amd_memory_get_preferred_copy_engine?;
     let mut mask = 0;
@@ -123,7 +124,7 @@ pub(super) fn preferred_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<
     (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::from_mask(mask))
 }
 
-/// Returns the idle engines for the link from `own` to `peer`, if the runtime reports them.
+/// Returns the idle SDMA engines for the link from `own` to `peer`, if the runtime reports them.
 pub(super) fn idle_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
     let call = hsa.calls.amd_memory_copy_engine_status?;
     let mut mask = 0;
@@ -132,12 +133,12 @@ pub(super) fn idle_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaS
     (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::from_mask(mask))
 }
 
-/// Returns whether the runtime accepts a copy for an engine that the caller selects.
+/// Returns whether the runtime lets the caller select the SDMA engine of a copy.
 pub(super) fn can_select_engine(hsa: &Hsa) -> bool {
     hsa.calls.amd_memory_async_copy_on_engine.is_some()
 }
 
-/// Returns whether engines of this architecture may start a copy before its dependencies are complete.
+/// Returns whether SDMA engines of an architecture may start a copy before its dependencies are complete.
 ///
 /// This was observed on gfx90x (ROCm/rocm-systems#1469). Newer runtimes work around it, but do not report it.
 fn starts_copies_early(architecture: &str) -> bool {
@@ -153,7 +154,7 @@ fn create_signal(hsa: &Hsa) -> Result<hsa_signal_t, hsa_status_t> {
     if status == hsa_status_t::HSA_STATUS_SUCCESS { Ok(signal) } else { Err(status) }
 }
 
-/// Allocates the words in host memory that the own GPU can read.
+/// Allocates the words of the signals in host memory that the GPU can read.
 ///
 /// The memory belongs to the first processor agent with a fine-grained pool.
 fn allocate_words(

@@ -1,4 +1,4 @@
-//! The engine over SDMA engines, which the rank drives.
+//! Implements the engine that copies with SDMA engines and is driven by its rank.
 //!
 //! | contract | HSA |
 //! | --- | --- |
@@ -53,45 +53,45 @@ use crate::sys::Hsa;
 
 pub(crate) use self::select::striped_rate;
 
-/// Largest number of ops of a slice.
+/// The largest number of ops in a slice.
 const SLICE_OPS_MAX: usize = 256;
-/// Largest number of incomplete ops in the queue.
+/// The largest number of incomplete ops in the queue.
 const QUEUE_OPS: usize = 1024;
-/// Time for which a parked rank spins before it sleeps.
+/// The time that a parked rank spins before it sleeps.
 ///
 /// No event wakes it when a flag changes, so it spins longer and sleeps shorter than a rank whose device
 /// waits.
 const SPIN: Duration = Duration::from_micros(100);
-/// Longest sleep of a parked rank between two checks.
+/// The longest time that a parked rank sleeps between two checks.
 const SLEEP_MAX: Duration = Duration::from_micros(50);
-/// Time that a dropped engine waits for copies in flight.
+/// The time that dropping an engine waits for copies in flight.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An in-order queue of ops over SDMA engines, driven by its rank.
+/// An in-order queue of ops that copies with SDMA engines and is driven by its rank.
 #[derive(Debug)]
 pub(crate) struct SdmaQueue<R: SdmaRuntime = HsaSdma> {
     queue: CopyQueue<R>,
     state: EngineState<R::Error>,
     peer_set: PeerSet,
-    /// Commands of the slice that is being submitted; kept to reuse the allocation.
+    /// The commands of the slice that is being submitted, kept to reuse the allocation.
     commands: Vec<PeerCommand>,
     parker: TimedParker,
 }
 
-/// The SDMA engines that make the copies to and from a peer.
+/// The SDMA engines that make the copies to and from a peer, for reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SdmaEngines {
-    /// The peer, or the rank itself.
+    /// The rank of the peer, or this rank itself.
     pub peer: Rank,
-    /// Engines of puts and the rule that selected them, such as `SDMA 4+5 (of those idle)`.
+    /// The SDMA engines of puts and the rule that selected them, such as `SDMA 4+5 (of those idle)`.
     pub put: String,
-    /// Engines of gets and the rule that selected them.
+    /// The SDMA engines of gets and the rule that selected them.
     pub get: String,
 }
 
 impl SdmaQueue {
-    /// Creates a queue of `rank` that reaches these peers, with engines selected for each link.
+    /// Creates a queue of rank `rank` that reaches these peers, with SDMA engines selected for each link.
     ///
     /// # Errors
     /// Returns [`Error::Unavailable`] if there is no HSA runtime or if a peer's device is hidden from it, or
@@ -118,7 +118,7 @@ impl SdmaQueue {
 }
 
 impl<R: SdmaRuntime> SdmaQueue<R> {
-    /// Creates a queue over a runtime. Ranks without engines are not peers.
+    /// Creates a queue over a given runtime, which may be the one for tests. Ranks without engines are not peers.
     fn over(runtime: R, rank: Rank, engines: Vec<Option<PeerEngines>>) -> Self {
         let peers = engines.iter().enumerate().filter(|(_, engines)| engines.is_some());
         let peer_set = PeerSet::new(rank, peers.map(|(index, _)| Rank::at(index)));
@@ -141,7 +141,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         }
     }
 
-    /// Returns the engines of each peer, without those that the runtime has rejected since.
+    /// Returns the SDMA engines of each peer, without those that the runtime has rejected since.
     pub(crate) fn engines(&self) -> Vec<SdmaEngines> {
         let engines = self.queue.engines().map(|(peer, engines)| SdmaEngines {
             peer: Rank::at(peer),
@@ -151,7 +151,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         engines.collect()
     }
 
-    /// Resolves a checked slice into `commands`. Copies of 0 bytes are left out.
+    /// Resolves the ops of a checked slice into commands with addresses. Copies of 0 bytes are left out.
     fn resolve<L: EngineRegion, P: PeerRegion>(
         &mut self,
         ops: &[Op<'_, L, P>],
@@ -197,7 +197,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         self.state.caps()
     }
 
-    /// Submits a slice.
+    /// Submits a slice of ops and returns its ticket.
     ///
     /// # Safety
     /// The requirements are those of [`CopyEngine::submit`](peerlane_hal::CopyEngine::submit).
@@ -245,7 +245,7 @@ impl<R: SdmaRuntime> Drop for SdmaQueue<R> {
     }
 }
 
-/// Creates the command of a copy; `None` for a copy of 0 bytes.
+/// Creates the command of a copy, or `None` for a copy of 0 bytes.
 fn copy(direction: Direction, dst: u64, src: u64, bytes: u64) -> Option<Command> {
     (bytes > 0).then_some(Command::Copy { direction, span: Span { dst, src, bytes } })
 }
@@ -267,7 +267,7 @@ mod tests {
     use super::select::{SdmaSet, SelectedBy, Selection};
     use super::*;
 
-    /// A buffer of this process that stands for a region of a rank.
+    /// A test buffer of this process that stands for a region of a rank.
     ///
     /// Tests declare it before the engine, which waits for its copies when it is dropped.
     #[derive(Debug)]
@@ -343,7 +343,6 @@ mod tests {
         unsafe { engine.submit(ops) }
     }
 
-    /// Runs all copies until the last ticket completes.
     fn finish(engine: &mut SdmaQueue<TestRuntime>, runtime: &TestRuntime, last: Ticket) {
         for _ in 0..10_000 {
             if engine.completed().expect("no copy fails") == last {

@@ -1,4 +1,4 @@
-//! Ops and copies that are not complete: the op queue of each peer, and the signals of copies in flight.
+//! Tracks the ops of each peer that are not complete, and the completion signals of copies in flight.
 //!
 //! Ops of one peer are kept in the order of submission. Copies to and from a peer may run concurrently
 //! unless they conflict; then the later one depends on the earlier. A flag in device memory is a copy that
@@ -14,15 +14,14 @@ use peerlane_hal::Ticket;
 use super::runtime::{CopyCommand, Direction, Span};
 use super::select::SdmaId;
 
-/// Size of a flag.
 pub(super) const FLAG_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Location of a flag.
+/// The address of a flag, either for the host or for the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FlagAddress {
-    /// In memory that this process maps.
+    /// The address of a flag in memory that this process maps.
     Host(NonNull<AtomicU64>),
-    /// At an address of the device.
+    /// The address at which the device accesses a flag.
     Device(u64),
 }
 
@@ -30,29 +29,29 @@ pub(crate) enum FlagAddress {
 // for any thread that drives the engine.
 unsafe impl Send for FlagAddress {}
 
-/// A validated op for one peer, with its addresses.
+/// A checked op for one peer, with resolved addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Copy { direction: Direction, span: Span },
     Signal { flag: FlagAddress, value: u64 },
 }
 
-/// Replaces a dropped signal: a copy of 0 bytes.
+/// A copy of 0 bytes, which takes the place of a signal that a release drops.
 const NO_OP: Command =
     Command::Copy { direction: Direction::Put, span: Span { dst: 0, src: 0, bytes: 0 } };
 
-/// An op that is not complete.
+/// An op that is not complete yet.
 #[derive(Debug)]
 pub(super) struct PendingOp {
     ticket: Ticket,
-    /// Position among all ops of the engine.
+    /// The position of the op among all ops of the engine.
     pub(super) order: u64,
     pub(super) command: Command,
-    /// Length of the pieces of the copy; 0 until the first piece is submitted.
+    /// The length of the copy's pieces in bytes, or 0 until the first piece is submitted.
     pub(super) piece_bytes: u64,
-    /// Bytes that were submitted to engines.
+    /// The number of bytes that were submitted to SDMA engines.
     pub(super) submitted: u64,
-    /// Number of pieces in flight on each engine.
+    /// The number of pieces in flight on each SDMA engine.
     pub(super) held: [u8; SdmaId::COUNT],
     in_flight: u32,
 }
@@ -66,12 +65,11 @@ impl PendingOp {
         }
     }
 
-    /// Returns the number of bytes that were not submitted yet.
     pub(super) fn remaining(&self) -> u64 {
         self.bytes() - self.submitted
     }
 
-    /// Returns whether the host stores this flag.
+    /// Returns whether the op is a signal whose flag the host stores.
     fn is_host_signal(&self) -> bool {
         matches!(self.command, Command::Signal { flag: FlagAddress::Host(_), .. })
     }
@@ -81,17 +79,17 @@ impl PendingOp {
     }
 }
 
-/// The ops of one peer that are not complete.
+/// The ops of one peer that are not complete, in the order of submission.
 #[derive(Debug, Default)]
 pub(super) struct PeerQueue {
     ops: VecDeque<PendingOp>,
-    /// Number of the first op in `ops`; ops of a peer are numbered from 0.
+    /// The number of the first op in `ops`, where the ops of a peer are numbered from 0.
     first_number: u64,
-    /// How many ops at the front have been submitted to engines completely.
+    /// The number of ops at the front that were submitted to SDMA engines completely.
     submitted: usize,
-    /// How many of those are flags that the host stores.
+    /// The number of those submitted ops that are flags for the host to store.
     host_signals: usize,
-    /// Signals of the pieces in flight.
+    /// The completion signals of the pieces in flight.
     pub(super) in_flight: Vec<usize>,
 }
 
@@ -114,7 +112,7 @@ impl PeerQueue {
         self.ops.len()
     }
 
-    /// Returns the position of the oldest op among all ops of the engine.
+    /// Returns the position of the oldest incomplete op among all ops of the engine.
     pub(super) fn first_order(&self) -> Option<u64> {
         self.ops.front().map(|op| op.order)
     }
@@ -137,7 +135,7 @@ impl PeerQueue {
         self.host_signals > 0
     }
 
-    /// Records that a piece of an op was submitted to the engine with this index.
+    /// Records that a piece of an op was submitted to an SDMA engine.
     pub(super) fn piece_submitted(
         &mut self,
         number: u64,
@@ -166,8 +164,8 @@ impl PeerQueue {
         op.expect("an op stays in the queue until its pieces are complete")
     }
 
-    /// Removes complete ops from the front, and stores the flags of the host that were submitted before
-    /// `order_limit`. Returns the number of ops removed.
+    /// Removes complete ops from the front of the queue, and returns their number. Flags of the host that
+    /// were submitted before `order_limit` are stored.
     pub(super) fn retire(
         &mut self,
         order_limit: u64,
@@ -196,7 +194,7 @@ impl PeerQueue {
         retired
     }
 
-    /// Drops ops and remaining pieces that were not submitted to engines. Pieces in flight continue.
+    /// Drops the ops and pieces that were not submitted to SDMA engines. Pieces in flight continue.
     pub(super) fn drop_unsubmitted(&mut self) {
         while self.ops.back().is_some_and(|op| op.in_flight == 0) {
             self.ops.pop_back();
@@ -213,26 +211,26 @@ impl PeerQueue {
     }
 }
 
-/// A copy in flight.
+/// A copy that was submitted to the runtime and has not completed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
     pub(super) copy: CopyCommand,
-    /// Number of the op that the copy is a piece of, in the queue of `copy.peer`.
+    /// The number of the op that the copy is a piece of, in the queue of `copy.peer`.
     pub(super) op: u64,
-    /// Index of the engine in [`EngineLoads`](super::pieces::EngineLoads).
+    /// The index of the SDMA engine in [`EngineLoads`](super::pieces::EngineLoads).
     pub(super) load: usize,
 }
 
 #[derive(Debug, Default)]
 struct Signal {
     copy: Option<InFlight>,
-    /// Signals that the copy depends on.
+    /// The completion signals that the copy depends on.
     dependencies: Vec<usize>,
-    /// Number of copies in flight that depend on this signal.
+    /// The number of copies in flight that depend on this signal.
     dependents: usize,
 }
 
-/// The completion signals of one engine, which decides when a signal may be used again.
+/// The completion signals of one engine, with the rule when a signal can be used again.
 ///
 /// Each copy has its own signal, which it takes from 1 to 0. Two copies must not share one: on a GPU without
 /// atomic operations over PCI Express, the runtime reads the signal when it accepts the copy and lets the
@@ -251,7 +249,7 @@ impl Signals {
         Self { signals, free: (0..count).rev().collect() }
     }
 
-    /// Returns a free signal. [`start`](Self::start) takes it.
+    /// Returns a free signal for the next copy. [`start`](Self::start) takes it.
     pub(super) fn next_free(&self) -> Option<usize> {
         self.free.last().copied()
     }
@@ -267,12 +265,11 @@ impl Signals {
         self.signals[signal].dependencies.extend_from_slice(dependencies);
     }
 
-    /// Returns the copy in flight of a signal.
     pub(super) fn copy(&self, signal: usize) -> &InFlight {
         self.signals[signal].copy.as_ref().expect("a signal in flight has a copy")
     }
 
-    /// Records that the copy of a signal has run, and returns it.
+    /// Records that the copy of a signal has run, and returns the copy.
     pub(super) fn finish(&mut self, signal: usize) -> InFlight {
         while let Some(dependency) = self.signals[signal].dependencies.pop() {
             self.signals[dependency].dependents -= 1;

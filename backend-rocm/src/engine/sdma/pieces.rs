@@ -1,4 +1,4 @@
-//! Divides a copy into pieces and selects the SDMA engine of the link for each.
+//! Divides copies into pieces, and selects an SDMA engine for each piece.
 //!
 //! A copy of 256 MiB stalled an engine where two of 128 MiB did not (ROCm/rocm-systems#9927), so no piece is
 //! larger than that. A large copy over a link with several engines is divided into pieces of equal length,
@@ -10,20 +10,24 @@
 
 use super::select::{SdmaId, SdmaSet};
 
-/// Largest piece of a copy.
+/// The size in bytes of the largest piece of a copy.
 pub(crate) const PIECE_BYTES_MAX: u64 = 128 << 20;
-/// Smallest copy that is divided among engines. Below it the division costs more than a second engine gains.
+/// The size in bytes of the smallest copy that is divided among SDMA engines. Below it the division costs more
+/// than a second engine gains.
 const STRIPED_BYTES_MIN: u64 = 2 << 20;
-/// Preferred length of the pieces of a striped copy. It gives the host enough time to submit the next one.
+/// The preferred size in bytes of a piece, if several SDMA engines share the copy. It gives the host enough
+/// time to submit the next one.
 const PIECE_BYTES: u64 = 16 << 20;
-/// Largest number of pieces of one copy that one engine holds.
+/// The largest number of pieces of one copy that an SDMA engine holds at a time.
 const PIECES_HELD_MAX: u8 = 2;
-/// Alignment of pieces, relative to the start of the copy.
+/// The alignment of pieces in bytes, relative to the start of the copy.
 const ALIGN_BYTES: u64 = 4096;
-/// Largest number of copies that one engine holds, of all peers. A runtime with a full ring blocks in the call.
+/// The largest number of copies to and from all peers that an SDMA engine holds at a time. A runtime with a
+/// full ring blocks in the call.
 const COPIES_HELD_MAX: usize = 32;
 
-/// Returns the length of the pieces of a copy over this many engines. The last piece may be shorter.
+/// Returns the size in bytes of the pieces of a copy that `engines` SDMA engines share. The last piece may be
+/// shorter.
 pub(super) fn piece_bytes(bytes: u64, engines: usize, piece_bytes_max: u64) -> u64 {
     let engines = engines.max(1) as u64;
     let pieces = if engines > 1 && bytes >= STRIPED_BYTES_MIN {
@@ -35,17 +39,17 @@ pub(super) fn piece_bytes(bytes: u64, engines: usize, piece_bytes_max: u64) -> u
     even.min(piece_bytes_max).min(bytes)
 }
 
-/// An engine that may take a piece of a copy.
+/// An SDMA engine that may take the next piece of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Candidate<T> {
     engine: T,
-    /// Number of pieces of this copy that the engine holds.
+    /// The number of pieces of this copy that the SDMA engine holds.
     held: u8,
-    /// Bytes of all copies that the engine holds.
+    /// The number of bytes of all copies that the SDMA engine holds.
     bytes: u64,
 }
 
-/// Selects the engine for the next of `remaining` pieces. Returns `None` if every engine holds enough.
+/// Selects the SDMA engine for the next of `remaining` pieces, or returns `None` if every engine holds enough.
 fn pick_engine<T>(
     candidates: impl ExactSizeIterator<Item = Candidate<T>>,
     remaining: u64,
@@ -59,21 +63,21 @@ fn pick_engine<T>(
     may_take.then_some(next.engine)
 }
 
-/// The copies that one engine holds.
+/// The number and size of the copies that one SDMA engine holds.
 #[derive(Clone, Copy, Debug)]
 struct EngineLoad {
-    /// `None` stands for the engines that the runtime selects.
+    /// The SDMA engine, or `None` for all copies whose engine the runtime selects.
     engine: Option<SdmaId>,
     copies: usize,
     bytes: u64,
 }
 
-/// Tracks the copies that every SDMA engine holds for this queue.
+/// Tracks how many copies every SDMA engine holds for this queue.
 #[derive(Debug, Default)]
 pub(super) struct EngineLoads(Vec<EngineLoad>);
 
 impl EngineLoads {
-    /// Selects the engine of a set for the next of `remaining` pieces of a copy.
+    /// Selects an SDMA engine of a set for the next of `remaining` pieces of a copy.
     ///
     /// `held` is the number of pieces of the copy on each engine. Returns the index of the engine's load and
     /// the engine, or `None` if every engine holds enough.
@@ -107,13 +111,13 @@ impl EngineLoads {
         })
     }
 
-    /// Adds a copy to the load with this index.
+    /// Adds a copy to the load of the SDMA engine at `index`.
     pub(super) fn add(&mut self, index: usize, bytes: u64) {
         self.0[index].copies += 1;
         self.0[index].bytes += bytes;
     }
 
-    /// Removes a copy from the load with this index.
+    /// Removes a copy from the load of the SDMA engine at `index`.
     pub(super) fn remove(&mut self, index: usize, bytes: u64) {
         self.0[index].copies -= 1;
         self.0[index].bytes -= bytes;
@@ -146,7 +150,8 @@ mod tests {
         assert_eq!(piece_bytes(0, 2, PIECE_BYTES_MAX), 0);
     }
 
-    /// Returns the engine that takes the next piece; `held` gives the pieces and bytes of each engine.
+    /// Returns the SDMA engine that takes the next piece, where `held` gives the pieces and bytes of each
+    /// engine.
     fn picked(held: &[(u8, u64)], remaining: u64) -> Option<usize> {
         let candidates = held.iter().enumerate();
         let candidates =
@@ -165,7 +170,8 @@ mod tests {
         assert_eq!(picked(&[], 1), None);
     }
 
-    /// Simulates engines of different speeds. After each step every piece that may be submitted is submitted.
+    /// Simulates the division of copies among SDMA engines of different speeds. After each step every piece
+    /// that may be submitted is submitted.
     #[test]
     fn no_engine_idles_while_another_holds_two() {
         for engines in 1..=6 {

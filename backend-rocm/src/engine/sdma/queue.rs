@@ -1,4 +1,4 @@
-//! Orders the ops of all peers and submits them to SDMA engines.
+//! Orders the ops of all peers and submits their copies to SDMA engines.
 //!
 //! The queue is independent of the runtime. It submits as much as the engines may hold, when ops are pushed
 //! and at each [`progress`](CopyQueue::progress), and reads the completion signals of copies in flight.
@@ -13,57 +13,58 @@ use super::pieces::{self, EngineLoads};
 use super::runtime::{CopyCommand, Direction, SdmaRuntime, Span, Submission};
 use super::select::{PeerEngines, SdmaId, Selection};
 
-/// How long the runtime may lack resources while no copy of this queue is in flight.
+/// The longest time that the runtime may lack resources while no copy of the queue is in flight.
 const RESOURCES_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Interval between two checks while a queue closes.
+/// The time between two checks while a queue closes.
 const CLOSE_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A checked op and the peer that it concerns.
+/// A checked op with the peer that it reaches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerCommand {
     pub(crate) peer: usize,
     pub(crate) command: Command,
 }
 
-/// Result of the attempt to submit the next piece of a peer.
+/// The result of an attempt to submit the next piece of a copy to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// A piece was submitted, or an engine was removed from the selection.
+    /// A piece was submitted, or a rejected engine was removed from the selection.
     Progressed,
-    /// Nothing of this peer can be submitted now.
+    /// The peer has no piece that can be submitted now.
     Blocked,
     /// The runtime has no resources for any copy.
     NoResources,
 }
 
-/// The ops of a rank that are not complete, by peer.
+/// The incomplete ops of a rank by peer, with the copies in flight.
 #[derive(Debug)]
 pub(crate) struct CopyQueue<R: SdmaRuntime> {
     pub(super) runtime: R,
     rank: usize,
-    /// Selected engines, by peer; `None` for a rank that is not a peer.
+    /// The selected SDMA engines by peer, or `None` for a rank that is not a peer.
     engines: Vec<Option<PeerEngines>>,
     peers: Vec<PeerQueue>,
     signals: Signals,
     loads: EngineLoads,
     tickets: TicketCounter,
-    /// Position of the last op among all ops.
+    /// The position of the last submitted op among all ops.
     order: u64,
-    /// Peer whose ops are submitted first.
+    /// The peer whose ops are submitted first in the next round.
     first_peer: usize,
     piece_bytes_max: u64,
-    /// Signals that the next copy depends on; kept to reuse the allocation.
+    /// A buffer for the signals that the next copy depends on, kept to reuse the allocation.
     dependencies: Vec<usize>,
-    /// When a lack of resources becomes an error.
+    /// The time at which a lack of resources becomes an error.
     resources_deadline: Option<Deadline>,
-    /// Signals of copies that failed. Copies that depend on them never start.
+    /// The signals of copies that failed, on which other copies may still wait. Copies that depend on them
+    /// never start.
     failed: Vec<usize>,
     released: bool,
 }
 
 impl<R: SdmaRuntime> CopyQueue<R> {
-    /// Creates the queue of a rank that reaches the ranks with engines.
+    /// Creates the queue of a rank that reaches the ranks with SDMA engines.
     pub(crate) fn new(
         runtime: R,
         rank: usize,
@@ -90,7 +91,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         }
     }
 
-    /// Returns the number of ops that are not complete.
     pub(crate) fn len(&self) -> usize {
         self.peers.iter().map(PeerQueue::len).sum()
     }
@@ -99,7 +99,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         &self.tickets
     }
 
-    /// Returns the engines of each peer, without those that the runtime has rejected since.
+    /// Returns the SDMA engines of each peer, without those that the runtime has rejected since.
     pub(crate) fn engines(&self) -> impl Iterator<Item = (usize, &PeerEngines)> {
         self.engines
             .iter()
@@ -107,7 +107,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
             .filter_map(|(peer, engines)| Some((peer, engines.as_ref()?)))
     }
 
-    /// Adds the commands of a slice.
+    /// Adds the commands of a slice and returns the slice's ticket.
     pub(crate) fn push(&mut self, commands: &[PeerCommand]) -> Ticket {
         let ticket = Ticket(self.tickets.last().0 + 1);
         for command in commands {
@@ -120,7 +120,8 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         ticket
     }
 
-    /// Collects completed copies and submits what engines may hold. Returns whether there was progress.
+    /// Collects completed copies, submits as many pieces as the SDMA engines may hold, and returns whether
+    /// there was progress.
     ///
     /// # Safety
     /// Every command that was pushed must be valid until its ticket completes.
@@ -144,12 +145,11 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         signals.any(|signal| self.runtime.value(*signal) < 1)
     }
 
-    /// Returns the number of copies in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.peers.iter().map(|peer| peer.in_flight.len()).sum()
     }
 
-    /// Collects the copies that engines have completed.
+    /// Collects the copies that SDMA engines have completed.
     fn collect_completed(&mut self) -> Result<bool, R::Error> {
         let (mut progressed, mut failure) = (false, Ok(()));
         for peer in 0..self.peers.len() {
@@ -181,7 +181,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         finished
     }
 
-    /// Retires complete ops of all peers, and stores the flags of the host that are next.
+    /// Removes complete ops of all peers, and stores the flags that the host must store next.
     fn retire(&mut self) -> bool {
         let mut retired = 0;
         // The rank itself comes last, because its flags wait for all peers.
@@ -238,7 +238,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         Ok(progressed)
     }
 
-    /// Submits the next piece of a peer to an engine.
+    /// Submits the next piece of a copy to or from a peer to an SDMA engine.
     ///
     /// # Safety
     /// The requirements are those of [`progress`](Self::progress).
@@ -317,7 +317,8 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         Ok(Attempt::Progressed)
     }
 
-    /// Removes an engine that the runtime rejects for this direction. If none remains, the runtime selects.
+    /// Removes an SDMA engine that the runtime rejects for copies in one direction. If none remains, the
+    /// runtime selects.
     fn remove_engine(&mut self, peer: usize, direction: Direction, engine: SdmaId) {
         let engines = self.engines[peer].as_mut().expect("a copy was submitted to the peer");
         let selection =
@@ -328,7 +329,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         }
     }
 
-    /// Handles a lack of resources, which is an error if it lasts while no copy is in flight.
+    /// Returns an error if the runtime lacks resources for long while no copy is in flight.
     fn check_resources(&mut self) -> Result<(), R::Error> {
         if self.in_flight() > 0 {
             self.resources_deadline = None;
@@ -345,7 +346,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         Err(Fault::Timeout { what, timeout: deadline.timeout() }.into())
     }
 
-    /// Drops what was not submitted to engines.
+    /// Drops the ops and pieces that were not submitted to SDMA engines, after an abort.
     pub(crate) fn release(&mut self) {
         self.released = true;
         // Flags after a failed copy announce bytes that are not there. Every peer was told of the abort
@@ -357,8 +358,8 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         self.retire();
     }
 
-    /// Waits for copies in flight, also after an error. Leaks the resources of the runtime if some are still
-    /// in flight at the deadline.
+    /// Waits until no copy is in flight, also after an error. Leaks the resources of the runtime if some are
+    /// still in flight at the deadline.
     pub(crate) fn close(&mut self, deadline: Deadline) {
         self.release();
         while self.in_flight() > 0 {
@@ -385,7 +386,7 @@ mod tests {
 
     const RANK: usize = 0;
 
-    /// Creates a queue whose peers have the engines of these masks.
+    /// Creates a test queue with one peer for each mask of SDMA engines.
     fn queue(runtime: &TestRuntime, masks: &[u32], piece_bytes_max: u64) -> CopyQueue<TestRuntime> {
         let engines = |mask: &u32| {
             let selection = Selection { set: SdmaSet::from_mask(*mask), by: SelectedBy::Number };
@@ -417,7 +418,8 @@ mod tests {
         unsafe { queue.progress() }
     }
 
-    /// Runs all copies. `check` is called in every state in between.
+    /// Runs all copies of a test queue and calls `check` in every state in between. `check` is called in every
+    /// state in between.
     fn finish(queue: &mut CopyQueue<TestRuntime>, runtime: &TestRuntime, mut check: impl FnMut()) {
         let last = queue.tickets().last();
         for _ in 0..100_000 {
@@ -433,7 +435,7 @@ mod tests {
         panic!("the queue does not complete: {queue:?}");
     }
 
-    /// Returns bytes that depend on their index and the seed.
+    /// Returns test bytes that depend on their index and the seed.
     fn source(bytes: usize, seed: usize) -> Vec<u8> {
         (0..bytes).map(|index| (index * 31 + seed * 97 + 1) as u8 | 1).collect()
     }

@@ -1,4 +1,4 @@
-//! The interface of a runtime that copies with SDMA engines, and an implementation for tests.
+//! Defines the interface of a runtime that copies with SDMA engines, and implements it for tests.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,25 +7,24 @@ use peerlane_toolkit::Fault;
 
 use super::select::SdmaId;
 
-/// Direction of a copy between this rank and a peer.
+/// The direction of a copy between this rank and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Put,
     Get,
 }
 
-/// One copy of the runtime.
+/// A copy that is submitted to the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyCommand {
-    /// Rank at the other end; the own rank for the self copy.
+    /// The rank at the other end of the copy, which is this rank for a self copy.
     pub(crate) peer: usize,
     pub(crate) direction: Direction,
-    /// Engine that makes the copy; `None` if the runtime selects one.
+    /// The SDMA engine that makes the copy, or `None` if the runtime selects one.
     pub(crate) engine: Option<SdmaId>,
     pub(crate) span: Span,
 }
 
-/// Destination, source and length of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) dst: u64,
@@ -34,19 +33,20 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the piece that starts at offset `at`.
+    /// Returns the piece of the copy that starts at offset `at` and has `bytes` bytes.
     pub(super) fn piece(self, at: u64, bytes: u64) -> Self {
         Self { dst: self.dst + at, src: self.src + at, bytes }
     }
 
-    /// Returns whether two copies must keep their order: one writes bytes that the other reads or writes.
+    /// Returns whether two copies must keep their order, because one writes bytes that the other reads or
+    /// writes.
     pub(super) fn conflicts_with(self, other: Self) -> bool {
         let overlap = |one: u64, two: u64| one < two + other.bytes && two < one + self.bytes;
         overlap(self.dst, other.dst) || overlap(self.dst, other.src) || overlap(self.src, other.dst)
     }
 }
 
-/// Result of the submission of a copy to the runtime.
+/// The result of submitting a copy to the runtime.
 #[derive(Debug)]
 pub(crate) enum Submission<E> {
     /// The runtime has accepted the copy.
@@ -57,34 +57,35 @@ pub(crate) enum Submission<E> {
     Rejected(E),
 }
 
-/// A runtime with completion signals and copies.
+/// A runtime that copies with SDMA engines and reports completion by signals.
 ///
 /// Each signal comes with one word that engines can read. The value of a signal is 1 while its copy runs, 0
 /// when the copy is complete, and negative if it failed.
 pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
     type Error: peerlane_hal::Error + Clone + From<Fault>;
 
-    /// Returns the number of signals.
+    /// Returns the number of completion signals.
     fn signals(&self) -> usize;
 
-    /// Returns whether a copy waits for its dependencies. If not, it is submitted when they are complete.
+    /// Returns whether the runtime starts a copy only when its dependencies are complete. If not, a copy is
+    /// submitted when they are.
     fn waits_for_signals(&self) -> bool;
 
-    /// Sets a signal to 1. No copy may depend on it.
+    /// Sets a completion signal to 1 for the next copy. No copy may depend on the signal.
     fn arm(&self, signal: usize);
 
-    /// Returns the value of a signal. Once it is 0, the copied bytes are visible.
+    /// Returns the value of a completion signal. Once it is 0, the copied bytes are visible.
     fn value(&self, signal: usize) -> i64;
 
-    /// Sets a signal to 0, so that copies that depend on a failed one can run.
+    /// Sets a completion signal to 0, so that copies that depend on a failed one can run.
     fn clear(&self, signal: usize);
 
-    /// Sleeps for `time`.
     fn pause(&self, time: Duration) {
         std::thread::sleep(time);
     }
 
-    /// Stores the word of a signal and returns its address for engines. No copy may read it at this time.
+    /// Stores a value in the word of a signal, and returns the word's address for SDMA engines. No copy may
+    /// read the word at this time.
     fn store_word(&self, signal: usize, value: u64) -> u64;
 
     /// Submits a copy that starts once the signals in `dependencies` are 0, and that completes `signal`.
@@ -98,7 +99,7 @@ pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
         signal: usize,
     ) -> Submission<Self::Error>;
 
-    /// Creates the error for a copy whose signal has a negative value.
+    /// Creates the error for a copy whose completion signal is negative.
     fn copy_error(&self, copy: &CopyCommand, value: i64) -> Self::Error;
 
     /// Keeps all resources allocated until the process ends, because the device still uses some of them.
@@ -114,7 +115,6 @@ pub(super) mod tests {
 
     const SIGNALS: usize = 24;
 
-    /// An error with only a text.
     #[derive(Clone, Debug, PartialEq, thiserror::Error)]
     #[error("{0}")]
     pub(crate) struct Failure(pub(crate) String);
@@ -138,14 +138,14 @@ pub(super) mod tests {
         signal: usize,
     }
 
-    /// Signals, queued copies and settings of a [`TestRuntime`].
+    /// The signals, queued copies and settings of a [`TestRuntime`].
     #[derive(Debug)]
     pub(crate) struct State {
         signals: Vec<i64>,
         words: Vec<u64>,
         engines: Vec<(Option<SdmaId>, VecDeque<Job>)>,
         pub(crate) log: Vec<CopyCommand>,
-        /// Copies that are accepted before one is refused for lack of resources.
+        /// The number of copies that are accepted before one is refused for lack of resources.
         pub(crate) room: usize,
         pub(crate) refuses: fn(&CopyCommand) -> bool,
         pub(crate) fails: fn(&CopyCommand) -> bool,
@@ -155,7 +155,6 @@ pub(super) mod tests {
     }
 
     impl State {
-        /// Returns a random number below a limit (xorshift).
         fn random(&mut self, below: usize) -> usize {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
@@ -163,7 +162,8 @@ pub(super) mod tests {
             (self.random % below as u64) as usize
         }
 
-        /// Runs one copy that may run. Returns whether there was one.
+        /// Runs one of the copies that may run now, and returns whether there was one. Returns whether there
+        /// was one.
         ///
         /// It is the first or second copy of a random engine, because an engine may overlap adjacent copies.
         pub(crate) fn run_one(&mut self) -> bool {
@@ -203,7 +203,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A runtime whose engines copy real bytes, in a random order that only dependencies restrict.
+    /// A test runtime whose engines copy real bytes in a random order that only dependencies restrict.
     #[derive(Clone, Debug)]
     pub(crate) struct TestRuntime(Arc<Mutex<State>>);
 

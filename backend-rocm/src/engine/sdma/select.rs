@@ -21,11 +21,11 @@ use crate::engine::rate_of_engines;
 use crate::error::Error;
 use crate::sys::Hsa;
 
-/// Number of the first engine made for XGMI, regardless of how many general engines there are.
+/// The number of the first SDMA engine for XGMI, which does not depend on the number of general engines.
 const XGMI_FIRST: u32 = 2;
 
-/// Largest number of engines for one link if the runtime does not report them. No known link is filled only
-/// by more.
+/// The largest number of SDMA engines that one link gets if the runtime does not report suitable ones. No
+/// known link is filled only by more.
 const SHARE_MAX: usize = 4;
 
 /// The number of an SDMA engine of a GPU.
@@ -33,30 +33,30 @@ const SHARE_MAX: usize = 4;
 pub(crate) struct SdmaId(u8);
 
 impl SdmaId {
-    /// Number of engines that the runtime can distinguish.
+    /// The number of SDMA engines that the runtime can distinguish.
     pub(crate) const COUNT: usize = 16;
 
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Returns the bit by which the runtime identifies the engine.
+    /// Returns the bit by which the runtime identifies the SDMA engine.
     pub(crate) const fn bit(self) -> u32 {
         1 << self.0
     }
 }
 
-/// A set of SDMA engines of one GPU as a bit mask of the runtime.
+/// A set of SDMA engines of one GPU, as the runtime's bit mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SdmaSet(u32);
 
 impl SdmaSet {
-    /// Converts a mask of the runtime. Bits that the runtime does not define are ignored.
+    /// Converts a bit mask of the runtime to a set of SDMA engines. Bits that the runtime does not define
+    /// are ignored.
     pub(crate) const fn from_mask(mask: u32) -> Self {
         Self(mask & ((1 << SdmaId::COUNT) - 1))
     }
 
-    /// Returns the engines `first..first + count`.
     fn range(first: u32, count: u32) -> Self {
         let bits = |end: u32| (1_u64 << end.min(32)) - 1;
         let mask = bits(first.saturating_add(count)) & !bits(first);
@@ -84,7 +84,8 @@ impl SdmaSet {
         (0..SdmaId::COUNT as u8).map(SdmaId).filter(move |id| self.0 & id.bit() != 0)
     }
 
-    /// Returns the engines of link `index` of `links`. Shares are disjoint if there are enough engines.
+    /// Returns the share of the SDMA engines that link `index` of `links` gets. Shares are disjoint if
+    /// there are enough engines.
     fn share(self, index: usize, links: usize) -> Self {
         let width = (self.len() / links.max(1)).clamp(1, SHARE_MAX);
         let first = (index * width) % self.len().max(1);
@@ -101,51 +102,52 @@ impl fmt::Display for SdmaSet {
     }
 }
 
-/// Class of a link, which decides the engines that serve it.
+/// The class of a link, which decides which SDMA engines serve it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkClass {
     /// The source and the destination are on the same GPU.
     SameGpu,
     /// The peer is a GPU of the same XGMI hive.
     Xgmi,
-    /// Any other link.
+    /// The link is any other, such as PCI Express.
     Pcie,
 }
 
-/// Properties by which engines are selected for one direction of a link.
+/// The properties by which SDMA engines are selected for one direction of a link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkInfo {
     pub(crate) class: LinkClass,
-    /// Whether the runtime accepts a copy for an engine that the caller selects.
+    /// Whether the runtime lets the caller select the SDMA engine of a copy.
     pub(crate) can_select: bool,
-    /// Engines that the runtime prefers for this link, if it reports them.
+    /// The SDMA engines that the runtime prefers for this link, if it reports them.
     pub(crate) preferred: Option<SdmaSet>,
-    /// Engines that were idle when the runtime was asked, if it reports them.
+    /// The SDMA engines that were idle when the runtime was asked, if it reports them.
     pub(crate) idle: Option<SdmaSet>,
-    /// Number of general engines of the GPU that copies.
+    /// The number of general SDMA engines of the GPU that copies.
     pub(crate) general: u32,
-    /// Number of XGMI SDMA engines of the GPU that copies.
+    /// The number of XGMI SDMA engines of the GPU that copies.
     pub(crate) xgmi: u32,
-    /// Index of this link among those that share the engines.
+    /// The index of this link among those that share the SDMA engines.
     pub(crate) index: usize,
-    /// Number of links that share the engines.
+    /// The number of links that share the SDMA engines.
     pub(crate) links: usize,
 }
 
-/// The rule by which engines were selected.
+/// The rule by which SDMA engines were selected for a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SelectedBy {
-    /// The runtime recommends the engines for the link.
+    /// The runtime recommended the SDMA engines for the link.
     Preference,
-    /// This crate selected the engines from those that the runtime reported as idle.
+    /// The backend selected the SDMA engines from those that the runtime reported as idle.
     Idle,
-    /// The backend selected the engines, by their numbers.
+    /// The backend selected the SDMA engines by their numbers.
     Number,
-    /// The runtime selects an engine for each copy and does not report it.
+    /// The runtime selects an SDMA engine for each copy and does not report it.
     Runtime,
 }
 
-/// The engines selected for one direction of a link. The set is empty if the runtime selects.
+/// The SDMA engines that were selected for one direction of a link. The set is empty if the runtime selects
+/// an engine for each copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Selection {
     pub(crate) set: SdmaSet,
@@ -153,10 +155,10 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Leaves the selection to the runtime.
+    /// Leaves the selection of SDMA engines to the runtime.
     pub(crate) const RUNTIME: Self = Self { set: SdmaSet(0), by: SelectedBy::Runtime };
 
-    /// Selects the engines for a link.
+    /// Selects the SDMA engines for one direction of a link.
     pub(crate) fn new(link: &LinkInfo) -> Self {
         if !link.can_select {
             return Self::RUNTIME;
@@ -199,14 +201,14 @@ impl fmt::Display for Selection {
     }
 }
 
-/// The engines selected for copies to and from a peer.
+/// The SDMA engines that were selected for copies to and from a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerEngines {
     pub(crate) put: Selection,
     pub(crate) get: Selection,
 }
 
-/// Finds the agent that has the memory of a peer, and the class of the link to it.
+/// Finds the HSA agent that holds the memory of a peer, and the class of the link to it.
 pub(super) fn agent_of_peer(
     hsa: &Hsa,
     context: &Context,
@@ -246,7 +248,7 @@ pub(super) fn agent_of_peer(
     Ok((find_agent(agents, &device)?, class))
 }
 
-/// Selects the engines for the peer with this index; `None` for a rank that is not a peer.
+/// Selects the SDMA engines for a peer, or returns `None` for a rank that is not a peer.
 pub(super) fn engines_for_peer(
     hsa: &Hsa,
     peers: &[Option<(Agent, LinkClass)>],
@@ -277,14 +279,14 @@ pub(super) fn engines_for_peer(
     Some(PeerEngines { put: selection, get: selection })
 }
 
-/// Returns the rate of a copy to another visible device by all engines of the link, in bytes per second.
+/// Returns the bandwidth of a copy that uses all SDMA engines of the slowest link, in bytes per second.
 ///
 /// It is that of the slowest link, or 0 if there is no other device or if a rate is not known.
 pub(crate) fn striped_rate(context: &Context) -> u64 {
     link_rates(context).ok().and_then(|rates| rates.into_iter().min()).unwrap_or(0)
 }
 
-/// Returns the rates of copies by all engines of the link to each other visible device.
+/// Returns the bandwidth of copies to each visible device over all SDMA engines of the link.
 fn link_rates(context: &Context) -> Result<Vec<u64>, Error> {
     let hsa = Hsa::load()?;
     let all = agents(hsa)?;
