@@ -1,4 +1,4 @@
-//! The errors of the RDMA backend.
+//! Defines the errors of the RDMA backend.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use peerlane_toolkit::Fault;
 use peerlane_toolkit::mapping::MappingError;
 use rustix::io::Errno;
 
-/// The status of a failed completion.
+/// The status of a failed work completion.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (status {code})")]
 pub struct VerbsStatus {
-    /// The number of `enum ibv_wc_status`.
+    /// The status as a number of `enum ibv_wc_status`.
     pub code: u32,
-    /// The text of libibverbs.
+    /// The text with which libibverbs describes the status.
     pub text: String,
-    /// The code of the vendor; 0 if there is none.
+    /// The vendor-specific error code; 0 if there is none.
     pub vendor: u32,
 }
 
@@ -28,64 +28,64 @@ pub enum Error {
     /// A call of libibverbs or of the operating system failed.
     #[error("{call} on {device}: {errno}{}", hint(*.errno))]
     Verbs {
-        /// The name of the function.
+        /// The name of the function that failed.
         call: &'static str,
-        /// The device, such as `rxe0`.
+        /// The name of the RDMA device, such as `rxe0`.
         device: Arc<str>,
-        /// The error number.
+        /// The error number of the failed call.
         #[source]
         errno: Errno,
     },
-    /// A posted request failed.
+    /// A posted work request completed with an error.
     #[error(
         "{what} rank {peer} at {address} failed on {device}: {status}{}{port_warning}",
         advice(status)
     )]
     Completion {
-        /// Kind of the request that failed, such as `a put to`.
+        /// The kind of the request that failed, such as `a put to`.
         what: &'static str,
-        /// Rank of the peer that the request was for.
+        /// The rank of the peer that the failed request was for.
         peer: Rank,
-        /// Address of the peer.
+        /// The IP address, host name and device name of the peer.
         address: String,
-        /// Name of the device that posted the request.
+        /// The name of the device that posted the failed request.
         device: Arc<str>,
-        /// Status of the request's completion.
+        /// The status of the failed request's completion.
         #[source]
         status: VerbsStatus,
-        /// A port of the device that is down; empty if there is none.
+        /// A warning that a port of the device is down; empty if the port is up.
         port_warning: String,
     },
-    /// The device stopped working.
+    /// An RDMA device stopped working.
     #[error("{device} stopped working: {event}; everything on it is lost")]
     DeviceLost {
-        /// Name of the device that was lost.
+        /// The name of the device that was lost.
         device: Arc<str>,
         /// The event that the device reported.
         event: String,
     },
-    /// Memory cannot be locked for the NIC.
+    /// Memory cannot be registered, because it cannot be locked for the NIC.
     #[error(
         "cannot register {bytes} bytes with {device}: {errno}; registered memory is locked: see \
          `ulimit -l` (memlock), expected unlimited, and the free memory of this machine"
     )]
     NotLocked {
-        /// Size of the region in bytes.
+        /// The size of the memory region in bytes.
         bytes: u64,
-        /// Name of the device.
+        /// The name of the device that refused the registration.
         device: Arc<str>,
-        /// Error number of the failed call.
+        /// The error number of the failed registration.
         #[source]
         errno: Errno,
     },
-    /// The NIC cannot access this device memory.
+    /// The NIC cannot access the device memory that it was asked to register.
     #[error("cannot register {bytes} bytes of device memory with the NIC {device}: {reasons}")]
     DeviceMemory {
-        /// Size of the region in bytes.
+        /// The size of the device memory region in bytes.
         bytes: u64,
-        /// Name of the NIC.
+        /// The name of the NIC that cannot access the memory.
         device: Arc<str>,
-        /// Reason why each method of registration failed.
+        /// The reason why each method of registration failed.
         reasons: String,
     },
     /// Received data cannot be made visible to the device.
@@ -133,22 +133,20 @@ fn kind_of(status: &VerbsStatus) -> ErrorKind {
 }
 
 impl Error {
-    /// Creates an error of kind `Unavailable`. The text says what to do.
+    /// Creates an error of kind `Unavailable`, whose text says what to do.
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
         Fault::Unavailable(text.into()).into()
     }
 
-    /// Creates an error of kind `Mismatch`.
     pub(crate) fn mismatch(text: impl Into<String>) -> Self {
         Fault::Mismatch(text.into()).into()
     }
 
-    /// Creates an error of kind `InvalidArgument`.
     pub(crate) fn argument(text: impl Into<String>) -> Self {
         Fault::Argument(text.into()).into()
     }
 
-    /// Creates the error of a key of another rank.
+    /// Creates the error for a remote key that belongs to another rank.
     pub(crate) fn foreign_key(expected: Rank, found: Rank) -> Self {
         Fault::ForeignKey { expected: format!("rank {expected}"), found: format!("rank {found}") }
             .into()
@@ -161,7 +159,7 @@ impl Error {
         ))
     }
 
-    /// Creates the error of a call that set `errno`.
+    /// Creates the error of a failed call from the value of `errno`.
     pub(crate) fn last(call: &'static str, device: &Arc<str>) -> Self {
         let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO);
         Self::Verbs { call, device: Arc::clone(device), errno }

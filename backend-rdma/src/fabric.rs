@@ -34,7 +34,7 @@ impl Fabric {
         Self::open_with(rank, ranks, Options::default())
     }
 
-    /// Opens the fabric with options.
+    /// Opens the fabric as `rank` of `ranks` with the given options.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
@@ -65,7 +65,7 @@ impl Fabric {
         Ok(Self { memory, address: address.encode() })
     }
 
-    /// Returns the first device of this rank, with its current state.
+    /// Queries the first RDMA device of this rank, with its current state.
     ///
     /// # Errors
     /// Returns an error if the device does not answer.
@@ -73,7 +73,7 @@ impl Fabric {
         device::describe(&self.resources().nics[0].port.context)
     }
 
-    /// Returns the address at which this rank listens for its peers.
+    /// Returns the TCP address at which this rank listens for its peers.
     pub fn service(&self) -> SocketAddr {
         self.memory.connections.service.address
     }
@@ -83,7 +83,6 @@ impl Fabric {
     }
 }
 
-/// Opens the NICs of the options, in order.
 fn open_nics(options: &Options) -> Result<Arc<[Nic]>, Error> {
     let open = |device: &DeviceChoice, port, gid_index| {
         Nic::open(device::choose(device, port, gid_index)?, options.receives)
@@ -93,13 +92,14 @@ fn open_nics(options: &Options) -> Result<Arc<[Nic]>, Error> {
     std::iter::once(first).chain(further).collect()
 }
 
-/// Returns the address at which peers reach the service: with RoCE, the address of the port.
+/// Returns the IP address at which peers reach the service. With RoCE, it is by default the address of the
+/// port.
 fn service_ip(options: &Options, port: &OpenPort) -> IpAddr {
     let of_port = (port.link == LinkLayer::Ethernet).then(|| port.gid.ip());
     options.service_ip.or(of_port).or_else(outgoing_ip).unwrap_or(IpAddr::from([127, 0, 0, 1]))
 }
 
-/// Returns the source address of packets to other hosts. Sends nothing.
+/// Returns the local IP address from which packets to other hosts are sent. Sends nothing.
 fn outgoing_ip() -> Option<IpAddr> {
     let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).ok()?;
     // The address is of a range that is reserved for documentation.

@@ -1,4 +1,5 @@
-//! Encodes remote keys: owner, registration, address, length, and the remote key of each NIC.
+//! Encodes the remote key of a region. A key holds the region's owner, registration, address and length, and
+//! a remote key for each NIC.
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
@@ -8,26 +9,25 @@ use crate::options::NICS_MAX;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// The keys of a registration by NIC; 0 for NICs that do not exist.
+/// The memory keys of one region, one per NIC; 0 for NICs that do not exist.
 pub(crate) type NicKeys = [u32; NICS_MAX];
 
-/// The bytes that let a peer import a region.
+/// A remote key, with which a peer imports a region of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     pub(crate) generation: Generation,
     pub(crate) rank: Rank,
     pub(crate) role: Role,
-    /// The address of the first byte at the owner.
+    /// The address of the region's first byte at its owner.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// The number of NICs of the owner.
     pub(crate) nics: u16,
-    /// The remote keys of the NICs.
+    /// The remote keys of the region, one per NIC of its owner.
     pub(crate) remote_keys: NicKeys,
 }
 
 impl Key {
-    /// Writes the fields in the format of keys and requests.
+    /// Appends the fields of the key to an encoded key or import request.
     pub(crate) fn write(&self, writer: Writer) -> Writer {
         let start = writer
             .u32(self.rank.0)
@@ -39,7 +39,7 @@ impl Key {
         keys.fold(start, |writer, key| writer.u32(*key))
     }
 
-    /// Reads the fields, and refuses impossible values.
+    /// Reads the fields of a key, and refuses values that no region has.
     pub(crate) fn read(reader: &mut Reader<'_>, generation: Generation) -> Result<Self, KeyError> {
         let rank = Rank(reader.u32("rank")?);
         let role = role_of(reader.u32("role")?)?;

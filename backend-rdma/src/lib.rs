@@ -1,4 +1,4 @@
-//! The RDMA backend of Peerlane: moves bytes between hosts over the queue pairs of InfiniBand and RoCE
+//! The RDMA backend of Peerlane, which moves bytes between hosts over queue pairs of InfiniBand and RoCE
 //! NICs. A rank uses one port of one NIC, or of up to four. Ranks are processes, or threads of one.
 //!
 //! It loads `libibverbs.so.1`, a part of rdma-core, at run time and does not need it to build. If the

@@ -1,4 +1,4 @@
-//! Registers, exports and imports host memory, and device memory that another fabric of the rank holds.
+//! Registers, exports and imports host memory, and device memory of another fabric.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -27,24 +27,24 @@ pub struct Memory {
     pub(crate) connections: Arc<Connections>,
 }
 
-/// A registered region of this rank.
+/// A region of this rank's memory that is registered with its NICs.
 #[derive(Debug)]
 pub struct Local {
     registration: Arc<Registration>,
-    /// The entry in the registrations of the process, removed when this is dropped.
+    /// The region's entry in the process-wide table of registrations, removed on drop.
     entry: Entry,
     connections: Arc<Connections>,
 }
 
-/// An imported region of a peer.
+/// A peer's memory region, imported through a remote key.
 pub struct Remote {
     pub(crate) key: Key,
-    /// The registration, if the region is of this rank.
+    /// The registration of the region, if the region belongs to this rank.
     pub(crate) alias: Option<Arc<Registration>>,
 }
 
 impl Memory {
-    /// Makes a registration known to this process, and its flags to the receiver of signals.
+    /// Enters a registration in the table of this process, and its flags in the receiver of signals.
     fn publish(&self, registration: Registration) -> Local {
         let (owner, role) = (registration.owner, registration.role);
         let registration = Arc::new(registration);

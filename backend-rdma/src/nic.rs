@@ -16,15 +16,15 @@ use crate::error::Error;
 use crate::options::Options;
 use crate::sys::{Cq, Domain, Mr, Qp, Srq};
 
-/// Size of a message in bytes.
+/// The size of a signal message in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
 
-/// A NIC of a rank: a port with its protection domain, completion queue and shared receive queue.
+/// An opened port of a NIC, with its protection domain, completion queue and shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Nic {
     pub(crate) port: OpenPort,
     pub(crate) domain: Arc<Domain>,
-    /// The completion queue of messages from peers.
+    /// The completion queue for messages that peers send.
     pub(crate) cq: Arc<Cq>,
     pub(crate) srq: Arc<Srq>,
     buffers: ReceiveBuffers,
@@ -34,7 +34,7 @@ pub(crate) struct Nic {
     low: u32,
 }
 
-/// The receive buffers of messages.
+/// The registered memory into which the NIC receives messages.
 #[derive(Debug)]
 struct ReceiveBuffers {
     mr: Mr,
@@ -69,7 +69,6 @@ impl Nic {
         Ok(nic)
     }
 
-    /// Posts a receive buffer.
     pub(crate) fn post_receive(&self, slot: u64) -> Result<(), Error> {
         let addr = self.buffers.memory.base().as_ptr() as u64 + slot * MESSAGE_BYTES as u64;
         let mut sge =
@@ -80,7 +79,7 @@ impl Nic {
         unsafe { self.srq.post(&mut request) }
     }
 
-    /// Returns the message in a receive buffer whose completion was taken.
+    /// Reads the message in a receive buffer whose completion was polled.
     pub(crate) fn message(&self, slot: u64) -> [u8; MESSAGE_BYTES] {
         let at = slot as usize * MESSAGE_BYTES;
         let from = self.buffers.memory.base().as_ptr().wrapping_add(at);
@@ -91,12 +90,11 @@ impl Nic {
         bytes
     }
 
-    /// Records whether the device has reported the port down.
     pub(crate) fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::Relaxed);
     }
 
-    /// Returns the reason why packets may be lost, to be appended to another text.
+    /// Returns a warning for error texts if the port is down, otherwise an empty text.
     pub(crate) fn port_warning(&self) -> String {
         let (name, port) = (&self.port.context.name, self.port.number);
         if self.down.load(Ordering::Relaxed) {
@@ -106,7 +104,7 @@ impl Nic {
         }
     }
 
-    /// Requests one event when few receive buffers are free.
+    /// Requests one event for the moment when few receive buffers are free.
     ///
     /// Without the event, peers of a rank that does not poll wait longer. So a device that cannot send it is
     /// no error.
@@ -115,24 +113,24 @@ impl Nic {
     }
 }
 
-/// The minimum RNR NAK timer (`min_rnr_timer`): code 8, which is 0.16 ms.
+/// The code of the minimum RNR NAK timer (`min_rnr_timer`); 8 means 0.16 ms.
 const MIN_RNR_TIMER: u8 = 8;
-/// The RNR retry count (`rnr_retry`) 7, which means no limit. Deadlines limit the time.
+/// The RNR retry count (`rnr_retry`); 7 means no limit. Deadlines limit the time.
 const RNR_RETRIES: u8 = 7;
 /// Packet sequence numbers have 24 bits.
 const PSN_MASK: u32 = 0xff_ffff;
 
-/// The parameters that one end of a queue pair sends to the other to connect.
+/// The parameters that each end of a queue pair sends to the other end to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpAddress {
     pub(crate) qp_num: u32,
-    /// The initial packet sequence number.
+    /// The initial packet sequence number that this end sends with.
     pub(crate) psn: u32,
     pub(crate) gid: [u8; 16],
     pub(crate) lid: u16,
     /// The path MTU as a value of `ibv_mtu`.
     pub(crate) mtu: u32,
-    /// The number of outstanding reads that this end accepts or requests.
+    /// The number of outstanding RDMA reads that this end accepts or requests.
     pub(crate) reads: u32,
 }
 
@@ -153,7 +151,6 @@ impl QpAddress {
         })
     }
 
-    /// Writes the fields in the format of requests.
     pub(crate) fn write(&self, writer: Writer) -> Writer {
         writer
             .u32(self.qp_num)
@@ -164,7 +161,7 @@ impl QpAddress {
             .u32(self.reads)
     }
 
-    /// Reads the fields, and refuses values that no device has.
+    /// Reads the parameters of the other end, and refuses values that no device has.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, KeyError> {
         let address = Self {
             qp_num: reader.u32("number of the queue pair")?,

@@ -1,4 +1,4 @@
-//! Options of a fabric.
+//! Defines the options of an RDMA fabric.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,86 +6,89 @@ use std::time::Duration;
 use crate::device::DeviceChoice;
 use crate::error::Error;
 
-/// Maximum number of NICs of one rank.
+/// The maximum number of NICs that one rank uses.
 pub(crate) const NICS_MAX: usize = 4;
 
-/// The method by which signals reach a peer.
+/// The method by which an engine signals a flag of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SignalBy {
-    /// Sends a message. Its completion at the peer proves that the data before it has arrived; the peer then
-    /// stores the flag. The peer can sleep until then.
+    /// Sends a message, after which the peer stores the flag. The completion of the message at the peer
+    /// proves that the data before it has arrived. The peer can sleep until then.
     Message,
-    /// Writes the flag directly. This is correct only if the receiving NIC writes in order
-    /// (`ibv_query_qp_data_in_order`), and the peer must poll its flags.
+    /// Writes the flag directly into the peer's memory. This is correct only if the receiving NIC writes in
+    /// order (`ibv_query_qp_data_in_order`), and the peer must poll its flags.
     Write,
 }
 
-/// The method by which device memory is registered.
+/// The method by which device memory, such as that of a GPU, is registered with a NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceMemory {
-    /// Tries every method, dma-bufs first.
+    /// Tries every method of registering device memory, dma-bufs first.
     #[default]
     Any,
     /// Registers device memory as a dma-buf, which the kernel and the NIC's driver must support.
     DmaBuf,
     /// Registers device memory by its address, which needs a kernel module such as `nvidia_peermem`.
     PeerMemory,
-    /// Refuses device memory.
+    /// Refuses to register device memory.
     Refused,
 }
 
-/// Options of a fabric. The defaults suit most machines.
+/// The options with which an RDMA fabric is opened. The defaults suit most machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The RDMA device of this rank.
+    /// The RDMA device that this rank uses.
     pub device: DeviceChoice,
-    /// Up to three further devices. Large puts and gets are striped over them as well, on the first active
-    /// port and the best address of each.
+    /// Up to three further RDMA devices, over which large puts and gets are striped as well. On each, the
+    /// first active port and the best address are used.
     pub further_devices: Vec<DeviceChoice>,
     /// The number of queue pairs per peer and device, 1 to 8. With several queue pairs or devices, puts and
     /// gets of at least two stripes are striped over all of them, at most 8.
     pub queue_pairs: u32,
-    /// The stripe size in bytes, a power of two of at least 4096. Stripes of the peer's memory go over the
-    /// queue pairs in turn.
+    /// The size of a stripe in bytes, a power of two of at least 4096. Stripes of the peer's memory go over
+    /// the queue pairs in turn.
     pub stripe_bytes: u64,
-    /// The port, from 1; by default the first active one.
+    /// The port number on the first device, from 1; by default the first active port.
     pub port: Option<u8>,
-    /// The index of the port's address; by default the best one, which is RoCE v2 over IPv4 and never
-    /// link-local.
+    /// The index of the address in the port's GID table; by default the best address, which is RoCE v2 over
+    /// IPv4 and never link-local.
     pub gid_index: Option<u32>,
-    /// The address at which peers reach this host by TCP; by default that of the port, or of the route to the
-    /// default gateway if the port has none.
+    /// The IP address at which peers reach this rank by TCP. By default it is that of the RDMA port, or of
+    /// the route to the default gateway if the port has none.
     pub service_ip: Option<IpAddr>,
-    /// The method of signals; by default the one that the receiving NIC supports.
+    /// The method by which flags of peers are signalled; by default the one that the receiving NIC supports.
     pub signal: Option<SignalBy>,
-    /// The method by which device memory is registered.
+    /// The method by which device memory is registered with the NICs.
     pub device_memory: DeviceMemory,
-    /// The service level of InfiniBand, 0 to 15.
+    /// The InfiniBand service level of packets, 0 to 15.
     pub service_level: u8,
     /// The traffic class of packets; with RoCE, the type of service in the IP header.
     pub traffic_class: u8,
-    /// The acknowledgement timeout: 4.096 µs × 2 to the power of this, 1 to 31.
+    /// The exponent of the acknowledgement timeout, 1 to 31. The timeout is 4.096 µs × 2 to the power of
+    /// this.
     pub timeout_exponent: u8,
-    /// The number of retransmissions, 0 to 7. With the default timeout of 67 ms and 7 retries, a peer that
-    /// does not answer is lost after half a second; with some NICs after two.
+    /// The number of times that a NIC retransmits a packet that is not acknowledged, 0 to 7. With the default
+    /// timeout of 67 ms and 7 retries, a peer that does not answer is lost after half a second; with some
+    /// NICs after two.
     pub retries: u8,
-    /// The time without progress after which a peer counts as lost. Without it, a NIC would retry without a
-    /// limit while the peer has no receive buffer.
+    /// The time after which a peer that makes no progress counts as lost. Without it, a NIC would retry
+    /// without a limit while the peer has no receive buffer.
     pub stall_timeout: Duration,
-    /// The number of ops that an engine's queue holds.
+    /// The maximum number of ops in an engine's queue.
     pub queue_ops: usize,
-    /// The largest number of posted requests per queue pair; the device may support fewer.
+    /// The maximum number of posted work requests per queue pair; the device may support fewer.
     pub requests_max: u32,
-    /// The largest number of bytes in flight to one peer, not counting one piece.
+    /// The maximum number of bytes in flight to one peer, which the last posted piece may exceed.
     pub posted_bytes_max: u64,
-    /// The largest piece of a put or get in bytes; the port may support less.
+    /// The largest part of a put or get in one work request, in bytes; the port may support less.
     pub piece_bytes_max: u64,
     /// The largest put in bytes whose data is posted inline; the device may support less.
     pub inline_bytes: u32,
-    /// The number of receive buffers for all peers; the device may support fewer.
+    /// The number of receive buffers for messages of all peers; the device may support fewer.
     pub receives: u32,
-    /// The time for which `park` polls without yielding before it sleeps, for ranks with a core of their own.
-    /// By default it yields while it polls, for 100 µs, or up to 1 ms if that makes waits shorter.
+    /// The time for which `park` polls before it sleeps, without yielding the processor. Set it for ranks
+    /// with a core of their own. By default `park` yields while it polls, for 100 µs, or up to 1 ms if that
+    /// makes waits shorter.
     pub spin: Option<Duration>,
     /// The time limit for opening the queue pairs to a peer. Opening does not block other peers.
     pub open_timeout: Duration,

@@ -1,4 +1,4 @@
-//! Registers memory with all NICs of a rank.
+//! Registers host and device memory with all NICs of a rank.
 //!
 //! Device memory is registered as a dma-buf, or by its address with a kernel module for the device.
 
@@ -18,7 +18,7 @@ use crate::nic::Nic;
 use crate::options::DeviceMemory;
 use crate::sys::{Domain, Mr};
 
-/// A registration with all NICs of a rank. Aliases in this process share it.
+/// Memory that is registered with all NICs of a rank. Aliases in this process share it.
 #[derive(Debug)]
 pub(crate) struct Registration {
     /// One memory region per NIC, dropped before the memory is freed. Empty for a region without bytes, which
@@ -26,7 +26,7 @@ pub(crate) struct Registration {
     mrs: Vec<Mr>,
     nics: u16,
     _mapping: Option<Mapping>,
-    /// The device memory; `None` for host memory.
+    /// The registered device memory; `None` for host memory.
     device_region: Option<DynRegion>,
     pub(crate) base: NonNull<u8>,
     pub(crate) bytes: u64,
@@ -41,7 +41,7 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers memory with all NICs.
+    /// Registers host memory with all NICs of a rank.
     ///
     /// # Safety
     /// The memory must stay allocated as long as the registration, which keeps the mapping if there is one.
@@ -67,7 +67,7 @@ impl Registration {
         Ok(Self { mrs, nics, _mapping: mapping, device_region: None, base, bytes, owner, role })
     }
 
-    /// Registers device memory with all NICs; a region without bytes with none.
+    /// Registers device memory with all NICs, or with none if the region is empty.
     pub(crate) fn for_device(
         nics: &[Nic],
         region: &DynRegion,
@@ -87,12 +87,10 @@ impl Registration {
         self.device_region.is_some()
     }
 
-    /// Returns the device memory; `None` for host memory.
     pub(crate) fn device_region(&self) -> Option<&DynRegion> {
         self.device_region.as_ref()
     }
 
-    /// Returns the local key for each NIC.
     pub(crate) fn local_keys(&self) -> NicKeys {
         self.keys(Mr::local_key)
     }
@@ -103,7 +101,7 @@ impl Registration {
         keys
     }
 
-    /// Returns the remote key that peers import.
+    /// Returns the remote key with which peers import the memory.
     pub(crate) fn key(&self, generation: Generation) -> Key {
         Key {
             generation,
@@ -117,19 +115,18 @@ impl Registration {
     }
 }
 
-/// Returns the registration of this process that a key names, if it exists and the key is valid.
+/// Returns the registration that a remote key names, if it exists in this process and the key is valid.
 pub(crate) fn find(key: &Key) -> Option<Arc<Registration>> {
     let found = handover::find::<Registration>(&claim(key))?;
     (found.key(key.generation) == *key).then_some(found)
 }
 
-/// Returns the registration that a key of this process names.
 fn claim(key: &Key) -> Claim {
     Claim { backend: BackendId::RDMA, generation: key.generation, owner: key.rank, role: key.role }
 }
 
 impl Handover for Registration {
-    /// Returns no descriptors, because the NIC accesses the memory.
+    /// Returns `None`, because a NIC accesses the memory without file descriptors.
     fn descriptors(&self) -> Option<u32> {
         None
     }
@@ -144,16 +141,16 @@ const PEER_MEMORY_MODULES: &str = "/sys/kernel/mm/memory_peers";
 /// The directory of NVIDIA's peer-memory module, which newer kernels do not list in [`PEER_MEMORY_MODULES`].
 const NVIDIA_PEER_MEMORY: &str = "/sys/module/nvidia_peermem";
 
-/// Registers device memory: a NIC, or a fake in tests.
+/// Registers device memory with a NIC; tests use a fake implementation.
 trait Registrar {
     type Mr;
 
     fn device(&self) -> Arc<str>;
 
-    /// Returns whether a kernel module for device addresses is loaded.
+    /// Returns whether a kernel module is loaded that lets NICs access device memory by its address.
     fn has_peer_memory(&self) -> bool;
 
-    /// Registers a range of a dma-buf, which requests address from `address` on.
+    /// Registers a range of a dma-buf; work requests address its first byte as `address`.
     fn by_dma_buf(
         &self,
         fd: BorrowedFd<'_>,
@@ -162,7 +159,7 @@ trait Registrar {
         address: u64,
     ) -> Result<Self::Mr, Error>;
 
-    /// Registers memory by its address.
+    /// Registers device memory by its virtual address.
     fn by_address(&self, region: &dyn Region, bytes: usize) -> Result<Self::Mr, Error>;
 }
 
@@ -301,7 +298,7 @@ mod tests {
         }
     }
 
-    /// Device memory: 5000 bytes at an odd offset of its allocation.
+    /// Simulated device memory of 5000 bytes at an odd offset of its allocation.
     struct Memory {
         exported: bool,
     }

@@ -1,14 +1,16 @@
-//! The inline functions of `verbs.h`: calls through the operations of a context. Errors are those of
-//! the header: an `errno` that is returned, not set.
+//! Implements the inline functions of `verbs.h`, which call the provider through function pointers in the
+//! context. As in the header, an error is an `errno` value that is returned; the variable `errno` is not set.
 
 use std::ffi::c_int;
 
 use crate::objects::*;
 use crate::table::Library;
 
-/// What a call that a provider left out would answer.
+/// The `errno` value returned for a verb that the provider does not implement.
 const EOPNOTSUPP: c_int = 95;
 
+/// Returns the function pointers of an open context.
+///
 /// # Safety
 /// The context is open for as long as the result is used.
 #[inline]
@@ -17,7 +19,8 @@ unsafe fn operations<'a>(context: *mut ibv_context) -> &'a ibv_context_ops {
     unsafe { &(*context).ops }
 }
 
-/// Posts a chain of requests to a send queue; on an error `bad` is the first that was not taken.
+/// Posts a chain of work requests to a send queue. On an error, `bad` points to the first request that was
+/// not posted.
 ///
 /// # Safety
 /// The queue pair is alive; the chain and what it points to are valid for the call, and the memory that
@@ -36,7 +39,7 @@ pub unsafe fn post_send(
     post.map_or(EOPNOTSUPP, |post| unsafe { post(qp, wr, bad) })
 }
 
-/// Posts a chain of requests to a receive queue.
+/// Posts a chain of work requests to the receive queue of a queue pair.
 ///
 /// # Safety
 /// As [`post_send`].
@@ -54,7 +57,7 @@ pub unsafe fn post_recv(
     post.map_or(EOPNOTSUPP, |post| unsafe { post(qp, wr, bad) })
 }
 
-/// Posts a chain of requests to a shared receive queue.
+/// Posts a chain of work requests to a shared receive queue.
 ///
 /// # Safety
 /// As [`post_send`].
@@ -72,7 +75,8 @@ pub unsafe fn post_srq_recv(
     post.map_or(EOPNOTSUPP, |post| unsafe { post(srq, wr, bad) })
 }
 
-/// Takes up to `count` completions; how many, or a negative number.
+/// Polls a completion queue and returns the number of completions taken, at most `count`, or a negative error
+/// code.
 ///
 /// # Safety
 /// The queue is alive, and `wc` has room for `count`.
@@ -86,7 +90,7 @@ pub unsafe fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
     poll.map_or(-EOPNOTSUPP, |poll| unsafe { poll(cq, count, wc) })
 }
 
-/// Asks for an event at the next completion.
+/// Requests an event when the next completion enters the completion queue.
 ///
 /// # Safety
 /// The queue is alive.
@@ -100,8 +104,9 @@ pub unsafe fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     ask.map_or(EOPNOTSUPP, |ask| unsafe { ask(cq, solicited_only) })
 }
 
-/// An entry of a port's table of addresses, with its type; `None` where the library is too old to say,
-/// else what `ibv_query_gid_ex` answers: 0, or an `errno` such as `ENODATA` (61) for an empty place.
+/// Reads one entry of a port's GID table, with the entry's type. Returns `None` if the library has no
+/// `ibv_query_gid_ex`, otherwise the result of that function: 0, or an `errno` such as `ENODATA` (61) for an
+/// empty entry.
 ///
 /// # Safety
 /// The context is alive and has the port.

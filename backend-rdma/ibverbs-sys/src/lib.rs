@@ -1,4 +1,4 @@
-//! Raw bindings to libibverbs, the user space of Linux RDMA, looked up when first needed.
+//! Raw bindings to libibverbs, the user-space library of Linux RDMA, which is loaded when first needed.
 //!
 //! Nothing of rdma-core is needed to build. [`Library::load`] opens `libibverbs.so.1`; a missing
 //! library or symbol is a [`LoadError`], never a panic. Functions keep their names without the prefix:

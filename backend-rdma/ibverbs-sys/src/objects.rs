@@ -1,4 +1,4 @@
-//! Structures of `verbs.h`.
+//! Declares the C structures of `verbs.h`.
 #![allow(missing_docs, reason = "the names are the header's, and so is their documentation")]
 #![allow(non_camel_case_types, reason = "the names are the header's")]
 
@@ -7,11 +7,11 @@ use std::fmt;
 
 use crate::values::*;
 
-/// Structures that only the library makes; they are behind pointers, and some of their fields may be
-/// read. The locks that follow in the header are left out.
+/// Declares structures that only the library allocates, and that callers access through pointers. The locks
+/// that follow in the header are left out.
 macro_rules! made_by_the_library {
     ($($name:ident { $($field:ident: $kind:ty,)* })*) => {$(
-        /// The structure of that name, up to the last field that a program may read.
+        /// A structure of `verbs.h` that the library allocates, with the fields that a program may read.
         #[repr(C)]
         #[derive(Debug)]
         pub struct $name {
@@ -22,7 +22,7 @@ macro_rules! made_by_the_library {
 
 macro_rules! plain {
     ($($name:ident { $($field:ident: $kind:ty,)* })*) => {$(
-        /// The structure of that name, whole.
+        /// A complete structure of `verbs.h`, which the caller allocates.
         #[repr(C)]
         #[derive(Clone, Copy, Debug)]
         pub struct $name {
@@ -69,7 +69,8 @@ made_by_the_library! {
     }
 }
 
-/// The operations of a context, in the header's order; those that nobody calls are unnamed.
+/// The function pointers of a device context, in the order of the header; names of unused ones start with
+/// `_`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_context_ops {
@@ -156,14 +157,14 @@ plain! {
     ibv_send_atomic { remote_addr: u64, compare_add: u64, swap: u64, rkey: u32, }
 }
 
-/// The address of a port, in network byte order.
+/// The global identifier (GID) of a port, 16 bytes in network byte order.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-/// What a one-sided request names on the other side: the union `wr` of the header.
+/// The union `wr` of a send request, with the remote address and key of a one-sided operation.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_target {
@@ -177,11 +178,11 @@ impl fmt::Debug for ibv_send_target {
     }
 }
 
-/// What happened to a device, port or queue.
+/// An asynchronous event of a device, port, completion queue or queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_async_event {
-    /// A pointer, or a port number in its first four bytes.
+    /// A pointer to the object of the event, or the port number in the first four bytes.
     pub element: *mut c_void,
     pub event_type: ibv_event_type,
 }

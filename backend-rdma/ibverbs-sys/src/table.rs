@@ -1,4 +1,4 @@
-//! The functions that the library exports.
+//! Loads libibverbs and looks up the functions that it exports.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
@@ -7,27 +7,27 @@ use std::sync::OnceLock;
 use crate::objects::*;
 use crate::values::*;
 
-/// The library's name; its soname has not changed since 2005.
+/// The file name of libibverbs; its soname has not changed since 2005.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
-/// Why the library cannot be used.
+/// The reason why libibverbs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It is not there, or cannot be loaded.
+    /// The shared library is missing or cannot be loaded.
     #[error("cannot load {library}: {reason}")]
     Library {
-        /// Its name.
+        /// The file name of the library that cannot be loaded.
         library: String,
-        /// The loader's words.
+        /// The error text of the dynamic loader.
         reason: String,
     },
-    /// It lacks a function that every version since rdma-core 17 has.
+    /// The library lacks a function that every version since rdma-core 17 exports.
     #[error("{library} has no {symbol}: it is too old, expected rdma-core 17 or newer")]
     Symbol {
-        /// The library's name.
+        /// The file name of the library that lacks the function.
         library: String,
-        /// The name of the function.
+        /// The name of the missing function.
         symbol: &'static str,
     },
 }
@@ -37,7 +37,7 @@ macro_rules! table {
         required { $($need:ident = $need_symbol:literal ($($need_arg:ty),*) -> $need_result:ty;)* }
         optional { $($may:ident = $may_symbol:literal ($($may_arg:ty),*) -> $may_result:ty;)* }
     ) => {
-        /// The functions of libibverbs; what newer versions added is an `Option`.
+        /// The functions of libibverbs, loaded at run time; those that newer versions added are `Option`s.
         pub struct Library {
             $(
                 #[doc = concat!("`", $need_symbol, "`")]
@@ -47,7 +47,8 @@ macro_rules! table {
                 #[doc = concat!("`", $may_symbol, "`")]
                 pub $may: Option<unsafe extern "C" fn($($may_arg),*) -> $may_result>,
             )*
-            /// Keeps the code mapped; never closed, because providers register at exit.
+            /// Keeps the code of libibverbs mapped. The library is never closed, because providers register
+            /// at exit.
             _library: libloading::Library,
         }
 
@@ -109,7 +110,7 @@ table! {
 }
 
 impl Library {
-    /// The library, loaded once for the process.
+    /// Returns the functions of libibverbs, which is loaded once per process.
     ///
     /// # Errors
     /// It is not there, or too old; the same answer at every call.
@@ -118,7 +119,7 @@ impl Library {
         LOADED.get_or_init(|| Self::load_from(LIBRARY)).as_ref().map_err(Clone::clone)
     }
 
-    /// A library of another name or path.
+    /// Loads a library by another file name or path.
     ///
     /// # Errors
     /// It is not there, or lacks a function.
@@ -140,6 +141,8 @@ impl fmt::Debug for Library {
     }
 }
 
+/// Looks up a function of the library by its name.
+///
 /// # Safety
 /// `T` is the type of the symbol.
 unsafe fn symbol<T: Copy>(

@@ -1,4 +1,4 @@
-//! Enumerations and flags of `verbs.h`.
+//! Declares the enumerations and flags of `verbs.h`.
 #![allow(missing_docs, reason = "the names are the header's, and so is their documentation")]
 #![allow(non_camel_case_types, reason = "the names are the header's")]
 
@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 macro_rules! enumerations {
     ($($name:ident: $integer:ty { $($value:ident = $number:expr,)* })*) => {$(
-        /// The enumeration of that name; unknown values are kept as they are.
+        /// An enumeration of `verbs.h`; values that this crate does not know are kept unchanged.
         #[repr(transparent)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub struct $name(pub $integer);
@@ -67,7 +67,7 @@ pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
 
 bitflags! {
-    /// What peers may do with registered memory (`enum ibv_access_flags`).
+    /// The access permissions of registered memory (`enum ibv_access_flags`).
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ibv_access_flags: u32 {
@@ -78,7 +78,7 @@ bitflags! {
         const _ = !0;
     }
 
-    /// The attributes that `ibv_modify_qp` changes (`enum ibv_qp_attr_mask`).
+    /// The mask of queue pair attributes that `ibv_modify_qp` changes (`enum ibv_qp_attr_mask`).
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ibv_qp_attr_mask: u32 {
@@ -100,7 +100,7 @@ bitflags! {
         const _ = !0;
     }
 
-    /// The attributes that `ibv_modify_srq` changes (`enum ibv_srq_attr_mask`).
+    /// The mask of shared receive queue attributes that `ibv_modify_srq` changes (`enum ibv_srq_attr_mask`).
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ibv_srq_attr_mask: u32 {
@@ -108,7 +108,7 @@ bitflags! {
         const _ = !0;
     }
 
-    /// Options of a send request (`enum ibv_send_flags`).
+    /// The options of a send request, such as a fence or inline data (`enum ibv_send_flags`).
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ibv_send_flags: u32 {
@@ -119,7 +119,7 @@ bitflags! {
         const _ = !0;
     }
 
-    /// What a work completion contains (`enum ibv_wc_flags`).
+    /// The optional contents of a work completion, such as an immediate value (`enum ibv_wc_flags`).
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ibv_wc_flags: u32 {

@@ -30,16 +30,15 @@ use crate::options::{NICS_MAX, SignalBy};
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) peer: Rank,
-    /// The location of the peer, for error texts.
+    /// The peer's IP address, host name and device name, for error texts.
     pub(crate) location: String,
-    /// The number of NICs of the peer.
     pub(crate) nics: usize,
-    /// `None` after a request without a response, because the next bytes would be that response.
+    /// The TCP stream; `None` after a request got no response, because the next bytes would be that response.
     stream: Mutex<Option<TcpStream>>,
 }
 
 impl Control {
-    /// Connects to the service at an address as rank `me`.
+    /// Connects rank `me` to a peer's service and sends the token that the service expects.
     pub(crate) fn open(me: Rank, address: &Address, deadline: Deadline) -> Result<Self, Error> {
         let peer = address.rank;
         let location = address.location();
@@ -59,7 +58,7 @@ impl Control {
         }
     }
 
-    /// Asks the peer whether it still has the region that a key names.
+    /// Asks the peer whether the region that a remote key names still exists.
     pub(crate) fn import(&self, key: &Key, deadline: Deadline) -> Result<(), Error> {
         match self.call(
             &Request::Import(*key),
@@ -74,7 +73,7 @@ impl Control {
         }
     }
 
-    /// Asks the peer to open the other end of a queue pair.
+    /// Asks the peer to open its end of a queue pair.
     pub(crate) fn open_queue_pair(
         &self,
         open: OpenRequest,
@@ -91,7 +90,8 @@ impl Control {
         }
     }
 
-    /// Asks the peer to close an engine's queue pairs. A peer that has ended has closed them already.
+    /// Asks the peer to close its ends of an engine's queue pairs. A peer that has ended has closed them
+    /// already.
     pub(crate) fn close_queue_pairs(&self, primary: u32, deadline: Deadline) {
         let _ = self.call(&Request::Close { primary }, "close a queue pair", deadline);
     }
@@ -102,7 +102,8 @@ impl Control {
         Fault::PeerLost { peer, how }.into()
     }
 
-    /// Sends a request and waits for the response; `what` completes "rank 1 did not ...".
+    /// Sends a request to the peer and waits for the response. `what` completes the error text "rank 1 did
+    /// not ...".
     fn call(
         &self,
         request: &Request,
@@ -130,7 +131,7 @@ impl Control {
     }
 }
 
-/// Sends a message and receives the next one.
+/// Sends a request over the TCP stream and returns the bytes of the response.
 fn exchange(
     stream: &mut TcpStream,
     request: &[u8],
@@ -149,13 +150,13 @@ fn exchange(
     Ok(response)
 }
 
-/// Returns a message with its length prefix.
+/// Prefixes a message with its length in four bytes.
 pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     let length = message.len() as u32;
     [&length.to_le_bytes(), message].concat()
 }
 
-/// Fills the buffer before the deadline.
+/// Reads from the TCP stream until the buffer is full or the deadline passes.
 fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> std::io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -170,7 +171,7 @@ fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> s
     Ok(())
 }
 
-/// Sets the timeout of the next call to the time until the deadline.
+/// Sets the read and write timeouts of a TCP stream to the time left until the deadline.
 fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
     // The socket API takes no timeout of zero.
     let left = Some(deadline.remaining().max(Duration::from_millis(1)));
@@ -178,7 +179,7 @@ fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
     stream.set_write_timeout(left)
 }
 
-/// Creates the error of a failed TCP call.
+/// Converts the error of a TCP call to a timeout or a lost peer.
 fn tcp_error(
     peer: Rank,
     location: &str,
@@ -201,7 +202,7 @@ fn tcp_error(
     fault.into()
 }
 
-/// Maximum size of a request or response in bytes.
+/// The maximum size of a control request or response in bytes.
 pub(super) const FRAME_BYTES_MAX: usize = 4096;
 
 const HELLO: u16 = 1;
@@ -209,7 +210,7 @@ const IMPORT: u16 = 2;
 const OPEN: u16 = 3;
 const CLOSE: u16 = 4;
 
-/// A request that a peer sent over the control connection.
+/// A control request that a rank sends to a peer's service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Hello { token: [u8; 16], rank: Rank, ranks: u32 },
@@ -218,12 +219,12 @@ pub(super) enum Request {
     Close { primary: u32 },
 }
 
-/// The request to open a queue pair.
+/// A request to a peer to open its end of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenRequest {
     pub(crate) address: QpAddress,
     pub(crate) role: QpRole,
-    /// The index of the NIC at the receiver of the request.
+    /// The index of the receiver's NIC on which the queue pair is opened.
     pub(crate) nic: u8,
     pub(crate) signal: Option<SignalBy>,
 }
@@ -298,13 +299,13 @@ impl OpenRequest {
     }
 }
 
-/// A response to a request.
+/// The response of a peer's service to a control request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     Yes,
-    /// The memory has been freed.
+    /// The region of an import request no longer exists.
     Freed,
-    /// The request was refused, with the reason.
+    /// The service refused the request; the text gives the reason.
     Refused(String),
     Opened {
         address: QpAddress,
@@ -346,7 +347,7 @@ impl Response {
     }
 }
 
-/// Returns the number of a signal method on the wire.
+/// Encodes the requested signal method as a number; 0 leaves the choice to the peer.
 fn signal_number(signal: Option<SignalBy>) -> u16 {
     match signal {
         None => 0,
@@ -355,7 +356,7 @@ fn signal_number(signal: Option<SignalBy>) -> u16 {
     }
 }
 
-/// Returns the signal method of a number on the wire.
+/// Decodes the requested signal method from its number.
 fn signal_method(number: u16) -> Result<Option<SignalBy>, KeyError> {
     match number {
         0 => Ok(None),

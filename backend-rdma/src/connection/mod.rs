@@ -1,4 +1,4 @@
-//! Connects a rank to its peers, and holds what its memory and its engines share.
+//! Connects a rank to its peers through a TCP service, and receives the signals of the peers.
 //!
 //! An address names a small TCP service of the rank. To connect, a peer opens a connection to the service
 //! and sends the token of the address. It uses the connection to ask whether a region still exists when it
@@ -34,7 +34,8 @@ pub(crate) use receiver::{SignalReceiver, WakeupEvent};
 pub(crate) use service::{Resources, Service};
 pub(crate) use signals::{FlagIds, FlagWord, Immediate, QpRole, RAILS_MAX};
 
-/// The connections of a rank to its peers. The service thread ends when the last owner drops them.
+/// The TCP connections of a rank to its peers, and the service that accepts theirs. The service thread ends
+/// when the last owner drops them.
 #[derive(Debug)]
 pub(crate) struct Connections {
     pub(crate) service: Service,
@@ -42,12 +43,10 @@ pub(crate) struct Connections {
     peers: Mutex<Vec<Option<Peer>>>,
 }
 
-/// A rank to which this one is connected.
+/// A rank that this rank is connected to, which can be itself.
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
-    /// This rank itself.
     Own,
-    /// Another rank.
     Other(Arc<Control>),
 }
 
@@ -69,13 +68,12 @@ impl Connections {
         &self.resources.receiver
     }
 
-    /// Adds a connected rank.
     pub(crate) fn add(&self, rank: Rank, peer: Peer) {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         peers[rank.index()] = Some(peer);
     }
 
-    /// Returns the connection to a rank.
+    /// Returns the connection to rank `peer`.
     ///
     /// # Errors
     /// Returns [`Fault::NotConnected`] if there is none.
@@ -85,8 +83,7 @@ impl Connections {
         Ok(found.ok_or(Fault::NotConnected { peer })?)
     }
 
-    /// Returns the number of queue pairs that an engine has on one NIC if it uses every connected peer; at
-    /// least 1.
+    /// Returns the largest number of queue pairs that one engine can have on one NIC, at least 1.
     pub(crate) fn queue_pairs_per_nic(&self) -> u32 {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let nics = self.resources.nics.len();

@@ -1,4 +1,4 @@
-//! Receives the signals of peers and stores the flags.
+//! Receives the signals of peers and stores the signalled flags in this rank's memory.
 //!
 //! A peer may not write a flag directly, because not every NIC guarantees that the data of a write arrives in
 //! order. A signal is therefore a message behind the data, on the same queue pair. Its completion here proves
@@ -22,22 +22,22 @@ use crate::error::Error;
 use crate::nic::{MESSAGE_BYTES, Nic};
 use crate::registration::Registration;
 
-/// Maximum number of completions per `ibv_poll_cq`.
+/// The maximum number of completions that one call of `ibv_poll_cq` returns.
 const POLL_BATCH: usize = 32;
 
-/// Receives the signals of all peers and stores the flags.
+/// Receives the signals of all peers and stores the signalled flags in this rank's memory.
 #[derive(Debug)]
 pub(crate) struct SignalReceiver {
     pub(crate) nics: Arc<[Nic]>,
     state: Mutex<State>,
-    /// The engines whose threads may sleep until a flag changes.
+    /// The wake-up events of engines whose threads may sleep until a flag changes.
     sleepers: Mutex<Vec<Weak<WakeupEvent>>>,
-    /// The number of threads that sleep.
+    /// The number of threads that sleep in `park` or are about to.
     pub(crate) asleep: AtomicUsize,
     /// Whether peers write flags directly, without a message that this rank processes. Then no thread may
     /// sleep long.
     pub(crate) direct_writes: AtomicBool,
-    /// The flushes that make received data visible to devices.
+    /// The device flushes that run before a flag is stored, so that devices see the received data.
     flushes: Mutex<Vec<Arc<dyn Flush>>>,
 }
 
@@ -62,19 +62,19 @@ impl SignalReceiver {
         }
     }
 
-    /// Adds the flags of a registration, which can be signalled from now on.
+    /// Adds the flags of a region, so that signals to them are stored.
     pub(crate) fn add_flags(&self, generation: u64, registration: &Registration) {
         let (base, count) = (registration.base.cast(), registration.bytes / 8);
         // SAFETY: the registration's owner calls `remove_flags` before it frees the memory.
         unsafe { self.state().streams.add_flags(generation, base, count) };
     }
 
-    /// Removes the flags of a registration that is about to be freed.
+    /// Removes the flags of a region that is about to be freed.
     pub(crate) fn remove_flags(&self, generation: u64) {
         self.state().streams.remove_flags(generation);
     }
 
-    /// Adds a flush that runs before every flag is stored.
+    /// Adds a device flush that runs before each flag is stored.
     pub(crate) fn add_flush(&self, flush: Arc<dyn Flush>) -> Result<(), Error> {
         let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if self.direct_writes.load(Ordering::SeqCst) {
@@ -106,18 +106,17 @@ impl SignalReceiver {
         true
     }
 
-    /// Makes received data visible to the devices.
     fn flush(&self) -> Result<(), Error> {
         let flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         flushes.iter().try_for_each(|flush| flush.flush()).map_err(Error::Flush)
     }
 
-    /// Adds a queue pair on which messages can arrive.
+    /// Adds a queue pair on which signals of peers can arrive.
     pub(super) fn open(&self, qp: QpId, role: QpRole) {
         self.state().streams.open(qp, role);
     }
 
-    /// Removes queue pairs, after taking what has arrived on them.
+    /// Removes queue pairs after processing the signals that have arrived on them.
     pub(super) fn close(&self, queue_pairs: impl Iterator<Item = QpId>) {
         // An error is returned again to the next caller that polls.
         let _ = self.poll();
@@ -125,7 +124,7 @@ impl SignalReceiver {
         queue_pairs.for_each(|qp| state.streams.close(qp));
     }
 
-    /// Processes all messages that have arrived; returns whether a flag was stored.
+    /// Processes all signals that have arrived, and returns whether a flag was stored.
     pub(crate) fn poll(&self) -> Result<bool, Error> {
         let mut state = self.state();
         let mut stored = false;
@@ -139,7 +138,6 @@ impl SignalReceiver {
         Ok(stored)
     }
 
-    /// Processes the messages of one NIC; returns whether a flag was stored.
     fn poll_nic(&self, state: &mut State, nic_index: usize) -> Result<bool, Error> {
         let nic = &self.nics[nic_index];
         let mut stored = false;
@@ -170,14 +168,14 @@ impl SignalReceiver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an engine whose thread sleeps until a flag changes.
+    /// Adds the wake-up event of an engine, which is notified when a flag changes.
     pub(crate) fn add_sleeper(&self, wakeup: &Arc<WakeupEvent>) {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         sleepers.retain(|wakeup| wakeup.strong_count() > 0);
         sleepers.push(Arc::downgrade(wakeup));
     }
 
-    /// Wakes the sleeping threads after a flag was stored.
+    /// Wakes the threads that sleep in `park`, after a flag was stored.
     pub(crate) fn wake(&self) {
         // Orders the store of the flag before the check for sleepers, which register before they check the
         // flag.
@@ -189,12 +187,12 @@ impl SignalReceiver {
         sleepers.iter().filter_map(Weak::upgrade).for_each(|wakeup| wakeup.notify());
     }
 
-    /// Requests an event at the next arrival on each NIC.
+    /// Requests a completion event for the next message on each NIC.
     pub(crate) fn request_events(&self) -> Result<(), Error> {
         self.nics.iter().try_for_each(|nic| nic.cq.request_event())
     }
 
-    /// Takes the events that ended a sleep.
+    /// Discards the pending completion events of all NICs.
     pub(crate) fn drain_events(&self) {
         let state = self.state();
         self.nics.iter().for_each(|nic| nic.cq.drain_events());
@@ -202,7 +200,7 @@ impl SignalReceiver {
     }
 }
 
-/// Processes one completion and returns whether it stored a flag.
+/// Processes one receive completion and returns whether it stored a flag.
 fn process(streams: &mut SignalStreams, (index, nic): (usize, &Nic), completion: &ibv_wc) -> bool {
     if completion.status != ibv_wc_status::SUCCESS {
         return false;
@@ -217,11 +215,11 @@ fn process(streams: &mut SignalStreams, (index, nic): (usize, &Nic), completion:
     }
 }
 
-/// Wakes the thread that sleeps in one engine's `park`, with an event descriptor.
+/// Wakes the thread that sleeps in an engine's `park`, through an eventfd.
 #[derive(Debug)]
 pub(crate) struct WakeupEvent {
     event: OwnedFd,
-    /// Whether a thread sleeps or is about to.
+    /// Whether a thread sleeps in `park` or is about to.
     asleep: AtomicBool,
 }
 
@@ -232,12 +230,11 @@ impl WakeupEvent {
         Ok(Arc::new(Self { event, asleep: AtomicBool::new(false) }))
     }
 
-    /// Returns the descriptor, which is readable after a wake-up.
+    /// Returns the eventfd, which is readable after a wake-up.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Records whether a thread is about to sleep.
     pub(crate) fn set_asleep(&self, asleep: bool) {
         self.asleep.store(asleep, Ordering::SeqCst);
     }
@@ -250,7 +247,7 @@ impl WakeupEvent {
         }
     }
 
-    /// Clears the wake-ups, so that the next sleep can begin.
+    /// Resets the eventfd, so that an old wake-up does not end the next sleep.
     pub(crate) fn clear(&self) {
         let mut count = [0; 8];
         // An empty counter is no error.

@@ -1,4 +1,4 @@
-//! Answers the requests of peers and handles the events of the NICs, on a thread.
+//! Runs the thread that answers the requests of peers and handles the events of the NICs.
 //!
 //! It owns the passive ends of the peers' queue pairs. They live as long as the connection that requested
 //! them.
@@ -24,25 +24,23 @@ use crate::options::{Options, SignalBy};
 use crate::registration;
 use crate::sys::{Qp, QpSizes};
 
-/// The timeout for sending a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state that the service thread, the memory and the engines of a rank share.
+/// The state of a rank that its service thread, its memory and its engines share.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) rank: Rank,
     pub(crate) ranks: usize,
     pub(crate) options: Options,
-    /// The NICs; the first is that of `Options::device` and carries the primary queue pairs.
+    /// The rank's NICs; the first one is that of `Options::device` and carries the primary queue pairs.
     pub(crate) nics: Arc<[Nic]>,
     pub(crate) receiver: SignalReceiver,
-    /// The bytes that a peer must send to prove that it has the address of this fabric.
+    /// The random bytes that a peer must send to prove that it knows the address of this fabric.
     pub(crate) token: [u8; 16],
     lost: OnceLock<Error>,
 }
 
 impl Resources {
-    /// Creates the state with a random token.
     pub(crate) fn new(
         rank: Rank,
         ranks: usize,
@@ -56,7 +54,7 @@ impl Resources {
         Ok(Self { rank, ranks, options, nics, receiver, token, lost: OnceLock::new() })
     }
 
-    /// Records that a NIC failed, and wakes the threads that sleep.
+    /// Records the failure of a NIC, and wakes the threads that sleep in `park`.
     fn set_lost(&self, nic: usize, event: String) {
         let device = Arc::clone(&self.nics[nic].port.context.name);
         // The first event is the cause; later ones are ignored.
@@ -70,13 +68,13 @@ impl Resources {
         (self.options.queue_pairs as usize * nics).min(RAILS_MAX)
     }
 
-    /// Checks that every NIC still works.
+    /// Returns an error if a NIC has failed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 }
 
-/// Keeps the service thread running; stops it when dropped.
+/// Owns the service thread and stops it when dropped.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) address: SocketAddr,
@@ -86,7 +84,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts the thread and listens at a free port of `ip`.
+    /// Starts the service thread, which listens on a free TCP port that peers reach at `ip`.
     pub(crate) fn start(resources: &Arc<Resources>, ip: IpAddr) -> Result<Self, Error> {
         let any: IpAddr = match ip {
             IpAddr::V4(_) => [0; 4].into(),
@@ -123,7 +121,7 @@ impl Drop for Service {
     }
 }
 
-/// The thread that answers the control requests of peers.
+/// The state of the thread that answers the control requests of peers.
 struct Server {
     resources: Arc<Resources>,
     listener: TcpListener,
@@ -132,26 +130,26 @@ struct Server {
     stopped: Arc<AtomicBool>,
 }
 
-/// A connection of a peer, with the queue pairs that it has opened.
+/// A TCP connection of a peer, with the queue pairs that the peer has opened over it.
 struct Client {
     stream: TcpStream,
-    /// Received bytes of requests that are not complete.
+    /// The received bytes of a request that is not yet complete.
     bytes: Vec<u8>,
-    /// The rank of the peer, after it has sent the token.
+    /// The rank of the peer; `None` until the peer has sent the token.
     rank: Option<Rank>,
     queue_pairs: Vec<PassiveQp>,
 }
 
-/// The passive end of a queue pair of a peer's engine.
+/// The passive end of a queue pair, which receives from a peer's engine and never sends.
 struct PassiveQp {
     qp: Qp,
     nic: usize,
-    /// The number of the primary queue pair, which can be this one.
+    /// The number of the engine's primary queue pair, which can be this one.
     primary: u32,
 }
 
 impl Server {
-    /// Runs until the service is stopped.
+    /// Answers peers and handles NIC events until the service is stopped.
     fn run(&mut self) {
         while !self.stopped.load(Ordering::SeqCst) {
             let Ok(ready) = self.sleep() else { return };
@@ -170,7 +168,7 @@ impl Server {
         }
     }
 
-    /// Sleeps until a descriptor is readable.
+    /// Sleeps until a TCP socket, a NIC or the stop event is readable.
     fn sleep(&self) -> rustix::io::Result<Ready> {
         let nics = self.resources.nics.iter().map(|nic| {
             // SAFETY: the context stays open as long as `resources` exists.
@@ -193,7 +191,6 @@ impl Server {
         Ok(Ready { listener: is_ready[1], nics: indices(nics), clients: indices(clients) })
     }
 
-    /// Handles the events of a NIC.
     fn handle_event(&self, nic: usize) {
         let Ok((event, text)) = self.resources.nics[nic].port.context.event() else { return };
         match event {
@@ -214,7 +211,6 @@ impl Server {
         }
     }
 
-    /// Accepts a connection of a peer.
     fn accept(&mut self) {
         let Ok((stream, _)) = self.listener.accept() else { return };
         let ready = stream
@@ -231,7 +227,7 @@ impl Server {
         }
     }
 
-    /// Reads from a connection and answers complete requests. An error ends the connection.
+    /// Reads from a peer's connection and answers all complete requests. An error ends the connection.
     fn answer_requests(&mut self, index: usize) -> std::io::Result<()> {
         let client = &mut self.clients[index];
         let mut buffer = [0; 4096];
@@ -248,7 +244,7 @@ impl Server {
     }
 }
 
-/// The descriptors that are readable: the listener, and NICs and clients by index.
+/// The file descriptors that are readable after a sleep. NICs and clients are named by index.
 struct Ready {
     listener: bool,
     nics: Vec<usize>,
@@ -256,7 +252,7 @@ struct Ready {
 }
 
 impl Client {
-    /// Returns the next complete request.
+    /// Takes the next complete request from the received bytes, if there is one.
     fn request(&mut self) -> std::io::Result<Option<Request>> {
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -271,7 +267,7 @@ impl Client {
         Ok(Some(request))
     }
 
-    /// Processes a request and returns the response.
+    /// Processes a peer's control request and returns the response to send.
     fn response(&mut self, resources: &Arc<Resources>, request: &Request) -> Response {
         match (*request, self.rank) {
             (Request::Hello { token, rank, ranks }, _) => {
@@ -307,7 +303,7 @@ impl Client {
         }
     }
 
-    /// Opens the passive end of a queue pair.
+    /// Opens this rank's end of a queue pair that a peer has requested.
     fn open(
         &mut self,
         resources: &Resources,
@@ -350,7 +346,8 @@ impl Client {
     }
 }
 
-/// Closes passive ends after taking what has arrived on them, because destroying a queue pair may discard it.
+/// Closes queue pairs after processing what has arrived on them, because destroying a queue pair may discard
+/// it.
 fn close(resources: &Resources, queue_pairs: Vec<PassiveQp>) {
     queue_pairs.iter().for_each(|qp| qp.qp.fail());
     resources.receiver.close(queue_pairs.iter().map(|qp| (qp.nic, qp.qp.number())));

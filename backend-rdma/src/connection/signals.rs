@@ -1,4 +1,4 @@
-//! Encodes signals, and orders those that arrive.
+//! Encodes signals of flags, and stores the flags of arriving signals in order.
 //!
 //! The signals of one engine arrive in order on the first of its queue pairs to this rank, the *primary* one.
 //! Data that was put before may have gone over other queue pairs. So a signal names them, and on each of them
@@ -14,27 +14,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::nic::MESSAGE_BYTES;
 
-/// Maximum number of flags that can have a short id on one primary queue pair.
+/// The maximum number of flags that have a short id on one primary queue pair.
 const FLAG_IDS_MAX: u32 = 1 << 14;
-/// Largest increment of a flag that an immediate value can hold, inclusive.
+/// The largest increment of a flag that fits an immediate value, inclusive.
 const INCREMENT_MAX: u64 = 0xff;
-/// Maximum number of queue pairs of one engine to one peer: the primary one, and one bit for each of the
-/// others.
+/// The maximum number of queue pairs of one engine to one peer. One of them is primary, and the others have a
+/// bit each in a mask of 7 bits.
 pub(crate) const RAILS_MAX: usize = 8;
 
 const INCREMENT_BITS: u32 = 8;
 const FLAG_ID_BITS: u32 = 14;
 const MARKER: u32 = 1 << 31;
 
-/// The message of a signal: a flag and its new value.
+/// The message of a signal, with a flag and its new value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Message {
     pub(crate) generation: u64,
     pub(crate) word: u64,
     pub(crate) value: u64,
-    /// The id that the flag gets, if it is below [`FLAG_IDS_MAX`].
+    /// The short id that the flag gets, if the id is below [`FLAG_IDS_MAX`].
     pub(crate) id: u32,
-    /// The queue pairs whose markers must arrive first: bit `i` for queue pair `i + 1`.
+    /// The mask of queue pairs whose markers must arrive before the flag is stored; bit `i` is queue pair
+    /// `i + 1`.
     pub(crate) markers: u32,
 }
 
@@ -61,17 +62,16 @@ impl Message {
     }
 }
 
-/// The decoded immediate value of a write.
+/// The decoded immediate value of an RDMA write, which is a signal or a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Immediate {
-    /// The flag with this id has increased by `increment`.
+    /// A signal that increases the flag with the short id `id` by `increment`.
     Increment { id: u32, increment: u64, markers: u32 },
-    /// All data that was put on this queue pair has arrived.
+    /// A marker, which proves that all data put on its queue pair has arrived.
     Marker,
 }
 
 impl Immediate {
-    /// Returns the value in wire format.
     pub(crate) fn encode(self) -> u32 {
         match self {
             Self::Increment { id, increment, markers } => {
@@ -83,7 +83,6 @@ impl Immediate {
         }
     }
 
-    /// Decodes the value from wire format.
     fn decode(immediate: u32) -> Self {
         let immediate = u32::from_be(immediate);
         if immediate & MARKER != 0 {
@@ -100,39 +99,38 @@ impl Immediate {
 /// Identifies a queue pair of this rank by the index of its NIC and its queue pair number there.
 pub(crate) type QpId = (usize, u32);
 
-/// The role of a queue pair in the group of queue pairs of an engine.
+/// The role of a queue pair among those that connect an engine to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpRole {
-    /// The primary queue pair; `None` if this is the primary one.
+    /// The number of the primary queue pair; `None` if this queue pair is the primary one.
     pub(crate) primary: Option<u32>,
-    /// The index among the queue pairs of its engine; 0 is the primary one.
+    /// The index of the queue pair among those of its engine; the primary one has 0.
     pub(crate) index: u8,
 }
 
-/// Stores the flags of this rank in the order of the signals that arrive.
+/// Processes arriving signals, and stores the flags of this rank in signal order.
 #[derive(Debug, Default)]
 pub(super) struct SignalStreams {
-    /// The flags by the generation of their registration.
+    /// The flags of this rank, by the generation of their region.
     flags: HashMap<u64, FlagArray>,
-    /// The streams by the number of the primary queue pair, which is always on the first NIC.
+    /// The streams of signals by the number of their primary queue pair, which is always on the first NIC.
     streams: HashMap<u32, SignalStream>,
-    /// The other queue pairs, with the number of the primary one and the index among the queue pairs of the
-    /// engine.
+    /// The queue pairs that are not primary, with the number of their primary one and their index.
     others: HashMap<QpId, (u32, usize)>,
 }
 
-/// The signals of one engine of a peer.
+/// The signals that one engine of a peer sends to this rank.
 #[derive(Debug, Default)]
 struct SignalStream {
-    /// The last signal of each flag by id, stored or held.
+    /// The last signal of each flag, indexed by the flag's short id.
     known: Vec<Message>,
-    /// Number of markers that have arrived and that no signal has used, by queue pair.
+    /// The number of arrived markers that no signal has used yet, by queue pair.
     markers: [u32; RAILS_MAX - 1],
-    /// The signals that wait for markers, and those after them.
+    /// The signals that wait for markers, and the signals that must be stored after them.
     held: VecDeque<Message>,
 }
 
-/// The flags of a registration of this rank.
+/// The flags of one registered region of this rank.
 #[derive(Clone, Copy, Debug)]
 struct FlagArray {
     base: NonNull<AtomicU64>,
@@ -143,7 +141,7 @@ struct FlagArray {
 unsafe impl Send for FlagArray {}
 
 impl SignalStreams {
-    /// Adds the flags of a registration, which can be signalled from now on.
+    /// Adds the flags of a region, so that signals to them are stored.
     ///
     /// # Safety
     /// They must stay allocated until [`remove_flags`](Self::remove_flags).
@@ -156,12 +154,12 @@ impl SignalStreams {
         self.flags.insert(generation, FlagArray { base, count });
     }
 
-    /// Removes the flags of a registration; later signals to them are ignored.
+    /// Removes the flags of a region; later signals to them are ignored.
     pub(super) fn remove_flags(&mut self, generation: u64) {
         self.flags.remove(&generation);
     }
 
-    /// Adds a queue pair on which messages can arrive.
+    /// Adds a queue pair on which signals can arrive.
     pub(super) fn open(&mut self, qp: QpId, role: QpRole) {
         match role.primary {
             Some(primary) => {
@@ -173,14 +171,13 @@ impl SignalStreams {
         }
     }
 
-    /// Removes a queue pair.
     pub(super) fn close(&mut self, qp: QpId) {
         if self.others.remove(&qp).is_none() && qp.0 == 0 {
             self.streams.remove(&qp.1);
         }
     }
 
-    /// Processes a message on a primary queue pair, and returns whether a flag was stored.
+    /// Processes a signal message on a primary queue pair, and returns whether a flag was stored.
     pub(super) fn message(&mut self, qp: QpId, message: Message) -> bool {
         let Some(stream) = self.streams.get_mut(&qp.1).filter(|_| qp.0 == 0) else {
             return false;
@@ -190,7 +187,7 @@ impl SignalStreams {
         self.store_ready(qp.1)
     }
 
-    /// Processes the immediate value of a write, and returns whether a flag was stored.
+    /// Processes the immediate value of an RDMA write, and returns whether a flag was stored.
     pub(super) fn immediate(&mut self, qp: QpId, immediate: u32) -> bool {
         match Immediate::decode(immediate) {
             Immediate::Marker => {
@@ -214,7 +211,7 @@ impl SignalStreams {
         }
     }
 
-    /// Stores the flags whose markers have arrived.
+    /// Stores the flags of the signals whose markers have arrived, in signal order.
     fn store_ready(&mut self, primary: u32) -> bool {
         let Self { flags, streams, .. } = self;
         let Some(stream) = streams.get_mut(&primary) else { return false };
@@ -227,7 +224,7 @@ impl SignalStreams {
 }
 
 impl SignalStream {
-    /// Records the flag of an id.
+    /// Records which flag a short id stands for.
     fn set_flag(&mut self, message: Message) {
         if message.id >= FLAG_IDS_MAX {
             return;
@@ -239,7 +236,7 @@ impl SignalStream {
         self.known[index] = message;
     }
 
-    /// Returns the next signal in order, if the markers of the other rails have arrived.
+    /// Returns the next signal in order, if its markers have arrived.
     fn next(&mut self) -> Option<Message> {
         let message = *self.held.front()?;
         let needed = |at: &usize| message.markers >> at & 1 == 1;
@@ -251,7 +248,7 @@ impl SignalStream {
     }
 }
 
-/// Stores a flag; returns false if its registration does not exist any more.
+/// Stores the value of a signal in its flag; returns false if the region no longer exists.
 fn store(flags: &HashMap<u64, FlagArray>, message: Message) -> bool {
     let words = flags.get(&message.generation);
     let Some(words) = words.filter(|words| message.word < words.count) else { return false };
@@ -264,11 +261,11 @@ fn store(flags: &HashMap<u64, FlagArray>, message: Message) -> bool {
     true
 }
 
-/// Gives ids to the flags of one peer, and records their last values.
+/// Assigns short ids to the flags of one peer, and records the last value sent to each flag.
 #[derive(Debug, Default)]
 pub(crate) struct FlagIds(HashMap<FlagWord, (u32, u64)>);
 
-/// A flag of a peer, named by registration and word.
+/// Identifies a flag of a peer by the generation of its region and the index of its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlagWord {
     pub(crate) generation: u64,
@@ -276,8 +273,8 @@ pub(crate) struct FlagWord {
 }
 
 impl FlagIds {
-    /// Returns the immediate value of a signal if the peer knows the id of the flag and the increment is
-    /// small enough.
+    /// Returns the immediate value for a signal if the peer knows the flag's id and the increment is small
+    /// enough.
     pub(crate) fn immediate(&mut self, flag: FlagWord, value: u64, markers: u32) -> Option<u32> {
         let (id, last) = self.0.get_mut(&flag)?;
         let increment = value.checked_sub(*last)?;
@@ -288,7 +285,7 @@ impl FlagIds {
         Some(Immediate::Increment { id: *id, increment, markers }.encode())
     }
 
-    /// Returns the message of a signal, which gives the flag an id while ids are left.
+    /// Returns the message for a signal, which also gives the flag a short id while ids are left.
     pub(crate) fn message(
         &mut self,
         flag: FlagWord,

@@ -1,4 +1,4 @@
-//! Chooses a device, a port and an address, and measures the distance of devices.
+//! Chooses the RDMA device, port and address of a rank, and measures the distance of PCI devices.
 //!
 //! The kernel's tree of devices is the tree of PCI bridges. Two devices behind one switch share the beginning
 //! of their path, and data between them need not pass the processor. If they share no bridge, the host bridge
@@ -18,20 +18,19 @@ use crate::sys::{self, Context};
 /// Selects the RDMA device to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The first device with an active port.
+    /// The first RDMA device with an active port.
     #[default]
     Any,
-    /// The device of this name.
+    /// The RDMA device with this name, such as `mlx5_0`.
     Name(String),
-    /// The device at this position of the list, from 0.
+    /// The RDMA device at this position of the list of devices, from 0.
     Index(usize),
-    /// The device with an active port that is nearest to the PCI device at this address, such as a GPU at
-    /// `0000:3b:00.0`; the first one if several are equally near.
+    /// The RDMA device nearest to the PCI device at this address, such as the GPU at `0000:3b:00.0`. It has
+    /// an active port, and is the first one if several are equally near.
     Near(String),
 }
 
 impl DeviceChoice {
-    /// Returns whether a device has the requested name or index.
     fn matches(&self, index: usize, name: &str) -> bool {
         match self {
             Self::Any | Self::Near(_) => true,
@@ -52,7 +51,7 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A selected port, with everything that connecting needs.
+/// A port of an opened RDMA device, with the attributes that connecting needs.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenPort {
     pub(crate) context: Arc<Context>,
@@ -66,7 +65,7 @@ pub(crate) struct OpenPort {
     pub(crate) bytes_per_second: Option<f64>,
 }
 
-/// Selects the device, port and address of the options.
+/// Opens the first RDMA device that matches the choice and has a usable port and address.
 pub(crate) fn choose(
     device: &DeviceChoice,
     port: Option<u8>,
@@ -102,7 +101,6 @@ fn sort_by_distance<T>(
     Ok(())
 }
 
-/// Creates the error of a choice that no device matches.
 fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     if names.is_empty() {
         return Error::unavailable(
@@ -115,7 +113,7 @@ fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     Error::unavailable(format!("there is no RDMA device {device}; there are: {names}"))
 }
 
-/// Selects a port and an address of an opened device.
+/// Selects a port and an address (GID) of an opened RDMA device.
 fn open_port(
     context: &Arc<Context>,
     port: Option<u8>,
@@ -139,7 +137,7 @@ fn open_port(
     })
 }
 
-/// Returns the requested port, or the first active one.
+/// Returns the requested port of a device, or the first active one if none is requested.
 fn port_of(device: &Device, requested: Option<u8>) -> Result<&Port, Error> {
     let name = &device.name;
     let named = |port: &&Port| requested.is_none_or(|requested| requested == port.number);
@@ -156,7 +154,7 @@ fn port_of(device: &Device, requested: Option<u8>) -> Result<&Port, Error> {
     })
 }
 
-/// Returns the requested address of a port, or the best one.
+/// Returns the requested address (GID) of a port, or the best one if none is requested.
 fn gid_of(name: &str, port: &Port, requested: Option<u32>) -> Result<Gid, Error> {
     let available = || {
         let gids: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
@@ -184,22 +182,21 @@ fn gid_of(name: &str, port: &Port, requested: Option<u32>) -> Result<Gid, Error>
     })
 }
 
-/// The directory in which the kernel shows its devices.
 const SYSFS: &str = "/sys";
 
-/// The distance between two devices, from near to far.
+/// The distance between two PCI devices, ordered from near to far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Distance {
-    /// Behind one switch or root port, this number of bridges apart.
+    /// The devices are behind one PCI switch or root port, this number of bridges apart.
     Bridges(u32),
-    /// Behind one host bridge of the processor.
+    /// The devices are behind one host bridge of the processor.
     HostBridge,
-    /// On one NUMA node.
+    /// The devices are on one NUMA node, behind different host bridges.
     NumaNode,
-    /// On different NUMA nodes.
+    /// The devices are on different NUMA nodes.
     OtherNumaNode,
-    /// Software devices, or devices whose location the kernel does not report.
+    /// The location of a device is unknown, for example because it is a software device.
     Unknown,
 }
 
@@ -224,10 +221,10 @@ pub fn distance(name: &str, address: &str) -> Result<Distance, Error> {
     Ok(PciLocation::of_address(sysfs, address)?.distance(PciLocation::of_nic(sysfs, name).as_ref()))
 }
 
-/// The location of a PCI device.
+/// The location of a PCI device in the tree of PCI bridges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PciLocation {
-    /// The host bridge, the bridges, and the device.
+    /// The names of the host bridge, the bridges below it, and the device itself.
     path: Vec<String>,
     numa_node: Option<u32>,
 }
@@ -265,7 +262,7 @@ impl PciLocation {
         Some(Self { path, numa_node })
     }
 
-    /// Returns the distance to another device; `None` is a software device.
+    /// Returns the distance to another PCI device; `None` stands for a software device.
     fn distance(&self, other: Option<&Self>) -> Distance {
         let Some(other) = other else { return Distance::Unknown };
         let same = self.path.iter().zip(&other.path).take_while(|(one, two)| one == two).count();
@@ -285,7 +282,8 @@ impl PciLocation {
     }
 }
 
-/// Returns an address in the notation of the kernel: lower case, and four digits of the domain.
+/// Converts a PCI address to the notation of the Linux kernel, which has lower-case digits and a domain of
+/// four digits.
 fn kernel_notation(address: &str) -> Option<String> {
     let mut parts = address.trim().split(':');
     let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
@@ -385,8 +383,8 @@ mod tests {
         );
     }
 
-    /// A simulated machine with two processors, which have one host bridge per switch except for one. Removed
-    /// when dropped.
+    /// A simulated sysfs tree of a machine with two processors. One host bridge has two root ports, the
+    /// others have one. Dropping it removes the files.
     struct Machine(PathBuf);
 
     impl Drop for Machine {

@@ -1,4 +1,4 @@
-//! Lists the RDMA NICs of this machine with their ports and addresses, and probes for dma-bufs.
+//! Lists the RDMA NICs of this machine with their ports and addresses, and probes their support of dma-bufs.
 
 mod choice;
 
@@ -18,64 +18,64 @@ use crate::sys::{self, Context, Domain};
 pub use choice::{DeviceChoice, Distance, distance};
 pub(crate) use choice::{OpenPort, choose};
 
-/// An RDMA NIC.
+/// An RDMA NIC of this machine, with its limits and ports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// The name, such as `mlx5_0` or `rxe0`.
+    /// The name of the NIC, such as `mlx5_0` or `rxe0`.
     pub name: String,
-    /// The version of the firmware; empty for software devices.
+    /// The firmware version of the NIC; empty for software devices.
     pub firmware: String,
-    /// The GUID of the node.
+    /// The node GUID, which identifies the NIC.
     pub node_guid: u64,
-    /// The PCI address, such as `0000:17:00.0`; `None` for software devices.
+    /// The PCI address of the NIC, such as `0000:17:00.0`; `None` for software devices.
     pub pci: Option<String>,
-    /// The largest number of queue pairs.
+    /// The maximum number of queue pairs that the NIC supports.
     pub queue_pairs_max: u32,
-    /// The largest size of a registration in bytes.
+    /// The largest memory region that the NIC can register, in bytes.
     pub region_bytes_max: u64,
-    /// The number of interrupts over which completions can be spread.
+    /// The number of interrupts over which the NIC can spread completions.
     pub completion_vectors: u32,
-    /// The ports, from number 1.
+    /// The ports of the NIC, numbered from 1.
     pub ports: Vec<Port>,
 }
 
-/// A port of a NIC.
+/// A port of an RDMA NIC, with its state, limits and addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Port {
-    /// The number of the port on its device, from 1.
+    /// The number of the port on its NIC, from 1.
     pub number: u8,
     /// Whether the port is active.
     pub active: bool,
-    /// The name of the state in libibverbs.
+    /// The state of the port as text, such as `active` or `down`.
     pub state: &'static str,
-    /// The link layer.
+    /// The link layer of the port, InfiniBand or Ethernet.
     pub link: LinkLayer,
-    /// The largest packet's payload in bytes.
+    /// The largest payload of one packet on the port, in bytes.
     pub mtu_bytes: u32,
-    /// The bandwidth in bytes per second and direction, from link width and speed. The value of a software
-    /// device means little.
+    /// The bandwidth of the port in bytes per second and direction, from link width and speed. The value of a
+    /// software device means little.
     pub bytes_per_second: Option<f64>,
-    /// The largest single message in bytes.
+    /// The largest message that the port can send, in bytes.
     pub message_bytes_max: u32,
-    /// The addresses of the port.
+    /// The addresses of the port, which are the valid entries of its GID table.
     pub gids: Vec<Gid>,
 }
 
-/// The link layer of a port.
+/// The link layer of an RDMA port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkLayer {
-    /// InfiniBand.
+    /// An InfiniBand link.
     InfiniBand,
-    /// Ethernet, with RoCE.
+    /// An Ethernet link, which carries RoCE.
     Ethernet,
-    /// Another link layer.
+    /// A link layer other than InfiniBand and Ethernet.
     Other,
 }
 
 impl Port {
-    /// Returns the address that is used by default: with RoCE the best one that other hosts reach, with
-    /// InfiniBand the first.
+    /// Returns the address that the port uses by default. With RoCE it is the best one that other hosts
+    /// reach, with InfiniBand the first.
     pub fn best_gid(&self) -> Option<Gid> {
         if self.link != LinkLayer::Ethernet {
             return self.gids.first().copied();
@@ -96,7 +96,7 @@ pub fn discover() -> Result<Vec<Device>, Error> {
     contexts.iter().map(describe).collect()
 }
 
-/// Queries everything about a device.
+/// Queries the attributes, ports and addresses of an opened RDMA device.
 pub(crate) fn describe(context: &Arc<Context>) -> Result<Device, Error> {
     let attributes = context.attributes()?;
     let ports = (1..=attributes.phys_port_cnt)
@@ -161,7 +161,7 @@ fn mtu_bytes(mtu: ibv_mtu) -> u32 {
     128_u32.checked_shl(mtu.0).filter(|_| (1..=5).contains(&mtu.0)).unwrap_or(0)
 }
 
-/// Returns link width times speed, as the InfiniBand specification numbers them.
+/// Computes the bandwidth of a port from the width and speed codes of the InfiniBand specification.
 fn bytes_per_second(port: &ibv_port_attr) -> Option<f64> {
     let lanes = match port.active_width {
         1 => 1.0,
@@ -184,28 +184,28 @@ fn bytes_per_second(port: &ibv_port_attr) -> Option<f64> {
     Some(lanes * gigabits * 1e9 / 8.0)
 }
 
-/// The transport of an address.
+/// The transport protocol that an address of an RDMA port belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
-    /// InfiniBand.
+    /// The InfiniBand transport.
     InfiniBand,
-    /// RoCE v1: Ethernet frames, which stay inside one segment.
+    /// RoCE v1, whose Ethernet frames stay inside one network segment.
     RoceV1,
-    /// RoCE v2: UDP, which routers forward.
+    /// RoCE v2, whose UDP packets routers can forward.
     RoceV2,
-    /// A transport that this build does not know.
+    /// A transport protocol that this version of the crate does not know.
     Other,
 }
 
-/// An address of a port: an entry of its GID table.
+/// An address of an RDMA port, which is one entry of the port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gid {
-    /// The index in the GID table of the port.
+    /// The index of the address in the GID table of its port.
     pub index: u32,
-    /// The bytes of the address.
+    /// The 16 bytes of the GID.
     pub bytes: [u8; 16],
-    /// The kind of the address, which sets the transport.
+    /// The kind of the address, which decides the transport protocol.
     pub kind: GidKind,
 }
 
@@ -220,13 +220,13 @@ impl Gid {
         Self { index: entry.gid_index, bytes: entry.gid.raw, kind }
     }
 
-    /// Returns the IP address.
+    /// Returns the IP address that the GID contains.
     pub fn ip(&self) -> IpAddr {
         Ipv6Addr::from(self.bytes).to_canonical()
     }
 
-    /// Returns whether the address is link-local: only hosts of the same segment reach it, and only if they
-    /// name the interface.
+    /// Returns whether the GID is a link-local address, which only hosts of the same network segment reach.
+    /// They must also name the interface.
     pub fn is_link_local(&self) -> bool {
         match self.ip() {
             IpAddr::V4(ip) => ip.is_link_local(),
@@ -258,13 +258,13 @@ impl fmt::Display for Gid {
     }
 }
 
-/// The reason why a device cannot register dma-bufs of other devices.
+/// The reason why an RDMA device cannot register dma-bufs of other devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DmabufRefusal {
     /// libibverbs is older than rdma-core 34, which added dma-bufs.
     Library,
-    /// The provider, the driver or the kernel does not support it.
+    /// The provider, the driver or the kernel does not support dma-bufs.
     Driver(Errno),
 }
 
@@ -277,7 +277,7 @@ impl fmt::Display for DmabufRefusal {
     }
 }
 
-/// Returns whether the device of this name can register dma-bufs of other devices, and why not.
+/// Returns whether the named RDMA device can register dma-bufs of other devices, or the reason why not.
 ///
 /// # Errors
 /// Returns the errors of [`discover`], and [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no
@@ -291,7 +291,7 @@ pub fn probe_dmabuf(name: &str) -> Result<Result<(), DmabufRefusal>, Error> {
     Ok(dmabuf_support(context.library.reg_dmabuf_mr.is_some(), domain.refuse_dmabuf()))
 }
 
-/// Returns whether a driver supports dma-bufs, from the error of a registration with an invalid file.
+/// Derives whether a driver supports dma-bufs from the error of registering an invalid file.
 ///
 /// A driver that checks the file supports them.
 fn dmabuf_support(library: bool, errno: Option<Errno>) -> Result<(), DmabufRefusal> {

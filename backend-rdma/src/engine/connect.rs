@@ -1,4 +1,4 @@
-//! Opens the queue pairs to a peer on a thread.
+//! Opens the queue pairs to a peer on a background thread.
 //!
 //! The peer's answer may take long, and neither `submit` nor `completed` may wait for it.
 
@@ -17,43 +17,43 @@ use crate::nic::{self, MESSAGE_BYTES, QpAddress};
 use crate::options::SignalBy;
 use crate::sys::{Cq, Mr, Qp, QpSizes};
 
-/// Time to wait for the peers to close their queue pairs when an engine is dropped.
+/// The time limit for peers to close their queue pairs when an engine is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Opens the queue pairs to a peer.
+/// The job of a background thread that opens an engine's queue pairs to a peer.
 #[derive(Debug)]
 pub(super) struct ConnectJob {
     pub(super) resources: Arc<Resources>,
     pub(super) control: Arc<Control>,
-    /// One completion queue per NIC.
+    /// The completion queues of the engine, one per NIC.
     pub(super) cqs: Arc<[Arc<Cq>]>,
     pub(super) limits: RailLimits,
-    /// Notified when the job is done.
+    /// Wakes the engine's thread when the queue pairs are open.
     pub(super) wakeup: Arc<WakeupEvent>,
 }
 
-/// The queue pairs to a peer, open on both sides. Closes them when dropped.
+/// The queue pairs of an engine to a peer, open on both sides. Closes them when dropped.
 #[derive(Debug)]
 pub(super) struct Connected {
-    /// The rails; the first is the primary one.
+    /// The queue pairs to the peer, of which the first is the primary one.
     pub(super) rails: Vec<Rail>,
     pub(super) signal: SignalBy,
     pub(super) messages: MessageBuffers,
-    /// Time by which the peer must have closed its queue pairs.
+    /// The deadline for the peer to close its queue pairs.
     pub(super) close_by: Option<Deadline>,
-    /// Number of the peer's primary queue pair.
+    /// The peer's number of the primary queue pair, which a close request names.
     primary: u32,
     control: Arc<Control>,
 }
 
-/// One message buffer per request that may be in flight on the primary rail.
+/// The registered buffers of signal messages, one per request in flight on the primary queue pair.
 #[derive(Debug)]
 pub(super) struct MessageBuffers {
     mr: Mr,
     memory: Mapping,
 }
 
-/// A connection that a thread is establishing.
+/// A connection to a peer that a background thread is establishing.
 #[derive(Debug)]
 pub(super) struct Connecting {
     result: Receiver<Result<Connected, Error>>,
@@ -61,7 +61,7 @@ pub(super) struct Connecting {
 }
 
 impl Connecting {
-    /// Starts a thread that connects to the peer.
+    /// Starts a thread that opens the queue pairs to a peer.
     pub(super) fn start(job: ConnectJob) -> Result<Self, Error> {
         let peer = job.control.peer;
         let (sender, result) = sync_channel(1);
@@ -76,7 +76,7 @@ impl Connecting {
         Ok(Self { result, peer })
     }
 
-    /// Returns the queue pairs once they are open.
+    /// Returns the queue pairs if the background thread has opened them, without waiting.
     pub(super) fn poll(&self) -> Result<Option<Connected>, Error> {
         match self.result.try_recv() {
             Ok(connected) => connected.map(Some),
@@ -90,7 +90,6 @@ impl Connecting {
 }
 
 impl ConnectJob {
-    /// Opens all queue pairs to the peer.
     fn run(&self) -> Result<Connected, Error> {
         let deadline = Deadline::after(self.resources.options.open_timeout);
         let count = self.resources.rails(self.control.nics);
@@ -110,7 +109,7 @@ impl ConnectJob {
         Ok(connected)
     }
 
-    /// Opens one queue pair; returns also the peer's number of it, and the method of signals.
+    /// Opens one queue pair, and returns it with the peer's queue pair number and the method of signals.
     fn open_rail(
         &self,
         index: usize,
@@ -156,7 +155,7 @@ impl MessageBuffers {
         Ok(Self { mr, memory })
     }
 
-    /// Copies a message into a slot; returns the address and local key of the copy.
+    /// Copies a message into a buffer, and returns the address and local key of the copy.
     pub(super) fn write(&self, slot: usize, bytes: &[u8]) -> (u64, u32) {
         let buffer = self.memory.base().as_ptr().wrapping_add(slot * MESSAGE_BYTES);
         // SAFETY: the slot is inside the mapping, which has one per request. The request that used the slot

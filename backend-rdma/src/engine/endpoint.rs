@@ -1,4 +1,4 @@
-//! Queues the ops of an engine for one peer, and posts them over one or more rails.
+//! Queues the ops of an engine for one peer, and posts them over one or more queue pairs.
 //!
 //! The primary rail takes signals and small copies, so their order is that of the queue pair. Stripes of
 //! large puts and gets rotate over all rails by the peer's address: bytes at one remote address use the
@@ -23,39 +23,39 @@ use crate::connection::{Control, FlagIds, Immediate};
 use crate::error::Error;
 use crate::options::SignalBy;
 
-/// The connection of an engine to one peer.
+/// The connection of an engine to one peer, with the ops that are queued for the peer.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) control: Arc<Control>,
     connecting: Option<Connecting>,
     connected: Option<Connected>,
     stripe_bytes: u64,
-    /// Ops of which a part is not posted yet.
+    /// The queued ops that are not completely posted.
     queue: VecDeque<Queued>,
-    /// The last op of each slice: its place in the queue, and the ticket of the slice.
+    /// The last op of each slice, as the op's order number and the slice's ticket.
     slice_ends: VecDeque<(u64, Ticket)>,
     flag_ids: FlagIds,
-    /// An empty write that is still to be posted on the primary rail, with the order of its op. Its
-    /// completion covers the unsignaled requests of the primary after the op ended on another rail.
+    /// A pending empty write for the primary queue pair, with the order number of its op. Its completion
+    /// covers the unsignaled requests of the primary after the op ended on another rail.
     flush: Option<(ibv_send_target, u64)>,
     stall: StallTimer,
 }
 
-/// An op that waits to be posted.
+/// A queued op that is not completely posted.
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     ticket: Ticket,
     order: u64,
     op: PeerOp,
-    /// Whether the copy is cut into stripes over all rails.
+    /// Whether a put or get is cut into stripes over all queue pairs.
     striped: bool,
-    /// Whether the last request of the op must be signaled: the op is the last of its slice for this peer, or
-    /// a flag of the own rank waits for it.
+    /// Whether the last work request of the op must generate a completion. That is so if the op is the last
+    /// of its slice for this peer, or if a flag of this rank waits for it.
     signaled: bool,
 }
 
 impl Endpoint {
-    /// Creates an endpoint and starts to open its queue pairs.
+    /// Creates an endpoint and starts to open its queue pairs in the background.
     pub(super) fn open(job: ConnectJob) -> Result<Self, Error> {
         let stripe_bytes = job.resources.options.stripe_bytes;
         Ok(Self {
@@ -71,7 +71,6 @@ impl Endpoint {
         })
     }
 
-    /// Queues an op.
     pub(super) fn push(&mut self, ticket: Ticket, order: u64, op: PeerOp) {
         let striped = match &op {
             // A single stripe would need a marker and gain nothing.
@@ -88,7 +87,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends a slice; returns whether it has ops for this peer.
+    /// Marks the end of a slice, and returns whether the slice has ops for this peer.
     pub(super) fn end_slice(&mut self, ticket: Ticket) -> bool {
         let last = self.queue.back_mut().filter(|queued| queued.ticket == ticket);
         last.is_some_and(|queued| {
@@ -98,17 +97,16 @@ impl Endpoint {
         })
     }
 
-    /// Returns the number of ops that are not posted.
     pub(super) fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Returns whether a call to [`post_queued`](Self::post_queued) may progress.
+    /// Returns whether a call of [`post_queued`](Self::post_queued) can make progress.
     pub(super) fn has_work(&self) -> bool {
         !self.queue.is_empty() || self.flush.is_some() || self.connecting.is_some()
     }
 
-    /// Sets the deadline for the peer to close its queue pairs when this is dropped.
+    /// Sets the deadline for the peer to close its queue pairs after this endpoint is dropped.
     pub(super) fn close_by(&mut self, deadline: Deadline) {
         self.connecting = None;
         if let Some(connected) = &mut self.connected {
@@ -120,26 +118,27 @@ impl Endpoint {
         self.connected.as_ref().map_or(&[], |connected| &connected.rails)
     }
 
-    /// Returns whether every op up to `order` is complete.
+    /// Returns whether all ops up to the order number `order` are complete.
     pub(super) fn is_complete(&self, order: u64) -> bool {
         let posted = self.rails().iter().filter_map(Rail::first_order);
         let queued = self.queue.front().map(|queued| queued.order);
         posted.chain(queued).all(|first| first > order)
     }
 
-    /// Returns whether no request is in flight.
+    /// Returns whether no work request to the peer is in flight.
     pub(super) fn is_drained(&self) -> bool {
         self.rails().iter().all(Rail::is_drained)
     }
 
-    /// Drops the ops that are not posted and fails the posted requests.
+    /// Drops the ops that are not posted, and moves the queue pairs to the error state.
     pub(super) fn fail(&mut self) {
         self.queue.clear();
         (self.connecting, self.flush) = (None, None);
         self.rails().iter().for_each(|rail| rail.qp.fail());
     }
 
-    /// Completes a request and those before it on its rail; calls `finish` for each ticket that this ends.
+    /// Completes a work request and the earlier ones of its queue pair, and calls `finish` for each completed
+    /// ticket.
     pub(super) fn complete(
         &mut self,
         (rail, sequence): (usize, u64),
@@ -181,7 +180,7 @@ impl Endpoint {
         })
     }
 
-    /// Posts queued ops while the limits allow it.
+    /// Posts queued ops as long as the limits of the queue pairs allow it.
     pub(super) fn post_queued(&mut self, chains: &mut [RequestChain]) -> Result<(), Error> {
         if let Some(connecting) = &self.connecting {
             let Some(connected) = connecting.poll()? else { return Ok(()) };
@@ -194,7 +193,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Posts one request of the first op; returns whether one was posted.
+    /// Posts one work request of the first queued op, and returns whether one was posted.
     fn post_head(&mut self, chains: &mut [RequestChain]) -> Result<bool, Error> {
         let Some(head) = self.queue.front().copied() else { return Ok(false) };
         match head.op {
@@ -204,7 +203,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts the pending empty write, if any; returns false if the primary rail is full.
+    /// Posts the pending empty write, if any; returns false if the primary queue pair is full.
     fn post_flush(&mut self, chains: &mut [RequestChain]) -> Result<bool, Error> {
         let Some((target, order)) = self.flush else { return Ok(true) };
         let primary = &mut self.connected.as_mut().expect("a request was posted").rails[0];
@@ -284,7 +283,7 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Removes the bytes that were posted from the first op of the queue.
+    /// Advances the first queued op past the bytes that were posted.
     fn advance(&mut self, is_last: bool, bytes: u64) {
         if is_last {
             self.queue.pop_front();
@@ -296,7 +295,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes a write carry the signal that follows it in the same slice; returns the op of the signal.
+    /// Attaches the next signal of the slice to a write as its immediate value, and returns the signal's op.
     fn attach_signal(&mut self, head: Queued, request: &mut ibv_send_wr) -> Option<Queued> {
         let next = self.queue.get(1).copied();
         let next = next.filter(|next| next.ticket == head.ticket && !head.signaled)?;
@@ -307,7 +306,7 @@ impl Endpoint {
         Some(next)
     }
 
-    /// Posts a signal, after the markers on the other rails; returns whether it was posted.
+    /// Posts the markers on the other queue pairs, then the signal; returns whether the signal was posted.
     fn post_signal(
         &mut self,
         head: Queued,
@@ -354,7 +353,7 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Builds the request of a signal that no write carries.
+    /// Builds the work request of a signal that is not attached to a write.
     fn signal_request(
         &mut self,
         signal: &FlagSignal,
@@ -379,7 +378,7 @@ impl Endpoint {
         (request, sge)
     }
 
-    /// Copies a message into a buffer that stays valid until the request completes.
+    /// Copies a message into a registered buffer that stays valid until the request completes.
     fn message(&mut self, bytes: &[u8], request: &mut ibv_send_wr) -> Option<ibv_sge> {
         let Connected { rails, messages, .. } = self.connected.as_ref()?;
         let (addr, lkey) = messages.write(rails[0].slot(), bytes);
@@ -390,22 +389,22 @@ impl Endpoint {
     }
 }
 
-/// Returns the remote address and key of an RDMA request.
 fn rdma_target(remote_addr: u64, rkey: u32) -> ibv_send_target {
     ibv_send_target { rdma: ibv_send_rdma { remote_addr, rkey } }
 }
 
-/// Measures how long a peer has made no progress: the number of completions at the last change, and its time.
+/// Measures how long a peer has made no progress. Holds the number of completions at the last change, and the
+/// time of that change.
 #[derive(Debug, Default)]
 struct StallTimer(Option<(u64, Instant)>);
 
 impl StallTimer {
-    /// Stops the timer, because no request is in flight.
     fn stop(&mut self) {
         self.0 = None;
     }
 
-    /// Returns the time left, or `None` after `limit` without progress. `completed` counts all completions.
+    /// Returns the time left until `limit` passes without progress, or `None` if it has passed. `completed`
+    /// counts all completions.
     fn time_left(&mut self, completed: u64, now: Instant, limit: Duration) -> Option<Duration> {
         let unchanged = self.0.filter(|(before, _)| *before == completed);
         let (_, since) = *self.0.insert(unchanged.unwrap_or((completed, now)));

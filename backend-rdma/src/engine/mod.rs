@@ -1,5 +1,5 @@
-//! Implements the RDMA engine: one completion queue per NIC, and an endpoint for each peer that an op has
-//! named.
+//! Implements the RDMA engine, which has a completion queue per NIC and an endpoint for each peer that an op
+//! has named.
 //!
 //! The calling thread posts and completes everything; a thread only opens queue pairs. Puts are writes, gets are
 //! reads, and a signal follows the bytes on the same queue pair. The processor does the self copies, and a
@@ -39,37 +39,37 @@ use crate::error::{Error, VerbsStatus};
 use crate::memory::{Local, Remote};
 use crate::sys::Cq;
 
-/// Maximum number of ops in a slice; a queue holds more.
+/// The maximum number of ops in one `submit` call; the engine's queue holds more.
 const SLICE_OPS_MAX: usize = 1024;
-/// Maximum number of completions per `ibv_poll_cq`.
+/// The maximum number of completions that one call of `ibv_poll_cq` returns.
 const POLL_BATCH: usize = 32;
-/// Number of `completed` calls between two stall checks. A caller that drives the engine polls at least a
-/// hundred times a second.
+/// The number of `completed` calls between two checks for peers that make no progress. A caller that drives
+/// the engine polls at least a hundred times a second.
 const POLLS_PER_STALL_CHECK: u32 = 64;
 
-/// An in-order queue of ops over RDMA, driven by its caller.
+/// An in-order queue of puts, gets and signals over RDMA, driven by the thread that polls it.
 #[derive(Debug)]
 pub struct Engine {
     // Declared first, so that they are dropped before the completion queues and the connections.
-    /// The endpoint of each rank that an op has named.
+    /// The endpoint of each rank; `None` until an op names the rank.
     endpoints: Vec<Option<Endpoint>>,
     loopback: Loopback,
-    /// Abilities, first error and release.
+    /// The capabilities of the engine, its first error, and whether it was released.
     state: EngineState<Error>,
     limits: RailLimits,
     tickets: TicketCounter,
-    /// Number of ops submitted so far.
+    /// The number of ops submitted so far, which is the order number of the last one.
     order: u64,
-    /// The ops of the slice that is being submitted.
+    /// The ops of the current `submit` call, with checked bounds and computed addresses.
     resolved: Vec<ResolvedOp>,
-    /// One chain per rail of the endpoint that is being posted to.
+    /// The chains of work requests, one per queue pair of the endpoint that is being posted to.
     chains: Vec<RequestChain>,
     loopback_progress: LoopbackProgress,
     completions: Vec<ibv_wc>,
     parker: EventParker,
-    /// Number of `completed` calls since the last stall check.
+    /// The number of `completed` calls since the last check for peers that make no progress.
     polls: u32,
-    /// One completion queue per NIC.
+    /// The completion queues of the engine, one per NIC.
     cqs: Arc<[Arc<Cq>]>,
     connections: Arc<Connections>,
 }
@@ -134,7 +134,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues a checked slice and posts as many requests as the queue limits allow.
+    /// Queues the ops of a checked slice, and posts as many work requests as the limits allow.
     fn enqueue(&mut self) -> Result<Ticket, Error> {
         for index in 0..self.resolved.len() {
             if let ResolvedOp::Peer(peer, _) = self.resolved[index] {
@@ -173,7 +173,7 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Posts as many queued requests as the queue limits allow, and runs the loopback ops.
+    /// Posts as many queued work requests as the limits allow, and runs ops on this rank's own memory.
     fn progress(&mut self) -> Result<(), Error> {
         for endpoint in self.endpoints.iter_mut().flatten() {
             if endpoint.has_work() {
@@ -195,7 +195,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes completions and arrived signals.
+    /// Processes the completions of all NICs and the signals that have arrived.
     fn poll_completions(&mut self) -> Result<(), Error> {
         self.connections.resources.check()?;
         let mut progressed = self.connections.receiver().poll()?;
@@ -218,7 +218,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Handles one completion; `nic` is the index of the completion queue.
+    /// Handles one completion from the completion queue of the NIC with index `nic`.
     fn complete(&mut self, nic: usize, completion: &ibv_wc) -> Result<(), Error> {
         let RequestId { peer, rail, sequence } = RequestId::decode(completion.wr_id);
         let Some(endpoint) = self.endpoints.get_mut(peer).and_then(Option::as_mut) else {
@@ -271,8 +271,8 @@ impl Engine {
         Ok(least)
     }
 
-    /// Checks for a stall every [`POLLS_PER_STALL_CHECK`] calls: a thread that drives several engines may
-    /// never park on this one.
+    /// Checks for peers without progress in every [`POLLS_PER_STALL_CHECK`]th call. A thread that drives
+    /// several engines may never park on this one.
     fn check_stalls(&mut self) -> Result<(), Error> {
         self.polls = (self.polls + 1) % POLLS_PER_STALL_CHECK;
         if self.polls == 0 {
@@ -281,13 +281,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the number of ops that wait to be posted or run.
     fn queued(&self) -> usize {
         self.loopback.len() + self.endpoints.iter().flatten().map(Endpoint::queued).sum::<usize>()
     }
 }
 
-/// Returns the limits of a rail that the options and all NICs allow.
+/// Returns the limits of a queue pair that the options and all NICs allow.
 ///
 /// # Errors
 /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): a completion queue of a NIC is too small.
@@ -379,7 +378,7 @@ unsafe impl CopyEngine for Engine {
         Ok(())
     }
 
-    /// Returns 0: NICs copy.
+    /// Returns 0, because NICs copy without compute units.
     fn compute_bytes(&mut self, _ops: &[Op<'_, Local, Remote>], _captured: bool) -> u64 {
         0
     }

@@ -1,4 +1,4 @@
-//! Computes the addresses of ops, and runs the ops for the own rank.
+//! Computes the addresses of ops, and executes the ops on this rank's own memory.
 //!
 //! The processor does copies to the own rank. A flag of the own rank is stored when all earlier ops of the
 //! engine are complete.
@@ -15,21 +15,21 @@ use crate::memory::{Local, Remote};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// Maximum number of bytes that one call copies, so that it does not block for long.
+/// The maximum number of bytes that one call copies, so that the call does not block for long.
 const CALL_BYTES_MAX: usize = 4 << 20;
 
-/// An op whose bounds are checked and whose addresses are known.
+/// An op with checked bounds and computed addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ResolvedOp {
-    /// A copy of zero bytes.
+    /// A put or get of zero bytes, which needs no work request.
     Empty,
-    /// An op on memory of this rank.
+    /// An op on this rank's own memory, which the processor executes.
     Loopback(LoopbackOp),
-    /// An op on memory of a peer.
+    /// An op on a peer's memory, which a NIC executes.
     Peer(Rank, PeerOp),
 }
 
-/// An op on memory of this process; `submit`'s contract keeps the memory alive.
+/// An op on memory of this process, which the contract of `submit` keeps alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LoopbackOp {
     Copy { dst: *mut u8, src: *const u8, bytes: usize },
@@ -40,7 +40,7 @@ pub(super) enum LoopbackOp {
 // any thread that drives the engine.
 unsafe impl Send for LoopbackOp {}
 
-/// An op on memory of a peer.
+/// An op on a peer's memory, which becomes one or more work requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PeerOp {
     Write(CopySpan),
@@ -48,7 +48,7 @@ pub(super) enum PeerOp {
     Signal(FlagSignal),
 }
 
-/// A range of local memory and a range of the peer's memory, of the same length.
+/// The local and the remote memory range of a put or get, of equal length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopySpan {
     pub(super) local: u64,
@@ -60,17 +60,17 @@ pub(super) struct CopySpan {
     pub(super) is_device_memory: bool,
 }
 
-/// A new value for a flag of the peer.
+/// A signal that sets a flag of a peer to a new value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagSignal {
     pub(super) flag: FlagWord,
     pub(super) value: u64,
-    /// The address of the flag and the remote key of its region, both for the peer's first NIC.
+    /// The address of the flag for the peer's first NIC; `key` is the remote key of its region there.
     pub(super) address: u64,
     pub(super) key: u32,
 }
 
-/// Computes the addresses of a checked op.
+/// Computes the addresses and keys of an op whose bounds were checked.
 pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
     match *op {
         Op::Put { dst, src, bytes } => {
@@ -104,7 +104,7 @@ enum Direction {
     Get,
 }
 
-/// Computes the addresses of a copy whose ranges were checked.
+/// Computes the addresses and keys of a put or get whose ranges were checked.
 fn copy(
     (local_region, local_offset): (&Local, u64),
     (remote_region, remote_offset): (&Remote, u64),
@@ -139,24 +139,24 @@ fn copy(
     Ok(ResolvedOp::Peer(remote_region.key.rank, op))
 }
 
-/// A queue of loopback ops, in the order of submission.
+/// The queue of ops on this rank's own memory, in order of submission.
 #[derive(Debug, Default)]
 pub(super) struct Loopback(VecDeque<Queued>);
 
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     ticket: Ticket,
-    /// The number of the op, in the order of submission to the engine.
+    /// The position of the op in the order of submission to the engine.
     order: u64,
     op: LoopbackOp,
 }
 
-/// The results of a [`run`](Loopback::run).
+/// The result of executing queued ops on this rank's own memory.
 #[derive(Debug, Default)]
 pub(super) struct LoopbackProgress {
-    /// The tickets of the completed ops.
+    /// The tickets of the completed ops, one entry per op.
     pub(super) tickets: Vec<Ticket>,
-    /// Whether a flag was stored.
+    /// Whether a flag was stored, so that sleeping threads must be woken.
     pub(super) stored: bool,
 }
 
@@ -173,12 +173,12 @@ impl Loopback {
         self.0.clear();
     }
 
-    /// Returns whether the first op is a copy, so that a call progresses without waiting.
+    /// Returns whether the first queued op is a copy, which can progress without waiting.
     pub(super) fn is_copying(&self) -> bool {
         matches!(self.0.front(), Some(Queued { op: LoopbackOp::Copy { .. }, .. }))
     }
 
-    /// Runs ops in order, and stores a flag once `is_complete` returns true for its order.
+    /// Executes queued ops in order; stores a flag only after all earlier ops of the engine are complete.
     pub(super) fn run(
         &mut self,
         progress: &mut LoopbackProgress,

@@ -1,4 +1,4 @@
-//! Puts a rank to sleep on the completion channels until a flag may have changed.
+//! Puts an engine's thread to sleep on completion channels until a flag may have changed.
 //!
 //! Before it sleeps, an engine polls for a time that [`SpinPolicy`] chooses. A sleep costs tens of
 //! microseconds, and hundreds on emulated processors: system calls to request events and to sleep, and an
@@ -20,13 +20,14 @@ use crate::error::Error;
 use crate::options::NICS_MAX;
 use crate::sys::Cq;
 
-/// Longest sleep while peers may write flags without a message.
+/// The longest sleep while peers may write flags directly, because such a write causes no event.
 const DIRECT_WRITES_SLEEP_MAX: Duration = Duration::from_micros(200);
 
-/// The wake-up descriptor, and two completion channels per NIC.
+/// The maximum number of polled descriptors, which are one eventfd and two completion channels per NIC.
 const FDS_MAX: usize = 1 + 2 * NICS_MAX;
 
-/// Parks one engine: polls for a while, announces the sleep, polls once more, sleeps.
+/// Parks the thread of one engine in steps. It polls for a while, announces the sleep, polls once more, and
+/// sleeps.
 #[derive(Debug)]
 pub(super) struct EventParker {
     parker: Parker<Arc<WakeupEvent>>,
@@ -48,12 +49,12 @@ impl EventParker {
         Arc::clone(self.parker.unpark())
     }
 
-    /// Returns whether the next park sleeps.
+    /// Returns whether the next call of `park` sleeps.
     pub(super) fn is_announced(&self) -> bool {
         self.parker.is_announced()
     }
 
-    /// Runs one step of a wait: spin, announce the sleep, or sleep.
+    /// Runs one step of a wait, which is to spin, to announce the sleep, or to sleep.
     ///
     /// The caller checks its flags between two steps, so that a flag set before the announcement is not
     /// missed.
@@ -129,13 +130,13 @@ impl EventParker {
         Ok(arrived)
     }
 
-    /// Takes the announcement of a sleep back.
+    /// Withdraws the announcement that this engine's thread is about to sleep.
     fn withdraw(&self, receiver: &SignalReceiver) {
         self.parker.unpark().set_asleep(false);
         receiver.asleep.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Records progress: the next park polls before it sleeps.
+    /// Records progress, after which the next `park` polls before it sleeps.
     pub(super) fn record_progress(&mut self, receiver: &SignalReceiver) {
         let (idle_since, announced) = (self.parker.idle_since(), self.parker.is_announced());
         self.parker.busy();
@@ -152,33 +153,35 @@ impl EventParker {
     }
 }
 
-/// Initial spin: a few times the latency of a message on a fast network, about the cost of a wake-up.
+/// The initial polling time before a sleep. It is a few times the latency of a message on a fast network,
+/// about the cost of a wake-up.
 const SPIN_MIN: Duration = Duration::from_micros(100);
-/// Longest spin: for longer waits the wake-up adds little, and an unsuccessful spin wastes as much.
+/// The longest polling time before a sleep. For longer waits the wake-up adds little, and an unsuccessful
+/// spin wastes as much.
 const SPIN_MAX: Duration = Duration::from_millis(1);
-/// Number of sleeps before the next trial of a longer spin, after the first unsuccessful one.
+/// The number of sleeps before a longer spin is tried again, after the first unsuccessful trial.
 const REST: u32 = 16;
-/// Number of sleeps before the next trial of a longer spin, after many unsuccessful ones.
+/// The number of sleeps before a longer spin is tried again, after many unsuccessful trials.
 const REST_MAX: u32 = 1024;
-/// Initial credit of a trial; each wait that was shorter than with a sleep earns one.
+/// The initial credit of a trial of longer spins. Each wait that was shorter than with a sleep earns one.
 const CREDIT: u32 = 2;
-/// Maximum credit of a trial.
+/// The maximum credit of a trial of longer spins.
 const CREDIT_MAX: u32 = 16;
-/// Credit that a wait costs if it was longer, or needed a sleep all the same.
+/// The credit that a trial of longer spins loses if a wait was longer, or needed a sleep all the same.
 const CHARGE: u32 = 2;
 
-/// Chooses the spin time from recent waits, unless the caller has set it.
+/// Chooses the polling time before a sleep from recent waits, unless the caller has set it.
 #[derive(Clone, Copy, Debug)]
 struct SpinPolicy {
     fixed: Option<Duration>,
-    /// Spin time of the next wait, between [`SPIN_MIN`] and [`SPIN_MAX`].
+    /// The polling time of the next wait, between [`SPIN_MIN`] and [`SPIN_MAX`].
     adaptive: Duration,
-    /// Average duration of recent waits that needed a sleep.
+    /// The average duration of recent waits that needed a sleep.
     average_with_sleep: Option<Duration>,
     credit: u32,
-    /// Sleeps left before a longer spin is tried.
+    /// The number of sleeps left before a longer spin is tried.
     rest: u32,
-    /// Value of `rest` after the next unsuccessful trial.
+    /// The value of `rest` after the next unsuccessful trial of longer spins.
     next_rest: u32,
 }
 
@@ -199,12 +202,13 @@ impl SpinPolicy {
         self.fixed.unwrap_or(self.adaptive)
     }
 
-    /// Returns whether to yield the processor while polling: the caller has not asked for a pure spin.
+    /// Returns whether polling yields the processor, which it does unless the caller has set the polling
+    /// time.
     fn yields(self) -> bool {
         self.fixed.is_none()
     }
 
-    /// Records the duration of a wait; it included a sleep if it was longer than the spin.
+    /// Records the duration of a wait, which included a sleep if it was longer than the polling time.
     fn record_wait(&mut self, wait: Duration) {
         let slept = wait > self.adaptive;
         match (slept, self.adaptive > SPIN_MIN) {
@@ -240,7 +244,7 @@ impl SpinPolicy {
         self.adaptive = (self.adaptive * 7 / 8).max((2 * wait).min(SPIN_MAX)).max(SPIN_MIN);
     }
 
-    /// Charges an unsuccessful longer spin; ends the trial when the credit is used up.
+    /// Charges a trial of longer spins for an unsuccessful one; ends the trial when its credit is used up.
     fn charge(&mut self) {
         if let Some(credit) = self.credit.checked_sub(CHARGE) {
             self.credit = credit;
@@ -259,7 +263,8 @@ mod tests {
         Duration::from_micros(micros)
     }
 
-    /// Returns how many of 1000 waits had a longer spin; `wait` returns the wait that follows from a spin.
+    /// Returns how many of 1000 simulated waits polled longer than the minimum. `wait` maps a polling time to
+    /// the duration of the wait.
     fn long_spins(spin: &mut SpinPolicy, wait: impl Fn(Duration) -> Duration) -> usize {
         let mut is_long = || {
             let duration = spin.duration();

@@ -8,26 +8,25 @@ use ibverbs_sys::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 use crate::error::Error;
 use crate::sys::Qp;
 
-/// Position of the peer in a request id.
+/// The bit position of the peer in a work request id.
 const PEER_SHIFT: u32 = 48;
-/// Position of the rail in a request id; the sequence number is below it.
+/// The bit position of the rail in a work request id; the sequence number is below it.
 const RAIL_SHIFT: u32 = 44;
 const SEQUENCE_MASK: u64 = (1 << RAIL_SHIFT) - 1;
 
-/// Maximum number of requests in a chain, inclusive.
+/// The maximum number of work requests in one posted chain, inclusive.
 const CHAIN_REQUESTS_MAX: usize = 64;
 
-/// Identifies a request in its completion: the `wr_id`.
+/// Identifies a work request in its completion, where it is encoded as the `wr_id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestId {
     pub(super) peer: usize,
     pub(super) rail: usize,
-    /// The number of the request on its rail, from 1.
+    /// The sequence number of the work request on its queue pair, from 1.
     pub(super) sequence: u64,
 }
 
 impl RequestId {
-    /// Decodes a `wr_id`.
     pub(super) fn decode(wr_id: u64) -> Self {
         Self {
             peer: (wr_id >> PEER_SHIFT) as usize,
@@ -41,25 +40,25 @@ impl RequestId {
     }
 }
 
-/// A posted signaled request, with the unsignaled requests before it.
+/// A posted work request that generates a completion, with the unsignaled requests before it.
 #[derive(Clone, Copy, Debug)]
 struct Signaled {
     sequence: u64,
-    /// The order of the first op among these requests.
+    /// The order number of the first op that the requests belong to.
     first_order: u64,
     bytes: u64,
 }
 
-/// The requests posted since the last signaled one.
+/// The unsignaled work requests that were posted since the last signaled one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unsignaled {
     requests: u32,
     bytes: u64,
-    /// The order of the first op among these requests.
+    /// The order number of the first op that the unsignaled requests belong to.
     first_order: Option<u64>,
 }
 
-/// The memory that a put or get in flight reads and writes.
+/// The memory ranges that a put or get in flight reads and writes.
 #[derive(Clone, Debug)]
 pub(super) struct CopyInFlight {
     pub(super) local: Range<u64>,
@@ -68,7 +67,7 @@ pub(super) struct CopyInFlight {
 }
 
 impl CopyInFlight {
-    /// Returns whether the result depends on the order of the two copies.
+    /// Returns whether the order of two copies matters, because their memory overlaps.
     fn conflicts(&self, other: &Self) -> bool {
         let overlap =
             |one: &Range<u64>, two: &Range<u64>| one.start < two.end && two.start < one.end;
@@ -77,50 +76,47 @@ impl CopyInFlight {
     }
 }
 
-/// Limits of the requests in flight on one rail.
+/// The limits of the work requests in flight on one queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RailLimits {
     pub(super) requests: u32,
     pub(super) bytes: u64,
-    /// Largest request in bytes.
+    /// The largest size of one work request in bytes.
     pub(super) piece_bytes: u64,
 }
 
-/// Describes a request that is about to be posted.
+/// Describes a work request that is about to be posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestInfo {
-    /// Number of the op, in the order of submission to the engine.
+    /// The position of the request's op in the order of submission to the engine.
     pub(super) order: u64,
     pub(super) bytes: u64,
-    /// Whether the request must be signaled.
     pub(super) signaled: bool,
 }
 
-/// A queue pair to a peer, with its requests in flight.
+/// A queue pair to a peer, with its work requests in flight.
 #[derive(Debug)]
 pub(super) struct Rail {
     pub(super) qp: Qp,
-    /// Index of the NIC of this rank.
     pub(super) nic: usize,
-    /// Index of the NIC of the peer.
     pub(super) peer_nic: usize,
     pub(super) limits: RailLimits,
     peer: usize,
     index: usize,
     signaled: VecDeque<Signaled>,
     unsignaled: Unsignaled,
-    /// Sequence number of the last posted request.
+    /// The sequence number of the last posted work request.
     posted: u64,
-    /// Sequence number of the last completed request.
+    /// The sequence number of the last completed work request.
     completed: u64,
     posted_bytes: u64,
     /// Whether the next request needs a fence, because a read may be in flight.
     fence: bool,
-    /// Sequence number of the last read.
+    /// The sequence number of the last RDMA read.
     last_read: u64,
-    /// Whether bytes were put since the last marker.
+    /// Whether data was put on this queue pair since its last marker.
     pub(super) needs_marker: bool,
-    /// Copies in flight by sequence number; empty if the endpoint has only one rail.
+    /// The puts and gets in flight, by sequence number; empty if the endpoint has only one queue pair.
     copies: VecDeque<(u64, CopyInFlight)>,
 }
 
@@ -150,49 +146,48 @@ impl Rail {
         }
     }
 
-    /// Returns whether one more request may be posted.
+    /// Returns whether the limits allow one more work request.
     pub(super) fn has_room(&self) -> bool {
         let in_flight = self.posted - self.completed;
         in_flight < u64::from(self.limits.requests)
             && (self.posted_bytes < self.limits.bytes || in_flight == 0)
     }
 
-    /// Returns whether no request is in flight.
     pub(super) fn is_drained(&self) -> bool {
         self.completed == self.posted
     }
 
-    /// Returns whether a read is posted and not known to be complete.
+    /// Returns whether an RDMA read is posted and not known to be complete.
     pub(super) fn is_reading(&self) -> bool {
         self.last_read > self.completed
     }
 
-    /// Returns the number of completed requests.
     pub(super) fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Returns the message slot of the next request; there is one slot per request that may be in flight.
+    /// Returns the index of the message buffer for the next request; there is one buffer per request in
+    /// flight.
     pub(super) fn slot(&self) -> usize {
         (self.posted % u64::from(self.limits.requests)) as usize
     }
 
-    /// Returns whether requests were posted after the last signaled one.
     pub(super) fn has_unsignaled(&self) -> bool {
         self.unsignaled.requests > 0
     }
 
-    /// Returns the order of the first op with an incomplete request.
+    /// Returns the order number of the first op that has an incomplete work request.
     pub(super) fn first_order(&self) -> Option<u64> {
         self.signaled.front().map(|request| request.first_order).or(self.unsignaled.first_order)
     }
 
-    /// Returns whether a copy in flight here must complete before `copy` is posted on another rail.
+    /// Returns whether a copy in flight on this queue pair must complete before `copy` is posted on another
+    /// one.
     pub(super) fn conflicts(&self, copy: &CopyInFlight) -> bool {
         self.copies.iter().any(|(_, in_flight)| in_flight.conflicts(copy))
     }
 
-    /// Records the memory of the next request.
+    /// Records the memory ranges of the next work request.
     pub(super) fn add_copy(&mut self, copy: CopyInFlight) {
         self.copies.push_back((self.posted + 1, copy));
     }
@@ -226,7 +221,7 @@ impl Rail {
         }
     }
 
-    /// Completes the request with this sequence number and those before it.
+    /// Completes the work request with this sequence number and all earlier ones.
     pub(super) fn complete(&mut self, sequence: u64) {
         self.completed = self.completed.max(sequence);
         while let Some(request) = self.signaled.front().filter(|first| first.sequence <= sequence) {
@@ -256,7 +251,8 @@ impl RequestChain {
         Self { requests, sges: Vec::with_capacity(CHAIN_REQUESTS_MAX) }
     }
 
-    /// Adds a request; without a scatter-gather entry it has no bytes. Posts the chain first if it is full.
+    /// Adds a work request to the chain, and posts the chain first if it is full. A request without a
+    /// scatter-gather entry has no bytes.
     pub(super) fn push(
         &mut self,
         qp: &Qp,
@@ -272,7 +268,7 @@ impl RequestChain {
         Ok(())
     }
 
-    /// Posts all requests.
+    /// Posts all collected work requests to the queue pair.
     pub(super) fn post(&mut self, qp: &Qp) -> Result<(), Error> {
         let mut next = std::ptr::null_mut();
         for (request, sge) in self.requests.iter_mut().zip(&mut self.sges).rev() {

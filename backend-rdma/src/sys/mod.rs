@@ -1,4 +1,5 @@
-//! Calls libibverbs. Only this module contains raw calls.
+//! Wraps the devices, protection domains and memory regions of libibverbs. Only this module contains raw
+//! calls.
 //!
 //! Each type owns an object of libibverbs, destroys it when dropped, and keeps its parents alive.
 
@@ -16,12 +17,12 @@ use crate::error::Error;
 
 pub(crate) use queues::{Cq, Qp, QpSizes, Srq};
 
-/// Loads the library. The error says what to install.
+/// Returns libibverbs, which is loaded when first needed. The error says what to install.
 pub(crate) fn library() -> Result<&'static Library, Error> {
     Library::load().map_err(|error| Error::no_library(&error))
 }
 
-/// Opens the devices that `accept` chooses by index and name. Returns none if the kernel has no RDMA.
+/// Opens the RDMA devices that `accept` selects by index and name. Returns none if the kernel has no RDMA.
 pub(crate) fn open_all(
     library: &'static Library,
     accept: impl Fn(usize, &str) -> bool,
@@ -60,7 +61,7 @@ pub(crate) fn open_all(
     opened
 }
 
-/// Returns the names of the devices, in the order of the library.
+/// Returns the names of all RDMA devices, in the order of libibverbs.
 pub(crate) fn names(library: &'static Library) -> Result<Vec<String>, Error> {
     let names = std::sync::Mutex::new(Vec::new());
     open_all(library, |_, name| {
@@ -70,7 +71,7 @@ pub(crate) fn names(library: &'static Library) -> Result<Vec<String>, Error> {
     Ok(names.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-/// An opened device.
+/// An opened RDMA device (`ibv_context`).
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) library: &'static Library,
@@ -99,7 +100,6 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// Returns the limits of the device.
     pub(crate) fn attributes(&self) -> Result<ibv_device_attr, Error> {
         let mut attributes = ibv_device_attr::default();
         // SAFETY: the context is open, and the structure has the layout of the library.
@@ -107,14 +107,13 @@ impl Context {
         self.check("ibv_query_device", code).map(|()| attributes)
     }
 
-    /// Returns the number of interrupts over which completions can be spread.
+    /// Returns the number of interrupts over which the device can spread completions.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open, and the library fills this field when it opens it.
         let vectors = unsafe { (*self.raw()).num_comp_vectors };
         vectors.max(0).cast_unsigned()
     }
 
-    /// Returns the state of a port.
     pub(crate) fn port(&self, port: u8) -> Result<ibv_port_attr, Error> {
         let mut attributes = ibv_port_attr::default();
         // SAFETY: as above.
@@ -135,7 +134,7 @@ impl Context {
         }
     }
 
-    /// Reads an entry with a library that has no `ibv_query_gid_ex`, and its type from the kernel.
+    /// Reads a GID table entry with a library that has no `ibv_query_gid_ex`; the kernel gives its type.
     fn gid_of_old_library(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
         let position = c_int::try_from(index).ok()?;
         let mut gid = ibv_gid::default();
@@ -151,13 +150,14 @@ impl Context {
         (code == 0 && gid != ibv_gid::default()).then_some(entry)
     }
 
-    /// Returns the descriptor that is readable when the device reports an event.
+    /// Returns the file descriptor that is readable when the device reports an event.
     pub(crate) fn event_fd(&self) -> c_int {
         // SAFETY: the context is open.
         unsafe { (*self.raw()).async_fd }
     }
 
-    /// Returns the next event. Call it when the descriptor is readable.
+    /// Returns the next asynchronous event of the device, and its text. Call it when the descriptor is
+    /// readable.
     pub(crate) fn event(&self) -> Result<(ibv_event_type, String), Error> {
         let mut event =
             ibv_async_event { element: std::ptr::null_mut(), event_type: ibv_event_type(0) };
@@ -175,7 +175,7 @@ impl Context {
         Ok((event.event_type, text))
     }
 
-    /// Returns the text of a status.
+    /// Returns the text of libibverbs for a completion status.
     pub(crate) fn status_text(&self, status: ibv_wc_status) -> String {
         // SAFETY: the library returns a constant string for every number.
         let text = unsafe { (self.library.wc_status_str)(status) };
@@ -183,7 +183,7 @@ impl Context {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// Converts the return code of a call.
+    /// Converts the return code of a libibverbs call to a result.
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), Error> {
         match code {
             0 => Ok(()),
@@ -199,7 +199,7 @@ impl Drop for Context {
     }
 }
 
-/// A protection domain of a device.
+/// A protection domain of an RDMA device (`ibv_pd`).
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) context: Arc<Context>,
@@ -247,7 +247,7 @@ impl Domain {
         Ok(Mr { domain: Arc::clone(self), raw })
     }
 
-    /// Registers `bytes` bytes of a dma-buf from `offset` on, which requests address from `address` on.
+    /// Registers `bytes` bytes of a dma-buf from `offset`; work requests address the first byte as `address`.
     ///
     /// # Safety
     /// The memory behind the dma-buf must stay allocated until the registration is dropped.
@@ -276,8 +276,8 @@ impl Domain {
 }
 
 impl Domain {
-    /// Returns the error of registering an invalid file as a dma-buf; `None` if the library does not support
-    /// dma-bufs.
+    /// Tries to register an invalid file as a dma-buf, and returns the error; `None` if the library does not
+    /// support dma-bufs.
     pub(crate) fn refuse_dmabuf(&self) -> Option<Errno> {
         let register = self.context.library.reg_dmabuf_mr?;
         let access = ibv_access_flags::LOCAL_WRITE.bits().cast_signed();
@@ -299,7 +299,7 @@ impl Drop for Domain {
     }
 }
 
-/// A registered memory region.
+/// A memory region that is registered with a NIC (`ibv_mr`).
 #[derive(Debug)]
 pub(crate) struct Mr {
     domain: Arc<Domain>,

@@ -24,7 +24,7 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// Creates a queue with room for this number of completions.
+    /// Creates a completion queue with room for `completions` entries.
     pub(crate) fn create(context: &Arc<Context>, completions: u32) -> Result<Self, Error> {
         let (library, device) = (context.library, &context.name);
         // SAFETY: the context is open.
@@ -51,7 +51,7 @@ impl Cq {
         Ok(made)
     }
 
-    /// Returns the descriptor of the channel, which is readable when there is an event.
+    /// Returns the file descriptor of the completion channel, which is readable when there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is destroyed when `self` is dropped.
         let fd = unsafe { (*self.channel.as_ptr()).fd };
@@ -59,7 +59,7 @@ impl Cq {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Takes completions and returns their number.
+    /// Polls the completion queue, and returns the number of completions taken.
     pub(crate) fn poll(&self, completions: &mut [ibv_wc]) -> Result<usize, Error> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue exists, and the slice has room for `room` completions.
@@ -75,7 +75,7 @@ impl Cq {
         self.context.check("ibv_req_notify_cq", code)
     }
 
-    /// Discards all pending events. Two threads must not call it at the same time.
+    /// Discards all pending events of the completion channel. Two threads must not call it at the same time.
     pub(crate) fn drain_events(&self) {
         let library = self.context.library;
         let (mut queue, mut tag) = (null_mut(), null_mut());
@@ -97,7 +97,7 @@ impl Drop for Cq {
     }
 }
 
-/// A shared receive queue.
+/// A shared receive queue (`ibv_srq`), which provides the receive buffers of many queue pairs.
 #[derive(Debug)]
 pub(crate) struct Srq {
     domain: Arc<Domain>,
@@ -121,7 +121,7 @@ impl Srq {
         Ok(Self { domain: Arc::clone(domain), raw })
     }
 
-    /// Requests one event when fewer buffers than this are left.
+    /// Requests one event when fewer than `limit` receive buffers are left.
     pub(crate) fn set_limit(&self, limit: u32) -> Result<(), Error> {
         let mut attributes = ibv_srq_attr { srq_limit: limit, ..ibv_srq_attr::default() };
         let modify = self.domain.context.library.modify_srq;
@@ -131,7 +131,7 @@ impl Srq {
         self.domain.context.check("ibv_modify_srq", code)
     }
 
-    /// Posts a chain of requests.
+    /// Posts a chain of receive requests to the shared receive queue.
     ///
     /// # Safety
     /// The memory of the chain must stay registered until the requests complete.
@@ -150,7 +150,7 @@ impl Drop for Srq {
     }
 }
 
-/// The capacities of a queue pair.
+/// The capacities with which a queue pair is created.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpSizes {
     pub(crate) sends: u32,
@@ -165,7 +165,7 @@ pub(crate) struct Qp {
     _completions: Arc<Cq>,
     _receives: Option<Arc<Srq>>,
     raw: NonNull<ibv_qp>,
-    /// The largest inline data of a request in bytes.
+    /// The largest inline data of one work request in bytes.
     pub(crate) inline_bytes: u32,
 }
 
@@ -245,7 +245,7 @@ impl Qp {
         let _ = self.modify(&attributes, ibv_qp_attr_mask::STATE);
     }
 
-    /// Returns whether a written word may be polled, because the bytes before it are visible first.
+    /// Returns whether the NIC makes RDMA writes visible in order, so that a flag may be polled.
     pub(crate) fn writes_in_order(&self) -> bool {
         let query = self.domain.context.library.query_qp_data_in_order;
         // SAFETY: the queue pair exists, and the call changes nothing.
@@ -254,7 +254,7 @@ impl Qp {
         code == Some(1)
     }
 
-    /// Posts a chain of requests.
+    /// Posts a chain of send requests to the queue pair.
     ///
     /// # Safety
     /// The chain must be valid, and its memory must stay registered until the requests complete.
