@@ -1,4 +1,4 @@
-//! Exchanges bytes and messages with one peer: [`Sender`] and [`Receiver`].
+//! Exchanges bytes and messages with one peer of a staged fabric, through [`Sender`] and [`Receiver`].
 //!
 //! A [`Sender`] writes into the peer's slots and ring, and starts the next op of a queue. A [`Receiver`]
 //! processes the peer's messages in the order in which they were written. A message takes effect when
@@ -18,7 +18,7 @@ use crate::transport::{Context, LocalBuffers};
 use crate::wire::{InboxLayout, MESSAGE_BYTES, Message, RING_MESSAGES, SLOTS};
 use crate::{NetLocal, NetRemote};
 
-/// An op of an engine with its regions, which it keeps alive.
+/// An op with the regions that it uses, which it keeps alive until it is complete.
 pub(crate) enum ResolvedOp<D: Fabric, N: Fabric> {
     Put {
         dst: Arc<Import<D, N>>,
@@ -39,7 +39,7 @@ pub(crate) enum ResolvedOp<D: Fabric, N: Fabric> {
         word: u64,
         value: u64,
     },
-    /// The answer to a peer's get.
+    /// The reply to a peer's get, which sends bytes of a region of this rank.
     Reply {
         get: u64,
         src: Arc<Registration<D, N>>,
@@ -48,7 +48,7 @@ pub(crate) enum ResolvedOp<D: Fabric, N: Fabric> {
     },
 }
 
-/// The bytes that the network writes before a message.
+/// A put of bytes that the network transfers before a message.
 struct Payload<N: Fabric> {
     dst: Arc<NetRemote<N>>,
     to: u64,
@@ -59,7 +59,7 @@ struct Payload<N: Fabric> {
 
 /// A message that is sent once its bytes have left the device.
 struct QueuedMessage<N: Fabric> {
-    /// The copy from the device that must be complete.
+    /// The ticket of the copy out of device memory that must complete before the message is sent.
     ready: Ticket,
     payload: Option<Payload<N>>,
     message: Message,
@@ -75,24 +75,25 @@ pub(crate) struct Sender<N: Fabric> {
     next_message: u64,
     /// Number of messages that the peer has processed.
     credited: u64,
-    /// The message that frees each slot in use, in the order of use.
+    /// The numbers of the messages that free the slots in use, in order of use.
     slots_in_use: VecDeque<u64>,
-    /// Number of slots used so far; slots are used in turn.
+    /// The number of slots used so far; the slots of a peer are used in turn.
     next_slot: u64,
     queued: VecDeque<QueuedMessage<N>>,
-    /// Ops to the rank itself, with their messages: each is complete when its message is processed.
+    /// Ops to this rank itself, with the number of their message. Each op is complete when its message is
+    /// processed.
     awaiting_credit: VecDeque<(u64, OpId)>,
 }
 
-/// Tells how much of an op was started.
+/// The outcome of starting an op or its next piece.
 pub(crate) enum Started {
-    /// Nothing was sent, and the op has to wait.
+    /// Nothing of the op could be started, so the op has to wait.
     Blocked,
-    /// This many more bytes are in flight.
+    /// This many more bytes of the op are in flight.
     Bytes(u64),
-    /// All of the op is in flight.
+    /// The whole op is in flight.
     All,
-    /// All of the op is complete.
+    /// The whole op is complete.
     Complete,
 }
 
@@ -120,7 +121,7 @@ impl<N: Fabric> Sender<N> {
         self.queued.is_empty() && self.credited == self.next_message
     }
 
-    /// Returns whether a queued message has bytes that go directly to their destination.
+    /// Returns whether a queued message has bytes that are written directly to a region of the peer.
     ///
     /// An op that is posted now would overtake these bytes.
     fn has_direct_write(&self) -> bool {
@@ -128,7 +129,7 @@ impl<N: Fabric> Sender<N> {
         payloads.any(|payload| !Arc::ptr_eq(&payload.dst, &self.inbox))
     }
 
-    /// Returns whether a queued message has bytes that the network reads directly from their source.
+    /// Returns whether a queued message has bytes that are read directly from a region of this rank.
     fn has_direct_read(&self, buffers: &LocalBuffers<N>) -> bool {
         let mut payloads = self.queued.iter().filter_map(|it| it.payload.as_ref());
         payloads.any(|payload| !Arc::ptr_eq(&payload.src, &buffers.outbox))
@@ -142,7 +143,7 @@ impl<N: Fabric> Sender<N> {
         (self.slots_in_use.len() as u64 != SLOTS).then_some(self.next_slot % SLOTS)
     }
 
-    /// Queues the next message, with a slot if it has bytes.
+    /// Queues the next message, and takes a slot if the message has bytes.
     fn send(&mut self, ready: Ticket, payload: Option<Payload<N>>, message: Message, op_id: OpId) {
         if payload.is_some() {
             self.slots_in_use.push_back(self.next_message);
@@ -154,7 +155,7 @@ impl<N: Fabric> Sender<N> {
         self.next_message += 1;
     }
 
-    /// Records how many messages the peer has processed, and reports the ops that this completes.
+    /// Records how many messages the peer has processed, and reports the ops that are now complete.
     ///
     /// # Errors
     /// If the number has decreased or counts messages that were not sent.
@@ -221,7 +222,7 @@ impl<N: Fabric> Sender<N> {
         true
     }
 
-    /// Sets one of the counters that the peer keeps for this rank.
+    /// Signals a flag of the peer that counts messages.
     pub(crate) fn signal(
         &self,
         network: &mut NetworkQueue<N>,
@@ -312,8 +313,8 @@ impl<N: Fabric> Sender<N> {
         }
     }
 
-    /// Sends a piece through a slot. `target` returns the destination, if it is not the slot of the peer,
-    /// and the message for the peer.
+    /// Sends a piece of an op through a staging slot. `target` returns the destination, if it is not the slot
+    /// of the peer, and the message for the peer.
     fn send_piece<D: Fabric>(
         &mut self,
         (src, from): (&Registration<D, N>, u64),
@@ -359,17 +360,16 @@ impl<N: Fabric> LocalBuffers<N> {
     }
 }
 
-/// A get that waits for replies.
+/// A get of this rank that waits for replies from a peer.
 struct OpenGet<D: Fabric, N: Fabric> {
     op_id: OpId,
     dst: Arc<Registration<D, N>>,
     to: u64,
     bytes: u64,
-    /// Bytes that have not arrived.
     bytes_left: u64,
-    /// Replies whose copy to the destination is in flight.
+    /// The number of replies that are being copied to the destination of the get.
     copies: u32,
-    /// The engine was released; further replies are ignored.
+    /// Whether the engine was released, so that further replies are ignored.
     dropped: bool,
 }
 
@@ -386,7 +386,7 @@ impl<D: Fabric, N: Fabric> Default for OpenGets<D, N> {
 }
 
 impl<D: Fabric, N: Fabric> OpenGets<D, N> {
-    /// Adds a get, and returns its number.
+    /// Adds a get, and returns the number that its replies carry.
     pub(crate) fn open(
         &mut self,
         op_id: OpId,
@@ -401,7 +401,7 @@ impl<D: Fabric, N: Fabric> OpenGets<D, N> {
         self.next
     }
 
-    /// Returns whether a get of the queue and the peer of `op_id` still waits for replies.
+    /// Returns whether another get of the same queue and peer as `op_id` still waits for replies.
     ///
     /// A direct get that is posted now would overtake it.
     pub(crate) fn is_incomplete(&self, op_id: OpId) -> bool {
@@ -422,7 +422,7 @@ impl<D: Fabric, N: Fabric> OpenGets<D, N> {
         });
     }
 
-    /// Records that bytes of a get are at their destination, and returns the op if this completes it.
+    /// Records that bytes of a get are at their destination, and returns the op if the get is complete.
     fn finish_piece(&mut self, get: u64, bytes: u64) -> Option<OpId> {
         let open = self.open.get_mut(&get)?;
         open.copies -= 1;
@@ -432,7 +432,7 @@ impl<D: Fabric, N: Fabric> OpenGets<D, N> {
     }
 }
 
-/// The effect of a message once everything before it is complete.
+/// The effect of a received message, which is applied when everything before the message is complete.
 enum Action<D: Fabric, N: Fabric> {
     Nothing,
     Store { flags: Arc<Registration<D, N>>, word: usize, value: u64 },
@@ -440,27 +440,27 @@ enum Action<D: Fabric, N: Fabric> {
     FinishGet { get: u64, bytes: u64 },
 }
 
-/// An action, and the copy to the device that must complete before it.
+/// An action with the ticket of the copy to device memory that must complete before it.
 type Pending<D, N> = (Ticket, Action<D, N>);
 
-/// Reports the effect of a message to the transport.
+/// The effect of a message that the transport must handle.
 pub(crate) enum Event<D: Fabric, N: Fabric> {
     /// A flag of this rank was stored.
     FlagStored,
-    /// A peer requests bytes.
+    /// A peer requests bytes of a region with a get.
     GetRequested { get: u64, src: Arc<Registration<D, N>>, from: u64, bytes: u64 },
-    /// A get is complete.
+    /// A get of this rank is complete.
     GetComplete(OpId),
 }
 
-/// Processes the messages of one peer.
+/// Processes the messages that one peer sends.
 pub(crate) struct Receiver<D: Fabric, N: Fabric> {
     peer: usize,
     /// Number of messages whose processing has started.
     started: u64,
     /// Number of messages that are processed.
     done: u64,
-    /// The value of `done` that the peer was last sent.
+    /// The number of processed messages that was last reported to the peer.
     credit_sent: u64,
     pending: VecDeque<Pending<D, N>>,
 }
@@ -482,7 +482,7 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         })
     }
 
-    /// Starts the messages that have arrived and runs the actions that are due. Returns whether anything
+    /// Starts the messages that have arrived, and applies the effects that are due. Returns whether anything
     /// progressed.
     pub(crate) fn receive(
         &mut self,
@@ -532,7 +532,7 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         Ok(progressed)
     }
 
-    /// Starts the next message; returns `None` if the queue of the device is full.
+    /// Starts to process the next message; returns `None` if the copy queue of the device is full.
     fn start(
         &self,
         buffers: &LocalBuffers<N>,
@@ -600,7 +600,7 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         }
     }
 
-    /// Copies the bytes of a slot to their destination. The caller has checked its bounds.
+    /// Copies the bytes of a slot in the inbox to their destination. The caller has checked its bounds.
     fn copy_from_slot(
         &self,
         (region, offset): (&Registration<D, N>, u64),

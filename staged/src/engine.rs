@@ -15,16 +15,16 @@ use crate::error::Error;
 use crate::memory::{Local, Remote};
 use crate::transport::BUSY_PARK_MAX;
 
-/// Time that transfers in flight have to end when an engine is dropped.
+/// The time limit for transfers in flight when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An op with the index of its peer.
+/// An op with the index of the peer that it addresses.
 type Addressed<D, N> = (usize, ResolvedOp<D, N>);
 
-/// Submits ops to a staged fabric, in order; the thread that polls it moves the bytes.
+/// An in-order queue of ops on a staged fabric; the thread that polls it moves the bytes.
 pub struct Engine<D: Fabric, N: Fabric> {
     id: u64,
-    /// An engine of the network on which this one parks. Nothing is submitted to it.
+    /// An idle engine of the network, with which this engine parks. Nothing is submitted to it.
     parker: N::Engine,
     state: EngineState<Error>,
     shared: Arc<Shared<D, N>>,
@@ -35,7 +35,7 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
         Self { id, parker, state: EngineState::new(caps), shared }
     }
 
-    /// Returns a checked op with its peer, or `None` if it has no bytes.
+    /// Converts a checked op to one that owns its regions; returns `None` if the op has no bytes.
     fn resolve(op: &Op<'_, Local<D, N>, Remote<D, N>>) -> Option<Addressed<D, N>> {
         let (peer, resolved) = match *op {
             Op::Put { bytes: 0, .. } | Op::Get { bytes: 0, .. } => return None,
@@ -143,7 +143,7 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         transport.progress(self.id)
     }
 
-    /// Returns 0: copy engines copy between a device and the host.
+    /// Returns 0, because copy engines copy between a device and the host.
     fn compute_bytes(
         &mut self,
         _ops: &[Op<'_, Local<D, N>, Remote<D, N>>],
@@ -186,28 +186,26 @@ pub(crate) struct OpId {
     pub(crate) order: u64,
 }
 
-/// An op of a queue, with its progress.
+/// An op in a queue, with the progress of its transfers.
 #[derive(Debug)]
 pub(crate) struct QueuedOp<W> {
     ticket: Ticket,
     pub(crate) order: u64,
     pub(crate) op: W,
-    /// Bytes that are in flight or complete.
+    /// The number of bytes of the op that are in flight or complete.
     pub(crate) bytes_started: u64,
-    /// Whether nothing is left to start.
+    /// Whether no transfer of the op is left to start.
     pub(crate) all_started: bool,
-    /// Number of transfers in flight.
     in_flight: u32,
 }
 
 impl<W> QueuedOp<W> {
-    /// Counts a transfer that was started for the op.
     pub(crate) fn start_transfer(&mut self) {
         self.in_flight += 1;
     }
 }
 
-/// Holds the ops to one peer, in order.
+/// Holds the ops of one engine to one peer, in order.
 #[derive(Debug)]
 pub(crate) struct PeerQueue<W> {
     entries: VecDeque<QueuedOp<W>>,
@@ -241,7 +239,7 @@ impl<W> OpQueue<W> {
         self.peers.iter().map(|peer_queue| peer_queue.entries.len()).sum()
     }
 
-    /// Adds the ops of a slice, each with its peer.
+    /// Adds the ops of a slice, each with the index of its peer.
     pub(crate) fn push(&mut self, ops: impl ExactSizeIterator<Item = (usize, W)>) -> Ticket {
         // A queue holds fewer than 2^32 ops.
         let ticket = self.tickets.issue(ops.len() as u32);
@@ -286,7 +284,7 @@ impl<W> OpQueue<W> {
         }
     }
 
-    /// Drops the ops that have not started, and starts nothing more.
+    /// Drops the ops that have not started; the others start no further transfers.
     pub(crate) fn release(&mut self) {
         self.released.get_or_insert_with(Instant::now);
         for peer_queue in &mut self.peers {
@@ -316,13 +314,13 @@ impl<W> PeerQueue<W> {
         self.entries.get_mut(self.next)
     }
 
-    /// Marks that op as fully started.
+    /// Marks the first op that is not fully started as fully started.
     pub(crate) fn advance(&mut self) {
         self.entries[self.next].all_started = true;
         self.next += 1;
     }
 
-    /// Returns whether a started op that `is` selects is incomplete.
+    /// Returns whether any started op that `is` selects is incomplete.
     pub(crate) fn has_incomplete(&self, is: impl Fn(&W) -> bool) -> bool {
         let open = |entry: &QueuedOp<W>| entry.in_flight > 0 && is(&entry.op);
         self.entries.iter().take(self.next).any(open)

@@ -1,4 +1,4 @@
-//! The errors of the staged fabric.
+//! Defines the error type of the staged fabric.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_toolkit::Fault;
 
-/// Reports a failure of the device fabric, of the network, or of the staged fabric itself.
+/// An error of the device fabric, of the network, or of the staged fabric itself.
 #[derive(Clone, Debug)]
 pub struct Error(Box<Body>);
 
@@ -22,7 +22,8 @@ impl Error {
         Self(Box::new(Body { kind, text: text.into(), source: None }))
     }
 
-    /// Wraps the error of a fabric that occurred while doing `what`, and keeps its kind.
+    /// Wraps an error of the device fabric or the network that occurred while doing `what`, and keeps its
+    /// kind.
     pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
         let (kind, text) = (error.kind(), format!("cannot {what}: {error}"));
         Self(Box::new(Body { kind, text, source: Some(Arc::new(error)) }))
@@ -39,7 +40,7 @@ impl Error {
         Self::new(ErrorKind::InvalidArgument, text)
     }
 
-    /// Reports that `peer` sent something invalid.
+    /// Creates the error for invalid data that `peer` sent.
     pub(crate) fn of_peer(peer: Rank, what: impl fmt::Display) -> Self {
         Self::new(ErrorKind::Mismatch, format!("rank {peer} {what}"))
     }

@@ -65,9 +65,9 @@ struct Inner<D: Fabric, N: Fabric> {
     network: Mutex<N>,
 }
 
-/// The shared state with the thread, which ends when the last user drops this.
+/// Owns the shared state and the progress thread, which ends with the last owner.
 struct Shared<D: Fabric, N: Fabric> {
-    /// Set when the first engine is created.
+    /// The thread that drives transfers, started when the first engine is created.
     progress_thread: OnceLock<ProgressThread>,
     inner: Arc<Inner<D, N>>,
 }
@@ -97,7 +97,7 @@ impl<D: Fabric, N: Fabric> Deref for Shared<D, N> {
 pub struct Staged<D: Fabric, N: Fabric> {
     memory: Memory<D, N>,
     address: Vec<u8>,
-    /// By rank: whether memory of the connected peer is staged, or `None` before it is connected.
+    /// Whether memory of each connected peer is staged, indexed by rank; `None` before the peer is connected.
     peers: Vec<Option<bool>>,
     staged: bool,
 }
@@ -168,7 +168,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
 }
 
 impl<D: Fabric, N: Fabric> Staged<D, N> {
-    /// Calls `use_network` with the network fabric.
+    /// Calls `use_network` with the network fabric, under its lock.
     pub fn with_network<R>(&self, use_network: impl FnOnce(&N) -> R) -> R {
         use_network(&self.memory.shared.network())
     }
@@ -250,8 +250,8 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         Some(link)
     }
 
-    /// Fails: a staged fabric needs a device fabric, which it does not hold. [`with_network`](Staged::with_network)
-    /// reopens the network.
+    /// Fails, because a staged fabric does not hold the device fabric that it needs.
+    /// [`with_network`](Staged::with_network) gives access to the network, which can be reopened.
     fn reopen(&self, _: Rank, _: usize) -> Result<Self, Error> {
         let text = "a staged fabric holds no device fabric; open a new one on a reopened network and device fabric";
         Err(Error::new(ErrorKind::Unavailable, text))

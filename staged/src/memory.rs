@@ -1,4 +1,4 @@
-//! Registers memory: with the network, or with the device and a placeholder on the network.
+//! Registers memory with the network, or keeps it for staging and registers a placeholder.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::{DevLocal, NetKey, NetLocal, NetRemote, Shared};
 
 const DIRECT: u32 = 0;
 const STAGED: u32 = 1;
-/// Size of a placeholder. It needs no bytes, but not every network registers zero bytes.
+/// The size of a placeholder region in bytes. It needs no bytes, but not every network registers zero bytes.
 const PLACEHOLDER_BYTES: u64 = 8;
 
 /// Registers memory with the network, or keeps it for staging if only the device reaches it.
@@ -25,25 +25,25 @@ pub struct Memory<D: Fabric, N: Fabric> {
     pub(crate) shared: Arc<Shared<D, N>>,
 }
 
-/// A registered region of this rank.
+/// A registered region of this rank, which is transferred directly or staged.
 pub struct Local<D: Fabric, N: Fabric> {
     pub(crate) registration: Arc<Registration<D, N>>,
     shared: Arc<Shared<D, N>>,
 }
 
-/// An imported region of a peer.
+/// A peer's memory region, imported through a remote key.
 pub struct Remote<D: Fabric, N: Fabric>(pub(crate) Arc<Import<D, N>>);
 
-/// The memory behind a region.
+/// The memory of a region, which the network or only the device can reach.
 pub(crate) enum Backing<D: Fabric, N: Fabric> {
-    /// Memory that the network reaches.
+    /// Memory that the network transfers directly.
     Direct(Arc<NetLocal<N>>),
-    /// Memory that only the device reaches. Peers import the placeholder, so that the network decides
-    /// whether the region still exists.
+    /// Memory that only the device reaches, so that it is staged. Peers import the placeholder, so that the
+    /// network decides whether the region still exists.
     Staged { device: Arc<DevLocal<D>>, placeholder: NetLocal<N> },
 }
 
-/// A registration, kept alive by the ops in flight.
+/// A registered region of this rank, which stays alive while ops use it.
 pub(crate) struct Registration<D: Fabric, N: Fabric> {
     pub(crate) backing: Backing<D, N>,
     pub(crate) bytes: u64,
@@ -51,21 +51,21 @@ pub(crate) struct Registration<D: Fabric, N: Fabric> {
     generation: Generation,
 }
 
-/// An import, kept alive by the ops in flight.
+/// An imported region of a peer, which stays alive while ops use it.
 pub(crate) struct Import<D: Fabric, N: Fabric> {
     pub(crate) peer: Rank,
     pub(crate) role: Role,
     pub(crate) bytes: u64,
     pub(crate) generation: u64,
-    /// The peer's memory, or `None` if it is staged.
+    /// The peer's memory on the network, or `None` if the memory is staged.
     pub(crate) direct: Option<Arc<NetRemote<N>>>,
-    /// Keeps the peer's memory imported while this lives.
+    /// Keeps the placeholder of staged memory imported.
     _placeholder: Option<NetRemote<N>>,
     /// The registration, if the peer is this rank itself.
     pub(crate) local: Option<Arc<Registration<D, N>>>,
 }
 
-/// Maps generations, which messages carry, to the live registrations of a rank.
+/// Finds a live region of this rank by the generation that a message carries.
 pub(crate) struct RegionTable<D: Fabric, N: Fabric>(Mutex<HashMap<u64, Weak<Registration<D, N>>>>);
 
 impl<D: Fabric, N: Fabric> Default for RegionTable<D, N> {
@@ -92,7 +92,7 @@ impl<D: Fabric, N: Fabric> RegionTable<D, N> {
 }
 
 impl<D: Fabric, N: Fabric> Registration<D, N> {
-    /// Returns the flags, if the region holds any.
+    /// Returns the flags of the region, if it holds flags.
     pub(crate) fn flags(&self) -> Option<&[AtomicU64]> {
         match &self.backing {
             Backing::Direct(region) => region.flags(),
@@ -109,7 +109,7 @@ impl<D: Fabric, N: Fabric> Backing<D, N> {
         }
     }
 
-    /// Returns the region that peers import.
+    /// Returns the network region that peers import, which is the memory itself or its placeholder.
     fn exported(&self) -> &NetLocal<N> {
         match self {
             Self::Direct(region) => region,
@@ -140,7 +140,7 @@ unsafe impl<D: Fabric, N: Fabric> PeerMemory for Memory<D, N> {
     type Local = Local<D, N>;
     type Remote = Remote<D, N>;
 
-    /// Allocates host memory from the network.
+    /// Allocates host memory through the network fabric.
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local<D, N>, Error> {
         let region = self.shared.network().memory().allocate(bytes, role);
         self.direct(region.map_err(Error::backend("allocate"))?, role)
@@ -229,7 +229,7 @@ impl<D: Fabric, N: Fabric> Clone for Memory<D, N> {
 }
 
 impl<D: Fabric, N: Fabric> Local<D, N> {
-    /// Returns the region of the device if this region is staged.
+    /// Returns the device's region if the memory is staged, otherwise `None`.
     pub fn device(&self) -> Option<&DevLocal<D>> {
         match &self.registration.backing {
             Backing::Direct(_) => None,
@@ -313,7 +313,7 @@ impl<D: Fabric, N: Fabric> fmt::Debug for Remote<D, N> {
     }
 }
 
-/// The remote key of a region: the network's key, and whether the region is staged.
+/// The remote key of a region, which holds the network's key and whether the region is staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key<K> {
     pub(crate) rank: Rank,

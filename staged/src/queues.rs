@@ -1,4 +1,5 @@
-//! Submits to the engines of the network and of the device: [`NetworkQueue`] and [`DeviceCopier`].
+//! Submits ops to the engines of the network and of the device, through [`NetworkQueue`] and
+//! [`DeviceCopier`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::engine::OpId;
 use crate::error::Error;
 use crate::{DevLocal, DevRemote, NetLocal, NetRemote};
 
-/// An op on the network with its regions, which it keeps alive.
+/// An op for the engine of the network, which keeps its regions alive.
 pub(crate) enum NetworkOp<N: Fabric> {
     Put { dst: Arc<NetRemote<N>>, to: u64, src: Arc<NetLocal<N>>, from: u64, bytes: u64 },
     Get { dst: Arc<NetLocal<N>>, to: u64, src: Arc<NetRemote<N>>, from: u64, bytes: u64 },
@@ -62,7 +63,7 @@ impl<N: Fabric> NetworkQueue<N> {
         self.waiting.is_empty() && self.posted.is_empty()
     }
 
-    /// Queues an op. `op_ids` are the ops that make progress when it completes.
+    /// Queues an op for the engine of the network. `op_ids` are the ops that make progress when it completes.
     pub(crate) fn push(&mut self, op: NetworkOp<N>, op_ids: Vec<OpId>) {
         self.waiting.push_back((op, op_ids));
     }
@@ -91,7 +92,7 @@ impl<N: Fabric> NetworkQueue<N> {
         Ok(())
     }
 
-    /// Reports the ops of completed transfers, and returns whether there were any.
+    /// Reports the ops whose network transfers are complete, and returns whether there were any.
     pub(crate) fn poll(&mut self, mut done: impl FnMut(OpId)) -> Result<bool, Error> {
         let completed =
             self.engine.completed().map_err(Error::backend("poll the network fabric"))?;
@@ -104,14 +105,14 @@ impl<N: Fabric> NetworkQueue<N> {
         Ok(progressed)
     }
 
-    /// Drops queued ops, and lets every submitted op end.
+    /// Drops queued ops, and releases the network engine so that submitted ops end.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         self.waiting.clear();
         self.engine.release().map_err(Error::backend("release the engine of the network fabric"))
     }
 }
 
-/// Returns whether an engine had no room for a slice.
+/// Returns whether an error means that the queue of an engine is full.
 fn is_full(error: &impl peerlane_hal::Error) -> bool {
     error.kind() == ErrorKind::QueueFull
 }
@@ -127,9 +128,9 @@ pub(crate) struct DeviceCopier<D: Fabric> {
     inbox: HostMapping<D>,
 }
 
-/// Host memory that the device can access.
+/// A buffer in host memory that the copy engine of the device can access.
 struct HostMapping<D: Fabric> {
-    /// The memory as imported from a peer, which is the rank itself.
+    /// The host memory as a remote region, imported from this rank itself.
     alias: DevRemote<D>,
     _region: DevLocal<D>,
 }
@@ -149,7 +150,7 @@ impl<D: Fabric> HostMapping<D> {
     }
 }
 
-/// Submits the copies of one direction.
+/// Submits the copies of one direction, to or from the device.
 pub(crate) struct CopyQueue<D: Fabric> {
     engine: D::Engine,
     in_flight: VecDeque<(Ticket, Arc<DevLocal<D>>)>,
@@ -169,7 +170,7 @@ impl<D: Fabric> CopyQueue<D> {
         self.in_flight.is_empty()
     }
 
-    /// Updates `done`, and returns whether more copies are complete than before.
+    /// Polls the engine of the device, and returns whether more copies are complete than before.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         // An idle queue has nothing to receive either: the device is connected only to itself.
         if self.is_idle() {
@@ -188,7 +189,7 @@ impl<D: Fabric> CopyQueue<D> {
     }
 }
 
-/// Submits one copy; returns `None` if the queue is full.
+/// Submits one copy to an engine of the device; returns `None` if its queue is full.
 fn submit<D: Fabric>(
     copies: &mut CopyQueue<D>,
     region: &Arc<DevLocal<D>>,
@@ -207,7 +208,7 @@ fn submit<D: Fabric>(
 }
 
 impl<D: Fabric> DeviceCopier<D> {
-    /// Opens the engines of a device, which must be connected to itself.
+    /// Opens the copy engines of a device fabric, which must be connected to its own rank.
     pub(crate) fn open(
         device: &mut D,
         outbox: &DynRegion,
@@ -226,7 +227,7 @@ impl<D: Fabric> DeviceCopier<D> {
         self.from_device.engine.caps().put_align_bytes
     }
 
-    /// Copies from the device to byte `slot` of the outbox; returns `None` if the queue is full.
+    /// Copies device memory to byte offset `slot` of the outbox; returns `None` if the queue is full.
     pub(crate) fn copy_from_device(
         &mut self,
         (src, from): (&Arc<DevLocal<D>>, u64),
@@ -238,7 +239,7 @@ impl<D: Fabric> DeviceCopier<D> {
         submit(&mut self.from_device, src, Op::Put { dst, src: src_at, bytes })
     }
 
-    /// Copies to the device from byte `slot` of the inbox; returns `None` if the queue is full.
+    /// Copies from byte offset `slot` of the inbox to device memory; returns `None` if the queue is full.
     pub(crate) fn copy_to_device(
         &mut self,
         (dst, to): (&Arc<DevLocal<D>>, u64),

@@ -1,4 +1,4 @@
-//! Progresses all transfers of a rank: [`Transport`], and the thread that drives it while no caller polls.
+//! Progresses all transfers of a rank with [`Transport`], and on a background thread while no caller polls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,42 +18,43 @@ use crate::queues::{DeviceCopier, NetworkQueue};
 use crate::wire::InboxLayout;
 use crate::{Inner, NetLocal, NetRemote};
 
-/// Maximum number of ops in a queue.
+/// The maximum number of ops in the queue of one engine.
 pub(crate) const QUEUE_OPS: usize = 4096;
 const SLICE_OPS_MAX: usize = 1024;
-/// Id of the queue with the replies to peers' gets. The progress thread uses it as its id too.
+/// The id of the queue that holds the replies to peers' gets. The progress thread uses it as its id too.
 pub(crate) const REPLIES: u64 = 0;
-/// Maximum park while transfers are in flight whose completion changes no flag.
+/// The longest sleep in `park` while transfers are in flight whose completion changes no flag.
 pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
-/// Maximum park of the progress thread while nothing is in flight; the network wakes it when bytes arrive.
+/// The longest sleep of the progress thread while nothing is in flight; the network wakes it when bytes
+/// arrive.
 const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
-/// Time after the last poll of an engine from which on the progress thread drives the transport.
+/// The time without a poll by a caller after which the progress thread drives the transport.
 pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
-/// Maximum number of passes in one call, which must not block for long.
+/// The maximum number of passes in one call of `progress`, which must not block for long.
 const PASSES_MAX: usize = 8;
-/// Time that transfers of a released engine have to end by themselves. If the network is stuck, it is
+/// The time in which transfers of a released engine may end by themselves. If the network is stuck, it is
 /// released too after this time, and carries nothing any more.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The memory of this rank that peers write to and that it sends from.
+/// The memory of this rank that peers write to and that messages are sent from.
 pub(crate) struct LocalBuffers<N: Fabric> {
     pub(crate) rank: Rank,
     pub(crate) layout: InboxLayout,
     pub(crate) inbox: Arc<NetLocal<N>>,
-    /// The memory that messages are sent from, with the layout of the inboxes of peers.
+    /// The memory that messages are sent from, with the same layout as the inboxes of peers.
     pub(crate) outbox: Arc<NetLocal<N>>,
     pub(crate) flags: Arc<NetLocal<N>>,
 }
 
 impl<N: Fabric> LocalBuffers<N> {
-    /// Returns a counter that peers write.
+    /// Returns a flag of this rank that peers use as a counter of messages.
     pub(crate) fn flag(&self, word: u64) -> &AtomicU64 {
         let flags = self.flags.flags().expect("checked when the fabric was opened");
         &flags[word as usize]
     }
 }
 
-/// The state that starting an op and processing a message need.
+/// Borrows the parts of the transport that are needed to start an op or to process a message.
 pub(crate) struct Context<'a, D: Fabric, N: Fabric> {
     pub(crate) copier: &'a mut DeviceCopier<D>,
     pub(crate) network: &'a mut NetworkQueue<N>,
@@ -61,19 +62,19 @@ pub(crate) struct Context<'a, D: Fabric, N: Fabric> {
     pub(crate) regions: &'a RegionTable<D, N>,
 }
 
-/// The connection to a peer.
+/// The connection to a peer, with a sender and a receiver of messages.
 struct Channel<D: Fabric, N: Fabric> {
     sender: Sender<N>,
     receiver: Receiver<D, N>,
 }
 
-/// Holds the queues of all engines of a rank, the connections to its peers, and the engines that move the
-/// bytes. One lock protects it.
+/// Holds the op queues of a rank, the connections to its peers, and the engines that move the bytes. One lock
+/// protects it.
 pub(crate) struct Transport<D: Fabric, N: Fabric> {
     // The engines come before the memory that they use, so that they are dropped first.
     copier: DeviceCopier<D>,
     network: Option<NetworkQueue<N>>,
-    /// Number of peers that `network` reaches.
+    /// The number of connected peers that the engine in `network` reaches.
     network_peers: usize,
     channels: Vec<Option<Channel<D, N>>>,
     queues: BTreeMap<u64, OpQueue<ResolvedOp<D, N>>>,
@@ -84,7 +85,7 @@ pub(crate) struct Transport<D: Fabric, N: Fabric> {
     wakers: BTreeMap<u64, Waker>,
     poison: Poison<Error>,
     buffers: LocalBuffers<N>,
-    /// Time of the last poll of an engine by a caller.
+    /// The time at which a caller last polled an engine.
     last_poll: Instant,
     /// Finished transfers of ops that are not yet recorded in the queues.
     finished: Vec<OpId>,
@@ -130,7 +131,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.channels.iter().flatten().count()
     }
 
-    /// Returns whether an engine of the network must be set because none reaches all peers.
+    /// Returns whether a new network engine is needed, because the present one does not reach all peers.
     pub(crate) fn needs_network(&self) -> bool {
         let idle = self.network.as_ref().is_none_or(NetworkQueue::is_idle);
         idle && self.network_peers != self.connected()
@@ -155,7 +156,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         }
     }
 
-    /// Adds the queue of an engine; `waker` wakes that engine.
+    /// Adds the op queue of an engine and returns its id; `waker` wakes the engine.
     pub(crate) fn add_queue(&mut self, waker: Waker) -> u64 {
         let id = self.next_queue;
         self.next_queue += 1;
@@ -164,7 +165,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         id
     }
 
-    /// Removes a queue and its waker.
     pub(crate) fn remove_queue(&mut self, id: u64) {
         self.wakers.remove(&id);
         self.queues.remove(&id);
@@ -205,7 +205,8 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.queue(id).settle_release();
     }
 
-    /// Submits and processes messages, and does not block. Does not wake `by`, the caller's queue.
+    /// Makes progress on all transfers of the rank, and does not block. Does not wake `by`, the caller's
+    /// queue.
     pub(crate) fn progress(&mut self, by: u64) -> Result<(), Error> {
         self.poison.check()?;
         if by != REPLIES {
@@ -285,7 +286,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         }
     }
 
-    /// Starts the ops that can start, and returns whether there were any.
+    /// Starts the queued ops that can start, and returns whether there were any.
     fn start(&mut self, flag_stored: &mut bool) -> Result<bool, Error> {
         let Some(network) = &mut self.network else { return Ok(false) };
         let me = self.buffers.rank.index();
@@ -353,7 +354,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         Ok(progressed)
     }
 
-    /// Completes released queues; releases the network if their transfers do not end in time.
+    /// Completes released queues, and releases the network engine if their transfers do not end in time.
     fn settle_releases(&mut self) -> Result<(), Error> {
         let mut stuck = false;
         for queue in self.queues.values_mut() {
@@ -367,7 +368,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         }
     }
 
-    /// Returns the last completed ticket of a queue.
+    /// Returns the last completed ticket of an engine's queue.
     pub(crate) fn completed(&mut self, id: u64) -> Ticket {
         self.queue(id).tickets.completed()
     }
@@ -394,7 +395,7 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// Starts the thread. `parker` is an engine of the network to which nothing is submitted.
+    /// Starts the progress thread. `parker` is an engine of the network to which nothing is submitted.
     pub(crate) fn start<D: Fabric, N: Fabric>(
         inner: &Arc<Inner<D, N>>,
         parker: N::Engine,

@@ -1,24 +1,24 @@
-//! Defines what ranks send to each other: messages, the layout of the inbox, and the address.
+//! Defines the messages, the inbox layout and the address that ranks of a staged fabric exchange.
 
 use peerlane_hal::wire::{Reader, Writer, checksum};
 use peerlane_hal::{BackendId, Rank};
 
 use crate::error::Error;
 
-/// Size of a message in bytes.
+/// The size of a message in bytes, with padding.
 pub(crate) const MESSAGE_BYTES: usize = 64;
 
-/// A message in a ring. It names a region by its generation, so that a message for freed memory has no
-/// effect.
+/// A message in the ring of a peer's inbox. It names a region by its generation, so that a message for freed
+/// memory has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Copies a slot to `offset` of a region.
+    /// Copies the bytes of a slot to `offset` of a region.
     Copy { generation: u64, offset: u64, bytes: u64, slot: u64 },
-    /// Stores a flag once everything before it is complete.
+    /// Stores a flag once everything before the message is complete.
     Signal { generation: u64, word: u64, value: u64 },
-    /// Requests bytes of a region, as replies to get number `get` of the sender.
+    /// Requests bytes of a region for get number `get` of the sender.
     GetRequest { generation: u64, offset: u64, bytes: u64, get: u64 },
-    /// Copies a slot to `offset` of the destination of get number `get`.
+    /// Copies the bytes of a slot to `offset` of the destination of get number `get`.
     GetReply { get: u64, offset: u64, bytes: u64, slot: u64 },
     /// Frees a slot of the sender; the bytes went directly to their destination.
     FreeSlot,
@@ -71,13 +71,13 @@ impl Message {
 
 /// Maximum number of unprocessed messages to one peer.
 pub(crate) const RING_MESSAGES: u64 = 256;
-/// Slots for each peer: enough to keep the copy from the device, the network and the copy to the device
-/// busy at the same time.
+/// The number of slots for each peer, enough to keep the copy from the device, the network and the copy to
+/// the device busy at the same time.
 pub(crate) const SLOTS: u64 = 8;
-/// A larger slot would delay the start of the transfer over the network.
+/// The largest slot in bytes; a larger one would delay the start of the network transfer.
 const SLOT_BYTES_MAX: u64 = 256 << 10;
 const SLOT_BYTES_MIN: u64 = 16 << 10;
-/// Limit of all slots together, unless slots of the minimum size need more.
+/// The maximum size of all slots together in bytes, unless slots of the minimum size need more.
 const BYTES: u64 = 64 << 20;
 const MESSAGE: u64 = MESSAGE_BYTES as u64;
 
@@ -91,7 +91,7 @@ pub(crate) struct InboxLayout {
 }
 
 impl InboxLayout {
-    /// Creates the layout for `ranks` ranks, including the rank itself.
+    /// Creates the inbox layout for `ranks` ranks, including this one.
     pub(crate) fn new(ranks: usize) -> Self {
         let ranks = ranks.max(1) as u64;
         let slot_bytes = BYTES / (ranks * SLOTS);
@@ -100,7 +100,8 @@ impl InboxLayout {
         Self { ranks, slot_bytes: slot_bytes.clamp(SLOT_BYTES_MIN, SLOT_BYTES_MAX) }
     }
 
-    /// Returns the total size. Slots come first, so that they are aligned as the memory is.
+    /// Returns the total size of an inbox in bytes. Slots come first, so that they are aligned as the memory
+    /// is.
     pub(crate) fn bytes(self) -> u64 {
         self.slots_bytes() + self.ranks * RING_MESSAGES * MESSAGE
     }
@@ -109,27 +110,27 @@ impl InboxLayout {
         self.ranks * SLOTS * self.slot_bytes
     }
 
-    /// Returns the offset of a slot of `peer`.
+    /// Returns the offset of a slot of `peer` in the inbox.
     pub(crate) fn slot_offset(self, peer: usize, slot: u64) -> u64 {
         (peer as u64 * SLOTS + slot) * self.slot_bytes
     }
 
-    /// Returns the offset of message `number` of `peer`; numbers start at 0 and never wrap.
+    /// Returns the offset of message `number` of `peer` in the inbox; numbers start at 0 and never wrap.
     pub(crate) fn message_offset(self, peer: usize, number: u64) -> u64 {
         self.slots_bytes() + (peer as u64 * RING_MESSAGES + number % RING_MESSAGES) * MESSAGE
     }
 
-    /// Returns the size of all flags in bytes.
+    /// Returns the size of all message counters in bytes.
     pub(crate) fn flag_bytes(self) -> u64 {
         self.ranks * 2 * size_of::<u64>() as u64
     }
 
-    /// Returns the word of the flag that counts the messages that `peer` has written.
+    /// Returns the index of the flag that counts the messages that `peer` has written.
     pub(crate) fn written_flag(peer: usize) -> u64 {
         peer as u64 * 2
     }
 
-    /// Returns the word of the flag that counts the messages of this rank that `peer` has processed.
+    /// Returns the index of the flag that counts the messages of this rank that `peer` has processed.
     pub(crate) fn credit_flag(peer: usize) -> u64 {
         peer as u64 * 2 + 1
     }
@@ -138,8 +139,8 @@ impl InboxLayout {
 const MAGIC: [u8; 4] = *b"PLRA";
 const VERSION: u16 = 1;
 
-/// The address of a rank. Peers need it to connect: the network's address, and the keys of the memory
-/// that they write to.
+/// The address of a rank, with which peers connect to it. It holds the network's address, and the keys of the
+/// memory that peers write to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) rank: Rank,
