@@ -1,4 +1,4 @@
-//! Holds ops back and reports completion late, by a seed.
+//! Delays ops and reports their completion late, by random times from a seed.
 //!
 //! Each op is held by a queued wait of its own. A second engine of the rank ends these waits at random times,
 //! whenever the delayed engine is called. So the inner backend keeps the contract, no op is copied, and the
@@ -17,7 +17,7 @@ use crate::{Error, Layer, Local, Remote};
 
 const HOLD_WORD: u64 = 0;
 
-/// Delays all engines of a fabric.
+/// A layer that delays the ops of every engine of a fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct DelayLayer {
     seed: u64,
@@ -26,7 +26,7 @@ pub struct DelayLayer {
 }
 
 impl DelayLayer {
-    /// Delays each op by at most `longest`. The same seed draws the same delays.
+    /// Creates a layer that delays each op by at most `longest`. The same seed draws the same delays.
     pub fn new(seed: u64, longest: Duration) -> Self {
         Self { seed, longest, engines: 0 }
     }
@@ -48,27 +48,27 @@ impl<F: Fabric + 'static> Layer<F> for DelayLayer {
     }
 }
 
-/// Delays the ops of the engines of a fabric.
+/// An engine that delays each op by a random time.
 pub struct Delay<F: Fabric> {
     engine: F::Engine,
-    /// Engine that signals the flag which the delayed ops wait for.
+    /// The engine that signals the flag on which delayed ops wait.
     opener: F::Engine,
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
     caps: Caps,
     random: fastrand::Rng,
     longest: Duration,
-    /// The times at which the held ops are due, in order.
+    /// The times at which the delayed ops are due, in order.
     due: VecDeque<Instant>,
-    /// Number of holds so far. The flag value with this number ends the last hold.
+    /// The number of ops delayed so far. The flag value with this number ends the last hold.
     holds: u64,
-    /// The last ticket reported as complete, and whether a later one could have been reported.
+    /// The last ticket reported as complete; `lags` says whether a later one could have been reported.
     reported: Ticket,
     lags: bool,
 }
 
 impl<F: Fabric> Delay<F> {
-    /// Creates a delayed engine on `fabric`. The fabric is connected to its own rank.
+    /// Creates a delayed engine on a fabric that is connected to its own rank.
     ///
     /// # Errors
     /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
@@ -104,7 +104,7 @@ impl<F: Fabric> Delay<F> {
         })
     }
 
-    /// Lets delayed ops continue whose delay is over.
+    /// Ends the delay of the ops that are due.
     fn drive(&mut self) -> Result<(), Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let now = Instant::now();
@@ -125,7 +125,7 @@ impl<F: Fabric> Delay<F> {
         Ok(())
     }
 
-    /// Draws the times at which the holds of a slice end, one after the other.
+    /// Draws the random times at which the ops of a slice are due, one after the other.
     fn schedule(&mut self, holds: usize) {
         let mut at = self.due.back().copied().unwrap_or_else(Instant::now).max(Instant::now());
         for _ in 0..holds {

@@ -8,14 +8,14 @@ use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, 
 use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
 
-/// The limits of every engine; by default unchanged.
+/// A layer that restricts the capabilities of every engine; by default it changes none.
 #[derive(Clone, Copy, Debug)]
 pub struct DowngradeLayer {
-    /// Whether waits may still be queued.
+    /// Whether engines may still queue waits.
     pub queued_wait: bool,
-    /// Largest number of ops in a slice, if it is less than the limit of the engine.
+    /// The largest number of ops in a slice, if the limit of the engine is not lower.
     pub slice_ops_max: usize,
-    /// Alignment of puts in bytes, if the layer requires more than the engine does.
+    /// The alignment of puts in bytes, if the engine does not require a larger one.
     pub put_align_bytes: u64,
 }
 
@@ -37,7 +37,7 @@ impl<F: Fabric> Layer<F> for DowngradeLayer {
     }
 }
 
-/// An engine with fewer capabilities.
+/// An engine that reports and accepts fewer capabilities than its inner engine.
 #[derive(Debug)]
 pub struct Downgrade<E> {
     engine: E,

@@ -1,17 +1,17 @@
-//! The error of a wrapped fabric: a backend's or a layer's.
+//! Defines the error of a wrapped fabric, which comes from the backend or from a layer.
 
 use std::fmt;
 
 use peerlane_hal::{self as hal, ErrorKind};
 
-/// The error of a wrapped fabric.
+/// An error of a wrapped fabric, from the backend or from a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error<E> {
-    /// An error of the inner fabric.
+    /// An error of the inner fabric, passed on unchanged.
     Inner(E),
-    /// An error of the layer.
+    /// An error that the layer itself reports.
     Layer {
-        /// The class of the failure.
+        /// The kind of the layer's error.
         kind: ErrorKind,
         /// The error text, with found and expected values.
         text: String,
@@ -19,7 +19,7 @@ pub enum Error<E> {
 }
 
 impl<E> Error<E> {
-    /// Creates an error of a layer.
+    /// Creates an error that a layer reports.
     pub fn layer(kind: ErrorKind, text: impl Into<String>) -> Self {
         Self::Layer { kind, text: text.into() }
     }

@@ -1,4 +1,4 @@
-//! Fails at a chosen op and stays failed, like a backend that lost its device or a peer.
+//! Makes an engine fail at a chosen op and stay failed, like a backend that lost its device or a peer.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use peerlane_hal::{CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket
 use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
 
-/// Makes every engine fail at the same op.
+/// A layer that makes every engine fail at the same op.
 #[derive(Clone, Copy, Debug)]
 pub struct FailAtLayer {
-    /// Number of ops that succeed; `u64::MAX` for an engine that fails only when broken by
-    /// [`FailAt::fail_at`].
+    /// The number of ops that succeed before the failure; `u64::MAX` for an engine that fails only after a
+    /// call of [`FailAt::fail_at`].
     pub ops: u64,
-    /// The kind of the error.
+    /// The kind of the error with which the engine fails.
     pub kind: ErrorKind,
 }
 
@@ -34,23 +34,23 @@ impl<F: Fabric> Layer<F> for FailAtLayer {
     }
 }
 
-/// An engine that fails at an op. No op of that slice runs, and nothing completes afterwards.
+/// An engine that fails at a chosen op. No op of that slice runs, and nothing completes afterwards.
 #[derive(Debug)]
 pub struct FailAt<E> {
     engine: E,
-    /// Number of ops that still succeed.
+    /// The number of ops that still succeed before the failure.
     left: u64,
     kind: ErrorKind,
     failed: bool,
 }
 
 impl<E: CopyEngine> FailAt<E> {
-    /// Makes `engine` fail as `layer` says.
+    /// Wraps `engine` so that it fails at the op that `layer` chooses.
     pub fn new(engine: E, layer: FailAtLayer) -> Self {
         Self { engine, left: layer.ops, kind: layer.kind, failed: false }
     }
 
-    /// Lets `ops` more ops succeed; the next one fails.
+    /// Makes the engine fail after `ops` more ops.
     pub fn fail_at(&mut self, ops: u64) {
         self.left = ops;
     }

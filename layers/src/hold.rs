@@ -1,4 +1,4 @@
-//! Flags with which a layer holds ops back until another engine of the same rank signals them.
+//! Provides the flags on which a layer lets ops wait until a second engine of the rank signals them.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use peerlane_hal::{Deadline, Fabric, PeerMemory, Role};
 
 use crate::{Error, Local, Remote};
 
-/// Length of the region. One rank uses it, so its flags may share a cache line.
+/// The size of the flag region in bytes. One rank uses it, so its flags may share a cache line.
 const BYTES: u64 = 64;
-/// Time limit of the import; the key is of this rank, so no other process is involved.
+/// The time limit for importing the flag region; its key is of this rank, so no other process is involved.
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A region of flags and its import by the same rank, for waits and for signals.
+/// A flag region for waits, and its import by the same rank for signals.
 pub(crate) struct HoldFlags<F: Fabric> {
     // Boxed, so that they do not move while queued ops name them. The import is dropped first.
     alias: Box<Remote<F>>,
@@ -20,7 +20,7 @@ pub(crate) struct HoldFlags<F: Fabric> {
 }
 
 impl<F: Fabric> HoldFlags<F> {
-    /// Allocates flags on `fabric`. The fabric is connected to its own rank.
+    /// Allocates the flags on a fabric that is connected to its own rank.
     pub(crate) fn new(fabric: &F) -> Result<Self, Error<F::Error>> {
         let memory = fabric.memory();
         let local = memory.allocate(BYTES, Role::Flags).map_err(Error::Inner)?;
@@ -29,12 +29,12 @@ impl<F: Fabric> HoldFlags<F> {
         Ok(Self { alias: Box::new(alias.map_err(Error::Inner)?), local: Box::new(local) })
     }
 
-    /// Returns the imported region, for signals.
+    /// Returns the imported flag region, which signals name.
     pub(crate) fn alias(&self) -> &Remote<F> {
         &self.alias
     }
 
-    /// Returns the local region, for waits.
+    /// Returns the local flag region, which waits name.
     pub(crate) fn local(&self) -> &Local<F> {
         &self.local
     }

@@ -1,4 +1,4 @@
-//! Layers over the engines of a backend: they trace, delay, throttle, restrict or fail them.
+//! Layers over the engines of a backend, which trace, delay, throttle, restrict or fail them.
 //!
 //! A layer makes engines; [`Wrapped`] is a fabric with the engines of a layer and the regions and keys of the
 //! backend. Everything that runs on a fabric runs on a wrapped one, which can be wrapped again. A correct
@@ -42,17 +42,17 @@ pub use streams::{Graph, Stream, StreamLayer, Streams};
 pub use throttle::{Throttle, ThrottleLayer};
 pub use trace::{Event, Trace, TraceLayer, TraceLog};
 
-/// The local regions of a fabric.
+/// The type of a fabric's local regions.
 pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
-/// The imported regions of a fabric.
+/// The type of a fabric's imported regions.
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
-/// Wraps the engines of a fabric.
+/// Wraps the engines of a fabric, for example to trace or delay their ops.
 pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
-    /// The engine that the layer makes.
+    /// The type of the wrapped engines.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
-    /// Creates an engine over one or more engines of `fabric`.
+    /// Creates a wrapped engine over one or more engines of `fabric`.
     ///
     /// # Errors
     /// Returns the error of the fabric, or the reason why the layer cannot work on it.
@@ -75,7 +75,7 @@ pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
     }
 }
 
-/// A fabric with a layer over its engines.
+/// A fabric whose engines are wrapped by a layer.
 #[derive(Debug)]
 pub struct Wrapped<F, L> {
     fabric: F,
@@ -83,7 +83,7 @@ pub struct Wrapped<F, L> {
 }
 
 impl<F: Fabric, L: Layer<F>> Wrapped<F, L> {
-    /// Puts `layer` over the engines of `fabric`.
+    /// Wraps the engines of `fabric` with `layer`.
     pub fn new(fabric: F, layer: L) -> Self {
         Self { fabric, layer }
     }
@@ -134,7 +134,7 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     }
 }
 
-/// The memory of the backend, with wrapped errors.
+/// The memory of a wrapped fabric, which only wraps the errors of the backend's memory.
 #[repr(transparent)]
 pub struct Memory<M>(M);
 

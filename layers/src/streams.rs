@@ -21,10 +21,10 @@ use peerlane_hal::{
 use crate::hold::HoldFlags;
 use crate::{Error, Layer, Local, Remote};
 
-/// Gives streams to all engines of a fabric.
+/// A layer that gives streams to all engines of a fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamLayer {
-    /// Number of slices that a queue holds.
+    /// The maximum number of incomplete slices in the queue of an engine.
     pub slices_max: usize,
 }
 
@@ -47,14 +47,14 @@ impl<F: Fabric + 'static> Layer<F> for StreamLayer {
 }
 
 const HOLD_WORD: u64 = 0;
-/// Time between two checks of a slice by its stream.
+/// The time between two checks of a stream for the completion of a slice.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// Longest sleep of a parked caller, since flags of a device wake no thread.
+/// The longest sleep of a parked caller, because flags of a device wake no thread.
 const PARK_MAX: Duration = Duration::from_millis(1);
-/// Time that a dropped engine waits for its slices.
+/// The time that a dropped engine waits for the completion of its slices.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An engine with streams over engines of `F` without streams.
+/// An engine with streams and captured graphs, over engines of `F` that have none.
 pub struct Streams<F: Fabric> {
     shared: Arc<Shared<F>>,
     caps: Caps,
@@ -64,7 +64,7 @@ pub struct Streams<F: Fabric> {
     last: Ticket,
 }
 
-/// The state that the engine shares with the jobs of streams.
+/// The state that an engine shares with the jobs of its streams.
 struct Shared<F: Fabric> {
     engines: Mutex<Engines<F>>,
     wakeup: Arc<Wakeup>,
@@ -72,18 +72,19 @@ struct Shared<F: Fabric> {
 
 struct Engines<F: Fabric> {
     engine: F::Engine,
-    /// Engine that signals the flag which held ops wait for.
+    /// The engine that signals the flag on which held slices wait.
     opener: F::Engine,
-    /// Runs captured slices.
+    /// The engine that runs captured slices.
     replayer: F::Engine,
-    /// The times at which the replayed slices that are not complete were submitted.
+    /// The submission times of replayed slices that are not complete.
     replays: Vec<Instant>,
-    /// The error of a failed job.
+    /// The error of the first job that failed.
     broken: Option<Error<F::Error>>,
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
     released: bool,
-    /// Number of releases. A replay that starts after a release is blocked until the next one.
+    /// The number of `release` calls so far. A replay that starts after a release is blocked until the next
+    /// one.
     releases: u64,
     dropped: bool,
 }
@@ -101,7 +102,7 @@ impl Wake for Wakeup {
     }
 }
 
-/// An op without the lifetime of its regions; the contract of `submit` says that they live long enough.
+/// A copy of an op without the lifetime of its regions, which the contract of `submit` keeps alive.
 enum StoredOp<F: Fabric> {
     Put { dst: (*const Remote<F>, u64), src: (*const Local<F>, u64), bytes: u64 },
     Get { dst: (*const Local<F>, u64), src: (*const Remote<F>, u64), bytes: u64 },
@@ -130,7 +131,7 @@ impl<F: Fabric> StoredOp<F> {
         }
     }
 
-    /// Returns the op.
+    /// Restores the op with references to its regions.
     ///
     /// # Safety
     /// The regions are alive.
@@ -167,8 +168,8 @@ impl<F: Fabric> StoredOp<F> {
 }
 
 impl<F: Fabric> Engines<F> {
-    /// Ends the hold of the slice of `ticket` once everything before it is complete. Returns whether the
-    /// slice is complete too.
+    /// Lets the slice of `ticket` run once everything before it is complete. Returns whether the slice is
+    /// complete too.
     fn advance(&mut self, ticket: Ticket, opened: &mut bool) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let done = self.engine.completed().map_err(Error::Inner)?;
@@ -185,7 +186,7 @@ impl<F: Fabric> Engines<F> {
         Ok(done >= ticket)
     }
 
-    /// Submits a captured slice. Returns its ticket once there was room for it.
+    /// Submits a captured slice to the engine for replays. Returns its ticket once there was room for it.
     fn replay(&mut self, slice: &[StoredOp<F>]) -> Result<Option<Ticket>, Error<F::Error>> {
         self.replayer.completed().map_err(Error::Inner)?;
         // SAFETY: the regions live as long as the graph (the contract of `Streams::submit`).
@@ -204,7 +205,7 @@ impl<F: Fabric> Shared<F> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `step` until it returns true.
+    /// Blocks a stream until `step` returns true or fails.
     fn hold(&self, mut step: impl FnMut(&mut Engines<F>) -> Result<bool, Error<F::Error>>) {
         loop {
             let mut engines = self.engines();
@@ -354,7 +355,7 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         Ok(())
     }
 
-    /// Returns false: the threads of the streams make progress.
+    /// Returns false, because the threads of the streams make progress.
     fn is_busy(&self) -> bool {
         false
     }
@@ -442,14 +443,14 @@ impl<F: Fabric> fmt::Debug for Streams<F> {
     }
 }
 
-/// A job of a stream; run again at each replay if it is captured.
+/// A job of a stream, which each replay runs again if it is captured.
 type Job = Arc<dyn Fn() + Send + Sync>;
 
-/// A stream of the caller: a thread that runs one job after the other.
+/// A stream of the caller, which is a thread that runs one job after the other.
 #[derive(Clone)]
 pub struct Stream(Arc<Handle>);
 
-/// The jobs that a stream recorded.
+/// A captured graph, which holds the jobs that a stream recorded.
 #[derive(Clone)]
 pub struct Graph(Arc<[Job]>);
 
@@ -497,7 +498,7 @@ impl Queue {
 }
 
 impl Stream {
-    /// Creates a stream without jobs.
+    /// Creates a stream and starts its thread.
     ///
     /// # Panics
     /// Panics if the system has no thread left.
@@ -509,7 +510,7 @@ impl Stream {
         Self(Arc::new(Handle(queue)))
     }
 
-    /// Runs `work` after the earlier jobs; records it if the stream captures.
+    /// Runs `work` on the stream after the earlier jobs, or records it if the stream captures.
     pub fn run(&self, work: impl Fn() + Send + Sync + 'static) {
         self.push(Arc::new(work));
     }
@@ -524,7 +525,7 @@ impl Stream {
         self.0.0.changed.notify_all();
     }
 
-    /// Returns whether all jobs finish within `limit`.
+    /// Waits for all jobs of the stream, and returns whether they finish within `limit`.
     pub fn is_idle_within(&self, limit: Duration) -> bool {
         let queue = &self.0.0;
         let idle = queue
@@ -534,12 +535,12 @@ impl Stream {
         !waited.timed_out()
     }
 
-    /// Records all further jobs instead of running them.
+    /// Begins a capture, which records all further jobs instead of running them.
     pub fn begin_capture(&self) {
         self.0.0.state().captured = Some(Vec::new());
     }
 
-    /// Ends the capture and returns the recorded jobs.
+    /// Ends the capture and returns the recorded jobs as a graph.
     pub fn end_capture(&self) -> Graph {
         Graph(self.0.0.state().captured.take().unwrap_or_default().into())
     }
@@ -560,17 +561,17 @@ impl Default for Stream {
 }
 
 impl Graph {
-    /// Runs all recorded jobs again on `stream`.
+    /// Runs all recorded jobs of the graph again on `stream`.
     pub fn replay(&self, stream: &Stream) {
         self.0.iter().for_each(|job| stream.push(Arc::clone(job)));
     }
 
-    /// Returns the number of recorded jobs.
+    /// Returns the number of recorded jobs in the graph.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns whether no job was recorded.
+    /// Returns whether the graph has no recorded jobs.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

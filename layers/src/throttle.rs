@@ -1,4 +1,4 @@
-//! Makes an engine as slow as a network: a limited rate, and a delay of every effect.
+//! Makes an engine as slow as a network, with a limited rate and a delay of every effect.
 //!
 //! Each engine is a wire of its own with two directions. A put leaves when the outgoing direction is free and
 //! arrives when its last byte has travelled. A signal needs no bandwidth and has the same delay. A get sends a
@@ -25,25 +25,25 @@ use crate::forward::{forward_streams, forward_to_engine};
 use crate::hold::HoldFlags;
 use crate::{Error, Layer, Local, Remote};
 
-/// The flag that ends the holds that are due.
+/// The index of the flag that ends the waits of held ops that are due.
 const DUE: u64 = 0;
-/// The flag that counts the passed waits of the caller.
+/// The index of the flag that counts the caller's waits that have passed.
 const PASSED: u64 = 1;
-/// Number of pieces of a long put, where slices are long enough.
+/// The maximum number of pieces of a long put or get, if slices are long enough.
 const PIECES_MAX: u64 = 8;
-/// Smallest slice limit that has room for pieces.
+/// The smallest slice limit at which long puts and gets are split into pieces.
 const SLICE_OPS_FOR_PIECES: usize = 256;
-/// Smallest piece; shorter puts are not split.
+/// The smallest piece in bytes; shorter puts are not split.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
 type OpOf<'a, F> = Op<'a, Local<F>, Remote<F>>;
 
-/// Throttles all engines of a fabric, each by itself.
+/// A layer that throttles each engine of a fabric by itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThrottleLayer {
-    /// Largest rate of one engine in each direction; `f64::INFINITY` for no limit.
+    /// The maximum rate of one engine in each direction, in bytes per second; `f64::INFINITY` for no limit.
     pub bytes_per_second: f64,
-    /// Delay of every effect.
+    /// The delay before an op takes effect, in addition to its transfer time.
     pub delay: Duration,
 }
 
@@ -65,10 +65,10 @@ impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
     }
 }
 
-/// An engine as slow as a network.
+/// An engine with the limited rate and the delay of a network.
 pub struct Throttle<F: Fabric> {
     engine: F::Engine,
-    /// Engine that signals the flag which held ops wait for.
+    /// The engine that signals the flag on which held ops wait.
     opener: F::Engine,
     hold: HoldFlags<F>,
     caps: Caps,
@@ -116,7 +116,7 @@ impl<F: Fabric> Throttle<F> {
         })
     }
 
-    /// Lets delayed ops continue whose delay is over. Returns whether there were any.
+    /// Ends the delay of the ops that are due. Returns whether there were any.
     fn drive(&mut self) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let awaits = self.schedule.awaits_mark();
@@ -135,7 +135,7 @@ impl<F: Fabric> Throttle<F> {
         Ok(true)
     }
 
-    /// Returns the slice with long copies in pieces.
+    /// Splits the long puts and gets of a slice into pieces.
     fn split<'a>(&self, ops: &[OpOf<'a, F>]) -> Vec<OpOf<'a, F>> {
         let mut parts = Vec::with_capacity(ops.len());
         for op in ops {
@@ -165,7 +165,8 @@ impl<F: Fabric> Throttle<F> {
     }
 }
 
-/// Returns a part of a span. A span that leaves the address space leaves its region too, and is rejected.
+/// Returns the part of a span that a piece covers. A span that leaves the address space leaves its region
+/// too, and is rejected.
 fn part<M>(whole: At<'_, M>, piece: Piece) -> At<'_, M> {
     At { offset: whole.offset.saturating_add(piece.offset), ..whole }
 }
@@ -246,10 +247,10 @@ impl<F: Fabric> fmt::Debug for Throttle<F> {
     }
 }
 
-/// Longest delay, however slow the wire; about three years.
+/// The longest transfer time and delay, about three years, so that no clock overflows.
 const LONGEST: Duration = Duration::from_secs(100_000_000);
 
-/// An op, reduced to what its transfer time depends on.
+/// An op with only the parameters that its transfer time depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// A put of this many bytes.
@@ -257,33 +258,33 @@ enum Event {
     /// A get of this many bytes.
     Get(u64),
     Signal,
-    /// The mark behind a wait of the caller: later ops leave when the wait has passed.
+    /// The mark after a wait of the caller. Later ops leave when the wait has passed.
     Mark,
 }
 
-/// The holds of one engine in order, each with the time at which it ends. It reads no clock: times are
+/// Computes the time at which each op of an engine takes effect, in order. It reads no clock: times are
 /// arguments.
 #[derive(Debug)]
 struct Schedule {
     bytes_per_second: f64,
     delay: Duration,
-    /// Ops whose time is not known yet, with the time of their submission. The first one is a mark.
+    /// The ops whose effect time is not known yet, with their submission times. The first one is a mark.
     unknown: VecDeque<(Event, Instant)>,
-    /// Times of the holds that have not ended.
+    /// The times at which the held ops take effect.
     due: VecDeque<Instant>,
-    /// Number of all holds and marks so far.
+    /// The number of all ops held so far; `marks` counts the marks.
     holds: u64,
     marks: u64,
-    /// Number of ended holds, and of marks seen.
+    /// The number of held ops whose delay was ended; `passed` counts the marks that were seen.
     open: u64,
     passed: u64,
-    /// Earliest time at which the next transfer may begin: the end of the last wait.
+    /// The earliest time at which the next transfer may begin, which is the end of the last wait.
     ready: Instant,
     out_free: Instant,
     in_free: Instant,
-    /// Arrival of the last get.
+    /// The arrival time of the last get.
     got: Instant,
-    /// The last time assigned to a hold: they end in order.
+    /// The last effect time of an op, which later ops do not precede.
     last: Instant,
 }
 
@@ -306,12 +307,11 @@ impl Schedule {
         }
     }
 
-    /// Returns the numbers of the last hold and the last mark.
+    /// Returns the number of the last held op and that of the last mark.
     fn made(&self) -> (u64, u64) {
         (self.holds, self.marks)
     }
 
-    /// Adds the ops of a slice.
     fn push(&mut self, events: impl Iterator<Item = Event>, now: Instant) {
         for event in events {
             match event {
@@ -322,12 +322,12 @@ impl Schedule {
         }
     }
 
-    /// Returns whether an op waits for a mark.
+    /// Returns whether an op waits for a mark, so that its effect time is not known.
     fn awaits_mark(&self) -> bool {
         !self.unknown.is_empty()
     }
 
-    /// Returns the last hold that is due, if any is, given that the marks up to `passed` were seen.
+    /// Returns the number of the last held op that is due, given that the marks up to `passed` were seen.
     fn advance(&mut self, passed: u64, now: Instant) -> Option<u64> {
         while let Some((event, at)) = self.unknown.front().copied() {
             if event == Event::Mark {
@@ -346,14 +346,14 @@ impl Schedule {
         (due_count > 0).then(|| self.open + due_count as u64)
     }
 
-    /// Notes that the holds up to `last` have ended.
+    /// Records that the delays of the held ops up to number `last` have ended.
     fn opened(&mut self, last: u64) {
         let count = usize::try_from(last - self.open).unwrap_or(usize::MAX);
         self.due.drain(..count.min(self.due.len()));
         self.open = last;
     }
 
-    /// Returns the time of the next hold, as far as it is known.
+    /// Returns the time at which the next held op takes effect, if it is known.
     fn next(&self) -> Option<Instant> {
         self.due.front().copied()
     }
@@ -397,7 +397,8 @@ mod tests {
 
     const DELAY: u64 = 10;
 
-    /// A byte a millisecond, and the milliseconds at which each op takes effect, all submitted at 0.
+    /// Returns the milliseconds at which each op takes effect, for one byte per millisecond and submission at
+    /// 0.
     fn times(events: &[Event]) -> Vec<u128> {
         let start = Instant::now();
         let mut schedule = Schedule::new(1000.0, Duration::from_millis(DELAY), start);

@@ -1,4 +1,4 @@
-//! Writes the calls of an engine to a log, as text that can be compared.
+//! Records the calls of an engine in a log, as text that tests can compare.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,16 +9,16 @@ use peerlane_hal::{CopyEngine, EngineRequirements, Fabric, Op, Rank, Ticket};
 use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
 
-/// One line of a trace.
+/// One event in the trace of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The rank of the engine.
+    /// The rank that the engine belongs to.
     pub rank: Rank,
     /// The number of the engine in its rank, from 0.
     pub engine: usize,
-    /// The ticket of the slice.
+    /// The ticket of the slice that the event belongs to.
     pub ticket: Ticket,
-    /// The event: an op, or `complete`, `released`, `refused: …`.
+    /// The text of the event, which is an op, `complete`, `released` or `refused: …`.
     pub text: String,
 }
 
@@ -29,17 +29,17 @@ impl fmt::Display for Event {
     }
 }
 
-/// A trace that several engines share. [`Display`](fmt::Display) prints one line per event.
+/// A log of events that several engines share. [`Display`](fmt::Display) prints one line per event.
 #[derive(Clone, Debug, Default)]
 pub struct TraceLog(Arc<Mutex<Vec<Event>>>);
 
 impl TraceLog {
-    /// Creates an empty trace.
+    /// Creates an empty trace log.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the events so far.
+    /// Returns the events recorded so far.
     pub fn events(&self) -> Vec<Event> {
         self.lock().clone()
     }
@@ -56,7 +56,7 @@ impl fmt::Display for TraceLog {
     }
 }
 
-/// Traces all engines of a fabric.
+/// A layer that traces the calls of all engines of a fabric.
 #[derive(Clone, Debug, Default)]
 pub struct TraceLayer {
     log: TraceLog,
@@ -64,7 +64,7 @@ pub struct TraceLayer {
 }
 
 impl TraceLayer {
-    /// Creates a layer that writes to `log`.
+    /// Creates a layer whose engines write their events to `log`.
     pub fn new(log: TraceLog) -> Self {
         Self { log, engines: 0 }
     }
@@ -84,20 +84,20 @@ impl<F: Fabric> Layer<F> for TraceLayer {
     }
 }
 
-/// Wraps an engine and records its calls.
+/// An engine that records the calls of its inner engine.
 #[derive(Debug)]
 pub struct Trace<E> {
     engine: E,
     rank: Rank,
     number: usize,
     log: TraceLog,
-    /// Numbers of regions by address, in the order of their first use.
+    /// The numbers of regions by address, in the order of their first use.
     regions: HashMap<usize, usize>,
     completed: Ticket,
 }
 
 impl<E: CopyEngine> Trace<E> {
-    /// Traces `engine` as engine `number` of `rank`.
+    /// Wraps `engine` to trace it as engine `number` of `rank`.
     pub fn new(engine: E, rank: Rank, number: usize, log: TraceLog) -> Self {
         Self { engine, rank, number, log, regions: HashMap::new(), completed: Ticket::NONE }
     }
