@@ -7,31 +7,29 @@ use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
 use crate::plan::{Cell, LaneId, Step};
 
-/// The copies into the outputs of the followed ranks, in the order of cells.
+/// The steps that copy into the outputs of the followed ranks, sorted by cell.
 #[derive(Debug)]
 pub(super) struct Copies {
     by_output: Vec<Vec<CellCopy>>,
 }
 
-/// A copy into an output.
+/// A step that copies one cell into the output of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CellCopy {
     pub(super) cell: Cell,
-    /// The rank that copies.
+    /// The rank that executes the copy.
     pub(super) rank: Rank,
-    /// The lane that represents the copying one, and the index of the step in it.
+    /// The index of the lane that represents the copying lane, and the index of the step in that lane.
     pub(super) step: (usize, usize),
 }
 
 impl Copies {
-    /// Returns the copy of `cell` into the output of the followed rank `rank`, if there is one.
     pub(super) fn of(&self, set: &PlanSet, rank: Rank, cell: Cell) -> Option<CellCopy> {
         let copies = self.of_output(set, rank);
         let index = copies.binary_search_by_key(&cell, |copy| copy.cell);
         index.ok().map(|index| copies[index])
     }
 
-    /// Returns all copies into the output of the followed rank `rank`.
     pub(super) fn of_output(&self, set: &PlanSet, rank: Rank) -> &[CellCopy] {
         &self.by_output[set.symmetry.number(rank)]
     }
@@ -84,7 +82,7 @@ fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fa
     }
 }
 
-/// A wait: its lane and the index of the wait in it.
+/// A wait step, identified by its rank, lane and step index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wait {
     pub(super) rank: Rank,
@@ -92,7 +90,7 @@ pub(super) struct Wait {
     pub(super) at: usize,
 }
 
-/// A range of waits in [`Completions`], with the ranks as the copying rank numbers them.
+/// A range of indices into the waits of [`Completions`]. The ranks of these waits are those that a representative sees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitRange {
     first: u32,
@@ -105,18 +103,17 @@ impl WaitRange {
     }
 }
 
-/// A lane that gets from a followed rank.
+/// A lane with gets from the memory of a followed rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Getter {
-    /// The rank that gets.
     pub(super) rank: Rank,
-    /// The lane that makes the gets, or the lane that represents it.
+    /// The index of the lane that executes the gets, or of the lane that represents it.
     pub(super) lane: usize,
-    /// The waits after which its last get is known to be complete.
+    /// The waits after which the last get of the lane is known to be complete.
     pub(super) waits: WaitRange,
 }
 
-/// The waits after which a rank knows that a copy is complete.
+/// For every copy, the waits after which a rank knows that the copy is complete.
 ///
 /// A signal to a peer publishes that its lane has completed all puts to that peer and all gets from it. A signal to the own
 /// rank publishes that the lane has completed everything, which for puts to other ranks means only that their sources are
@@ -125,13 +122,13 @@ pub(super) struct Getter {
 #[derive(Debug)]
 pub(super) struct Completions {
     waits: Vec<Wait>,
-    /// The waits of every copy of every lane; none for other steps.
+    /// By lane and step, the waits after which a copy is known to be complete; empty for other steps.
     copies: Vec<Vec<WaitRange>>,
-    /// The waits after which each lane no longer reads its sources.
+    /// For each lane, the waits after which the lane no longer reads the sources of its copies.
     lane_ends: Vec<WaitRange>,
-    /// Whether each lane is lane 0 or ends with a flag to it.
+    /// For each lane, whether it is lane 0 or ends with a signal to lane 0 of its rank.
     joins_home: Vec<bool>,
-    /// The lanes that get from each followed rank.
+    /// For each followed rank, the lanes with gets from its memory.
     getters: Vec<Vec<Getter>>,
 }
 
@@ -152,7 +149,7 @@ impl Completions {
         completions
     }
 
-    /// Goes through a lane from its end, so that the signals after a copy are known at the copy.
+    /// Visits the steps of a lane in reverse order, so that the signals after a copy are known at the copy.
     fn add_lane(
         &mut self,
         set: &PlanSet,
@@ -197,7 +194,7 @@ impl Completions {
         WaitRange { first, end: next(&self.waits) }
     }
 
-    /// Records the last get of a lane from a rank, which comes first in this direction.
+    /// Records the last get of a lane from a rank, which a visit in reverse order meets first.
     fn add_get(&mut self, set: &PlanSet, lane: usize, peer: Rank, waits: WaitRange) {
         let symmetry = &set.symmetry;
         let rank = symmetry.rotated(symmetry.rotation_back(peer), set.lanes[lane].rank);
@@ -208,7 +205,7 @@ impl Completions {
         }
     }
 
-    /// Returns the waits after which the copy at `at` of a followed lane is known to be complete.
+    /// Returns the waits after which a copy of a followed lane is known to be complete.
     pub(super) fn of_copy(&self, (lane, at): (usize, usize)) -> WaitRange {
         self.copies[lane][at]
     }
@@ -218,12 +215,11 @@ impl Completions {
         self.lane_ends[lane]
     }
 
-    /// Returns whether a followed lane has ended when lane 0 of its rank has.
+    /// Returns whether a lane is certain to have ended when lane 0 of its rank has ended.
     pub(super) fn joins_home(&self, lane: usize) -> bool {
         self.joins_home[lane]
     }
 
-    /// Returns the lanes that get from the followed rank `rank`.
     pub(super) fn getters(&self, set: &PlanSet, rank: Rank) -> &[Getter] {
         &self.getters[set.symmetry.number(rank)]
     }
@@ -247,21 +243,21 @@ fn joins_home(set: &PlanSet, flags: &Flags, lane: usize) -> bool {
     closed.lane == LaneId::HOME || (*peer == closed.rank && set.lanes[reader].lane == LaneId::HOME)
 }
 
-/// For each lane of each rank, its first wait for a signal after the current step.
+/// For each lane of each rank, the first wait for a signal that comes after the current step.
 struct NextWaits<'a> {
     set: &'a PlanSet,
     at: Vec<Option<u32>>,
 }
 
 impl NextWaits<'_> {
-    /// Adds a signal for which a lane waits at step `at`.
+    /// Records that a lane waits at step `at` for a signal after the current step.
     fn add_signal(&mut self, rank: Rank, lane: LaneId, at: usize) {
         let next = &mut self.at[self.set.clock_index(rank, lane)];
         let at = u32::try_from(at).expect("fewer than 2^32 steps");
         *next = Some(next.map_or(at, |next| next.min(at)));
     }
 
-    /// Returns the waits of two ranks, or of one rank that is named twice.
+    /// Returns the recorded waits of two ranks, or of one rank if both arguments are equal.
     fn of_ranks(&self, [first, second]: [Rank; 2]) -> impl Iterator<Item = Wait> + '_ {
         let second = (second != first).then_some(second);
         [Some(first), second].into_iter().flatten().flat_map(move |rank| {

@@ -16,15 +16,15 @@ use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
 use crate::plan::{Cell, LaneId, Plan, Source, Step};
 
-/// The largest number of events before the last that a counterexample shows.
+/// The largest number of events that a counterexample shows before its last event.
 const EVENTS_MAX: usize = 12;
 
-/// The events that lead to a fault, one per line in its text.
+/// A sequence of events that leads to a fault, printed with one event per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counterexample {
-    /// The events, in order.
+    /// The events before the fault, in a possible order.
     pub events: Vec<String>,
-    /// The fault after these events.
+    /// The text that states the fault to which the events lead.
     pub end: String,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Counterexample {
 }
 
 impl Fault {
-    /// Returns events that lead to this fault of `plans`, the plans of all ranks.
+    /// Returns a sequence of events that leads to this fault; `plans` are the plans of all ranks.
     pub fn counterexample(&self, plans: &[Plan]) -> Counterexample {
         let from_order = || {
             let owners: Vec<Rank> = Rank::all(plans.len()).collect();
@@ -106,13 +106,13 @@ impl Fault {
     }
 }
 
-/// An event that a step needed, and that may not have happened before it.
+/// An event that must precede a step, but may not have happened before it.
 enum Needed {
-    /// A rank has entered a start.
+    /// The rank has entered the start with this number, counted from 1.
     Start(Rank, u32),
-    /// A copy is complete: its lane and the index of the step.
+    /// The copy at this lane index and step index is complete.
     Copy((usize, usize)),
-    /// A wait has passed in an earlier start of the operation.
+    /// The wait at this lane index and step index has passed in the start with this number.
     Wait((usize, usize), u32),
 }
 
@@ -165,20 +165,19 @@ impl Explainer<'_> {
         }
     }
 
-    /// Returns the lane and the index of a step.
+    /// Returns the lane index and the step index of the step at a location.
     fn find(&self, location: Location) -> Option<(usize, usize)> {
         let lane = self.set.followed_lane(location.rank, location.lane);
         let steps = self.set.lanes[lane].steps.len();
         (0..steps).find(|&at| self.set.location(lane, at) == location).map(|at| (lane, at))
     }
 
-    /// Returns lane 0 of a rank and the index after its last step.
+    /// Returns the index of lane 0 of a rank, and the number of steps in that lane.
     fn end_of_home(&self, rank: Rank) -> (usize, usize) {
         let home = self.set.followed_lane(rank, LaneId::HOME);
         (home, self.set.lanes[home].steps.len())
     }
 
-    /// Returns the copy of a cell into the output of `owner`.
     fn copy_of(&self, owner: Rank, needed: Cell) -> Option<Needed> {
         let copies = |lane: usize, step: Step| match step {
             Step::Put { peer, cell, .. } => peer == owner && cell == needed,
@@ -189,14 +188,14 @@ impl Explainer<'_> {
         Some(Needed::Copy((lane, at)))
     }
 
-    /// Returns the last copy of a lane that `picks` accepts.
+    /// Returns the last copy of a lane for which `picks` returns true.
     fn last_step(&self, rank: Rank, lane: LaneId, picks: impl Fn(&Step) -> bool) -> Option<Needed> {
         let number = self.set.followed_lane(rank, lane);
         let at = self.set.lanes[number].steps.iter().rposition(picks)?;
         Some(Needed::Copy((number, at)))
     }
 
-    /// Returns the events before a step that ran too early: the event that it needed is not among them.
+    /// Returns the events that certainly precede a step that runs too early; `needed` is not among them.
     fn events_to(
         &self,
         (lane, at): (usize, usize),
@@ -280,7 +279,7 @@ impl Explainer<'_> {
         events
     }
 
-    /// Returns whether the next step of a lane has certainly happened, and the lanes of its flag's writer and reader.
+    /// Returns `Some` if the next step of a lane has certainly happened, with the lanes that write and read its flag.
     fn next_step(
         &self,
         happens_before: &HappensBefore<'_>,

@@ -7,27 +7,27 @@ use peerlane_hal::{ErrorKind, Rank};
 use crate::collective::Collective;
 use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, Tier};
 
-/// The position of a step in its lane.
+/// The position of a step in its lane: the entry, a numbered step of the plan, or the exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// The entry of the lane: the steps before those of the plan.
+    /// The entry of the lane: steps that run before the steps of the plan.
     Entry,
-    /// The step with this number in the plan, from 1, in the order of the lines of the text form.
+    /// The step with this number in the lane, counted from 1 as in the text form of the plan.
     Step(usize),
-    /// In the exit, the steps that end the lane before the caller continues.
+    /// The exit of the lane: steps that run after the steps of the plan, before the caller continues.
     Exit,
 }
 
-/// Location of a step, printed as `rank 0, lane 0, step 3 (wait ready from 1)`.
+/// The location of a step in a plan, printed as `rank 0, lane 0, step 3 (wait ready from 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
-    /// The rank of the plan.
+    /// The rank whose plan contains the step.
     pub rank: Rank,
-    /// The lane in the plan.
+    /// The lane that contains the step.
     pub lane: LaneId,
-    /// The position in the lane.
+    /// The position of the step in its lane.
     pub position: Position,
-    /// The step at this position.
+    /// The step itself, with its peer and its cell or flag.
     pub step: Step,
 }
 
@@ -44,197 +44,198 @@ impl fmt::Display for Location {
     }
 }
 
-/// Describes why plans must not run. Starts are counted from 1.
+/// A reason why plans must not run, with the step or the rank at fault. Starts are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// There is no plan.
+    /// The list of plans is empty.
     #[error("the set of plans is empty, expected one plan for each rank")]
     NoPlan,
-    /// A field of a plan differs from the first plan, or from the number or the order of the plans.
+    /// A field of one plan disagrees with the first plan, or with the number or the order of the plans.
     #[error("plan {index}: {field} is {found}, expected {expected}")]
     Disagrees {
-        /// The index of the plan, from 0.
+        /// The index of the plan that disagrees, counted from 0.
         index: usize,
-        /// The name of the field.
+        /// The name of the field that disagrees.
         field: String,
-        /// The value of the field.
+        /// The value of the field in the plan that disagrees.
         found: String,
-        /// The value in the plan of rank 0.
+        /// The value that the field must have to agree with the other plans.
         expected: String,
     },
-    /// The number of chunks is out of bounds.
+    /// The number of chunks in a plan is out of bounds.
     #[error("rank {rank}: chunks is {chunks}, expected 1 to {CHUNKS_MAX}")]
     Chunks {
-        /// The rank of the plan.
+        /// The rank whose plan has the invalid number of chunks.
         rank: Rank,
-        /// The number of chunks.
+        /// The invalid number of chunks in the plan.
         chunks: u32,
     },
-    /// The number of outputs is out of bounds, or greater than 1 in place.
+    /// The number of outputs in a plan is out of bounds, or greater than 1 for an operation in place.
     #[error(
         "rank {rank}: outputs is {outputs}, expected 1 in place, or 1 to {OUTPUTS_MAX} out of place"
     )]
     Outputs {
-        /// The rank of the plan.
+        /// The rank whose plan has the invalid number of outputs.
         rank: Rank,
-        /// The number of outputs.
+        /// The invalid number of outputs in the plan.
         outputs: u32,
     },
-    /// The collective does not allow such plans.
+    /// A plan has a root that does not exist, or runs a collective in place that cannot run in place.
     #[error("rank {rank}: {text}")]
     Collective {
-        /// The rank of the plan.
+        /// The rank whose plan contradicts its collective.
         rank: Rank,
-        /// The reason why it does not.
+        /// The text that says how the plan contradicts its collective.
         text: String,
     },
-    /// A step reads an output of a collective in which every output holds other blocks.
+    /// A step copies from an output, but in this collective every output holds different blocks.
     #[error(
         "{location}: the step copies from an output, expected an input, because the outputs of an \
          {collective} hold different blocks"
     )]
     UnequalOutputs {
-        /// The location of the step.
+        /// The location of the step that copies from an output.
         location: Location,
-        /// The collective of the plan.
+        /// The collective whose outputs hold different blocks.
         collective: Collective,
     },
-    /// The plan has no lane, not even lane 0.
+    /// A plan has no lane, not even lane 0.
     #[error("rank {rank}: the plan has no lanes, expected at least lane 0")]
     NoLane {
-        /// The rank of the plan.
+        /// The rank whose plan has no lane.
         rank: Rank,
     },
-    /// A step names something that does not exist.
+    /// A step names a rank, cell, flag or lane that does not exist.
     #[error("{location}: {what} does not exist, expected {expected}")]
     Unknown {
-        /// The location of the step.
+        /// The location of the step that names what does not exist.
         location: Location,
-        /// The name that does not exist.
+        /// The rank, cell, flag or lane that does not exist, as text.
         what: String,
-        /// The names that exist.
+        /// A text that says which names exist.
         expected: String,
     },
-    /// A step names a flag that only entries and exits use.
+    /// A step of a plan names a flag that is reserved for the entry and exit of lanes.
     #[error(
         "{location}: the flags `go` and `sent` are reserved for the entry and exit of lanes, expected \
          another flag"
     )]
     Reserved {
-        /// The location of the step.
+        /// The location of the step that names a reserved flag.
         location: Location,
     },
     /// No step copies a required cell into an output.
     #[error("rank {rank}: no step copies cell {cell} into the output of rank {rank}")]
     NeverCopied {
-        /// The owner of the output.
+        /// The rank whose output lacks the cell.
         rank: Rank,
-        /// The cell that is missing.
+        /// The cell that no step copies.
         cell: Cell,
     },
-    /// The caller gets an output before a cell is known to have arrived.
+    /// An operation may end before a cell is known to have arrived in the caller's output.
     #[error("rank {rank}: start {start} may end before cell {cell} has arrived in the output")]
     NotArrived {
-        /// The owner of the output.
+        /// The rank whose output may lack the cell.
         rank: Rank,
-        /// The cell that is missing.
+        /// The cell that may not have arrived.
         cell: Cell,
-        /// The number of the start.
+        /// The number of the start that may end too early.
         start: u32,
     },
     /// Two steps copy the same cell into the same output.
     #[error("{second}: the same cell is already copied to the same output by {first}")]
     CopiedTwice {
-        /// One step that copies the cell.
+        /// The location of one step that copies the cell.
         first: Location,
-        /// The other step that copies the cell.
+        /// The location of the other step that copies the cell.
         second: Location,
     },
-    /// A step copies a cell that is in the output from the start.
+    /// A step of an operation in place copies a cell that its destination contains already.
     #[error(
         "{location}: the step copies the rank's own block, which is already in its output, because \
          the operation is in place"
     )]
     CopiedInPlace {
-        /// The location of the step.
+        /// The location of the step that copies a cell of the destination's own block.
         location: Location,
     },
-    /// A step copies a cell that the collective does not require there.
+    /// A step copies a cell into an output that does not need the cell.
     #[error(
         "{location}: the output of rank {rank} does not need the copied cell; expected no copy"
     )]
     NotRequired {
-        /// The location of the step.
+        /// The location of the step with the superfluous copy.
         location: Location,
-        /// The owner of the output.
+        /// The rank whose output does not need the cell.
         rank: Rank,
     },
-    /// A copy reads a cell before it is known to have arrived.
+    /// A step may read a cell before the cell has arrived in its source memory.
     #[error(
         "{location}: in start {start}, the step may read its source before the data has arrived"
     )]
     ReadEarly {
-        /// The location of the step.
+        /// The location of the step that may read too early.
         location: Location,
-        /// The number of the start.
+        /// The number of the start in which the step may read too early.
         start: u32,
     },
     /// Lanes wait for each other in a cycle.
     #[error("deadlock in start {start}: {}", cycle(.waits))]
     Deadlock {
-        /// The waits. The signal for each comes after the next wait in that wait's lane; for the last one, after the first.
+        /// The waits that form the cycle. The signal for each comes after the next wait in that wait's lane; for the
+        /// last one, after the first.
         waits: Vec<Location>,
-        /// The number of the start.
+        /// The number of the start in which the lanes block each other.
         start: u32,
     },
-    /// Two lanes signal one flag.
+    /// Two lanes signal the same flag.
     #[error(
         "{second}: the same flag is signalled in another lane, by {first}; expected one lane that \
          signals a flag"
     )]
     TwoWriters {
-        /// One signal.
+        /// The location of one signal of the flag.
         first: Location,
-        /// A signal in another lane.
+        /// The location of a signal of the same flag in another lane.
         second: Location,
     },
-    /// Two lanes wait for one flag.
+    /// Two lanes wait for the same flag.
     #[error(
         "{second}: the same flag is awaited in another lane, by {first}; expected one lane that \
          waits for a flag"
     )]
     TwoReaders {
-        /// The first of the two waits.
+        /// The location of one wait for the flag.
         first: Location,
-        /// A wait in another lane.
+        /// The location of a wait for the same flag in another lane.
         second: Location,
     },
-    /// A wait is in another lane than the flag names.
+    /// A wait is not in the lane that its flag names as the reader.
     #[error(
         "{location}: the wait is in the wrong lane, expected lane {lane}, which the flag names"
     )]
     OtherReader {
-        /// The location of the wait.
+        /// The location of the wait in the wrong lane.
         location: Location,
-        /// The lane that the flag names.
+        /// The lane that the flag names as its reader.
         lane: LaneId,
     },
-    /// A flag has different numbers of signals and waits.
+    /// The number of signals of a flag in one start differs from the number of waits for it.
     #[error(
         "{location}: in one start, rank {reader} receives {signals} signals of the flag `{flag}` \
          and waits for it {waits} times, expected 1 signal and 1 wait"
     )]
     Unbalanced {
-        /// A step that names the flag.
+        /// The location of a step that names the flag.
         location: Location,
-        /// The reader of the flag.
+        /// The rank that waits for the flag.
         reader: Rank,
         /// The flag that is signalled or waited for too often.
         flag: Flag,
-        /// The number of signals in one start.
+        /// The number of signals of the flag in one start.
         signals: usize,
-        /// The number of waits in one start.
+        /// The number of waits for the flag in one start.
         waits: usize,
     },
     /// A flag is signalled more than once in a start, so a later wait passes on the first value.
@@ -243,9 +244,9 @@ pub enum Fault {
          pass too early; expected one signal"
     )]
     Repeated {
-        /// The first signal in the start.
+        /// The location of the first signal of the flag in the start.
         first: Location,
-        /// The next signal in the same start.
+        /// The location of the next signal of the flag in the same start.
         second: Location,
     },
     /// A flag is signalled again before its reader is known to have consumed the last signal.
@@ -254,74 +255,74 @@ pub enum Fault {
          passed the wait of the previous start"
     )]
     NotConsumed {
-        /// The location of the signal.
+        /// The location of the signal that may come too early.
         location: Location,
-        /// The number of the start.
+        /// The number of the start in which the signal may come too early.
         start: u32,
     },
-    /// A step copies into an output that its owner's caller may still use.
+    /// A step may write to the output of a peer while the peer's caller still uses that output.
     #[error(
         "{location}: in start {start}, the step may write to rank {peer} before rank {peer} has \
          entered this start"
     )]
     PeerInUse {
-        /// The location of the step.
+        /// The location of the step that may write too early.
         location: Location,
-        /// The owner of the output.
+        /// The rank whose output may be overwritten too early.
         peer: Rank,
-        /// The number of the start.
+        /// The number of the start in which the step may write too early.
         start: u32,
     },
-    /// The caller gets its memory back while a lane of its rank may still read it.
+    /// An operation may end while a lane of the same rank still reads the caller's memory.
     #[error("rank {rank}: start {start} may end while lane {lane} still reads its sources")]
     SourceInUse {
-        /// The owner of the memory.
+        /// The rank whose memory may still be read.
         rank: Rank,
-        /// The lane that reads.
+        /// The lane that may still read the memory of its rank.
         lane: LaneId,
-        /// The number of the start.
+        /// The number of the start that may end before the lane has finished its reads.
         start: u32,
     },
-    /// The caller gets its memory back while a peer may still get from it.
+    /// An operation may end while a get of another rank still reads the caller's memory.
     #[error(
         "rank {rank}: start {start} may end while rank {peer}, lane {lane}, still gets data from \
          rank {rank}"
     )]
     PeerReads {
-        /// The owner of the memory.
+        /// The rank whose memory the get reads.
         rank: Rank,
-        /// The rank that gets.
+        /// The rank that executes the get.
         peer: Rank,
-        /// The lane that gets.
+        /// The lane that executes the get.
         lane: LaneId,
-        /// The number of the start.
+        /// The number of the start that may end before the get is complete.
         start: u32,
     },
-    /// The algorithm makes no plans for these arguments.
+    /// The algorithm cannot create plans for the given arguments.
     #[error("cannot create the plans: {reason}")]
     NotPlanned {
-        /// The error of the schedule.
+        /// The error message of the schedule that could not create the plans.
         reason: String,
     },
-    /// The sums over the plans of all ranks do not match.
+    /// Sums over the plans of all ranks show that some copy or signal is missing or superfluous.
     #[error("the plans of all ranks do not match: {what}")]
     SumMismatch {
-        /// The property that differs.
+        /// The property that the sums were expected to show.
         what: &'static str,
     },
-    /// A step names a rank that the fabric of its lane does not reach.
+    /// A step names a rank that the fabric of its lane cannot reach.
     #[error(
         "{location}: a {tier} lane cannot reach rank {peer}; expected a lane of the other tier"
     )]
     OutOfReach {
-        /// The location of the step.
+        /// The location of the step that names the unreachable rank.
         location: Location,
-        /// The rank that the step names.
+        /// The rank that the fabric of the lane cannot reach.
         peer: Rank,
-        /// The tier of the lane.
+        /// The tier of the lane that contains the step.
         tier: Tier,
     },
-    /// A local lane signals a network lane of a peer.
+    /// A lane of the local tier signals a lane of the network tier on another rank.
     ///
     /// Only flags of a rank's own lanes, and arrivals over the network, cross tiers. The local fabric cannot write the flags of
     /// the network fabric.
@@ -330,9 +331,9 @@ pub enum Fault {
          to lane 0 of rank {peer}, which relays it"
     )]
     AcrossTiers {
-        /// The location of the signal.
+        /// The location of the signal from the local lane.
         location: Location,
-        /// The reader.
+        /// The rank whose network lane the step signals.
         peer: Rank,
     },
 }
@@ -355,11 +356,11 @@ fn cycle(waits: &[Location]) -> String {
     text + if waits.len() == 1 { "itself" } else { "the first wait" }
 }
 
-/// Classifies faults, for programs.
+/// The class of a [`Fault`], by which a program can tell faults apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultClass {
-    /// The plans do not belong together.
+    /// The plans of different ranks contradict each other.
     Disagreement,
     /// A plan names a rank, cell, source or lane that does not exist.
     Unknown,
@@ -399,7 +400,7 @@ impl FaultClass {
         Self::Unreachable,
     ];
 
-    /// Returns a short name for tables.
+    /// Returns a short name of the fault class for use in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Disagreement => "disagreement",

@@ -13,34 +13,33 @@ use crate::plan::{Flag, LaneId, Step, Tier};
 #[derive(Debug)]
 pub(super) struct Flags {
     uses: Vec<FlagUse>,
-    /// Index in `uses` of every signal and wait, by lane and step; unused for copies.
+    /// For each lane and step, the index in `uses` of the flag that the step names; unused for copies.
     by_step: Vec<Vec<u32>>,
 }
 
-/// The signal and the wait of one flag.
+/// The steps that signal one flag and wait for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagUse {
-    /// The rank that signals the flag of the followed rank.
+    /// The rank that signals the flag.
     pub(super) writer: Rank,
-    /// The lane that represents the writer's, and the index of the signal in it.
+    /// The index of the lane that represents the writer's lane, and the index of the signal in that lane.
     pub(super) signal: (usize, usize),
-    /// The reader's lane, and the index of the wait in it.
+    /// The index of the lane that waits, and the index of the wait in that lane.
     pub(super) wait: (usize, usize),
 }
 
 impl Flags {
-    /// Returns the number of flags.
     pub(super) fn len(&self) -> usize {
         self.uses.len()
     }
 
-    /// Returns the use of the flag that a step names.
+    /// Returns the signal and the wait of the flag that a step names.
     pub(super) fn of_step(&self, lane: usize, at: usize) -> FlagUse {
         self.uses[self.by_step[lane][at] as usize]
     }
 }
 
-/// A signal or a wait in a lane, or in the lanes of other ranks for which this lane stands.
+/// A step that signals a flag or waits for it. The step can be one of another rank that the lane's rank represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct NamingStep {
     flag: Flag,
@@ -56,7 +55,7 @@ impl NamingStep {
     }
 }
 
-/// Checks the uses of all flags, and numbers the flags.
+/// Checks that every flag has one signal and one wait, and numbers the flags.
 pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     let symmetry = &set.symmetry;
     let mut by_reader: Vec<Vec<NamingStep>> =
@@ -88,7 +87,7 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     Ok(flags)
 }
 
-/// Checks the steps that name one flag, the signals before the waits.
+/// Checks the signals and waits of one flag; `steps` lists the signals first.
 fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagUse, Fault> {
     let location = |step: &NamingStep| step.location(set);
     let flag = steps[0].flag;
@@ -140,7 +139,7 @@ fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)
     steps.iter().find(is_other).map(|second| (first, second))
 }
 
-/// Checks that all lanes end, by running them once.
+/// Checks that the lanes of all ranks end, by simulating one run of them.
 ///
 /// One interleaving is enough. Only a wait can block a lane, and because its flag has one writer, one reader and one signal
 /// in a start, no other lane can consume that signal: a lane that can continue now can continue later. So every order that
@@ -168,9 +167,9 @@ pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> 
 struct DeadlockRun<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// The next step of each lane.
+    /// The index of the next step of each lane.
     next: Vec<usize>,
-    /// The lanes that wait for a signal of each lane.
+    /// For each lane, the lanes that are blocked until it signals.
     blocked_on: Vec<Vec<usize>>,
 }
 
@@ -197,7 +196,7 @@ impl DeadlockRun<'_> {
         self.next[lane] < self.set.lanes[lane].steps.len()
     }
 
-    /// Follows waits from a blocked lane to the lanes that owe the signals, until a lane repeats. Those lanes form the cycle.
+    /// Finds the cycle of waits that blocks a lane, by following each wait to the lane that must signal.
     fn deadlock(&self, blocked: usize) -> Fault {
         let symmetry = &self.set.symmetry;
         let mut path = Vec::new();

@@ -1,4 +1,4 @@
-//! Decides which steps precede a step: vector clocks for the usual case, and a complete search.
+//! Decides whether one step happens before another, with vector clocks or a complete search.
 //!
 //! A step precedes another if a path leads from the one to the other, along lanes and from each signal to its wait.
 
@@ -21,22 +21,20 @@ pub(super) struct VectorClocks {
 
 #[derive(Debug)]
 struct Clock {
-    /// The last known time of every lane of every rank; 0 for none.
+    /// The latest known time of every lane of every rank, or 0 if none is known.
     times: Vec<i64>,
-    /// The changes of `times`, in order.
+    /// The changes of `times` in order, each as an index and its new time.
     log: Vec<(usize, i64)>,
-    /// Number of entries of each lane's log that this lane has merged.
+    /// For each lane of the rank, the number of its log entries that this lane has merged.
     merged: Vec<usize>,
 }
 
 impl VectorClocks {
-    /// Creates clocks of `entries` entries for `lanes` lanes.
     pub(super) fn new(lanes: usize, entries: usize) -> Self {
         let clock = || Clock { times: vec![0; entries], log: Vec::new(), merged: vec![0; lanes] };
         Self { lanes: (0..lanes).map(|_| clock()).collect() }
     }
 
-    /// Sets all clocks to 0.
     pub(super) fn clear(&mut self) {
         for clock in &mut self.lanes {
             clock.times.fill(0);
@@ -45,12 +43,11 @@ impl VectorClocks {
         }
     }
 
-    /// Returns an entry of the clock of a lane.
     pub(super) fn time(&self, lane: usize, entry: usize) -> i64 {
         self.lanes[lane].times[entry]
     }
 
-    /// Raises an entry of the clock of a lane to `time`, if it is lower.
+    /// Raises one entry of a lane's clock to `time`, unless the entry is already as high.
     pub(super) fn advance(&mut self, lane: usize, entry: usize, time: i64) {
         let clock = &mut self.lanes[lane];
         if clock.times[entry] < time {
@@ -59,12 +56,12 @@ impl VectorClocks {
         }
     }
 
-    /// Returns a position in the log of a lane, for another lane to [merge](Self::merge).
+    /// Returns the current length of a lane's log, up to which another lane can [merge](Self::merge) it.
     pub(super) fn snapshot(&self, lane: usize) -> usize {
         self.lanes[lane].log.len()
     }
 
-    /// Merges the clock that another lane had at a position of its log.
+    /// Merges into a lane's clock the clock that another lane had when its log had the length `snapshot`.
     pub(super) fn merge(&mut self, lane: usize, from: usize, snapshot: usize) {
         let first = self.lanes[lane].merged[from];
         for index in first..snapshot {
@@ -75,7 +72,8 @@ impl VectorClocks {
     }
 }
 
-/// An event in a lane of a rank. The times of all starts form one sequence, see [`HappensBefore::time`].
+/// The point at which a lane reaches a logical time. The times of all starts form one sequence, see
+/// [`HappensBefore::time`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) rank: Rank,
@@ -83,16 +81,16 @@ pub(super) struct Event {
     pub(super) time: i64,
 }
 
-/// Searches for a path between two events. It keeps its buffers for the next search.
+/// Searches for a happens-before path between two events. It keeps its buffers for the next search.
 #[derive(Debug)]
 pub(super) struct HappensBefore<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// A number larger than the number of steps of any lane.
+    /// The logical time between two starts, larger than the number of steps of any lane.
     pub(super) start_stride: i64,
-    /// The waits of every lane, by index.
+    /// For each lane, the indices of its wait steps.
     waits: Vec<Vec<usize>>,
-    /// The last time of each lane of each rank that a search has found; 0 between searches.
+    /// For each lane of each rank, the latest time that the search has reached; 0 between searches.
     found: Vec<i64>,
     touched: Vec<usize>,
 }
@@ -112,26 +110,26 @@ impl<'a> HappensBefore<'a> {
         }
     }
 
-    /// Returns the time at which a lane reaches its step `at` of start `start`.
+    /// Returns the logical time at which a lane reaches step `at` in start `start`.
     pub(super) fn time(&self, start: i64, at: usize) -> i64 {
         start * self.start_stride + 1 + i64::try_from(at).expect("memory is smaller")
     }
 
-    /// Returns whether `earlier` precedes `later`; nothing precedes start 0.
+    /// Returns whether `earlier` happens before `later`; no event happens before start 0.
     pub(super) fn precedes(&mut self, earlier: Event, later: Event) -> bool {
         let is_found = self.search(later, Some(earlier));
         self.touched.drain(..).for_each(|index| self.found[index] = 0);
         is_found
     }
 
-    /// Returns the last time of each lane of each rank that precedes `event`; 0 if there is none.
+    /// Returns, for each lane of each rank, the latest time that happens before `event`, or 0 if there is none.
     pub(super) fn before(&mut self, event: Event) -> Vec<i64> {
         self.search(event, None);
         self.touched.clear();
         std::mem::take(&mut self.found)
     }
 
-    /// Searches backwards from `later` until it finds `earlier`, or everything that precedes.
+    /// Searches backwards from `later` until it finds `earlier`, or all events before `later` if `earlier` is `None`.
     fn search(&mut self, later: Event, earlier: Option<Event>) -> bool {
         self.found.resize(self.set.all_lanes(), 0);
         let mut open = VecDeque::from([later]);
@@ -154,7 +152,7 @@ impl<'a> HappensBefore<'a> {
         false
     }
 
-    /// Adds the signals for which a lane has waited after time `previous` and before an event.
+    /// Adds to the search the signals for which a lane has waited after time `previous` and before `event`.
     fn open_signals(&self, previous: i64, event: Event, open: &mut VecDeque<Event>) {
         let Event { rank, lane, time } = event;
         let symmetry = &self.set.symmetry;

@@ -52,46 +52,48 @@ use flags::Flags;
 use plan_set::PlanSet;
 use symmetry::Symmetry;
 
-/// A successful proof. Its text states what is proven.
+/// The result of a successful verification, printed as a statement of what is proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// The number of ranks.
+    /// The number of ranks whose plans the proof covers.
     pub ranks: u32,
-    /// The number of chunks of each block.
+    /// The number of chunks into which each block is cut.
     pub chunks: u32,
-    /// The number of consecutive starts that were followed.
+    /// The number of consecutive starts of the operation that the verifier followed.
     pub starts: u32,
-    /// The number of steps of all ranks in one start, including entries and exits.
+    /// The number of steps that all ranks execute in one start, including the entry and exit of each lane.
     pub steps: usize,
-    /// The number of flags of all ranks.
+    /// The number of flags that all ranks use in one start.
     pub flags: usize,
-    /// The ranks for which the proof holds.
+    /// The coverage of the proof: whether it followed all ranks or only some that represent the others.
     pub coverage: Coverage,
 }
 
-/// States for which ranks a proof holds, and why.
+/// The set of ranks whose plans a proof followed, and what it assumes for the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Coverage {
-    /// The plan of every rank was followed.
+    /// The verifier followed the plan of every rank.
     Exhaustive,
-    /// Some ranks were followed; the plans of the others are equal after a rotation of the ranks.
+    /// The verifier followed only representative ranks, because the plans of all others are rotations of theirs.
     BySymmetry {
-        /// The ranks that were followed.
+        /// The representative ranks whose plans the verifier followed.
         followed: Vec<Rank>,
-        /// The number of plans that were compared. If it is less than the number of ranks, the others are assumed to be equal.
+        /// The number of plans that were compared with the rotated plan of their representative. If it is less than the
+        /// number of ranks, the others are assumed to be equal.
         compared: usize,
     },
-    /// Only the plans for some of the nodes were followed.
+    /// The verifier followed only the plans for a smaller topology, made of some of the nodes.
     ///
     /// Sums over the plans of all ranks show that each required cell is copied once to each output, and that every signal has
     /// a wait.
     Sampled {
-        /// The number of plans in the sums. If it is less than the number of ranks, the sums were not checked.
+        /// The number of plans that were added to the sums over all ranks. If it is less than the number of ranks, the
+        /// sums were not checked.
         summed: usize,
         /// The number of ranks whose plans were followed.
         ranks: usize,
-        /// The number of their nodes.
+        /// The number of nodes to which the followed ranks belong.
         nodes: usize,
     },
 }
@@ -151,7 +153,7 @@ impl Proof {
     }
 }
 
-/// Verifies the plans of all ranks, in rank order.
+/// Verifies that the plans of all ranks, given in rank order, reach the goal of their collective.
 ///
 /// # Errors
 /// The first fault found; plans with a fault must not run.
@@ -163,7 +165,7 @@ pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     Ok(Proof::new(first, &set, &flags))
 }
 
-/// Checks the lanes that are followed.
+/// Checks the copies, flags, deadlocks and races of all followed lanes.
 fn follow(set: &PlanSet) -> Result<Flags, Fault> {
     let copies = copies::check(set)?;
     let flags = flags::check(set)?;

@@ -1,4 +1,4 @@
-//! Checks that plans belong together, and lists the lanes that the verifier follows.
+//! Checks that the plans of a set agree with each other, and lists the lanes that the verifier follows.
 
 use std::fmt::Display;
 
@@ -24,7 +24,7 @@ pub(super) fn copied_cells(
     copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
-/// The followed lanes, with their entries and exits.
+/// The lanes that the verifier follows, with their entry and exit steps.
 ///
 /// Only the plans of the ranks that represent others are here. The verifier names a lane by its index in `lanes`.
 #[derive(Debug)]
@@ -33,16 +33,15 @@ pub(super) struct PlanSet {
     pub(super) ranks: u32,
     pub(super) chunks: u32,
     pub(super) in_place: bool,
-    /// Number of outputs. Successive starts of the operation use them in turn. Each has a set of flags of its
-    /// own.
+    /// The number of outputs that consecutive starts use in turn. Each output has a set of flags of its own.
     pub(super) outputs: u32,
     pub(super) lanes_per_rank: usize,
     pub(super) symmetry: Symmetry,
-    /// The lanes of the first followed rank, then those of the next one.
+    /// The lanes of all followed ranks, rank by rank.
     pub(super) lanes: Vec<ClosedLane>,
 }
 
-/// The steps of one lane with its entry and exit.
+/// The steps of one lane of a plan, including its entry and exit.
 #[derive(Debug)]
 pub(super) struct ClosedLane {
     pub(super) rank: Rank,
@@ -54,7 +53,7 @@ pub(super) struct ClosedLane {
 }
 
 impl PlanSet {
-    /// Creates the set from plans that [`check`] has accepted, those of the representatives in order.
+    /// Creates the set from the plans of the representatives, in order, after [`check`] has accepted them.
     pub(super) fn new(plans: &[Plan], symmetry: Symmetry) -> Self {
         let lanes = plans
             .iter()
@@ -89,40 +88,38 @@ impl PlanSet {
         self.ranks as usize * self.lanes_per_rank
     }
 
-    /// Returns the number of a lane among the lanes of all ranks, its index in a vector clock.
+    /// Returns the index of a lane in a vector clock, which has an entry for every lane of every rank.
     pub(super) fn clock_index(&self, rank: Rank, lane: LaneId) -> usize {
         rank.index() * self.lanes_per_rank + lane.index()
     }
 
-    /// Returns the lane with this [`clock_index`](Self::clock_index).
+    /// Returns the rank and the lane that have this [`clock_index`](Self::clock_index).
     pub(super) fn lane_of_clock(&self, index: usize) -> (Rank, LaneId) {
         let lane = LaneId(Rank::at(index % self.lanes_per_rank).0);
         (Rank::at(index / self.lanes_per_rank), lane)
     }
 
-    /// Returns every step of the followed lanes, with the lane and the index of the step in it.
+    /// Returns every step of the followed lanes, as lane index, step index and step.
     pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize, Step)> {
         self.lanes.iter().enumerate().flat_map(|(number, lane)| {
             lane.steps.iter().enumerate().map(move |(at, &step)| (number, at, step))
         })
     }
 
-    /// Returns the number of starts from the signal for which a step of a followed lane waits to that step.
     pub(super) fn lag(&self, lane: usize, at: usize) -> i64 {
         self.lanes[lane].lag(at).into()
     }
 
-    /// Returns whether a cell is in the output of `rank` before anything is copied.
+    /// Returns whether a cell is in the output of `rank` before any step runs.
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
         self.in_place && cell.block == rank
     }
 
-    /// Returns the location of a step of a followed lane.
     pub(super) fn location(&self, lane: usize, at: usize) -> Location {
         self.lanes[lane].location(at)
     }
 
-    /// Returns the location of a step in the lane of `rank` for which the given lane stands.
+    /// Returns the location of a followed step, translated to a rank that the followed rank represents.
     pub(super) fn rotated_location(&self, rank: Rank, (lane, at): (usize, usize)) -> Location {
         let location = self.location(lane, at);
         let step = self.symmetry.rotated_step(self.symmetry.rotation_of(rank), location.step);
@@ -141,7 +138,7 @@ impl ClosedLane {
         Self { rank: plan.rank, lane, tier, steps, entry_steps, plan_steps }
     }
 
-    /// Returns the number of starts from a signal to the wait for it at step `at`.
+    /// Returns how many starts ago the signal was made for which step `at` waits; 0 for other steps.
     pub(super) fn lag(&self, at: usize) -> u32 {
         match self.steps[at] {
             Step::Wait { flag } => flag.lag(),
@@ -159,7 +156,7 @@ impl ClosedLane {
     }
 }
 
-/// Checks that plans agree and name only what exists, and returns the first plan.
+/// Checks that plans agree and name only ranks, cells, flags and lanes that exist, and returns the first plan.
 ///
 /// `plans` represent those of `ranks` ranks; `owners` has the rank of each plan, in the same order.
 pub(super) fn check<'a>(
@@ -238,7 +235,7 @@ fn check_steps(plan: &Plan) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks that one step names only ranks, cells, sources and lanes that exist.
+/// Checks that one step names only ranks, cells, flags and lanes that exist.
 struct StepCheck<'a> {
     plan: &'a Plan,
     location: Location,
@@ -258,7 +255,7 @@ impl StepCheck<'_> {
         }
     }
 
-    /// Checks a copy from the memory of `owner`.
+    /// Checks that the ranks, the cell and the source of a copy exist; `owner` is the rank that is read.
     fn check_copy(&self, peer: Rank, cell: Cell, from: Source, owner: Rank) -> Result<(), Fault> {
         self.check_rank(peer)?;
         self.check_cell(cell)?;
@@ -283,7 +280,7 @@ impl StepCheck<'_> {
         })
     }
 
-    /// Checks that an output is read only if the other outputs need the same blocks.
+    /// Refuses a copy from an output unless all outputs of the collective hold the same blocks.
     fn check_source(&self, from: Source) -> Result<(), Fault> {
         let (location, collective) = (self.location, self.plan.collective);
         match from {
@@ -321,7 +318,7 @@ impl StepCheck<'_> {
         })
     }
 
-    /// Fails with the two texts of `describe`, what is missing and what is expected, unless `exists`.
+    /// Returns a fault with the texts of `describe`, what is missing and what is expected, unless `exists` is true.
     fn check_exists(
         &self,
         exists: bool,

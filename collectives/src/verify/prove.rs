@@ -21,14 +21,14 @@ use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step, Tier};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
-/// Limits the cost of a proof.
+/// Limits on the number of plan steps that a proof processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Number of steps of all ranks up to which all plans are followed.
+    /// The number of steps of all ranks up to which the proof follows every plan.
     pub followed_steps: usize,
-    /// Number of steps of all ranks up to which all plans are followed if no rank represents another one.
+    /// The number of steps of all ranks up to which the proof follows every plan if no rank represents another.
     pub asymmetric_steps: usize,
-    /// Number of steps of all ranks up to which all plans are compared or summed up; beyond it, a sample is.
+    /// The number of steps of all ranks up to which every plan is compared or summed up, instead of a sample of plans.
     pub compared_steps: usize,
 }
 
@@ -40,7 +40,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Follows all plans at any cost.
+    /// A budget without limits, with which the proof follows every plan.
     pub const UNLIMITED: Self = Self {
         followed_steps: usize::MAX,
         asymmetric_steps: usize::MAX,
@@ -48,12 +48,12 @@ impl Budget {
     };
 }
 
-/// Number of clock entries that take as much memory and time as one step.
+/// The number of clock entries that take as much memory and time as one step.
 const CLOCK_ENTRIES_PER_STEP: usize = 16;
-/// Number of plans from which the number of all steps is estimated.
+/// The number of plans from which the total number of steps is estimated.
 const ESTIMATE_PLANS: usize = 16;
 
-/// Proves the plans that [`plan`](schedule::plan) makes for all ranks of a topology.
+/// Proves that the plans which [`plan`](schedule::plan) makes for all ranks of a topology are correct.
 ///
 /// # Errors
 /// The first fault found; [`Fault::NotPlanned`] if there are no such plans.
@@ -87,7 +87,7 @@ pub fn prove(
     source.verify_sample(&sample, budget.followed_steps)
 }
 
-/// Makes the plans of all ranks when they are needed.
+/// Creates the plan of any rank when it is needed.
 #[derive(Clone, Copy)]
 struct PlanSource<'a> {
     algorithm: Algorithm,
@@ -96,7 +96,7 @@ struct PlanSource<'a> {
 }
 
 impl<'a> PlanSource<'a> {
-    /// Returns the source of plans of the same collective for fewer ranks.
+    /// Returns a source of plans for the same collective on a smaller topology.
     fn on(&self, topology: &'a Topology) -> Self {
         let collective = self.shape.collective;
         let collective = match collective.root() {
@@ -111,7 +111,7 @@ impl<'a> PlanSource<'a> {
         plan.map_err(|error| Fault::NotPlanned { reason: error.to_string() })
     }
 
-    /// Returns about the number of steps of all plans.
+    /// Estimates the total number of steps in the plans of all ranks from a sample of plans.
     fn estimated_steps(&self) -> Result<usize, Fault> {
         let sample = Sample::new(self.topology, ESTIMATE_PLANS);
         let mut steps = 0;
@@ -129,7 +129,7 @@ impl<'a> PlanSource<'a> {
         Ok(proof)
     }
 
-    /// Follows the representatives of a symmetry; continues if the plans do not have it.
+    /// Verifies the plans of a symmetry's representatives, or continues if the plans lack this symmetry.
     fn verify_representatives(
         &self,
         symmetry: Symmetry,
@@ -214,7 +214,7 @@ impl<'a> PlanSource<'a> {
     }
 }
 
-/// Sums over the plans of all ranks, which need not be kept.
+/// Hash sums over the plans of all ranks, which reveal missing and superfluous copies and signals.
 ///
 /// Every copy into an output adds the hash of its cell, and every cell that the output requires subtracts it; so do the signal
 /// and the wait of a flag. Unless all plans together copy every required cell once and signal every flag that they wait for,
@@ -223,14 +223,13 @@ impl<'a> PlanSource<'a> {
 struct Sums {
     cell_sum: u64,
     flag_sum: u64,
-    /// Number of steps, including entries and exits.
+    /// The number of steps of the added plans, including the entry and exit of each lane.
     steps: usize,
-    /// Number of flags that the plans wait for.
+    /// The number of flags that the added plans wait for.
     flags: usize,
 }
 
 impl Sums {
-    /// Adds the plan of one rank.
     fn add(&mut self, plan: &Plan) {
         let &Plan { collective, rank, ranks, chunks, in_place, .. } = plan;
         for cell in plan_set::copied_cells(collective, rank, ranks, chunks, in_place) {
@@ -262,7 +261,7 @@ impl Sums {
         }
     }
 
-    /// Checks the sums over the plans of all ranks.
+    /// Fails unless the sums over the plans of all ranks are 0.
     fn check(&self) -> Result<(), Fault> {
         let mismatch = |what| Err(Fault::SumMismatch { what });
         match (self.cell_sum, self.flag_sum) {
@@ -323,7 +322,7 @@ impl Sample {
     }
 }
 
-/// Returns a topology of some of the nodes with at most about `ranks_max` ranks.
+/// Returns a smaller topology, made of some of the nodes, with at most about `ranks_max` ranks.
 ///
 /// It has the smallest node, the largest node, and pseudo-random others. If one node is too large, some of its ranks are left
 /// out.
@@ -353,7 +352,7 @@ fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     Topology::of_nodes(&node_of_rank).expect("there is a rank, and the nodes are numbered anew")
 }
 
-/// Increment of the state of SplitMix64.
+/// The constant that SplitMix64 adds to its state for each random number.
 const SPLIT_MIX_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The pseudo-random generator SplitMix64, seeded by a topology.
@@ -378,7 +377,7 @@ impl SplitMix64 {
     }
 }
 
-/// Mixes the bits of a number; the output function of SplitMix64.
+/// Mixes the bits of a number with the output function of SplitMix64.
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! Checks that no lane reads what may not have arrived, and none overwrites what may still be in use.
+//! Checks that no lane reads data before it has arrived, or overwrites data that is still in use.
 //!
 //! A lane learns only by its own waits: a wait tells it what the signal published. Every wait passes, because
 //! [no cycle of waits exists](super::flags::check_deadlock). So what a lane knows at a step does not depend on the order in
@@ -23,7 +23,7 @@ use super::happens_before::{Event, HappensBefore, VectorClocks};
 use super::plan_set::PlanSet;
 use crate::plan::{Cell, LaneId, Source, Step};
 
-/// Checks the ranks that are followed.
+/// Checks all steps of the followed ranks for races.
 pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(), Fault> {
     let mut check = RaceCheck {
         set,
@@ -47,38 +47,36 @@ struct RaceCheck<'a> {
     sibling_times: SiblingTimes,
     happens_before: HappensBefore<'a>,
     clocks: VectorClocks,
-    /// The first fault that does not occur in the first start.
+    /// The earliest fault that occurs in a later start than the first, with the number of that start.
     later: Option<(u32, Fault)>,
 }
 
-/// An event that must have happened, in the current start or some starts before.
+/// An event that a step relies on, in the current start or in an earlier one.
 #[derive(Clone, Copy)]
 struct Fact {
     rank: Rank,
     lane: LaneId,
-    /// The step that the lane must have reached.
+    /// The index of the step that the lane must have reached.
     at: usize,
-    /// The number of starts before the current one.
+    /// The number of starts between the event and the current start; 0 for the current start.
     age: u32,
 }
 
 impl Fact {
-    /// Returns the event that a rank has entered a start.
     fn entered(rank: Rank, age: u32) -> Self {
         Self { rank, lane: LaneId::HOME, at: 0, age }
     }
 
-    /// Returns the event that a wait has passed.
     fn passed(Wait { rank, lane, at }: Wait, age: u32) -> Self {
         Self { rank, lane, at: at + 1, age }
     }
 }
 
-/// The current step of a lane of the followed rank.
+/// The step that is being checked, in a lane of a followed rank.
 #[derive(Clone, Copy)]
 struct Current {
     rank: Rank,
-    /// The index of the rank's lane 0.
+    /// The index of the rank's lane 0 among all followed lanes.
     home: usize,
     lane: usize,
     at: usize,
@@ -91,7 +89,7 @@ impl Current {
 }
 
 impl RaceCheck<'_> {
-    /// Returns the number of the start that is checked; starts from 0 precede it.
+    /// Returns the number of the start that is checked, after as many starts as there are outputs.
     fn last_start(&self) -> i64 {
         self.set.outputs.into()
     }
@@ -123,7 +121,7 @@ impl RaceCheck<'_> {
         self.check_end(Current { rank, home, lane: 0, at: set.lanes[home].steps.len() })
     }
 
-    /// Adds to the clock of a lane what a signal of another rank publishes.
+    /// Merges into a lane's clock the times that a signal of another rank publishes.
     fn merge_remote(&mut self, Current { home, lane, at, .. }: Current, start: i64) {
         let flag_use = self.flags.of_step(home + lane, at);
         let (writer, signal) = flag_use.signal;
@@ -152,7 +150,7 @@ impl RaceCheck<'_> {
         self.happens_before.time(self.last_start() - i64::from(fact.age), fact.at)
     }
 
-    /// Returns whether the lane knows a fact by its clock.
+    /// Returns whether the clock of the current lane proves that an event has happened.
     ///
     /// A rank that has entered a start has ended the one before. If its output then held a block of every
     /// rank, every rank had entered that start, because each block comes from the input of its provider,
@@ -178,7 +176,7 @@ impl RaceCheck<'_> {
         self.clocks.time(current.lane, own) >= self.time(Fact::entered(current.rank, age))
     }
 
-    /// Returns whether the complete search finds that the lane knows a fact.
+    /// Returns whether the complete search proves that an event has happened before the current step.
     fn is_found(&mut self, current: Current, fact: Fact) -> bool {
         let (entry, time) = (self.set.clock_index(fact.rank, fact.lane), self.time(fact));
         let lane = self.set.lanes[current.home + current.lane].lane;
@@ -192,7 +190,7 @@ impl RaceCheck<'_> {
         is_found
     }
 
-    /// Returns whether one of several waits of the current start has passed.
+    /// Returns whether one of several waits of the current start is known to have passed.
     ///
     /// The waits are those of `owner`'s representative.
     fn knows_any(&mut self, current: Current, owner: Rank, waits: WaitRange) -> bool {
@@ -232,7 +230,7 @@ impl RaceCheck<'_> {
         }
     }
 
-    /// Checks a copy from the memory of one rank to the output of another.
+    /// Checks that the source of a copy has arrived, and that its destination is no longer in use.
     fn check_copy(
         &mut self,
         current: Current,
@@ -259,7 +257,7 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Returns a fault of the first start as an error; keeps a later one in case there is no earlier one.
+    /// Returns a fault of the first start as an error, and remembers a fault of a later start.
     fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
         if start == 1 {
             return Err(fault);
@@ -270,7 +268,7 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Checks that the reader has consumed the last signal of the flag.
+    /// Checks that the reader of a flag has consumed the last signal before the flag is signalled again.
     fn check_signal(&mut self, current: Current, peer: Rank) -> Result<(), Fault> {
         let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
         let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
@@ -284,7 +282,7 @@ impl RaceCheck<'_> {
         self.refuse(start, Fault::NotConsumed { location, start })
     }
 
-    /// Checks what the caller relies on when lane 0 has ended.
+    /// Checks that all copies and all reads of a rank's memory are complete when its lane 0 ends.
     fn check_end(&mut self, current: Current) -> Result<(), Fault> {
         let Current { rank, home, .. } = current;
         let (set, start) = (self.set, 1);
@@ -316,12 +314,12 @@ impl RaceCheck<'_> {
     }
 }
 
-/// The times that a lane knows of the lanes of its rank, at each signal of a followed lane.
+/// For each signal of a followed lane, the times that this lane then knows of the other lanes of its rank.
 ///
 /// Times are relative to the beginning of the start.
 type SiblingTimes = Vec<Vec<i64>>;
 
-/// Computes the sibling times of all followed lanes; the result is empty if ranks have one lane.
+/// Computes [`SiblingTimes`] for all followed lanes; the result is empty if each rank has one lane.
 fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     let lanes = set.lanes_per_rank;
     let mut sibling_times = SiblingTimes::new();
@@ -358,9 +356,9 @@ fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     sibling_times
 }
 
-/// A step that a lane of a rank reaches.
+/// A step that a lane of one rank reaches in a start.
 struct Visit {
-    /// The lane of the rank.
+    /// The index of the lane within its rank.
     lane: usize,
     /// The index of the step in the lane.
     at: usize,
@@ -372,14 +370,14 @@ enum VisitKind {
     Signal,
     /// A wait for a signal of another rank.
     RemoteWait,
-    /// A wait for another lane of the same rank, with the snapshot taken at that lane's signal.
+    /// A wait for a signal of another lane of the same rank, with the clock snapshot taken at that signal.
     LocalWait {
         writer: usize,
         snapshot: usize,
     },
 }
 
-/// Runs the lanes of one rank through a start, as if all signals of other ranks had come.
+/// Visits the steps of one rank's lanes in a possible order, as if all signals of other ranks had arrived.
 ///
 /// `visit` gets every step and returns a snapshot of the lane.
 fn run_start(

@@ -8,19 +8,19 @@ use peerlane_hal::Rank;
 use crate::plan::{Cell, Flag, Plan, Step};
 use crate::topology::Topology;
 
-/// A cyclic shift by a number of rows and of columns.
+/// A rotation of the rank grid: a cyclic shift of its rows and of its columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rotation {
     rows: u32,
     columns: u32,
 }
 
-/// The rotations under which ranks represent each other.
+/// The rotations of the rank grid under which one rank represents others.
 #[derive(Clone, Debug)]
 pub(super) struct Symmetry {
-    /// The ranks, row by row.
+    /// The ranks of the grid, row by row.
     grid: Vec<Rank>,
-    /// The row and the column of every rank.
+    /// The row and the column of every rank in the grid.
     positions: Vec<(u32, u32)>,
     rows: u32,
     columns: u32,
@@ -64,12 +64,11 @@ impl Symmetry {
         Self { grid, positions, rows, columns, shifts }
     }
 
-    /// Returns the number of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.grid.len()
     }
 
-    /// Returns the representatives, in the order of their numbers.
+    /// Returns one rank for each orbit of the symmetry, in the order of [`number`](Self::number).
     pub(super) fn representatives(&self) -> Vec<Rank> {
         self.grid
             .iter()
@@ -84,7 +83,7 @@ impl Symmetry {
         of(self.shifts.0, self.rows) * of(self.shifts.1, self.columns)
     }
 
-    /// Returns the number of the representative of `rank`.
+    /// Returns the index of the representative of `rank` among all representatives.
     pub(super) fn number(&self, rank: Rank) -> usize {
         let (row, column) = self.positions[rank.index()];
         let row = if self.shifts.0 { 0 } else { row };
@@ -162,7 +161,7 @@ impl Symmetry {
         plan
     }
 
-    /// Returns whether `plan` is the rotated plan of its representative.
+    /// Returns whether `plan` equals the plan of its representative after the rotation.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let rotation = self.rotation_of(plan.rank);
         let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, .. } = plan;

@@ -10,7 +10,7 @@ use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::verify::plan_set::ClosedLane;
 
-/// Verifies one rank that copies its block in lane 1, after `change` has got the closed lanes 0 and 1.
+/// Returns the fault of a plan that copies one block in lane 1, after `change` has modified lanes 0 and 1.
 fn fault(change: impl FnOnce(&mut [ClosedLane])) -> Option<String> {
     let rank = Rank(0);
     let cell = Cell { block: rank, chunk: 0 };
@@ -59,7 +59,7 @@ fn a_caller_that_does_not_wait_for_a_lane_is_a_fault() {
     assert_snapshot!(unawaited.unwrap(), @"rank 0: start 1 may end while lane 1 still reads its sources");
 }
 
-/// Checks that following the representatives gives the same result as following all ranks.
+/// Checks that the verifier gives the same result when it follows only representatives as when it follows all ranks.
 #[test]
 fn a_fault_of_a_representative_is_a_fault_of_all() {
     let even = |nodes: u32, ranks: u32| {
@@ -88,7 +88,7 @@ fn a_fault_of_a_representative_is_a_fault_of_all() {
     assert!(refused > 1000, "{refused}");
 }
 
-/// Drops each step of the first plan, and swaps it with the next one. Returns the number of refused changes.
+/// Returns how many changes of the first plan are refused, each a step dropped or swapped with the next.
 fn check_changes(plans: &[Plan], symmetry: &Symmetry) -> usize {
     let representatives = symmetry.representatives();
     let mut refused = 0;
