@@ -5,18 +5,18 @@
 
 use std::time::{Duration, Instant};
 
-/// Time after the last progress during which the thread polls without a nap: a few times the latency of a
-/// small message.
+/// The time after the last progress during which a thread polls without sleeping, a few times the latency of a small
+/// message.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP_MIN: Duration = Duration::from_micros(50);
-/// A nap takes at most this fraction of the wait so far, so a wait ends at most that much later.
+/// The divisor that turns the wait so far into the length of a nap, so that a wait ends at most 1/16 later.
 const WAIT_FRACTION: u32 = 16;
-/// Where a poll is slow, naps last this many polls, so that a long wait never uses much of a processor.
+/// The number of polls that a nap may last if polls are slow, so that a long wait never uses much of a processor.
 const POLLS_PER_NAP: u32 = 16;
-/// Longest nap where polls are slow, since a single slow poll may have been interrupted by the scheduler.
+/// The longest nap if polls are slow, because the scheduler may have interrupted a single slow poll.
 const SLOW_NAP_MAX: Duration = Duration::from_millis(50);
 
-/// The back-off of one thread.
+/// The back-off of one thread, which decides how long the thread sleeps between polls.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     nap_max: Duration,
@@ -24,8 +24,8 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Creates a back-off whose naps grow to `nap_max`, or longer where a single poll takes a
-    /// considerable part of that.
+    /// Creates a back-off with naps of at most `nap_max`, or longer naps if a single poll takes a considerable part of
+    /// that.
     pub(crate) fn new(nap_max: Duration) -> Self {
         Self { nap_max, idle_since: None }
     }
@@ -35,8 +35,8 @@ impl Backoff {
         self.idle_since = None;
     }
 
-    /// Returns how long to nap after a poll without progress that began at `polled_at`, or `None` to poll
-    /// again at once.
+    /// Returns how long to sleep after a poll without progress, or `None` to poll again at once. The poll began at
+    /// `polled_at`.
     pub(crate) fn nap(&mut self, polled_at: Instant) -> Option<Duration> {
         self.nap_at(polled_at, Instant::now())
     }

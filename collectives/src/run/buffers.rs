@@ -1,4 +1,4 @@
-//! The buffers of one operation on one fabric, and the parts of them that a start uses.
+//! Maps the buffers of one operation to the regions of one fabric, and to the parts that each start uses.
 //!
 //! A bound step names bytes by rank, buffer and offset. [`OperationBuffers`] maps these names to the regions of one fabric. Two
 //! fabrics over the same bytes share no type: each has its own registrations and imports, and only the names are common.
@@ -19,21 +19,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::Tier;
 
-/// Alignment of outputs relative to the first one, in bytes.
+/// The alignment of each output relative to the first output, in bytes.
 const OUTPUT_ALIGN_BYTES: u64 = 4096;
-/// The value that a captured start signals.
+/// The flag value that a captured start signals.
 const CAPTURED_VALUE: u64 = 1;
 
-/// A buffer of an operation; the name is the same on all ranks.
+/// The name of a buffer of an operation, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum BufferId {
-    /// An input buffer of this rank. An operation in place has none.
+    /// The input buffer of this rank with this number. An operation in place has none.
     Input(u32),
-    /// A buffer of the result.
+    /// The output buffer with this number.
     Output(u32),
-    /// The flags between lanes of one tier.
+    /// The buffer of the flags between lanes of one tier.
     Flags,
-    /// The flags between lanes of different tiers: memory of the host that both fabrics have registered.
+    /// The buffer of the flags between lanes of different tiers, in host memory that both fabrics have registered.
     CrossTierFlags,
 }
 
@@ -41,7 +41,6 @@ impl BufferId {
     pub(crate) const INPUT: Self = Self::Input(0);
     pub(crate) const OUTPUT: Self = Self::Output(0);
 
-    /// Returns whether this is a buffer of the result.
     pub(crate) fn is_output(self) -> bool {
         matches!(self, Self::Output(_))
     }
@@ -71,23 +70,23 @@ impl fmt::Display for BufferId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferOffset {
     pub(crate) buffer: BufferId,
-    /// Offset from the beginning of the buffer, or of one start's output in it.
+    /// The offset in bytes from the beginning of the buffer, or of one start's output in the buffer.
     pub(crate) offset: u64,
 }
 
 /// The address of a flag, equal for its writer and its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlagAddress {
-    /// Whether writer and reader are in lanes of different tiers.
+    /// Whether the lanes that write and read the flag are of different tiers.
     pub(crate) crosses_tiers: bool,
-    /// The word in the layout of one set of flags.
+    /// The index of the flag's 64-bit word in one set of flags.
     pub(crate) word: u64,
-    /// The number of starts from the signal to the wait; 0 for a signal.
+    /// The number of starts between the signal and the wait for it; 0 for a signal.
     pub(crate) lag: u32,
 }
 
 impl FlagAddress {
-    /// Returns the start in which the flag that `start` waits for is signalled; 0 before the first one.
+    /// Returns the start whose signal a wait in `start` consumes; 0 if that would be before the first start.
     pub(crate) fn signalled_in(self, start: Start) -> Start {
         match start {
             Start::Eager(epoch) => Start::Eager(epoch.saturating_sub(self.lag.into())),
@@ -100,17 +99,17 @@ impl FlagAddress {
     }
 }
 
-/// Identifies a start of an operation, which determines flag values and the output.
+/// The identity of one start of an operation, which determines the flag values and the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// A start that runs now; its number, from 1.
+    /// A start that runs now, with its number counted from 1.
     Eager(u64),
     /// A start that is recorded into a graph and runs at each replay.
     Captured,
 }
 
 impl Start {
-    /// Returns the value that flags have in this start.
+    /// Returns the value to which this start sets flags.
     pub(crate) fn value(self) -> u64 {
         match self {
             Self::Eager(epoch) => epoch,
@@ -119,7 +118,7 @@ impl Start {
     }
 }
 
-/// Computes the offsets of outputs and flags in regions that hold several of them.
+/// The layout of regions that hold several outputs and several sets of flags for alternating starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoubleBuffering {
     outputs: u64,
@@ -129,7 +128,7 @@ pub(crate) struct DoubleBuffering {
 }
 
 impl DoubleBuffering {
-    /// Creates the layout for `outputs` outputs; `None` if the regions would be larger than any memory.
+    /// Creates the layout for `outputs` outputs, or returns `None` if the regions would be larger than any memory.
     pub(crate) fn new(
         outputs: u32,
         output_bytes: u64,
@@ -152,22 +151,22 @@ impl DoubleBuffering {
         })
     }
 
-    /// Returns the bytes of all outputs.
+    /// Returns the length in bytes of the memory for all outputs.
     pub(crate) fn output_bytes(&self) -> u64 {
         self.outputs * self.output_stride_bytes
     }
 
-    /// Returns the length of a buffer of which one start uses `bytes` bytes.
+    /// Returns the length that a buffer needs if one start uses `bytes` bytes of it.
     pub(crate) fn buffer_bytes(&self, bytes: u64) -> u64 {
         (self.outputs - 1).saturating_mul(self.output_stride_bytes).saturating_add(bytes)
     }
 
-    /// Returns the bytes of all flags.
+    /// Returns the length in bytes of the memory for all flags.
     pub(crate) fn flag_bytes(&self) -> u64 {
         self.flag_sets * self.flag_stride_words * size_of::<u64>() as u64
     }
 
-    /// Returns the offset of a start's output. Captured starts have one output.
+    /// Returns the offset of a start's output in the memory for all outputs. Captured starts have one output.
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
         match start {
             Start::Eager(epoch) => epoch % self.outputs * self.output_stride_bytes,
@@ -175,7 +174,7 @@ impl DoubleBuffering {
         }
     }
 
-    /// Returns the offset of a byte of a buffer in a start. Inputs are the same in all starts.
+    /// Returns the offset in its buffer of a byte that a start uses. Inputs are the same in all starts.
     pub(crate) fn offset(&self, address: BufferOffset, start: Start) -> u64 {
         match address.buffer {
             BufferId::Output(_) => self.output_offset(start) + address.offset,
@@ -183,7 +182,7 @@ impl DoubleBuffering {
         }
     }
 
-    /// Returns the word of a flag in a start.
+    /// Returns the index of the word that a flag uses in a start.
     pub(crate) fn flag_word(&self, word: u64, start: Start) -> u64 {
         let set = match start {
             Start::Eager(epoch) => epoch % self.outputs,
@@ -193,12 +192,12 @@ impl DoubleBuffering {
     }
 }
 
-/// The regions of one buffer: this rank's own, and those of the peers that steps name.
+/// The regions of one buffer, on this rank and on the peers that steps name.
 #[derive(Clone, Default)]
 pub(crate) struct RankRegions {
-    /// `None` if only peers have this buffer.
+    /// The region of this rank, or `None` if only peers have this buffer.
     local: Option<DynRegion>,
-    /// The imported regions, by rank; this rank is a peer of itself too.
+    /// The imported regions of the peers, by rank; this rank is a peer of itself too.
     peers: Vec<Option<DynImport>>,
 }
 
@@ -207,12 +206,10 @@ impl RankRegions {
         Self { local: Some(local), peers: Vec::new() }
     }
 
-    /// Returns the region of this rank.
     pub(crate) fn local(&self) -> &DynRegion {
         self.local.as_ref().expect("a buffer is allocated or registered before it is used")
     }
 
-    /// Sets the region that was imported from `peer`.
     pub(crate) fn set_peer(&mut self, peer: Rank, region: DynImport) {
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
@@ -232,15 +229,16 @@ impl RankRegions {
 
 /// All buffers of one operation on one fabric.
 pub(crate) struct OperationBuffers {
-    /// Empty in place.
+    /// The regions of the input buffers; empty for an operation in place.
     pub(crate) inputs: Vec<RankRegions>,
     pub(crate) outputs: Vec<RankRegions>,
     pub(crate) flags: RankRegions,
-    /// `None` if all lanes are on one tier.
+    /// The flags between lanes of different tiers, or `None` if all lanes are of one tier.
     pub(crate) cross_tier_flags: Option<RankRegions>,
-    /// Divides outputs and flags among starts; equal on all ranks.
+    /// The layout that divides outputs and flags among starts, equal on all ranks.
     pub(crate) buffering: DoubleBuffering,
-    /// Memory that the other fabric allocated and this one registered. Dropped last.
+    /// Memory that the other fabric allocated and this fabric registered, kept alive until the other fields are
+    /// dropped.
     pub(crate) _keep: Vec<DynRegion>,
 }
 
@@ -256,13 +254,13 @@ impl OperationBuffers {
         }
     }
 
-    /// Returns bytes of this rank in a start.
+    /// Returns the position in this rank's memory of a byte that a start uses.
     pub(crate) fn local(&self, address: BufferOffset, start: Start) -> At<'_, DynRegion> {
         let region = self.regions(address.buffer).local();
         At { region, offset: self.buffering.offset(address, start) }
     }
 
-    /// Returns bytes of `peer` in a start.
+    /// Returns the position in the memory of `peer` of a byte that a start uses.
     pub(crate) fn remote(
         &self,
         peer: Rank,
@@ -273,14 +271,14 @@ impl OperationBuffers {
         At { region, offset: self.buffering.offset(address, start) }
     }
 
-    /// Returns a flag of this rank in a start.
+    /// Returns the flag in this rank's memory that a start uses.
     pub(crate) fn local_flag(&self, address: FlagAddress, start: Start) -> Flag<'_, DynRegion> {
         let region = self.regions(address.buffer()).local();
         let start = address.signalled_in(start);
         Flag { region, word: self.buffering.flag_word(address.word, start) }
     }
 
-    /// Returns a flag of `peer` in a start.
+    /// Returns the flag in the memory of `peer` that a start uses.
     pub(crate) fn remote_flag(
         &self,
         peer: Rank,
@@ -291,31 +289,29 @@ impl OperationBuffers {
         Flag { region, word: self.buffering.flag_word(address.word, start) }
     }
 
-    /// Returns the region of this rank for a buffer.
     pub(crate) fn region(&self, buffer: BufferId) -> &DynRegion {
         self.regions(buffer).local()
     }
 
-    /// Returns the offset of the output of a start.
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
         self.buffering.output_offset(start)
     }
 
-    /// Returns the flag of a start, if the host can read it.
+    /// Returns the word of a flag that a start uses, or `None` if the host cannot read it.
     pub(crate) fn flag(&self, address: FlagAddress, start: Start) -> Option<&AtomicU64> {
         let start = address.signalled_in(start);
         let word = usize::try_from(self.buffering.flag_word(address.word, start)).ok()?;
         self.region(address.buffer()).flags()?.get(word)
     }
 
-    /// Returns the value of the flag of a start, also if the host cannot read the flag itself; that is slow.
+    /// Returns the value of a flag that a start uses, even if the host cannot read the flag directly; this is slow.
     pub(crate) fn flag_value(&self, address: FlagAddress, start: Start) -> Option<u64> {
         let word = self.buffering.flag_word(address.word, address.signalled_in(start));
         self.region(address.buffer()).flag_value(word)
     }
 }
 
-/// The buffers of an operation on both tiers.
+/// The buffers of an operation on the local fabric and on the network fabric.
 #[derive(Clone)]
 pub(crate) struct TierBuffers {
     pub(crate) local: Arc<OperationBuffers>,
@@ -323,7 +319,7 @@ pub(crate) struct TierBuffers {
 }
 
 impl TierBuffers {
-    /// Returns the buffers of a tier, if the plan has lanes on it.
+    /// Returns the buffers of a tier, or `None` if the plan has no lanes of that tier.
     pub(crate) fn of(&self, tier: Tier) -> Option<&OperationBuffers> {
         match tier {
             Tier::Local => Some(&self.local),

@@ -1,4 +1,4 @@
-//! Executes a prepared plan: submits the steps of its lanes and tracks completion.
+//! Submits the steps of a prepared plan's lanes and tracks their completion.
 //!
 //! Usually the thread that waits for an operation drives its executor. A thread that waits for another operation drives this
 //! one too, because peers may be waiting for it. The watchdog examines starts on a stream when they are due.
@@ -15,7 +15,7 @@ use crate::trace::TracedStart;
 /// The longest time that an engine may take to drain after a release.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The largest number of starts that are traced.
+/// The largest number of starts whose steps are recorded in a trace.
 const TRACED_STARTS_MAX: usize = 1 << 12;
 
 /// Executes the lanes of this rank in one plan.
@@ -24,20 +24,20 @@ pub(crate) struct Executor {
     options: ExecutorOptions,
     /// Whether a park on one lane can miss events of another lane or of another fabric.
     park_misses_events: bool,
-    /// The number of the last start.
+    /// The number of the last start that was begun.
     started: u64,
-    /// The times at which the traced starts were made.
+    /// The times at which the traced starts began, on the monotonic clock and on the wall clock.
     start_times: Vec<(Instant, SystemTime)>,
 }
 
-/// Options of the operation that the executor needs.
+/// The options of an operation that its executor needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ExecutorOptions {
-    /// Whether there are flags for captured starts.
+    /// Whether the operation has flags for captured starts, so that a graph can record a start.
     pub(crate) capturable: bool,
     /// Whether a start on a stream is refused if a thread would have to drive its lanes.
     pub(crate) strict: bool,
-    /// Whether steps are timed.
+    /// Whether the executor records the times of steps.
     pub(crate) traced: bool,
 }
 
@@ -46,16 +46,16 @@ pub(crate) struct ExecutorOptions {
 pub(crate) enum StartFailure {
     /// The start was refused before anything was submitted; the group continues.
     Refused(Error),
-    /// An engine failed.
+    /// An engine failed, so the group must end.
     Broken(Error),
-    /// The queue was full until the deadline.
+    /// The engine's queue stayed full until the deadline passed.
     Overdue,
-    /// The group has ended.
+    /// The group ended before the start was enqueued.
     Aborted,
 }
 
 impl StartFailure {
-    /// Converts the error of a call that precedes all submissions.
+    /// Converts an error from before the first submission, which in some cases only refuses the start.
     fn before_submit(error: Error) -> Self {
         let refusals = [ErrorKind::Mismatch, ErrorKind::InvalidArgument, ErrorKind::Unavailable];
         if refusals.contains(&error.kind()) { Self::Refused(error) } else { Self::Broken(error) }
@@ -63,7 +63,7 @@ impl StartFailure {
 }
 
 impl Executor {
-    /// Creates an executor.
+    /// Creates an executor for the lanes of this rank in one plan.
     ///
     /// # Safety
     /// The programs of the lanes must stay inside their regions, which their ports keep alive. The plans of all ranks must be
@@ -82,7 +82,7 @@ impl Executor {
         self.started
     }
 
-    /// Returns the last start that all lanes have completed.
+    /// Returns the number of the last start that all lanes have completed.
     pub(crate) fn done(&self) -> u64 {
         self.lanes.iter().map(Lane::done).min().unwrap_or(self.started)
     }
@@ -95,12 +95,12 @@ impl Executor {
         lanes.all(|lane| lane.is_submitted(self.started))
     }
 
-    /// Returns whether a start on a stream needs a thread that drives it.
+    /// Returns whether a start on a stream needs a thread that drives some of its lanes.
     pub(crate) fn is_driven(&self) -> bool {
         self.lanes.iter().any(Lane::is_driven)
     }
 
-    /// Returns whether a thread has to drive some lanes at every replay.
+    /// Returns whether a thread has to drive some lanes at every replay of a graph.
     pub(crate) fn is_armed_by_capture(&self) -> bool {
         !self.lanes.iter().all(Lane::takes_stream)
     }
@@ -110,7 +110,7 @@ impl Executor {
         self.lanes.iter().any(Lane::is_polled)
     }
 
-    /// Begins one more start, which [`drive`](Self::drive) submits.
+    /// Begins the next start of the operation, whose steps [`drive`](Self::drive) submits.
     pub(crate) fn start(&mut self) -> u64 {
         self.started += 1;
         if self.options.traced && self.start_times.len() < TRACED_STARTS_MAX {
@@ -119,7 +119,7 @@ impl Executor {
         self.started
     }
 
-    /// Returns the traced starts, and whether some are missing.
+    /// Returns the traced starts, and whether some starts or steps are missing from the trace.
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
         if !self.options.traced {
             return None;
@@ -155,12 +155,11 @@ impl Executor {
         Ok(progressed)
     }
 
-    /// Returns whether a park on one lane can miss events of another lane or of another fabric.
     pub(crate) fn park_misses_events(&self) -> bool {
         self.park_misses_events
     }
 
-    /// Parks on the first lane that is not done.
+    /// Parks the engine of the first lane that has not completed all starts.
     pub(crate) fn park(&mut self, limit: Duration) -> Result<(), Error> {
         match self.lanes.iter_mut().find(|lane| lane.done() < self.started) {
             Some(lane) => lane.park(limit),
@@ -196,7 +195,7 @@ impl Executor {
         Ok(captures)
     }
 
-    /// Forks all lanes that take the stream, runs `body`, and joins them even after an error.
+    /// Forks the lanes that take the stream, runs `body`, and joins these lanes even after an error.
     pub(crate) fn forked<T>(
         &mut self,
         stream: &dyn Any,
@@ -224,7 +223,7 @@ impl Executor {
         answer
     }
 
-    /// Records one start into the graph for which the lanes are forked, in the order of [`drive`](Self::drive).
+    /// Records one start into the graph that the caller's stream captures, in the order of [`drive`](Self::drive).
     ///
     /// Lanes that are not forked are armed instead, and driven at every replay.
     pub(crate) fn capture(&mut self) -> Result<(), StartFailure> {
@@ -244,7 +243,7 @@ impl Executor {
         unsafe { home.capture_rest() }.map_err(StartFailure::before_submit)
     }
 
-    /// Returns how long a replay has waited for a flag, or `None` if no replay waits.
+    /// Returns how long a graph replay has waited for a flag, or `None` if no replay waits.
     pub(crate) fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
         let mut longest = None;
         for lane in &mut self.lanes {
@@ -253,7 +252,7 @@ impl Executor {
         Ok(longest)
     }
 
-    /// Releases all waits after an abort, until the engines are drained.
+    /// Releases all queued waits after an abort, until the engines are drained or a timeout passes.
     pub(crate) fn release(&mut self) {
         let deadline = Deadline::after(DRAIN_TIMEOUT);
         while !self.release_once() && !deadline.has_passed() {
@@ -261,7 +260,7 @@ impl Executor {
         }
     }
 
-    /// Releases all waits once, and returns whether the engines are drained.
+    /// Releases all queued waits once, and returns whether the engines are drained.
     pub(crate) fn release_once(&mut self) -> bool {
         let mut drained = true;
         for lane in &mut self.lanes {
@@ -286,7 +285,6 @@ mod tests {
     use crate::run::port::{BoundStep, Port};
     use crate::run::program::Program;
 
-    /// The caller's stream.
     struct Stream {
         captures: bool,
     }
@@ -297,7 +295,7 @@ mod tests {
         lines: Vec<String>,
         /// The names of the busy engines.
         busy: String,
-        /// The call that fails, as a line of the log.
+        /// The call that is to fail, written as its line in the log.
         fails: Option<(String, ErrorKind)>,
     }
 
@@ -306,7 +304,7 @@ mod tests {
         caps: Caps,
         log: Arc<Mutex<PortLog>>,
         tickets: u64,
-        /// Number of slices that the queue accepts; a park adds one.
+        /// The number of slices that the queue still accepts; each park adds one.
         room: u64,
     }
 
@@ -396,12 +394,12 @@ mod tests {
         shared_queues: None,
     };
 
-    /// Creates an executor of two lanes with three steps each that take the stream.
+    /// Creates an executor of two lanes that take the stream, with three steps each.
     fn executor(caps: Caps, capturable: bool) -> (Executor, Arc<Mutex<PortLog>>) {
         executor_with(caps, capturable, u64::MAX, 0)
     }
 
-    /// Creates such an executor in which lane a has `entry` entry steps, and each queue accepts `room` slices.
+    /// Creates an executor in which lane a has `entry` entry steps and each queue accepts `room` slices.
     fn executor_with(
         caps: Caps,
         capturable: bool,

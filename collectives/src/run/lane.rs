@@ -1,4 +1,4 @@
-//! Drives one lane of a prepared plan through its starts.
+//! Submits the steps of one lane of a prepared plan in every start, and tracks their completion.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use crate::run::port::{BoundStep, Port};
 use crate::run::program::Program;
 use crate::trace::TracedStep;
 
-/// Number of open starts that are tracked without allocating.
+/// The number of open starts that a lane tracks without allocating memory.
 const OPEN_STARTS_RESERVED: usize = 64;
 
 /// Submits the steps of one lane and tracks their completion.
@@ -24,21 +24,21 @@ pub(crate) struct Lane {
     port: Box<dyn Port>,
     takes_stream: bool,
     tracer: Option<Tracer>,
-    /// The next step of the current replay, if the lane takes part in replays.
+    /// The index of the next step of the current graph replay, or `None` if the lane takes no part in replays.
     armed: Option<usize>,
     /// The number of the start that is being submitted.
     epoch: u64,
     next: usize,
-    /// Starts that are completely submitted and not complete, each with its last ticket.
+    /// The starts that are completely submitted but not complete, each with its last ticket.
     open: VecDeque<(u64, Ticket)>,
     last: Ticket,
     done: u64,
 }
 
 impl Lane {
-    /// Creates a lane.
+    /// Creates a lane, which with `takes_stream` forks from and joins the stream of a start.
     ///
-    /// With `takes_stream`, it forks from and joins the stream of a start; every other lane begins and ends with flags.
+    /// Every other lane begins and ends with flags.
     pub(crate) fn new(
         id: LaneId,
         mut program: Program,
@@ -51,13 +51,13 @@ impl Lane {
         Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
     }
 
-    /// Returns the timed steps of start `epoch`, which was made at `origin`.
+    /// Returns the timed steps of start `epoch`, with times relative to `origin`.
     pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
         let tracer = self.tracer.as_ref();
         tracer.map_or_else(Vec::new, |tracer| tracer.steps(epoch, origin, &self.program.steps))
     }
 
-    /// Returns whether some steps were not recorded.
+    /// Returns whether the trace lacks steps because it reached its limit.
     pub(crate) fn is_trace_cut(&self) -> bool {
         self.tracer.as_ref().is_some_and(Tracer::is_cut)
     }
@@ -66,7 +66,7 @@ impl Lane {
         self.port.caps().queued_wait
     }
 
-    /// Returns the hardware queues that the engine shares with others.
+    /// Returns the hardware queues that the engines of the process share, if the engine has such queues.
     pub(crate) fn shared_queues(&self) -> Option<SharedQueues> {
         self.port.caps().shared_queues
     }
@@ -86,7 +86,7 @@ impl Lane {
         self.is_polled() || !self.queues_waits()
     }
 
-    /// Makes the lane take part in every replay from now on.
+    /// Makes the lane take part in every graph replay from now on.
     pub(crate) fn arm(&mut self) {
         self.armed.get_or_insert(0);
     }
@@ -107,7 +107,7 @@ impl Lane {
         self.port.join(into)
     }
 
-    /// Returns how long a replay has waited for a flag, or `None` if no replay waits.
+    /// Returns how long a graph replay has waited for a flag, or `None` if no replay waits.
     pub(crate) fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
         if self.takes_stream { self.port.replay_wait() } else { Ok(None) }
     }
@@ -130,7 +130,7 @@ impl Lane {
         self.port.park(limit)
     }
 
-    /// Submits the entry of the next start, if its number is at most `started`.
+    /// Submits the entry steps of the next start, if the number of that start is at most `started`.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
@@ -144,7 +144,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the next slice of the start, up to step `end`, and returns whether there was room.
+    /// Submits the next slice of steps before step `end`, and returns whether the engine's queue had room.
     ///
     /// # Safety
     /// As [`Port::submit`].
@@ -167,7 +167,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Submits steps of the starts up to `started`, and records complete ones.
+    /// Submits the steps of the starts up to `started`, and records the starts that are complete.
     ///
     /// Returns whether the lane made progress, or its engine can make more at once.
     ///
@@ -184,7 +184,7 @@ impl Lane {
         Ok(before != after || self.port.is_busy())
     }
 
-    /// Submits steps of replays, one replay after another, until a flag is not signalled.
+    /// Submits the steps of graph replays, one replay after another, until a flag is not signalled.
     ///
     /// # Safety
     /// As [`Port::submit`].
@@ -217,7 +217,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the entry of a start into the graph that is being captured.
+    /// Submits the entry steps of a start into the graph that is being captured.
     ///
     /// A captured start has neither epoch nor ticket.
     ///
@@ -229,7 +229,7 @@ impl Lane {
         unsafe { capture(&mut *self.port, entry) }
     }
 
-    /// Submits the steps after the entry into the graph.
+    /// Submits the steps after the entry into the graph that is being captured.
     ///
     /// # Safety
     /// As [`capture_entry`](Self::capture_entry).
@@ -290,7 +290,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Returns the number of steps of `rest` in the next slice.
+    /// Returns how many steps of `rest` the next slice contains.
     ///
     /// It is at most the engine's limit, and ends before the next wait if waits cannot be queued. If steps are timed, each is a
     /// slice of its own.
@@ -324,13 +324,12 @@ unsafe fn capture(port: &mut dyn Port, steps: &[BoundStep]) -> Result<(), Error>
     Ok(())
 }
 
-/// Returns the number of steps before the next wait.
 fn steps_before_wait(steps: &[BoundStep]) -> usize {
     let wait = steps.iter().position(|step| matches!(step, BoundStep::Wait { .. }));
     wait.unwrap_or(steps.len())
 }
 
-/// Returns whether a flag has at least the value of a start.
+/// Returns whether a flag has at least the value that a start signals.
 fn is_signalled(flag: &AtomicU64, start: Start) -> bool {
     // Acquire: the data that the signal published is visible to steps that are submitted next.
     flag.load(Ordering::Acquire) >= start.value()
@@ -353,18 +352,18 @@ fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool,
     Ok(is_set)
 }
 
-/// The largest number of recorded steps of a lane; each takes about 100 bytes.
+/// The largest number of steps that the trace of a lane records; each takes about 100 bytes.
 const TRACED_STEPS_MAX: usize = 1 << 18;
 
 /// Records when the steps of one lane were submitted and seen complete.
 struct Tracer {
     lane: LaneId,
-    /// For every step, the step of the plan that it was made from.
+    /// For each bound step, the step of the plan from which it was made.
     origins: Box<[Step]>,
     records: Vec<StepRecord>,
-    /// The records before this index have ended.
+    /// The index of the first record whose step has not ended.
     open: usize,
-    /// The time of the first poll of the current flag.
+    /// The time at which the lane first polled the flag of its next step.
     polled_since: Option<Instant>,
     is_cut: bool,
 }
@@ -372,7 +371,7 @@ struct Tracer {
 struct StepRecord {
     epoch: u64,
     index: usize,
-    /// `None` for a wait that the executor polls.
+    /// The ticket of the step, or `None` for a wait that the executor polls.
     ticket: Option<Ticket>,
     submitted: Instant,
     end: Option<Instant>,
@@ -388,7 +387,6 @@ impl Tracer {
         self.is_cut
     }
 
-    /// Records that step `index` of start `epoch` was submitted.
     fn submitted(&mut self, epoch: u64, index: usize, ticket: Ticket, at: Instant) {
         self.push(StepRecord { epoch, index, ticket: Some(ticket), submitted: at, end: None });
     }
@@ -424,7 +422,7 @@ impl Tracer {
         }
     }
 
-    /// Returns the steps of start `epoch`, which was made at `origin`.
+    /// Returns the recorded steps of start `epoch`, with times relative to `origin`.
     fn steps(&self, epoch: u64, origin: Instant, bound: &[BoundStep]) -> Vec<TracedStep> {
         let nanos = |at: Instant| {
             u64::try_from(at.saturating_duration_since(origin).as_nanos()).unwrap_or(u64::MAX)

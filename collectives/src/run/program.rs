@@ -1,4 +1,4 @@
-//! Binds plans: cells become offsets, and flags become words.
+//! Binds plans to a layout, so that cells become byte offsets and flags become words.
 //!
 //! A plan names the flags that its rank waits for, and not their writers. Two questions need the writers:
 //!
@@ -16,15 +16,15 @@ use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
 use crate::run::port::BoundStep;
 use crate::topology::Topology;
 
-/// One lane of a plan, bound to a layout.
+/// The steps of one lane, bound to the byte offsets and flag words of a layout.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) steps: Box<[BoundStep]>,
-    /// The plan's step for each bound step, if steps are timed.
+    /// For each bound step, the step of the plan from which it was made; `None` if steps are not timed.
     pub(crate) origins: Option<Box<[Step]>>,
-    /// The number of steps of the entry.
+    /// The number of steps in the entry of the lane.
     pub(crate) entry_steps: usize,
-    /// The waits in order, for error texts.
+    /// The flags that the lane waits for, in order, for error texts.
     pub(crate) waits: Box<[AwaitedFlag]>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Program {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AwaitedFlag {
     pub(crate) flag: Flag,
-    /// The tier of the lane that waits.
+    /// The tier of the lane that waits for the flag.
     pub(crate) tier: Tier,
     pub(crate) address: FlagAddress,
 }
@@ -44,12 +44,12 @@ pub(crate) struct Binding<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) flags: FlagLayout,
     pub(crate) flag_tiers: &'a FlagTiers,
-    /// Whether programs keep the plan's steps.
+    /// Whether each program also keeps the plan's steps, so that they can be timed.
     pub(crate) with_origins: bool,
 }
 
 impl Program {
-    /// Returns the slices in which a lane submits a start, if waits are queued: the entry, then the rest.
+    /// Returns the slices in which a lane submits its steps if waits are queued, first the entry, then the rest.
     pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[BoundStep]> {
         let (entry, rest) = self.steps.split_at(self.entry_steps);
         entry.chunks(slice_ops_max).chain(rest.chunks(slice_ops_max))
@@ -57,7 +57,7 @@ impl Program {
 }
 
 impl Binding<'_> {
-    /// Returns the program of one lane. Copies of no bytes are left out.
+    /// Binds one lane of the plan, and leaves out copies of no bytes.
     pub(crate) fn bind(&self, lane: LaneId) -> Program {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
@@ -80,7 +80,7 @@ impl Binding<'_> {
         Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
     }
 
-    /// Appends the bound steps of a step: for a copy, one for each span of its cell.
+    /// Appends the bound steps of one plan step, which for a copy is one step for each span of its cell.
     fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
         let in_place = self.plan.in_place;
         match *step {
@@ -109,7 +109,7 @@ impl Binding<'_> {
         }
     }
 
-    /// Returns the buffer that is read. In place, the rank's own block is in the output.
+    /// Returns the buffer that a copy reads, which is always the output for an operation in place.
     fn source(&self, of: Rank, from: Source) -> (Rank, Source) {
         (of, if self.plan.in_place { Source::Output } else { from })
     }
@@ -120,7 +120,7 @@ impl Binding<'_> {
     }
 }
 
-/// Returns the source and the destination of a span.
+/// Returns the source and the destination of a span, as buffers with offsets.
 fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, BufferOffset) {
     let src = match from {
         Source::Input if !in_place => BufferId::Input(span.src.buffer),
@@ -130,7 +130,7 @@ fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, Buffer
     (BufferOffset { buffer: src, offset: span.src.offset }, dst)
 }
 
-/// Returns whether a step of lane 0 belongs to its entry: only the entry signals `go`.
+/// Returns whether a step of lane 0 belongs to its entry, the only steps that signal `go`.
 fn is_entry(step: &Step) -> bool {
     matches!(step, Step::Signal { flag: Flag::Go { .. }, .. })
 }
@@ -144,12 +144,12 @@ fn is_entry(step: &Step) -> bool {
 pub(crate) struct FlagTiers {
     /// The tier of each lane, equal on all ranks.
     lanes: Box<[Tier]>,
-    /// Tier of the lane that writes each flag, for writers on the node of this rank.
+    /// The tier of the lane that writes each flag, for writers on the node of this rank.
     node_writers: BTreeMap<Flag, Tier>,
 }
 
 impl FlagTiers {
-    /// Finds the tiers for `plan`.
+    /// Finds the tiers of the lanes that write and read the flags of `plan`.
     ///
     /// `node_plans` are the plans of the other ranks of the node, which are read only if there are network lanes.
     pub(crate) fn new<'p>(plan: &'p Plan, node_plans: impl IntoIterator<Item = &'p Plan>) -> Self {
@@ -163,12 +163,12 @@ impl FlagTiers {
         Self { lanes, node_writers }
     }
 
-    /// Returns whether a flag that a lane of tier `from` signals has its reader in another tier.
+    /// Returns whether a flag that a lane of tier `from` signals is read by a lane of another tier.
     fn is_signal_across(&self, from: Tier, flag: Flag) -> bool {
         from != self.reader_tier(flag)
     }
 
-    /// Returns whether a flag for which this rank waits has its writer in another tier.
+    /// Returns whether a flag that this rank waits for is signalled by a lane of another tier.
     fn is_wait_across(&self, flag: Flag) -> bool {
         let other_nodes =
             if self.lanes.contains(&Tier::Network) { Tier::Network } else { Tier::Local };
@@ -186,7 +186,7 @@ pub(crate) fn is_tiered(plan: &Plan) -> bool {
     plan.lanes.iter().any(|lane| lane.tier == Tier::Network)
 }
 
-/// Adds the flags of `reader` that `writer` signals.
+/// Adds the flags of `reader` that `writer` signals, with the tier of the signalling lane.
 fn add_signals(writer: &Plan, reader: &Plan, tiers: &mut BTreeMap<Flag, Tier>) {
     for lane in writer.lane_ids() {
         let tier = writer.lanes[lane.index()].tier;
@@ -214,7 +214,7 @@ pub(crate) struct FlagWriters {
 }
 
 impl FlagWriters {
-    /// Creates a search in the plans that `planner` makes.
+    /// Creates a search for writers in the plans that `planner` makes.
     pub(crate) fn new(
         reader: Rank,
         topology: Topology,
@@ -238,7 +238,8 @@ impl FlagWriters {
         })
     }
 
-    /// Returns all ranks, some of them twice: the provider of the block, the neighbours of a ring, the own node, then the rest.
+    /// Returns all ranks in the order in which they are likely to signal a flag, some of them twice. The order is the
+    /// provider of the block, the neighbours of a ring, the node of this rank, then the rest.
     fn candidates(&self, block: Rank) -> impl Iterator<Item = Rank> {
         let (own_rank, ranks) = (self.reader.0, Rank::at(self.topology.ranks()).0);
         let neighbours =
@@ -288,7 +289,7 @@ mod tests {
         Step::Signal { peer: Rank(peer), flag }
     }
 
-    /// Ranks 0 and 1 share a node, rank 2 is alone.
+    /// Checks the tiers of flags if ranks 0 and 1 share a node and rank 2 has a node of its own.
     #[test]
     fn writer_and_reader_agree_on_the_memory_of_a_flag() {
         let (home, network) = (LaneId::HOME, NETWORK);

@@ -7,14 +7,14 @@ use peerlane_hal::{ErrorKind, Rank};
 use crate::collective::Collective;
 use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, Tier};
 
-/// The position of a step in its lane: the entry, a numbered step of the plan, or the exit.
+/// The position of a step in its lane, which is the entry, a numbered step of the plan, or the exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// The entry of the lane: steps that run before the steps of the plan.
+    /// The entry of the lane, with the steps that run before those of the plan.
     Entry,
     /// The step with this number in the lane, counted from 1 as in the text form of the plan.
     Step(usize),
-    /// The exit of the lane: steps that run after the steps of the plan, before the caller continues.
+    /// The exit of the lane, with the steps that run after those of the plan and before the caller continues.
     Exit,
 }
 

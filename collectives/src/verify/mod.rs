@@ -1,4 +1,4 @@
-//! The verifier: proves without hardware that the plans of all ranks reach the goal of their collective.
+//! Proves without hardware that the plans of all ranks reach the goal of their collective.
 //!
 //! | file | checks or holds |
 //! | --- | --- |
@@ -65,7 +65,7 @@ pub struct Proof {
     pub steps: usize,
     /// The number of flags that all ranks use in one start.
     pub flags: usize,
-    /// The coverage of the proof: whether it followed all ranks or only some that represent the others.
+    /// The coverage of the proof, which says whether all ranks or only representatives were followed.
     pub coverage: Coverage,
 }
 

@@ -296,7 +296,7 @@ fn hash([a, b, c, d]: [u32; 4]) -> u64 {
     mix(first ^ (u64::from(c) << 32 | u64::from(d)))
 }
 
-/// A selection of ranks that depends only on the topology: the first, the last, and pseudo-random others.
+/// A selection of ranks that depends only on the topology, with the first, the last and pseudo-random others.
 #[derive(Clone, Debug)]
 struct Sample {
     ranks: Vec<Rank>,

@@ -8,7 +8,7 @@ use peerlane_hal::Rank;
 use crate::plan::{Cell, Flag, Plan, Step};
 use crate::topology::Topology;
 
-/// A rotation of the rank grid: a cyclic shift of its rows and of its columns.
+/// A rotation of the rank grid, which is a cyclic shift of its rows and of its columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rotation {
     rows: u32,
