@@ -88,9 +88,10 @@ pub struct Device {
     pub multiprocessors: u32,
     /// The compute capability of the device, major and minor.
     pub compute_capability: (u32, u32),
-    /// Which processes may use the device.
+    /// The compute mode of the device, which says which processes may use it.
     pub compute_mode: ComputeMode,
-    /// Whether this is a MIG instance. Instances have no peer access to each other.
+    /// Whether the device is a MIG instance, which has no peer access to other instances. Instances have no peer
+    /// access to each other.
     pub mig: bool,
     /// The features for memory and streams that the driver reports.
     pub abilities: StreamLimits,
@@ -101,13 +102,13 @@ impl Device {
         format!("device {} ({})", self.ordinal, self.name).into()
     }
 
-    /// Formats the UUID as nvidia-smi and `CUDA_VISIBLE_DEVICES` write it.
+    /// Formats the UUID of the device as nvidia-smi and `CUDA_VISIBLE_DEVICES` write it.
     pub fn uuid_text(&self) -> String {
         uuid_text(&self.uuid, self.mig)
     }
 }
 
-/// Formats a UUID as nvidia-smi writes it.
+/// Formats the UUID of a GPU or MIG instance as nvidia-smi writes it.
 pub(crate) fn uuid_text(uuid: &[u8; 16], mig: bool) -> String {
     let mut text = String::from(if mig { "MIG-" } else { "GPU-" });
     for (index, byte) in uuid.iter().enumerate() {

@@ -102,7 +102,7 @@ impl AsRef<streams::Stream> for Stream {
 
 #[cfg(feature = "cudarc")]
 impl From<&Arc<cudarc::driver::CudaStream>> for Stream {
-    /// Wraps a stream of cudarc and keeps it alive.
+    /// Wraps a CUDA stream of the crate cudarc and keeps the stream alive.
     fn from(stream: &Arc<cudarc::driver::CudaStream>) -> Self {
         let raw = StreamHandle(stream.cu_stream().cast());
         // SAFETY: the clone keeps the stream alive.
@@ -338,7 +338,7 @@ impl WordCalls for Context {
         Ok(())
     }
 
-    /// Returns `Trusted` for every driver, because plans depend on it and must be equal on all ranks.
+    /// Returns `Trusted` for every driver, because plans depend on the value and must be equal on all ranks.
     fn batching(&self) -> Batching {
         Batching::Trusted
     }

@@ -14,14 +14,15 @@ use crate::sys::{self, CUresult, Driver};
 /// The oldest driver that has every required entry point.
 const DRIVER_MIN: &str = "CUDA 12.0, NVIDIA driver 525, or newer";
 
-/// An error of the CUDA backend.
+/// An error of the CUDA backend, which is a missing feature, a failed driver call or an error of the
+/// toolkit.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A driver, a device or a feature is missing.
     #[error("{text}")]
     Unavailable {
-        /// What is missing and how to get it.
+        /// The error text, which says what is missing and how to get it.
         text: String,
         /// The driver's result, if the driver was called.
         #[source]
@@ -68,7 +69,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Creates an [`Error::Unavailable`] whose text says what to do.
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
         Self::Unavailable { text: text.into(), result: None }
     }
@@ -133,7 +133,6 @@ impl Error {
         !matches!(kind_of(code), ErrorKind::DeviceLost | ErrorKind::OutOfMemory)
     }
 
-    /// Returns whether the error carries one of these result codes of the driver.
     pub(crate) fn is_one_of(&self, codes: &[CUresult]) -> bool {
         matches!(self, Self::Driver { result, .. } if codes.contains(&result.code))
     }
@@ -161,7 +160,7 @@ impl peerlane_hal::Error for Error {
 /// A result code of the CUDA driver with its name and explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaResult {
-    /// The numeric result code.
+    /// The numeric value of the driver's result code.
     pub code: i32,
     /// The name of the code, such as `CUDA_ERROR_OUT_OF_MEMORY`, or an empty text if the driver does not
     /// know it.

@@ -21,14 +21,15 @@ const ROCM_MIN: &str = "ROCm 5.7 or newer";
 /// The advice for a runtime that does not start and gives no better reason.
 const TRY_ROCMINFO: &str = "run rocminfo to check whether the runtime works";
 
-/// An error of the ROCm backend.
+/// An error of the ROCm backend, which is a missing feature, a failed runtime call or an error of the
+/// toolkit.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A runtime, a device or a feature is missing.
     #[error("{text}")]
     Unavailable {
-        /// What is missing and how to get it.
+        /// The error text, which says what is missing and how to get it.
         text: String,
         /// The runtime's result, if the runtime was called.
         #[source]
@@ -83,7 +84,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Creates an [`Error::Unavailable`] whose text says what to do.
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
         Self::Unavailable { text: text.into(), result: None }
     }
@@ -159,7 +159,6 @@ impl Error {
         }
     }
 
-    /// Returns whether the error carries one of these result codes of HIP.
     pub(crate) fn is_one_of(&self, codes: &[hipError_t]) -> bool {
         matches!(self, Self::Driver { result, .. } if codes.iter().any(|code| code.0 == result.code))
     }
@@ -208,7 +207,7 @@ impl peerlane_hal::Error for Error {
 /// A result code of HIP or of the HSA runtime, with its name and explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RocmResult {
-    /// The numeric result code.
+    /// The numeric value of the runtime's result code.
     pub code: u32,
     /// The name of the code, such as `hipErrorOutOfMemory`, or an empty text if the runtime does not know
     /// it.

@@ -1,5 +1,5 @@
-//! Deadlines, which every call of Peerlane that waits has. Every call of Peerlane that waits has
-//! one.
+//! Defines the deadline that bounds every call of Peerlane that waits. Every call of Peerlane that
+//! waits has one.
 
 use std::time::{Duration, Instant};
 

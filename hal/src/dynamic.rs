@@ -1,4 +1,4 @@
-//! Type-erased fabrics, regions and engines, for programs that choose a backend at run time.
+//! Defines type-erased fabrics, regions and engines, for programs that choose a backend at run time.
 //!
 //! A program that selects a backend at run time uses these. Each type implements the trait of the typed one, so code that is
 //! generic over [`Fabric`] takes a [`DynFabric`] as well. A call costs one virtual call more, and an op one comparison of types
@@ -57,7 +57,7 @@ impl Error for DynError {
     }
 }
 
-/// The error for a region, key or stream that belongs to another backend.
+/// The error of an operation on a region, key or stream that belongs to another backend.
 #[derive(Debug)]
 struct WrongType {
     kind: ErrorKind,
@@ -206,7 +206,8 @@ impl RemoteKey for DynKey {
         Writer::new().bytes(&self.key).u64(self.region_bytes).finish()
     }
 
-    /// Checks only the envelope of a key. The fabric checks the backend and the payload when it imports the region.
+    /// Checks only the envelope of a remote key. The fabric checks the backend and the payload when it imports the
+    /// region.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let mut reader = Reader::new(bytes);
         let key = reader.bytes("key", bytes.len().saturating_sub(size_of::<u64>()))?.to_vec();

@@ -65,14 +65,14 @@ pub enum Op<'a, L, R> {
     },
     /// Stores `value` in a flag of a peer, after all earlier puts to that peer and gets from it.
     Signal {
-        /// The flag to store the value in. No other engine may write it.
+        /// The flag in which the engine stores the value. No other engine may write the flag.
         flag: Flag<'a, R>,
         /// The value to store in the flag.
         value: u64,
     },
     /// Blocks the ops that follow in the queue until a flag of this rank has at least `value`.
     Wait {
-        /// The flag to wait for. No other engine may read it.
+        /// The flag for which the engine waits. No other engine may read the flag.
         flag: Flag<'a, L>,
         /// The smallest flag value that ends the wait.
         value: u64,
@@ -105,13 +105,13 @@ impl Ticket {
 pub struct Caps {
     /// The name of the engine's kind for reports, such as `streams` or `sdma`.
     pub kind: &'static str,
-    /// Whether the engine accepts [`Op::Wait`]. Otherwise the caller polls the flag and submits the later ops once it
-    /// is set.
+    /// Whether the engine accepts [`Op::Wait`], so that the caller need not poll flags. Otherwise the caller polls the
+    /// flag and submits the later ops once it is set.
     pub queued_wait: bool,
-    /// Whether bytes are copied, also bytes from peers, only during calls of [`CopyEngine::completed`].
+    /// Whether puts and gets, also those of peers, move bytes only during calls of [`CopyEngine::completed`].
     pub polled: bool,
-    /// Whether several adjacent signals or waits cost about as much as one. Plans then group them instead of signalling
-    /// after each put.
+    /// Whether several adjacent signals or waits cost the engine about as much as one. Plans then group them instead of
+    /// signalling after each put.
     pub flags_batched: bool,
     /// The largest number of ops in one slice, at least 1.
     pub slice_ops_max: usize,

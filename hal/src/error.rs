@@ -13,9 +13,10 @@ pub enum ErrorKind {
     PeerLost,
     /// A call did not complete before its deadline.
     Timeout,
-    /// A remote key is malformed, of another backend or version, or names freed memory.
+    /// A remote key is malformed, belongs to another backend or version, or names freed memory.
     InvalidKey,
-    /// Values that must be equal differ, for example sizes, types or topologies, or a stream is of another vendor.
+    /// Values that must be equal differ, for example the sizes or topologies of two ranks, or a stream belongs to
+    /// another vendor.
     Mismatch,
     /// An argument is invalid, for example a zero timeout, a misaligned slice or an offset out of range.
     InvalidArgument,

@@ -33,7 +33,7 @@ impl LinkKind {
         matches!(self, Self::HostStaged)
     }
 
-    /// Returns a short name for tables, such as `shared memory`.
+    /// Returns a short name of the link kind for tables, such as `shared memory`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "own",
@@ -47,12 +47,12 @@ impl LinkKind {
     }
 }
 
-/// The link from this rank to one peer.
+/// The link from this rank to one peer, with its medium and bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// The rank at the other end of the link.
     pub peer: Rank,
-    /// The medium of the link.
+    /// The medium of the link, such as NVLink or PCI Express.
     pub kind: LinkKind,
     /// The bandwidth of the link in bytes per second and direction, if the platform reports it.
     pub bytes_per_second: Option<f64>,
@@ -61,7 +61,7 @@ pub struct Link {
 /// The requirements by which a fabric with several kinds of engines chooses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRequirements {
-    /// Whether the engine must offer [streams](crate::CopyEngine::streams), also in graphs, if the backend has them.
+    /// Whether the engine must support [streams](crate::CopyEngine::streams) and graphs, if the backend has them.
     pub streams: bool,
     /// The size in bytes of the longest copy between two ranks.
     pub copy_bytes_max: u64,
@@ -119,7 +119,7 @@ pub unsafe trait Fabric: Send + Sync + 'static {
         deadline: Deadline,
     ) -> Result<(), Self::Error>;
 
-    /// Returns the link to a connected peer, or `None` if it is not connected.
+    /// Returns the link to a peer, or `None` if the peer is not connected.
     fn link(&self, peer: Rank) -> Option<Link>;
 
     /// Opens another fabric on the same device and with the same options, as rank `rank` of `ranks`. It has no

@@ -82,7 +82,7 @@ pub struct Envelope<'a> {
     pub backend: BackendId,
     /// The number of the registration that the key names.
     pub generation: Generation,
-    /// The backend's own fields of the key, encoded.
+    /// The encoded fields of the key that only its backend reads.
     pub payload: &'a [u8],
 }
 

@@ -31,19 +31,19 @@ impl Writer {
         self
     }
 
-    /// Appends a 16-bit integer.
+    /// Appends a 16-bit integer in little-endian order.
     #[must_use]
     pub fn u16(self, value: u16) -> Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends a 32-bit integer.
+    /// Appends a 32-bit integer in little-endian order.
     #[must_use]
     pub fn u32(self, value: u32) -> Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends a 64-bit integer.
+    /// Appends a 64-bit integer in little-endian order.
     #[must_use]
     pub fn u64(self, value: u64) -> Self {
         self.bytes(&value.to_le_bytes())
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
         Ok(array)
     }
 
-    /// Reads the next 16-bit integer.
+    /// Reads the next 16-bit integer, which is little-endian.
     ///
     /// # Errors
     /// If fewer are left.
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u16::from_le_bytes)
     }
 
-    /// Reads the next 32-bit integer.
+    /// Reads the next 32-bit integer, which is little-endian.
     ///
     /// # Errors
     /// If fewer are left.
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u32::from_le_bytes)
     }
 
-    /// Reads the next 64-bit integer.
+    /// Reads the next 64-bit integer, which is little-endian.
     ///
     /// # Errors
     /// If fewer are left.

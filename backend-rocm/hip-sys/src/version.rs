@@ -5,11 +5,11 @@ use crate::header::hipMemoryType;
 /// The values of `hipMemoryType` that a release of HIP uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryTypes {
-    /// The value for page-locked host memory.
+    /// The `hipMemoryType` value for page-locked host memory.
     pub host: hipMemoryType,
-    /// The value for device memory.
+    /// The `hipMemoryType` value for device memory.
     pub device: hipMemoryType,
-    /// The value for managed memory, which migrates on access.
+    /// The `hipMemoryType` value for managed memory, which migrates on access.
     pub managed: hipMemoryType,
 }
 

@@ -142,7 +142,7 @@ impl LoadedLibrary {
         Self { library, requested, file: OnceLock::new() }
     }
 
-    /// Looks up a function of the library.
+    /// Looks up a function of the library by its symbol name.
     ///
     /// # Errors
     /// Returns [`LoadError::Symbol`] with the release `since` if the library has no such function.

@@ -53,7 +53,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// Decodes the number that `hipRuntimeGetVersion` returns, such as 70253211.
+    /// Decodes the HIP version number that `hipRuntimeGetVersion` returns, such as 70253211.
     pub(crate) fn from_hip(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 10_000_000, minor: number / 100_000 % 100, patch: number % 100_000 }
@@ -67,7 +67,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The PCI address of a device.
+/// The PCI address of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// The PCI domain, also called segment.
@@ -81,7 +81,7 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Parses what `hipDeviceGetPCIBusId` returns, such as `0000:c1:00.0`.
+    /// Parses a PCI address as `hipDeviceGetPCIBusId` returns it, such as `0000:c1:00.0`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (rest, function) = text.rsplit_once('.')?;
         let mut fields = rest.split(':');
@@ -148,13 +148,13 @@ impl Device {
         identity
     }
 
-    /// Formats the UUID as rocminfo and `ROCR_VISIBLE_DEVICES` write it.
+    /// Formats the UUID of the device as rocminfo and `ROCR_VISIBLE_DEVICES` write it.
     pub fn uuid_text(&self) -> String {
         uuid_text(&self.uuid)
     }
 }
 
-/// Formats a UUID as rocminfo writes it.
+/// Formats the UUID of a GPU as rocminfo writes it.
 ///
 /// HIP stores the 16 digits of the HSA runtime's `GPU-0123456789abcdef` unchanged. Other bytes are written
 /// as hexadecimal digits.
@@ -192,7 +192,7 @@ pub struct Runtimes {
     pub hip: Version,
     /// The file from which HIP was loaded.
     pub hip_file: PathBuf,
-    /// The HSA runtime, or the reason why there is none. Without it only streams copy.
+    /// The loaded HSA runtime, or the reason why it could not be loaded. Without it only streams copy.
     pub hsa: Result<HsaRuntime, String>,
 }
 

@@ -182,7 +182,7 @@ unsafe impl CopyEngine for Engine {
 pub struct Stream(streams::Stream);
 
 impl Stream {
-    /// Wraps a stream handle of HIP.
+    /// Wraps a HIP stream handle, so that an engine can be ordered against the stream.
     ///
     /// Default streams are rejected when they are used. The legacy default stream would make the caller's
     /// blocking streams wait for peers, and a per-thread default stream differs on every thread.

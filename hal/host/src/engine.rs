@@ -23,11 +23,12 @@ use peerlane_toolkit::{EngineState, TicketCounter, pieces};
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
 /// The largest number of bytes that `submit` copies, so that small messages are sent at once.
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
-/// The size in bytes of a copy before which pending wake-ups are sent. A smaller copy takes less time than a wake-up.
+/// The size in bytes from which a copy is delayed until pending wake-ups are sent. A smaller copy takes less time than
+/// a wake-up.
 const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// An engine without a thread of its own, whose ops run when the caller submits or polls.
+/// An engine of the host backend, whose ops run while the caller submits or polls.
 #[derive(Debug)]
 pub struct Engine {
     options: Options,
@@ -173,6 +174,8 @@ impl QueuedOp {
     }
 }
 
+/// Copies one piece with streaming stores or with ordinary ones.
+///
 /// # Safety
 /// As [`copy_streaming`].
 unsafe fn copy_piece(dst: *mut u8, src: *const u8, bytes: usize, streaming: bool) {
@@ -268,6 +271,8 @@ mod x86 {
     const LINE_BYTES: usize = 64;
     const VECTOR_BYTES: usize = size_of::<__m256i>();
 
+    /// Copies `bytes` bytes with streaming stores of AVX.
+    ///
     /// # Safety
     /// As [`copy_streaming`](super::copy_streaming); the processor has AVX.
     #[target_feature(enable = "avx")]

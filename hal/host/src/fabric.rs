@@ -1,4 +1,4 @@
-//! The fabric of the host backend, in which all ranks of a machine reach each other through shared memory.
+//! Implements the fabric of the host backend, which connects the ranks of a machine through shared memory.
 //!
 //! An address names the host, the process and the rank's doorbell, a small region on which parked ranks sleep.
 //! `connect` imports that doorbell.
@@ -188,7 +188,7 @@ unsafe impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: None })
     }
 
-    /// Opens a fabric that shares the doorbell of this one, as a [second](Self::second) fabric does.
+    /// Opens another fabric that shares the doorbell of this one, as a [second](Self::second) fabric does.
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
         check_rank(rank, ranks)?;
         self.with_doorbell(rank, ranks, self.options)

@@ -1,4 +1,4 @@
-//! The options of a host fabric.
+//! Defines the options of a host fabric.
 
 use std::time::Duration;
 

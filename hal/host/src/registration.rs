@@ -1,4 +1,4 @@
-//! Host memory of a registration, which importers of the same process share.
+//! Implements registered host memory, which importers of the same process share.
 
 use std::ptr::NonNull;
 
@@ -9,7 +9,7 @@ use peerlane_hal::{Rank, Role};
 use peerlane_toolkit::handover::Handover;
 use peerlane_toolkit::mapping::{MappedSpan, Mapping};
 
-/// The origin of a registration's memory.
+/// Where the memory of a registration comes from.
 #[derive(Debug)]
 pub(crate) enum Backing {
     /// A mapping that was allocated here or imported from another process, and the region's offset in

@@ -1,4 +1,4 @@
-//! Defines the errors that are the same for every backend.
+//! Defines the errors of the toolkit, which are the same for every backend.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub enum Fault {
         /// The number of bytes that are available.
         available: u64,
     },
-    /// A system call failed.
+    /// A system call returned an error.
     #[error("{what}: {errno}")]
     System {
         /// What the failed system call was to do, for the error text.
@@ -45,7 +45,7 @@ pub enum Fault {
          {generation})"
     )]
     Freed {
-        /// The rank that owns the memory.
+        /// The rank that owns the freed memory.
         peer: Rank,
         /// The number of the registration that the key names.
         generation: u64,
@@ -61,7 +61,7 @@ pub enum Fault {
     /// A peer's memory cannot be imported by this process or device.
     #[error("memory of rank {peer} cannot be imported: {why}")]
     PrivateMemory {
-        /// The rank that owns the memory.
+        /// The rank that owns the memory that cannot be imported.
         peer: Rank,
         /// The reason why it cannot be imported, and what to do.
         why: String,
@@ -69,7 +69,7 @@ pub enum Fault {
     /// A peer has the requested memory but failed to export it.
     #[error("rank {peer} failed to share its memory: {why}")]
     NotHandedOver {
-        /// The rank that owns the memory.
+        /// The rank that failed to export its memory.
         peer: Rank,
         /// The reason that the peer reported.
         why: String,
@@ -77,7 +77,7 @@ pub enum Fault {
     /// The address of a rank is malformed.
     #[error("invalid address of rank {peer}: {what}")]
     Address {
-        /// The rank that sent the address.
+        /// The rank that sent the malformed address.
         peer: Rank,
         /// The malformed field of the address.
         what: String,

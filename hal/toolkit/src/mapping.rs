@@ -23,7 +23,7 @@ const PAGE_BYTES: u64 = 4096;
 /// The reason why host memory could not be allocated or mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MappingError {
-    /// A system call failed.
+    /// A system call returned an error.
     System {
         /// What the failed system call was to do, for the error text.
         what: String,
@@ -223,7 +223,7 @@ pub struct MemoryInfo {
 }
 
 impl MemoryInfo {
-    /// Reads the sizes from `/proc/meminfo`.
+    /// Reads the memory sizes of this machine from `/proc/meminfo`.
     ///
     /// # Errors
     /// Returns the error of reading the file.

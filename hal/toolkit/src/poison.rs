@@ -25,7 +25,7 @@ impl<E: Clone> Poison<E> {
         self.0.clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers the error of `result` if it is the first one, and returns `result`.
+    /// Remembers the error of `result` if it is the first error, and returns `result`.
     ///
     /// # Errors
     /// Returns the error of `result`.

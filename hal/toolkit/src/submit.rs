@@ -51,7 +51,7 @@ impl<E: Clone> EngineState<E> {
         self.poison.check()
     }
 
-    /// Remembers the error of `result` if it is the first one, and returns `result`.
+    /// Poisons the engine with the error of `result` if it is the first error, and returns `result`.
     ///
     /// # Errors
     /// Returns the error of `result`.

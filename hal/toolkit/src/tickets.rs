@@ -65,7 +65,7 @@ impl TicketCounter {
         self.settle();
     }
 
-    /// Completes all tickets, after a release or a drop.
+    /// Marks all issued tickets as complete, after a release or a drop.
     pub fn finish_all(&mut self) {
         self.done = self.last().0;
         self.open.clear();

@@ -91,7 +91,7 @@ pub struct SdmaEngines {
 }
 
 impl SdmaQueue {
-    /// Creates a queue of rank `rank` that reaches these peers, with SDMA engines selected for each link.
+    /// Creates a queue of rank `rank` that reaches `peers`, with SDMA engines selected for each link.
     ///
     /// # Errors
     /// Returns [`Error::Unavailable`] if there is no HSA runtime or if a peer's device is hidden from it, or
@@ -192,7 +192,6 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         Ok(())
     }
 
-    /// Returns the capabilities of the engine.
     pub(crate) fn caps(&self) -> &Caps {
         self.state.caps()
     }

@@ -87,7 +87,7 @@ pub(super) struct PeerQueue {
     first_number: u64,
     /// The number of ops at the front that were submitted to SDMA engines completely.
     submitted: usize,
-    /// The number of those submitted ops that are flags for the host to store.
+    /// The number of ops at the front that are signals whose flags the host must store.
     host_signals: usize,
     /// The completion signals of the pieces in flight.
     pub(super) in_flight: Vec<usize>,
@@ -130,7 +130,7 @@ impl PeerQueue {
         Some((number, self.ops.get_mut(self.submitted)?))
     }
 
-    /// Returns whether the host must store flags before the [next](Self::next) op.
+    /// Returns whether the host must store flags before the [next](Self::next) op can be submitted.
     pub(super) fn has_host_signals(&self) -> bool {
         self.host_signals > 0
     }
@@ -150,7 +150,6 @@ impl PeerQueue {
         self.in_flight.push(signal);
     }
 
-    /// Records that a piece of an op is complete.
     pub(super) fn piece_completed(&mut self, number: u64, engine: usize) {
         let op = self.op(number);
         op.held[engine] -= 1;

@@ -49,7 +49,6 @@ impl Span {
 /// The result of submitting a copy to the runtime.
 #[derive(Debug)]
 pub(crate) enum Submission<E> {
-    /// The runtime has accepted the copy.
     Accepted,
     /// The runtime has no resources for the copy now.
     NoResources,
@@ -149,7 +148,6 @@ pub(super) mod tests {
         pub(crate) room: usize,
         pub(crate) refuses: fn(&CopyCommand) -> bool,
         pub(crate) fails: fn(&CopyCommand) -> bool,
-        /// Whether copies ignore their dependencies.
         pub(crate) ignores_dependencies: bool,
         random: u64,
     }

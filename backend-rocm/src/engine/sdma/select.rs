@@ -1,4 +1,4 @@
-//! Selects the SDMA engines that make the copies over each link.
+//! Selects which SDMA engines make the copies over each link.
 //!
 //! Newer runtimes report which engines serve a link best. Older ones report only which are idle, without
 //! regard to the link. Those are divided among the links, because two links that share an engine while

@@ -29,7 +29,7 @@ pub use types::{
     StreamHandle, StreamLimits, shared_queues,
 };
 
-/// An address in a device's address space.
+/// An address in the address space of a GPU.
 pub type DevicePtr = u64;
 
 /// Keeps a device context current on this thread, and restores the previous context when dropped.

@@ -1,4 +1,4 @@
-//! Defines the traits that a GPU backend implements, in the order in which a port needs them.
+//! Defines the traits that a GPU backend implements, in the order in which a port to a new GPU needs them.
 //!
 //! | trait | covers |
 //! | --- | --- |
@@ -81,7 +81,7 @@ pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
     /// Restores the capture mode `before`, which [`relax_captures`](Self::relax_captures) returned.
     fn put_back_captures(&self, before: Self::CaptureMode);
 
-    /// Makes the context current on this thread until the guard is dropped.
+    /// Makes the device context current on this thread until the returned guard is dropped.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -250,7 +250,7 @@ pub trait StreamCalls: DeviceContext {
     /// Returns the driver's error.
     fn create_event(&self) -> Result<EventHandle, Self::Error>;
 
-    /// Destroys an event. Queued waits for it are not affected.
+    /// Destroys an event of the driver. Queued waits for it are not affected.
     ///
     /// # Safety
     /// The event is alive and is not used afterwards.
@@ -447,13 +447,13 @@ pub trait GraphCalls: StreamCalls {
     /// The graph and the stream are alive. The memory that the graph names stays valid as long as it runs.
     unsafe fn launch(&self, exec: ExecHandle, stream: StreamHandle) -> Result<(), Self::Error>;
 
-    /// Destroys an instantiated graph.
+    /// Destroys an instantiated graph of the driver.
     ///
     /// # Safety
     /// The graph is alive and is not used afterwards.
     unsafe fn destroy_exec(&self, exec: ExecHandle);
 
-    /// Destroys a graph.
+    /// Destroys a captured graph of the driver.
     ///
     /// # Safety
     /// The graph is alive and is not used afterwards.
@@ -618,13 +618,13 @@ pub trait Vendor: Copy + Debug + Eq + Hash + Send + Sync + 'static {
 
 /// A GPU whose memory can be registered, exported and imported as regions. The context is current in every call.
 pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
-    /// The vendor of the device.
+    /// The vendor of the device, with its names for keys and errors.
     type Vendor: Vendor;
 
     /// Returns the UUID of the device, which is the same in all processes.
     fn uuid(&self) -> [u8; 16];
 
-    /// Rejects memory of the caller in which a stream would not see changes of flags.
+    /// Rejects memory of the caller in which streams would not see changes of flags.
     ///
     /// # Errors
     /// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) that names
@@ -634,9 +634,9 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
         Ok(())
     }
 
-    /// Returns whether flags must be allocated by
-    /// [`allocate_flags`](crate::device::MemoryCalls::allocate_flags), because a stream that polls other
-    /// memory need not see the writes of peers.
+    /// Returns whether flags need the special memory that
+    /// [`allocate_flags`](crate::device::MemoryCalls::allocate_flags) allocates. A stream that polls other memory need
+    /// not see the writes of peers.
     fn has_flag_memory(&self) -> bool {
         false
     }

@@ -26,7 +26,7 @@ impl Extent {
 /// The free and the total memory of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FreeBytes {
-    /// The number of bytes that are not allocated now.
+    /// The number of bytes of device memory that are not allocated now.
     pub free: u64,
     /// The size of the device's memory in bytes.
     pub total: u64,

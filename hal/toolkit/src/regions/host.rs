@@ -1,4 +1,4 @@
-//! Host memory that every process of the host can map and every device can access.
+//! Manages host memory that every process of the host can map and every device can access.
 //!
 //! Memory that is allocated here is a sealed memfd, mapped and registered with the driver. It connects
 //! devices that do not reach each other: a put goes over PCI Express to the host, and the reader fetches it
@@ -189,8 +189,8 @@ impl<D: RegionDevice> PinnedHost<D> {
         self.memory.as_ref().expect("only a drop takes the memory")
     }
 
-    /// Returns the address at which another device of this process accesses the memory. The context of that
-    /// device is current.
+    /// Returns the address at which another device of this process accesses the pinned memory. The context of
+    /// that device is current.
     pub(super) fn address_for(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         Ok(device_pointer(reader, self.memory().mapping.base())? + self.begin as u64)
     }
@@ -319,8 +319,8 @@ impl AdoptedHost {
         self.view
     }
 
-    /// Returns the address at which a device of this process accesses the memory. The context of that device
-    /// is current.
+    /// Returns the address at which a device of this process accesses the caller's pinned memory. The context
+    /// of that device is current.
     pub(super) fn address_for<D: RegionDevice>(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         let head = self.view.base.as_ptr().addr() - self.known.as_ptr().addr();
         Ok(device_pointer(reader, self.known)? + head as u64)

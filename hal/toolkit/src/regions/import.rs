@@ -38,7 +38,7 @@ impl<D: RegionDevice> Memory<D> {
         asked.map(drop).map_err(Fault::of_handover(peer, key.generation.0))
     }
 
-    /// Imports a region of a peer that need not be connected.
+    /// Imports a region of a peer, even before the peer is connected.
     ///
     /// # Errors
     /// Returns the reason why the memory cannot be opened here, or the driver's error.

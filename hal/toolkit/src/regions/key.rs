@@ -33,9 +33,9 @@ const BYTES_MAX: u64 = 1 << 56;
 pub(super) enum PrivateReason {
     /// Mapped memory whose allocator requested no exportable handle.
     NoHandle,
-    /// Memory of a stream-ordered pool.
+    /// Memory of a stream-ordered pool, which has no handle for other processes.
     Pool,
-    /// Host memory that the caller allocated.
+    /// Host memory that the caller allocated, which has no file descriptor.
     Host,
 }
 

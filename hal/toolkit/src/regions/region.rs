@@ -31,7 +31,7 @@ pub struct Local<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Local<D> {
-    /// Returns whether the region is host memory.
+    /// Returns whether the region is pinned host memory instead of device memory.
     pub fn is_on_host(&self) -> bool {
         self.registration.host().is_some()
     }
@@ -163,12 +163,12 @@ pub(super) enum KeepAlive<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Remote<D> {
-    /// Returns the address at which this rank's device accesses the first byte.
+    /// Returns the address at which this rank's device accesses the first byte of the region.
     pub fn device_ptr(&self) -> DevicePtr {
         self.address
     }
 
-    /// Returns whether the region is host memory.
+    /// Returns whether the region is pinned host memory instead of device memory.
     pub fn is_on_host(&self) -> bool {
         self.host.is_some()
     }
@@ -246,7 +246,7 @@ pub(super) struct NicAccess<D: RegionDevice> {
 /// How writes of NICs become visible to the device.
 #[derive(Clone, Debug)]
 enum NicFlush {
-    /// A write is visible as soon as the NIC reports it.
+    /// No flush is needed, because a write is visible as soon as the NIC reports it.
     NotNeeded,
     Needed(Arc<dyn Flush>),
     /// The driver does not report whether a flush is needed, so the memory must not receive data from NICs.

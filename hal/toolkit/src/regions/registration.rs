@@ -35,7 +35,7 @@ pub(super) enum Backing<D: RegionDevice> {
     Nothing,
 }
 
-/// The handle or descriptor with which another process opens the memory.
+/// The handle or descriptor with which another process opens a registered region.
 #[derive(Debug)]
 enum Exported<D: RegionDevice> {
     Nothing,
@@ -68,7 +68,8 @@ pub(super) struct Registration<D: RegionDevice> {
     pub(super) owner: Rank,
     pub(super) role: Role,
     backing: Backing<D>,
-    /// What the first export found. Memory that is only a source of puts is never exported.
+    /// The exported handle, which the first export of the region sets. Memory that is only a source of puts is
+    /// never exported.
     exported: OnceLock<Exported<D>>,
 }
 
@@ -188,7 +189,7 @@ impl<D: RegionDevice> Registration<D> {
         Some(unsafe { std::slice::from_raw_parts(base, count) })
     }
 
-    /// Returns how peers access the memory. From now on, other processes can request it.
+    /// Exports the memory and returns how peers access it. From now on, other processes can request it.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -412,7 +413,6 @@ pub(super) fn inspect<D: RegionDevice>(
     Ok(Borrowed { kind, extents })
 }
 
-/// Rejects memory that does not belong to this device.
 fn check_device_memory<D: RegionDevice>(context: &D, span: Span) -> Result<(), D::Error> {
     let refuse = |why: &str| Ok(span.refuse(why)?);
     match context.pointee(span.address)? {

@@ -61,7 +61,7 @@ impl Staging {
         }
     }
 
-    /// Frees the pinned memory.
+    /// Frees the pinned memory through which copies go.
     ///
     /// # Safety
     /// The memory is of this device's driver, is freed once, and no copy uses it.

@@ -211,7 +211,7 @@ const CONSTANTS_MAX: usize = PAGE_WORDS - RING_WORDS;
 pub(super) struct SignalWords {
     page: DevicePage,
     next: usize,
-    /// The values of captured signals, each with a word of its own. A replay copies the value that its word has.
+    /// The values of captured signals, each with a device word of its own. A replay copies the value that its word has.
     constants: Vec<u64>,
     /// The source word, destination flag and length of each pending copy.
     pending_copies: Vec<(DevicePtr, DevicePtr, usize)>,

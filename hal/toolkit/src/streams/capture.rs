@@ -86,8 +86,9 @@ impl<D: StreamDevice> Captures<D> {
         (&mut self.sides[..usable], &self.started)
     }
 
-    /// Returns the busy word of a slice that waits for `awaited`. A plan that is recorded again gets the same
-    /// word: its graphs use the same flags and cannot run at the same time.
+    /// Returns the busy word of a recorded slice, which the slice sets while it waits for `awaited`. A plan
+    /// that is recorded again gets the same word: its graphs use the same flags and cannot run at the same
+    /// time.
     ///
     /// # Errors
     /// Returns [`Fault::Argument`] if the engine has recorded too many different slices.

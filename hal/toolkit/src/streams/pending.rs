@@ -18,7 +18,7 @@ pub(super) struct Awaited {
     pub(super) flag: DevicePtr,
     /// The flag's address in this process, or `None` if the host cannot access the flag.
     pub(super) host: Option<u64>,
-    /// The value that lets the wait pass.
+    /// The flag value that lets the queued wait pass.
     pub(super) value: u64,
 }
 
@@ -117,7 +117,6 @@ const OPEN: usize = 64;
 #[derive(Debug)]
 pub(super) struct TicketEvents<D: StreamCalls> {
     open: VecDeque<(u64, Event<D>)>,
-    /// The last ticket whose event has passed.
     done: u64,
     spare: Vec<Event<D>>,
 }

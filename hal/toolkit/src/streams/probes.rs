@@ -397,8 +397,8 @@ fn probe_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D:
     }
 }
 
-/// Records the probe's graph. The graph holds a copy on a second stream, a signal, the wait for the signal with
-/// its reset, and a write that marks the end.
+/// Captures the graph that the probe replays. The graph holds a copy on a second stream, a signal, the wait for
+/// the signal with its reset, and a write that marks the end.
 fn record<'a, D: StreamDevice>(
     context: &'a D,
     (stream, aside): (&OwnStream<D>, &OwnStream<D>),
@@ -521,7 +521,7 @@ impl<D: StreamDevice> Drop for Executable<'_, D> {
     }
 }
 
-/// The value that probes write. Its halves differ, so that a write of only 32 bits is detected.
+/// The value that probes write to flags, whose halves differ so that a write of only 32 bits is detected.
 const PROBE_VALUE: u64 = 0x5EED_F1A6_0DDB_A115;
 
 /// Probes whether a stream write or a copy reaches the word `target` of a peer, by reading the word back. The

@@ -194,7 +194,8 @@ pub(super) struct SliceTotals {
     pub(super) more_copies: usize,
 }
 
-/// Chooses the stream of each copy of a slice. Index 0 is the main stream, the others are side streams.
+/// Chooses the stream on which each copy of a slice runs. Index 0 is the main stream, the others are side
+/// streams.
 #[derive(Debug)]
 pub(super) struct StreamPlan {
     streams: usize,
@@ -211,7 +212,6 @@ pub(super) struct StreamPlan {
 }
 
 impl StreamPlan {
-    /// Creates a plan for ranks below `ranks`.
     pub(super) fn new(ranks: usize, limits: &StreamLimits) -> Self {
         let peer_streams_max = limits.peer_streams_max.max(1);
         Self {
@@ -337,8 +337,8 @@ pub(super) enum LinkCopy {
     Back(DevicePtr),
 }
 
-/// Marks the steps of a slice that take part in self copies over the link. Without `back_from`, all marks are
-/// [`LinkCopy::None`].
+/// Marks the copies of a slice that take part in self copies over the link. Without `back_from`, all marks
+/// are [`LinkCopy::None`].
 ///
 /// Between two waits either all self copies go over the link or none, and none if two destinations overlap.
 /// So the order of self copies never matters.
