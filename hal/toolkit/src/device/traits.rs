@@ -200,8 +200,8 @@ pub trait StreamCalls: DeviceContext {
     /// Returns the driver's error.
     fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Self::Error>;
 
-    /// Destroys a stream without waiting for its work. The remaining work still runs, and some drivers wait for that
-    /// work. An error of the driver means that the device is lost, and is ignored.
+    /// Destroys a stream, whose remaining work still runs. Some drivers wait for that work. An error of the driver
+    /// means that the device is lost, and is ignored.
     ///
     /// # Safety
     /// The stream is alive and is not used afterwards.
@@ -409,7 +409,7 @@ pub trait CopyCalls: StreamCalls {
     ) -> Result<(), Self::Error>;
 }
 
-/// Captures and replays graphs, for the probe that tests word operations in a graph.
+/// Captures and replays graphs, with which a probe tests that captures work on the device.
 pub trait GraphCalls: StreamCalls {
     /// Begins a capture of the stream's further work into a graph. Other threads are not affected.
     ///

@@ -109,7 +109,7 @@ impl Pending {
 /// The number of slices in flight that can be tracked without allocation.
 const OPEN: usize = 64;
 
-/// Tracks which tickets are complete by an event at the end of each slice.
+/// Tracks which tickets are complete by events, one at the end of each slice.
 ///
 /// A word in host memory that the stream writes at the end of a slice would be simpler to read. But this
 /// write waits until everything before it is visible to the host, which costs each start about 1.4 µs; an

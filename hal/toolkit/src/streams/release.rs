@@ -40,7 +40,8 @@ const STUCK_TIME: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Releaser<D: StreamDevice> {
     stream: OwnStream<D>,
-    /// A stream of a second context, which is opened when the first stream is stuck. Dropped before its context.
+    /// A stream of a second context, which is opened when streams of the first context may be blocked. Dropped before
+    /// its context.
     second: Option<(OwnStream<D>, Arc<D>)>,
     /// Whether opening the second context has failed, so that it is not tried again.
     second_fails: bool,
