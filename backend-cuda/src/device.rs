@@ -13,10 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use peerlane_hal::{LinkKind, SharedQueues};
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{DeviceContext, shared_queues};
-use peerlane_toolkit::regions::{Physical, Plain};
 
 use crate::error::Error;
-use crate::memory::try_fabric;
 use crate::sys::{self, CUcontext, CUdevice, CUresult, CUuuid, Driver};
 
 /// The size in bytes of the buffers that receive names from the driver.
@@ -329,36 +327,6 @@ pub(crate) fn link_between(
         peer_access: can != 0,
         kind: if atomics { LinkKind::NvLink } else { LinkKind::Pcie },
         performance_rank: attribute(sys::P2P_ATTRIBUTE_PERFORMANCE_RANK),
-    })
-}
-
-/// The results of test exports, one for each kind of memory handle.
-///
-/// A device attribute may claim a kind that the driver then refuses, for instance fabric handles without
-/// a channel to the fabric manager. An error says why the kind does not work.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct HandleTrials {
-    /// The result for a file descriptor, which other processes of this host can import.
-    /// [`Memory::allocate`](crate::Memory) prefers this kind.
-    pub posix: Result<(), Error>,
-    /// The result for a fabric handle, which other hosts of an NVLink domain can import. Not used yet.
-    pub fabric: Result<(), Error>,
-    /// The result for a legacy IPC handle, which exports memory of `cudaMalloc`.
-    pub legacy: Result<(), Error>,
-}
-
-/// Tests every kind of memory handle by exporting an allocation of the minimum size.
-///
-/// # Errors
-/// Fails if the device cannot be opened.
-pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
-    let context = Context::open(ordinal)?;
-    let _current = context.enter_relaxed()?;
-    Ok(HandleTrials {
-        posix: Physical::create(&context, 1).and_then(|memory| memory.export()).map(drop),
-        fabric: try_fabric(&context),
-        legacy: Plain::allocate(&context, 1).and_then(|plain| plain.ipc_handle()).map(drop),
     })
 }
 

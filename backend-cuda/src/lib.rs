@@ -56,12 +56,13 @@ mod fabric;
 #[cfg(feature = "cudarc")]
 mod interop;
 mod key;
+mod load;
 mod memory;
 mod sys;
 
 pub use device::{
-    ComputeMode, Context, Device, DeviceLink, HandleTrials, StreamLimits, connections, discover,
-    driver_version, link, try_handles,
+    ComputeMode, Context, Device, DeviceLink, StreamLimits, connections, discover, driver_version,
+    link,
 };
 pub use engine::{Engine, SelfCopy, SignalBy, Stream};
 pub use error::{CudaResult, Error};
@@ -69,4 +70,4 @@ pub use fabric::{Fabric, Options};
 #[cfg(feature = "cudarc")]
 pub use interop::{RegionView, SliceMemory};
 pub use key::{Cuda, Key};
-pub use memory::{Local, Memory, Remote};
+pub use memory::{HandleTrials, Local, Memory, Remote, try_handles};

@@ -351,8 +351,40 @@ fn create(context: &Context, bytes: u64, kind: c_int) -> Result<MemoryHandle, Er
     Ok(MemoryHandle(raw))
 }
 
+/// The results of test exports, one for each kind of memory handle.
+///
+/// A device attribute may claim a kind that the driver then refuses, for instance fabric handles without
+/// a channel to the fabric manager. An error says why the kind does not work.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HandleTrials {
+    /// The result for a file descriptor, which other processes of this host can import.
+    /// [`Memory::allocate`](crate::Memory) prefers this kind.
+    pub posix: Result<(), Error>,
+    /// The result for a fabric handle, which other hosts of an NVLink domain can import. Not used yet.
+    pub fabric: Result<(), Error>,
+    /// The result for a legacy IPC handle, which exports memory of `cudaMalloc`.
+    pub legacy: Result<(), Error>,
+}
+
+/// Tests every kind of memory handle by exporting an allocation of the minimum size.
+///
+/// # Errors
+/// Fails if the device cannot be opened.
+pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
+    let context = Context::open(ordinal)?;
+    let _current = context.enter_relaxed()?;
+    Ok(HandleTrials {
+        posix: regions::Physical::create(&context, 1).and_then(|memory| memory.export()).map(drop),
+        fabric: try_fabric(&context),
+        legacy: regions::Plain::allocate(&context, 1)
+            .and_then(|plain| plain.ipc_handle())
+            .map(drop),
+    })
+}
+
 /// Tests whether memory can be exported to other hosts of an NVLink domain.
-pub(crate) fn try_fabric(context: &Context) -> Result<(), Error> {
+fn try_fabric(context: &Context) -> Result<(), Error> {
     let kind = sys::MEM_HANDLE_TYPE_FABRIC;
     let handle = create(context, granularity(context, kind)?, kind)?;
     let mut exported = CUmemFabricHandle { data: [0; 64] };

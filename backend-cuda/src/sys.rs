@@ -10,11 +10,8 @@
 //! signature here equals the one there.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
 
 use libloading::Library;
-
-use crate::error::Error;
 
 pub(crate) use crate::cuda_h::*;
 
@@ -36,7 +33,8 @@ macro_rules! table {
         }
 
         impl Driver {
-            fn look_up(library: Library) -> Result<Self, Error> {
+            /// Looks up all entry points, or returns the name of a required one that is missing.
+            pub(crate) fn look_up(library: Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     // SAFETY: the type is the declaration of this symbol in cuda.h.
                     $($need: unsafe { symbol(&library, $need_symbol) }?,)*
@@ -152,25 +150,6 @@ table! {
 }
 
 impl Driver {
-    /// Loads and initialises the CUDA driver of this machine, once per process.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if there is no library, or if the driver is too old or does not start.
-    pub(crate) fn load() -> Result<&'static Self, Error> {
-        static DRIVER: OnceLock<Result<Driver, Error>> = OnceLock::new();
-        DRIVER.get_or_init(Self::open).as_ref().map_err(Error::clone)
-    }
-
-    fn open() -> Result<Self, Error> {
-        // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
-        let library = unsafe { Library::new(LIBRARY) }
-            .map_err(|error| Error::library_missing(LIBRARY, &error))?;
-        let driver = Self::look_up(library)?;
-        // SAFETY: `cuInit` takes flags, which must be 0.
-        let code = unsafe { (driver.init)(0) };
-        if code == CUDA_SUCCESS { Ok(driver) } else { Err(Error::init_failed(&driver, code)) }
-    }
-
     /// Returns the driver's name for a result code, such as `CUDA_ERROR_OUT_OF_MEMORY`, and its explanation.
     ///
     /// Both are empty for a code that the driver does not know.
@@ -195,12 +174,12 @@ impl std::fmt::Debug for Driver {
     }
 }
 
-/// Looks up a symbol of the driver's library.
+/// Looks up a symbol of the driver's library, or returns its name if it is missing.
 ///
 /// # Safety
 /// `F` must be the type of the function that the library exports under this name.
-unsafe fn symbol<F: Copy>(library: &Library, name: &'static str) -> Result<F, Error> {
+unsafe fn symbol<F: Copy>(library: &Library, name: &'static str) -> Result<F, &'static str> {
     // SAFETY: the caller vouches for the type; the library is never closed, so the pointer stays valid.
     let found = unsafe { library.get::<F>(name) };
-    found.map(|symbol| *symbol).map_err(|_| Error::symbol_missing(LIBRARY, name))
+    found.map(|symbol| *symbol).map_err(|_| name)
 }

@@ -11,10 +11,10 @@ use peerlane_hal::ErrorKind;
 use peerlane_toolkit::Fault;
 use rocm_library::LoadError;
 
-use crate::device::why_no_gpu;
+use crate::diagnose::why_no_gpu;
 use crate::sys::hip::{self, hipError_t};
 use crate::sys::hsa::{self, hsa_status_t};
-use crate::sys::{self, Hip, Hsa};
+use crate::sys::{self, Hip, Hsa, RocmResult};
 
 /// The oldest ROCm release that has every required entry point.
 const ROCM_MIN: &str = "ROCm 5.7 or newer";
@@ -203,40 +203,6 @@ impl peerlane_hal::Error for Error {
         }
     }
 }
-
-/// A result code of HIP or of the HSA runtime, with its name and explanation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RocmResult {
-    /// The numeric value of the runtime's result code.
-    pub code: u32,
-    /// The name of the code, such as `hipErrorOutOfMemory`, or an empty text if the runtime does not know
-    /// it.
-    pub name: String,
-    /// The runtime's explanation of the code, or an empty text if it has none. For a code without a name,
-    /// this is the runtime that was asked.
-    pub text: String,
-}
-
-impl RocmResult {
-    /// Creates the result for a code that `runtime` does not know.
-    pub(crate) fn unknown(code: u32, runtime: String) -> Self {
-        Self { code, name: String::new(), text: runtime }
-    }
-}
-
-impl std::fmt::Display for RocmResult {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { code, name, text } = self;
-        match (name.as_str(), text.as_str()) {
-            ("", "") => write!(f, "unknown result code {code}"),
-            ("", runtime) => write!(f, "unknown result code {code} of {runtime}"),
-            (name, "") => write!(f, "{name} ({code})"),
-            (name, text) => write!(f, "{name} ({code}), {text}"),
-        }
-    }
-}
-
-impl std::error::Error for RocmResult {}
 
 /// Returns what a user can do about a result of HIP, if there is advice.
 fn advice(code: hipError_t) -> Option<&'static str> {

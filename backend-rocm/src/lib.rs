@@ -64,19 +64,22 @@
 //! [`Memory`] describes which memory is coherent.
 
 mod device;
+mod diagnose;
 mod engine;
 mod error;
 mod fabric;
 mod key;
+mod load;
 mod memory;
 mod sys;
 
 pub use device::{
-    Agent, AgentKind, Context, Device, DeviceLink, HsaRuntime, PciAddress, Runtimes, Version,
-    agent, discover, hardware_queues, link, runtimes,
+    Agent, AgentKind, Context, Device, DeviceLink, HsaRuntime, PciAddress, Runtimes, agent,
+    discover, hardware_queues, link, runtimes,
 };
 pub use engine::{Engine, EngineKind, SdmaEngines, SelfCopy, SignalBy, Stream};
-pub use error::{Error, RocmResult};
+pub use error::Error;
 pub use fabric::{Fabric, Options};
 pub use key::{Key, Rocm};
 pub use memory::{Local, Memory, Remote};
+pub use sys::{RocmResult, Version};

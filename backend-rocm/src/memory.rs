@@ -42,10 +42,11 @@ use peerlane_toolkit::device::{
 };
 use peerlane_toolkit::regions::{self, Pointee, RegionDevice};
 
-use crate::device::{Context, Version, agent};
+use crate::device::{Context, agent};
 use crate::error::Error;
 use crate::key::Rocm;
 use crate::sys::Hsa;
+use crate::sys::Version;
 use crate::sys::hip::{
     self, hipError_t, hipIpcMemHandle_t, hipMemAccessDesc, hipMemAccessFlags,
     hipMemAllocationGranularity_flags, hipMemAllocationHandleType, hipMemAllocationProp,

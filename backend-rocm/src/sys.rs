@@ -6,16 +6,12 @@
 //!
 //! Results are plain integers in newtypes, because a runtime may be newer than this crate.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::sync::OnceLock;
+use std::ffi::{CStr, c_char};
 
 pub(crate) use hip_sys as hip;
 use hip_sys::hipError_t;
 pub(crate) use hsa_sys as hsa;
 use hsa_sys::hsa_status_t;
-
-use crate::device::Version;
-use crate::error::{Error, RocmResult};
 
 /// The name that HIP returns for every code that it does not know, which is the name of code 999.
 const UNKNOWN_NAME: &str = "hipErrorUnknown";
@@ -41,33 +37,6 @@ pub(crate) struct Hsa {
 }
 
 impl Hip {
-    /// Loads and initialises the HIP runtime, once per process.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if there is no library, if it is too old, or if there is no device.
-    pub(crate) fn load() -> Result<&'static Self, Error> {
-        static HIP: OnceLock<Result<Hip, Error>> = OnceLock::new();
-        HIP.get_or_init(Self::open).as_ref().map_err(Error::clone)
-    }
-
-    fn open() -> Result<Self, Error> {
-        let calls = hip::Library::load().map_err(|error| Error::load_failed(&error))?;
-        let mut number: c_int = 0;
-        // SAFETY: the result is stored in a local. The call needs neither a device nor `hipInit`.
-        let code = unsafe { (calls.runtime_get_version)(&raw mut number) };
-        let version = Version::from_hip(if code == hipError_t::hipSuccess { number } else { 0 });
-        let (memory_types, imports_by_pointer) =
-            (hip::memory_types(number), hip::imports_by_pointer(number));
-        let hip = Self { calls, version, memory_types, imports_by_pointer };
-        // SAFETY: `hipInit` takes flags, which must be 0.
-        let code = unsafe { (calls.init)(0) };
-        if code == hipError_t::hipSuccess {
-            Ok(hip)
-        } else {
-            Err(Error::hip_init_failed(&hip, code))
-        }
-    }
-
     /// Returns the version and the file of HIP for error texts.
     pub(crate) fn label(&self) -> String {
         format!("HIP {} ({})", self.version, self.calls.file().display())
@@ -86,36 +55,6 @@ impl Hip {
             return RocmResult::unknown(code.0, self.label());
         }
         RocmResult { code: code.0, name, text: query(self.calls.get_error_string) }
-    }
-}
-
-impl Hsa {
-    /// Loads HIP and then the HSA runtime, and initialises both, once per process.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if there is no library, if it is too old, or if there is no device.
-    pub(crate) fn load() -> Result<&'static Self, Error> {
-        static HSA: OnceLock<Result<Hsa, Error>> = OnceLock::new();
-        HSA.get_or_init(Self::open).as_ref().map_err(Error::clone)
-    }
-
-    fn open() -> Result<Self, Error> {
-        Hip::load()?;
-        let calls = hsa::Library::load().map_err(|error| Error::load_failed(&error))?;
-        // SAFETY: the runtime counts initialisations; HIP has made its own. It is never shut down here.
-        let status = unsafe { (calls.init)() };
-        if status != hsa_status_t::HSA_STATUS_SUCCESS {
-            return Err(Error::hsa_init_failed(calls, status));
-        }
-        let number = |attribute| {
-            let mut number = 0_u16;
-            // SAFETY: the attribute is 16 bits wide; the result is stored in a local.
-            let status = unsafe { (calls.system_get_info)(attribute, (&raw mut number).cast()) };
-            if status == hsa_status_t::HSA_STATUS_SUCCESS { number } else { 0 }
-        };
-        let major = number(hsa::hsa_system_info_t::HSA_AMD_SYSTEM_INFO_EXT_VERSION_MAJOR);
-        let minor = number(hsa::hsa_system_info_t::HSA_AMD_SYSTEM_INFO_EXT_VERSION_MINOR);
-        Ok(Self { calls, interface: (major, minor) })
     }
 }
 
@@ -146,3 +85,63 @@ unsafe fn static_text(text: *const c_char) -> String {
     // SAFETY: the caller upholds the contract of this function.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
+
+/// The version of a ROCm runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// The major version, which is 7 in 7.2.
+    pub major: u32,
+    /// The minor version, which is 2 in 7.2.
+    pub minor: u32,
+    /// The build number of the runtime.
+    pub patch: u32,
+}
+
+impl Version {
+    /// Decodes the HIP version number that `hipRuntimeGetVersion` returns, such as 70253211.
+    pub(crate) fn from_hip(number: i32) -> Self {
+        let number = number.unsigned_abs();
+        Self { major: number / 10_000_000, minor: number / 100_000 % 100, patch: number % 100_000 }
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { major, minor, patch } = self;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+/// A result code of HIP or of the HSA runtime, with its name and explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RocmResult {
+    /// The numeric value of the runtime's result code.
+    pub code: u32,
+    /// The name of the code, such as `hipErrorOutOfMemory`, or an empty text if the runtime does not know
+    /// it.
+    pub name: String,
+    /// The runtime's explanation of the code, or an empty text if it has none. For a code without a name,
+    /// this is the runtime that was asked.
+    pub text: String,
+}
+
+impl RocmResult {
+    /// Creates the result for a code that `runtime` does not know.
+    pub(crate) fn unknown(code: u32, runtime: String) -> Self {
+        Self { code, name: String::new(), text: runtime }
+    }
+}
+
+impl std::fmt::Display for RocmResult {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { code, name, text } = self;
+        match (name.as_str(), text.as_str()) {
+            ("", "") => write!(f, "unknown result code {code}"),
+            ("", runtime) => write!(f, "unknown result code {code} of {runtime}"),
+            (name, "") => write!(f, "{name} ({code})"),
+            (name, text) => write!(f, "{name} ({code}), {text}"),
+        }
+    }
+}
+
+impl std::error::Error for RocmResult {}

@@ -8,7 +8,6 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::engine::{At, Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
 use crate::error::{Error, ErrorKind};
 use crate::fabric::{EngineRequirements, Fabric, Link};
 use crate::key::{BackendId, Envelope, Generation, KeyError, RemoteKey};
-use crate::memory::{DmaBuf, Flush, PeerMemory, Region, Role, Space};
+use crate::memory::{DynRegion, PeerMemory, Region, Role};
 use crate::rank::Rank;
 use crate::wire::{Reader, Writer};
 
@@ -82,80 +81,6 @@ fn wrong_type<T>(kind: ErrorKind, what: &str, expected: BackendId) -> Result<T, 
     let text =
         format!("the {what} belongs to another backend, expected one of the backend {expected}");
     Err(DynError::new(WrongType { kind, text }))
-}
-
-/// A type-erased local region of any backend. Clones share the registration, which ends with the last of them.
-#[derive(Clone)]
-pub struct DynRegion {
-    region: Arc<dyn Region>,
-    typed: Arc<dyn Any + Send + Sync>,
-}
-
-impl DynRegion {
-    /// Erases the type of a shared region.
-    pub fn new<R: Region>(region: Arc<R>) -> Self {
-        let typed: Arc<dyn Any + Send + Sync> = Arc::clone(&region) as _;
-        match typed.downcast::<Self>() {
-            Ok(inner) => Self::clone(&inner),
-            Err(typed) => Self { region, typed },
-        }
-    }
-
-    /// Returns the region as the backend's type `R`, or `None` if it belongs to another backend.
-    pub fn downcast<R: Region>(&self) -> Option<Arc<R>> {
-        let typed = Arc::clone(&self.typed).downcast().ok();
-        // `R` can be this type.
-        typed.or_else(|| (Arc::new(self.clone()) as Arc<dyn Any + Send + Sync>).downcast().ok())
-    }
-
-    /// Returns the region as type `R`, or itself if a fabric around a [`DynFabric`] expects a [`DynRegion`].
-    fn typed<R: Region>(&self) -> Option<&R> {
-        self.typed.downcast_ref().or_else(|| (self as &dyn Any).downcast_ref())
-    }
-}
-
-// SAFETY: all calls are passed on to an implementation that upholds the contract.
-unsafe impl Region for DynRegion {
-    fn base(&self) -> NonNull<u8> {
-        self.region.base()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.region.bytes()
-    }
-
-    fn space(&self) -> Space {
-        self.region.space()
-    }
-
-    fn flags(&self) -> Option<&[AtomicU64]> {
-        self.region.flags()
-    }
-
-    fn flag_value(&self, word: u64) -> Option<u64> {
-        self.region.flag_value(word)
-    }
-
-    fn dma_buf(&self) -> Result<DmaBuf, String> {
-        self.region.dma_buf()
-    }
-
-    fn flush(&self) -> Option<Arc<dyn Flush>> {
-        self.region.flush()
-    }
-
-    fn allow_reuse(&self) {
-        self.region.allow_reuse();
-    }
-}
-
-impl fmt::Debug for DynRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DynRegion")
-            .field("base", &self.base())
-            .field("bytes", &self.bytes())
-            .finish_non_exhaustive()
-    }
 }
 
 /// A type-erased imported region of any backend. Clones share the import, which ends with the last of them.

@@ -30,12 +30,12 @@ mod rank;
 pub mod wire;
 
 pub use deadline::Deadline;
-pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey, DynRegion};
+pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey};
 pub use engine::{At, Caps, CopyEngine, Flag, Op, SharedQueues, StreamOrdered, Ticket, stream_of};
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineRequirements, Fabric, Link, LinkKind};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
-pub use memory::{DmaBuf, Flush, PeerMemory, Region, Role, Space};
+pub use memory::{DmaBuf, DynRegion, Flush, PeerMemory, Region, Role, Space};
 pub use rank::Rank;
 
 #[doc = include_str!("../CONTRACT.md")]

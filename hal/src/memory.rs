@@ -1,5 +1,6 @@
 //! Defines registered memory, both regions of this rank and imported regions of peers.
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -7,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use crate::deadline::Deadline;
-use crate::dynamic::DynRegion;
 use crate::error::Error;
 use crate::key::RemoteKey;
 use crate::rank::Rank;
@@ -173,4 +173,78 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
         key: &Self::Key,
         deadline: Deadline,
     ) -> Result<Self::Remote, Self::Error>;
+}
+
+/// A type-erased local region of any backend. Clones share the registration, which ends with the last of them.
+#[derive(Clone)]
+pub struct DynRegion {
+    region: Arc<dyn Region>,
+    typed: Arc<dyn Any + Send + Sync>,
+}
+
+impl DynRegion {
+    /// Erases the type of a shared region.
+    pub fn new<R: Region>(region: Arc<R>) -> Self {
+        let typed: Arc<dyn Any + Send + Sync> = Arc::clone(&region) as _;
+        match typed.downcast::<Self>() {
+            Ok(inner) => Self::clone(&inner),
+            Err(typed) => Self { region, typed },
+        }
+    }
+
+    /// Returns the region as the backend's type `R`, or `None` if it belongs to another backend.
+    pub fn downcast<R: Region>(&self) -> Option<Arc<R>> {
+        let typed = Arc::clone(&self.typed).downcast().ok();
+        // `R` can be this type.
+        typed.or_else(|| (Arc::new(self.clone()) as Arc<dyn Any + Send + Sync>).downcast().ok())
+    }
+
+    /// Returns the region as type `R`, or itself if a fabric around a [`DynFabric`](crate::DynFabric) expects a [`DynRegion`].
+    pub(crate) fn typed<R: Region>(&self) -> Option<&R> {
+        self.typed.downcast_ref().or_else(|| (self as &dyn Any).downcast_ref())
+    }
+}
+
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl Region for DynRegion {
+    fn base(&self) -> NonNull<u8> {
+        self.region.base()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.region.bytes()
+    }
+
+    fn space(&self) -> Space {
+        self.region.space()
+    }
+
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        self.region.flags()
+    }
+
+    fn flag_value(&self, word: u64) -> Option<u64> {
+        self.region.flag_value(word)
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        self.region.dma_buf()
+    }
+
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        self.region.flush()
+    }
+
+    fn allow_reuse(&self) {
+        self.region.allow_reuse();
+    }
+}
+
+impl fmt::Debug for DynRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynRegion")
+            .field("base", &self.base())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
+    }
 }

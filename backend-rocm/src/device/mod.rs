@@ -13,7 +13,6 @@
 //! | `diagnose.rs` | the reason why no GPU is visible |
 
 mod agent;
-mod diagnose;
 mod link;
 
 use std::ffi::{CStr, c_char, c_int};
@@ -27,45 +26,19 @@ use peerlane_toolkit::device::{DeviceContext, shared_queues};
 
 pub use agent::{Agent, AgentKind, agent};
 pub(crate) use agent::{MemoryPool, agents, find_agent, memory_pools};
-pub(crate) use diagnose::why_no_gpu;
 pub(crate) use link::link_between;
 pub use link::{DeviceLink, link};
 
+use crate::diagnose;
 use crate::error::Error;
 use crate::sys::hip::{self, hipDeviceAttribute_t, hipError_t, hipStreamCaptureMode, hipUUID};
-use crate::sys::{Hip, Hsa};
+use crate::sys::{Hip, Hsa, Version};
 
 /// The size in bytes of the buffers that receive names from HIP.
 const TEXT_BYTES: usize = 256;
 
 /// The folder in which Linux describes PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
-
-/// The version of a ROCm runtime.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// The major version, which is 7 in 7.2.
-    pub major: u32,
-    /// The minor version, which is 2 in 7.2.
-    pub minor: u32,
-    /// The build number of the runtime.
-    pub patch: u32,
-}
-
-impl Version {
-    /// Decodes the HIP version number that `hipRuntimeGetVersion` returns, such as 70253211.
-    pub(crate) fn from_hip(number: i32) -> Self {
-        let number = number.unsigned_abs();
-        Self { major: number / 10_000_000, minor: number / 100_000 % 100, patch: number % 100_000 }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { major, minor, patch } = self;
-        write!(f, "{major}.{minor}.{patch}")
-    }
-}
 
 /// The PCI address of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -26,9 +26,10 @@ use peerlane_toolkit::device::{
 };
 use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 
-use crate::device::{Context, Version, attribute, hardware_queues};
+use crate::device::{Context, attribute, hardware_queues};
 use crate::engine::Stream;
 use crate::error::Error;
+use crate::sys::Version;
 use crate::sys::hip::{
     self, hipDeviceAttribute_t, hipError_t, hipEvent_t, hipMemcpyKind, hipStream_t,
     hipStreamBatchMemOpType as MemOpType, hipStreamCaptureMode, hipStreamCaptureStatus as Status,

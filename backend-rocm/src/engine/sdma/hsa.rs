@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::runtime::{CopyCommand, Direction, SdmaRuntime, Submission};
-use super::select::SdmaSet;
+use super::set::SdmaSet;
 use crate::device::{Agent, AgentKind, MemoryPool, memory_pools};
 use crate::error::Error;
 use crate::sys::Hsa;

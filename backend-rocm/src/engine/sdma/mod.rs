@@ -30,6 +30,7 @@ mod pieces;
 mod queue;
 mod runtime;
 mod select;
+mod set;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -263,7 +264,8 @@ mod tests {
     use peerlane_toolkit::device::DevicePtr;
 
     use super::runtime::tests::{Failure, TestRuntime};
-    use super::select::{SdmaSet, SelectedBy, Selection};
+    use super::select::{SelectedBy, Selection};
+    use super::set::SdmaSet;
     use super::*;
 
     /// A test buffer of this process that stands for a region of a rank.

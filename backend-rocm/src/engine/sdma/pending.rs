@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use peerlane_hal::Ticket;
 
 use super::runtime::{CopyCommand, Direction, Span};
-use super::select::SdmaId;
+use super::set::SdmaId;
 
 pub(super) const FLAG_BYTES: u64 = size_of::<u64>() as u64;
 

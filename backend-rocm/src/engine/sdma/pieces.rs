@@ -8,7 +8,7 @@
 //! host sleeps, and takes the second only if enough remain for the other engines. At the end of a copy no
 //! engine then holds two pieces while another is idle, unless one is more than twice as fast as the other.
 
-use super::select::{SdmaId, SdmaSet};
+use super::set::{SdmaId, SdmaSet};
 
 /// The size in bytes of the largest piece of a copy.
 pub(crate) const PIECE_BYTES_MAX: u64 = 128 << 20;

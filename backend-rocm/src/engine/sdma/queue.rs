@@ -11,7 +11,8 @@ use peerlane_toolkit::{Fault, TicketCounter};
 use super::pending::{Command, FLAG_BYTES, FlagAddress, InFlight, PeerQueue, Signals};
 use super::pieces::{self, EngineLoads};
 use super::runtime::{CopyCommand, Direction, SdmaRuntime, Span, Submission};
-use super::select::{PeerEngines, SdmaId, Selection};
+use super::select::{PeerEngines, Selection};
+use super::set::SdmaId;
 
 /// The longest time that the runtime may lack resources while no copy of the queue is in flight.
 const RESOURCES_TIMEOUT: Duration = Duration::from_secs(10);
@@ -381,7 +382,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::super::runtime::tests::{Failure, TestRuntime};
-    use super::super::select::{SdmaSet, SelectedBy};
+    use super::super::select::SelectedBy;
+    use super::super::set::SdmaSet;
     use super::*;
 
     const RANK: usize = 0;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use peerlane_toolkit::Fault;
 
-use super::select::SdmaId;
+use super::set::SdmaId;
 
 /// The direction of a copy between this rank and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

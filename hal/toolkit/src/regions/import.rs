@@ -11,12 +11,84 @@ use super::Memory;
 use super::allocation::{Mapped, Physical};
 use super::host::PinnedHost;
 use super::key::{Access, Key};
-use super::region::{KeepAlive, Remote};
 use super::registration::Registration;
-use crate::Fault;
 use crate::device::{DevicePtr, IpcHandle, RegionDevice, Vendor, backend_id};
 use crate::handover::{self, Claim, ProcessToken};
-use peerlane_hal::{BackendId, Deadline, Generation, Rank};
+use crate::{EngineRegion, Fault, PeerRegion, RegionBounds};
+use peerlane_hal::{BackendId, Deadline, Generation, Rank, Role};
+
+/// An imported region of a peer.
+#[derive(Debug)]
+pub struct Remote<D: RegionDevice> {
+    peer: Rank,
+    role: Role,
+    address: DevicePtr,
+    bytes: u64,
+    /// The address in this process, or `None` if the region is device memory.
+    host: Option<u64>,
+    _keep_alive: KeepAlive<D>,
+}
+
+/// The reference that keeps imported memory valid while its region lives.
+#[derive(Debug)]
+enum KeepAlive<D: RegionDevice> {
+    SameProcess { _registration: Arc<Registration<D>> },
+    OtherProcess { _import: Import },
+    Nothing,
+}
+
+impl<D: RegionDevice> Remote<D> {
+    /// Returns the address at which this rank's device accesses the first byte of the region.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.address
+    }
+
+    /// Returns whether the region is pinned host memory instead of device memory.
+    pub fn is_on_host(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// Returns the length of the region in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the role with which the memory was registered.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Returns the rank that owns the memory.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+}
+
+impl<D: RegionDevice> RegionBounds for Remote<D> {
+    fn bytes(&self) -> u64 {
+        Self::bytes(self)
+    }
+
+    fn role(&self) -> Role {
+        Self::role(self)
+    }
+}
+
+impl<D: RegionDevice> EngineRegion for Remote<D> {
+    fn address(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+
+    fn host_address(&self) -> Option<u64> {
+        self.host
+    }
+}
+
+impl<D: RegionDevice> PeerRegion for Remote<D> {
+    fn peer(&self) -> Rank {
+        Self::peer(self)
+    }
+}
 
 impl<D: RegionDevice> Memory<D> {
     /// Checks that the memory of a remote key is still alive, without importing it.

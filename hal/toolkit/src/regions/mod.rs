@@ -45,10 +45,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use crate::device::{Pointee, RegionDevice, Vendor};
 pub use allocation::{Physical, Plain};
+pub use import::Remote;
 pub use key::Key;
 #[cfg(test)]
 pub(super) use key::TestVendor;
-pub use region::{Local, Remote};
+pub use region::Local;
 
 use crate::Fault;
 use crate::device::{DevicePtr, backend_id};

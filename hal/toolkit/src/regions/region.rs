@@ -7,14 +7,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::WORD_BYTES;
-use super::import::Import;
 use super::registration::Registration;
 use super::transfer::Transfer;
 use crate::Fault;
 use crate::device::{DevicePtr, RegionDevice};
 use crate::handover::Entry;
-use crate::{EngineRegion, PeerRegion, RegionBounds};
-use peerlane_hal::{DmaBuf, Flush, Rank, Region, Role, Space};
+use crate::{EngineRegion, RegionBounds};
+use peerlane_hal::{DmaBuf, Flush, Region, Role, Space};
 
 /// The time limit for reading one flag for diagnosis. A rank that reports what it waits for must answer
 /// within 250 ms.
@@ -142,53 +141,6 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
     }
 }
 
-/// An imported region of a peer.
-#[derive(Debug)]
-pub struct Remote<D: RegionDevice> {
-    pub(super) peer: Rank,
-    pub(super) role: Role,
-    pub(super) address: DevicePtr,
-    pub(super) bytes: u64,
-    /// The address in this process, or `None` if the region is device memory.
-    pub(super) host: Option<u64>,
-    pub(super) _keep_alive: KeepAlive<D>,
-}
-
-/// The reference that keeps imported memory valid while its region lives.
-#[derive(Debug)]
-pub(super) enum KeepAlive<D: RegionDevice> {
-    SameProcess { _registration: Arc<Registration<D>> },
-    OtherProcess { _import: Import },
-    Nothing,
-}
-
-impl<D: RegionDevice> Remote<D> {
-    /// Returns the address at which this rank's device accesses the first byte of the region.
-    pub fn device_ptr(&self) -> DevicePtr {
-        self.address
-    }
-
-    /// Returns whether the region is pinned host memory instead of device memory.
-    pub fn is_on_host(&self) -> bool {
-        self.host.is_some()
-    }
-
-    /// Returns the length of the region in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Returns the role with which the memory was registered.
-    pub fn role(&self) -> Role {
-        self.role
-    }
-
-    /// Returns the rank that owns the memory.
-    pub fn peer(&self) -> Rank {
-        self.peer
-    }
-}
-
 impl<D: RegionDevice> RegionBounds for Local<D> {
     fn bytes(&self) -> u64 {
         Region::bytes(self)
@@ -206,32 +158,6 @@ impl<D: RegionDevice> EngineRegion for Local<D> {
 
     fn host_address(&self) -> Option<u64> {
         self.registration.host().map(|host| host.base.as_ptr() as u64)
-    }
-}
-
-impl<D: RegionDevice> RegionBounds for Remote<D> {
-    fn bytes(&self) -> u64 {
-        Self::bytes(self)
-    }
-
-    fn role(&self) -> Role {
-        Self::role(self)
-    }
-}
-
-impl<D: RegionDevice> EngineRegion for Remote<D> {
-    fn address(&self) -> DevicePtr {
-        self.device_ptr()
-    }
-
-    fn host_address(&self) -> Option<u64> {
-        self.host
-    }
-}
-
-impl<D: RegionDevice> PeerRegion for Remote<D> {
-    fn peer(&self) -> Rank {
-        Self::peer(self)
     }
 }
 

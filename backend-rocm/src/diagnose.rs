@@ -22,7 +22,7 @@ pub(crate) fn why_no_gpu() -> String {
 }
 
 /// Returns a text about the environment variables that hide GPUs from this process.
-pub(super) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
+pub(crate) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
     let set: Vec<String> = VISIBILITY_VARIABLES
         .iter()
         .filter_map(|name| variable(name).map(|list| format!("{name} is \"{list}\"")))
