@@ -1,5 +1,5 @@
-//! Measures what it costs to plan for one rank, and to simulate all: `cargo xtask bench plan` runs
-//! this and records it.
+//! Measures the time and memory for planning one rank and for simulating all ranks. `cargo xtask bench plan`
+//! runs this and records it.
 //!
 //! Prints a line of JSON for each algorithm and number of ranks. Memory is what the heap holds at
 //! most, beyond what it held before.
@@ -22,11 +22,11 @@ const RANKS_PER_NODE: usize = 8;
 const PLANNED_NODES_MAX: usize = 2048;
 const SIMULATED_NODES_MAX: usize = 512;
 const BLOCK_BYTES: u64 = 1 << 20;
-/// What is simulated: the others send as much or more.
+/// The algorithms that are simulated; the others send as much or more.
 const SIMULATED: [Algorithm; 3] =
     [Algorithm::Ring, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
 
-/// Counts the bytes that the heap holds.
+/// A heap allocator that counts the bytes in use.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What `work` makes the heap hold at most.
+/// Runs `work` and returns its result with its peak heap use in bytes.
 fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.load(Ordering::Relaxed);
     MOST.store(before, Ordering::Relaxed);
@@ -59,10 +59,10 @@ fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, MOST.load(Ordering::Relaxed) - before)
 }
 
-/// What is shorter is timed by the clock: the processor's time goes on in steps of milliseconds.
+/// The longest run that is timed by the wall clock, because processor time advances in steps of milliseconds.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// How long this thread has run on a processor; other load does not count.
+/// Returns how long this thread has run on a processor, so that other load does not count.
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
@@ -81,7 +81,7 @@ fn main() {
     }
 }
 
-/// 1, 2, 4 … up to `last`.
+/// Returns the powers of two from 1 up to `last`.
 fn powers(last: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |nodes| Some(nodes * 2)).take_while(move |&n| n <= last)
 }
@@ -90,7 +90,7 @@ fn shape() -> Shape {
     Shape { tiers: true, ..Shape::default() }
 }
 
-/// The slowest of a few ranks, each at its best of a few times.
+/// Prints the time to plan for the slowest of three ranks, each at its best of five runs.
 fn plan(algorithm: Algorithm, nodes: usize) {
     let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
     let ranks = topology.ranks();

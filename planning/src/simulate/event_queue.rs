@@ -1,31 +1,31 @@
-//! Orders events by time: a heap of numbered entries whose times may change.
+//! Orders simulated events by time, in a heap whose entries can be rescheduled.
 
-/// The position of a number that is not in the heap.
+/// The position of an event number that has no entry in the heap.
 const ABSENT: u32 = u32::MAX;
-/// Children of a node. A flat heap has fewer levels, and levels determine the cost.
+/// The number of children of a heap node. A flat heap has fewer levels, and levels determine the cost.
 const CHILDREN: usize = 4;
 
-/// Holds at most one time for each number below a bound. The earliest comes first, and the smallest number
-/// among equal times, so the order of events depends on nothing else.
+/// A priority queue of event times, with at most one pending event for each number. The earliest comes first,
+/// and the smallest number among equal times, so the order of events depends on nothing else.
 #[derive(Debug)]
 pub(super) struct EventQueue {
     heap: Vec<(u64, u32)>,
-    /// The position of each number in the heap.
+    /// The position of each event number in the heap.
     positions: Vec<u32>,
 }
 
 impl EventQueue {
-    /// Creates a queue for the numbers below `numbers`.
+    /// Creates a queue for event numbers below `numbers`.
     pub(super) fn new(numbers: usize) -> Self {
         Self { heap: Vec::new(), positions: vec![ABSENT; numbers] }
     }
 
-    /// Returns the time of the earliest entry.
+    /// Returns the time of the earliest event.
     pub(super) fn next_time(&self) -> Option<u64> {
         self.heap.first().map(|&(time, _)| time)
     }
 
-    /// Removes the earliest entry.
+    /// Removes and returns the earliest event.
     pub(super) fn pop(&mut self) -> Option<(u64, u32)> {
         let &first = self.heap.first()?;
         let last = self.heap.pop()?;
@@ -36,7 +36,7 @@ impl EventQueue {
         Some(first)
     }
 
-    /// Adds `number` at `time`, or changes its time.
+    /// Schedules event `number` at `time`, or changes its time.
     pub(super) fn schedule(&mut self, number: u32, time: u64) {
         let position = match self.positions[number as usize] {
             ABSENT => {
@@ -48,7 +48,7 @@ impl EventQueue {
         self.sift(position, (time, number));
     }
 
-    /// Moves `entry` up or down from `hole` to its position.
+    /// Moves `entry` up or down the heap, from the free position `hole` to where it belongs.
     fn sift(&mut self, mut hole: usize, entry: (u64, u32)) {
         while hole > 0 {
             let parent = (hole - 1) / CHILDREN;

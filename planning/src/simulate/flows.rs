@@ -15,34 +15,34 @@ use peerlane_collectives::cost::{Link, Links};
 use peerlane_collectives::plan::Tier;
 use peerlane_collectives::topology::Topology;
 
-/// Maximum number of resources that one flow uses.
+/// The maximum number of shared resources that one flow uses.
 const DEMANDS_MAX: usize = 8;
 
-/// A resource that a flow uses, with its total rate in bytes per picosecond.
+/// A shared resource that a flow uses, with its total rate in bytes per picosecond.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
     pub(super) resource: u32,
     pub(super) rate: f64,
 }
 
-/// The resources that one flow uses.
+/// The shared resources that one flow uses, such as engines and NICs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demands {
     demands: [Demand; DEMANDS_MAX],
     count: u8,
 }
 
-/// A transfer in progress.
+/// A transfer in progress, with its rate and the bytes that are left.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     demands: Demands,
-    /// The rate of the flow without others.
+    /// The rate of the flow when no other flow shares its resources.
     rate_max: f64,
-    /// Bytes that had not moved at `since`.
+    /// The bytes that had not been moved at the time `since`.
     remaining: f64,
     rate: f64,
     since: u64,
-    /// Number of the last update that handled this flow.
+    /// The number of the last rate update that handled the flow.
     last_update: u64,
 }
 
@@ -53,7 +53,7 @@ struct Resource {
     changed: bool,
 }
 
-/// Holds all flows by number, and computes their rates.
+/// Holds all flows of the simulation, and computes the rates at which they move.
 #[derive(Debug)]
 pub(super) struct Flows {
     flows: Vec<Flow>,
@@ -84,7 +84,7 @@ impl Flows {
         }
     }
 
-    /// Starts flow `number` with `bytes`; the next update schedules its end.
+    /// Starts flow `number` with `bytes` bytes; the next rate update schedules its end.
     pub(super) fn begin(
         &mut self,
         number: u32,
@@ -107,7 +107,7 @@ impl Flows {
         }
     }
 
-    /// Removes flow `number`.
+    /// Removes flow `number` from the resources that it uses.
     pub(super) fn end(&mut self, number: u32) {
         let demands = self.flows[number as usize].demands;
         for &Demand { resource, .. } in demands.all() {
@@ -118,8 +118,8 @@ impl Flows {
         }
     }
 
-    /// Computes new rates for the flows whose shares have changed, and schedules their ends, after all events
-    /// at `now`. `event` maps the number of a flow to that of its event.
+    /// Recomputes the rates of the flows whose shares have changed, and schedules their ends. Runs after all
+    /// events at `now`. `event` maps the number of a flow to that of its event.
     pub(super) fn update_rates(
         &mut self,
         now: u64,
@@ -140,7 +140,7 @@ impl Flows {
         }
     }
 
-    /// Updates the rate of a flow, and returns its end if that has changed.
+    /// Updates the rate of a flow, and returns its end time if that has changed.
     fn update_flow(&mut self, number: u32, now: u64) -> Option<u64> {
         let flow = &mut self.flows[number as usize];
         if flow.last_update == self.updates {
@@ -179,22 +179,22 @@ fn per_picosecond(bytes_per_second: f64) -> f64 {
     bytes_per_second / 1e12
 }
 
-/// Classifies copies by their path: to the rank itself, or over a tier.
+/// Classifies copies by their path, which stays on a rank or goes over a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkClass {
-    /// From a rank to itself.
+    /// A copy from a rank to itself.
     Own,
-    /// Over [`Tier::Local`].
+    /// A copy over [`Tier::Local`].
     Local,
-    /// Over [`Tier::Network`].
+    /// A copy over [`Tier::Network`].
     Network,
 }
 
 impl LinkClass {
-    /// All classes, in order.
+    /// All link classes, in order.
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
-    /// Returns the class of a copy in a lane of `tier`.
+    /// Returns the link class of a copy in a lane of `tier`.
     pub const fn of(tier: Tier, to_self: bool) -> Self {
         match tier {
             _ if to_self => Self::Own,
@@ -203,7 +203,7 @@ impl LinkClass {
         }
     }
 
-    /// Returns the name for tables.
+    /// Returns the name of the link class for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -212,7 +212,7 @@ impl LinkClass {
         }
     }
 
-    /// Returns the parameters of the link.
+    /// Returns the parameters of the link that copies of this class use.
     pub fn link(self, links: &Links) -> &Link {
         match self {
             Self::Own => &links.own,
@@ -222,28 +222,28 @@ impl LinkClass {
     }
 }
 
-/// Numbers the resources: engines, links into and out of ranks, NICs, processors and memory.
+/// Numbers the shared resources, which are engines, links into and out of ranks, NICs, processors and memory.
 #[derive(Debug)]
 pub(super) struct Resources<'a> {
     links: &'a Links,
     topology: &'a Topology,
     /// Number of lanes of all ranks.
     lanes: u32,
-    /// The first NIC of each node.
+    /// The number of the first NIC of each node.
     first_nic: Vec<u32>,
     local_index: Vec<u32>,
 }
 
-/// Describes the path of one copy.
+/// Describes which lane, ranks and link a simulated copy uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyPath {
     pub(super) lane: u32,
-    /// The rank whose engine copies.
+    /// The rank that executes the copy.
     pub(super) by: Rank,
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) class: LinkClass,
-    /// The rate of the copy without others.
+    /// The rate of the copy when it shares no resource.
     pub(super) bytes_per_second: f64,
 }
 
@@ -262,12 +262,11 @@ impl<'a> Resources<'a> {
         Self { links, topology, lanes, first_nic, local_index }
     }
 
-    /// Returns the number of resources.
     pub(super) fn count(&self) -> usize {
         (self.memory(self.topology.nodes() as u32)) as usize
     }
 
-    /// Returns the resources that a copy uses.
+    /// Returns the shared resources that a copy uses.
     pub(super) fn demands(&self, copy: CopyPath) -> Demands {
         let CopyPath { lane, by, from, to, class, bytes_per_second } = copy;
         let link = class.link(self.links);
@@ -294,7 +293,7 @@ impl<'a> Resources<'a> {
         demands
     }
 
-    /// Returns the link into a rank.
+    /// Returns the number of the resource that models the link into a rank.
     pub(super) fn rank_ingress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.lanes + rank.0 * 3 + class as u32
     }
@@ -303,7 +302,7 @@ impl<'a> Resources<'a> {
         self.rank_ingress(rank, class) + self.ranks() * 3
     }
 
-    /// Returns the receiving side of the NIC of `rank`.
+    /// Returns the number of the resource that models the receiving side of the NIC of `rank`.
     pub(super) fn nic_ingress(&self, rank: Rank) -> u32 {
         let node = self.topology.node(rank) as usize;
         let (first, end) = (self.first_nic[node], self.first_nic[node + 1]);
@@ -315,7 +314,7 @@ impl<'a> Resources<'a> {
         self.nic_ingress(rank) + self.nics()
     }
 
-    /// Returns the thread of a rank that copies by processor.
+    /// Returns the number of the resource that models the copying thread of a rank.
     fn thread(&self, rank: Rank) -> u32 {
         self.rank_egress(Rank(self.ranks()), LinkClass::Own) + rank.0
     }

@@ -1,4 +1,4 @@
-//! Runs the simulation: lanes issue their steps in order, copies move bytes, signals set flags.
+//! Runs the simulation, in which lanes issue their steps in order, copies move bytes, and signals set flags.
 //!
 //! Only the end of the issue of a copy and the end of its transfer are events, because only they change what
 //! lanes share. Signals and waits in between are handled at once, ahead of the clock if they take time. They
@@ -16,10 +16,10 @@ use peerlane_collectives::cost::{Link, Links, picoseconds};
 use peerlane_collectives::plan::Tier;
 use peerlane_collectives::topology::Topology;
 
-/// The number of no step.
+/// The step number that stands for no step.
 pub(super) const NO_STEP: u32 = u32::MAX;
 
-/// A time that is not known yet.
+/// The time of an event that is not known yet.
 const UNKNOWN: u64 = u64::MAX;
 /// Maximum number of puts of one lane that move their bytes at once, all to different peers. More would only
 /// make each slower; later puts are issued and follow in order.
@@ -33,13 +33,13 @@ struct LinkTimes {
     flag: u64,
     step: u64,
     puts_in_flight: usize,
-    /// Maximum number of puts of one lane that move their bytes at once.
+    /// The maximum number of puts of one lane that move bytes over the link at once.
     flows: u32,
     bytes_per_second: f64,
     get_bytes_per_second: f64,
-    /// Additional time of a put whose bytes a peer has put here.
+    /// The additional time of a put that passes on bytes received from a peer.
     passed_on_put: u64,
-    /// Factor by which such bytes take longer.
+    /// The factor by which the transfer of passed-on bytes takes longer.
     passed_on: f64,
     submit: u64,
 }
@@ -61,7 +61,7 @@ impl LinkTimes {
         }
     }
 
-    /// Returns the time for which a copy occupies its lane.
+    /// Returns the time in picoseconds for which a copy occupies its lane.
     fn copy(&self, get: bool, passed_on: bool) -> u64 {
         match (get, passed_on) {
             (true, _) => self.get,
@@ -71,29 +71,29 @@ impl LinkTimes {
     }
 }
 
-/// Returns the factor for bytes that a peer has put here: they are read first from the caches of another
-/// processor, and then like any other bytes.
+/// Returns the factor by which bytes received from a peer take longer to pass on. They are read first from
+/// the caches of another processor, and then like any other bytes.
 fn passed_on(link: &Link) -> f64 {
     let Link { bytes_per_second, passed_on_bytes_per_second, .. } = *link;
     passed_on_bytes_per_second.map_or(1.0, |first| 1.0 + bytes_per_second / first)
 }
 
-/// Simulates all lanes of all ranks.
+/// The simulated machine, which runs all lanes of all ranks.
 #[derive(Debug)]
 pub(super) struct Machine<'a> {
     program: &'a Program,
     times: [LinkTimes; 3],
-    /// Maximum number of flows of a lane.
+    /// The maximum number of simultaneous flows of one lane.
     flows_per_lane: u32,
     pub(super) lanes: Vec<Lane>,
     pub(super) resources: Resources<'a>,
     pub(super) flows: Flows,
     events: EventQueue,
-    /// Lanes whose flag has been set.
+    /// The lanes that can continue, because they start or their flag has been set.
     ready: Vec<u32>,
-    /// The end of each step; for a wait that is not passed, the time at which its flag is set.
+    /// The end time of each step; for a wait that is not passed, the time at which its flag is set.
     pub(super) ends: Vec<u64>,
-    /// The step whose end allowed each step to begin.
+    /// For each step, the earlier step whose end allowed it to begin.
     pub(super) causes: Vec<u32>,
     pub(super) recorder: Recorder,
 }
@@ -173,7 +173,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Handles signals and waits up to the next copy, or until the lane is blocked.
+    /// Advances a lane over signals and waits, up to its next copy or until the lane is blocked.
     fn advance(&mut self, number: u32) {
         loop {
             let lane = &mut self.lanes[number as usize];
@@ -205,7 +205,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Begins to issue the next step, a copy, if the lane has a free slot.
+    /// Begins to issue the next copy of a lane, if the lane may have one more copy in flight.
     fn begin_issue(&mut self, number: u32, peer: u32, get: bool, passed_on: bool) {
         let times = self.times_of(number, peer);
         let (copy, puts_in_flight) = (times.copy(get, passed_on), times.puts_in_flight);
@@ -257,7 +257,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Passes a wait whose flag time is known.
+    /// Lets a lane pass a wait whose flag time is known.
     fn pass_wait(&mut self, number: u32, step: u32, signal: u32) {
         let own = self.times_of(number, self.rank_of(number)).step;
         let lane = &mut self.lanes[number as usize];
@@ -273,7 +273,7 @@ impl<'a> Machine<'a> {
         lane.cause = step;
     }
 
-    /// Finishes the issue of the lane's next step, a copy, which is in flight from now on.
+    /// Finishes the issue of the lane's next copy, which is in flight from now on.
     fn finish_issue(&mut self, number: u32, now: u64) {
         let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];
@@ -310,7 +310,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Starts the transfers that may start; `ended` is the step that has freed a flow.
+    /// Starts the transfers of a lane that may start; `ended` is the step whose end made room.
     fn start_flows(&mut self, number: u32, now: u64, ended: u32) {
         let rank = Rank(self.rank_of(number));
         loop {
@@ -345,7 +345,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Ends the transfer of a copy, and starts what waited for it.
+    /// Ends the transfer of a copy, and starts the signals and transfers that waited for it.
     fn end_flow(&mut self, number: u32, flow: u32, now: u64) {
         self.flows.end(number * self.flows_per_lane + flow);
         let lane = &mut self.lanes[number as usize];
@@ -387,72 +387,72 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// The reason why a lane is blocked.
+/// Whether a lane is running, issuing a copy, blocked or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneState {
-    /// The lane continues within this event.
+    /// The lane continues within the current event.
     Running,
-    /// The next step, a copy, is being issued.
+    /// The next copy of the lane is being issued.
     Issuing,
-    /// The maximum number of copies is in flight.
+    /// The lane waits, because its maximum number of copies is in flight.
     WaitSlot,
-    /// All copies must end first.
+    /// The lane waits until all its copies in flight have ended.
     WaitDrain,
-    /// The flag of the next step is not set.
+    /// The lane waits, because the flag of its next step is not set.
     WaitFlag,
-    /// The lane has ended.
     Done,
 }
 
-/// A copy that was issued and has not ended.
+/// A simulated copy that was issued and has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyInFlight {
-    /// Number of the copy in order of issue.
+    /// The number of the copy in the lane's order of issue.
     pub(super) number: u32,
     pub(super) step: u32,
     pub(super) peer: u32,
     pub(super) bytes: u64,
     pub(super) get: bool,
-    /// Whether a peer has put the bytes here.
+    /// Whether the copy passes on bytes received from a peer.
     pub(super) passed_on: bool,
-    /// Time at which the copy was issued.
+    /// The time at which the copy was issued, in picoseconds.
     pub(super) issued: u64,
-    /// Time at which the transfer began, and the number of the flow within the lane.
+    /// The time at which the transfer began, and the number of its flow within the lane.
     pub(super) started: Option<(u64, u32)>,
-    /// The step whose end allowed it to begin.
+    /// The step whose end allowed the copy to begin.
     pub(super) cause: u32,
 }
 
-/// A signal that waits for puts before it.
+/// A signal that waits until earlier copies have ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeferredSignal {
     pub(super) step: u32,
-    /// The peer whose puts must end first; `None` for all puts.
+    /// The peer whose copies must end before the signal; `None` for all peers.
     pub(super) ordered_after: Option<u32>,
-    /// The number of the last put that must end first.
+    /// The number of the last copy that must end before the signal.
     pub(super) number: u32,
-    /// The time at which the lane began the signal.
+    /// The time at which the lane reached the signal.
     pub(super) at: u64,
 }
 
-/// The state of one lane.
+/// The simulated state of one lane.
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
-    /// The next step, and the step after the last.
+    /// The number of the lane's next step; `end` is the number after the last step.
     pub(super) next: u32,
     pub(super) end: u32,
     pub(super) state: LaneState,
     /// The time at which the next step can begin, or since when the lane is blocked.
     pub(super) at: u64,
-    /// The step whose end set `at`.
+    /// The step whose end determined the time `at`.
     pub(super) cause: u32,
     /// Copies in flight, in order of issue.
     pub(super) copies: VecDeque<CopyInFlight>,
     pub(super) deferred: Vec<DeferredSignal>,
     pub(super) issued: u32,
-    /// One bit for each flow that moves bytes.
+    /// The bit mask of the lane's flows that are moving bytes.
     pub(super) moving_flows: u64,
-    /// Total time in which at least one flow moved bytes, and the begin of the current such time.
+    /// The total time in which at least one flow of the lane moved bytes. `busy_since` is the begin of the
+    /// current such time.
     pub(super) busy: u64,
     pub(super) busy_since: u64,
 }
@@ -474,12 +474,12 @@ impl Lane {
         }
     }
 
-    /// Returns the last copy in flight to `peer`, or to any rank.
+    /// Returns the last copy in flight to `peer`, or to any rank if `peer` is `None`.
     pub(super) fn last(&self, peer: Option<u32>) -> Option<&CopyInFlight> {
         self.copies.iter().rev().find(|copy| peer.is_none_or(|peer| copy.peer == peer))
     }
 
-    /// Returns the first copy whose transfer may start: no copy to the same peer is before it, and fewer than
+    /// Returns the first copy whose transfer may start. No copy to the same peer is before it, and fewer than
     /// `flows` flows of the lane are moving.
     pub(super) fn startable(
         &mut self,
@@ -499,7 +499,8 @@ impl Lane {
         None
     }
 
-    /// Removes the first deferred signal for which the last put to `peer` has ended.
+    /// Removes and returns the first deferred signal that waits for no copy any more, after one to `peer` has
+    /// ended.
     pub(super) fn release(&mut self, peer: u32) -> Option<DeferredSignal> {
         let index = self.deferred.iter().position(|deferred| {
             let DeferredSignal { ordered_after, number, .. } = *deferred;
@@ -516,14 +517,14 @@ impl Lane {
 /// Records the bytes of each rank and link class, and the steps of the traced ranks.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    /// By rank, then link class.
+    /// The bytes that each rank has sent, by rank and then link class.
     pub(super) sent: Vec<u64>,
     pub(super) received: Vec<u64>,
-    /// Time in which each rank's host submits copies, in picoseconds.
+    /// The time in which each rank's host submits copies, in picoseconds.
     pub(super) host: Vec<u64>,
-    /// The steps of the traced ranks.
+    /// The ranges of step numbers that belong to the traced ranks.
     traced: Vec<Range<u32>>,
-    /// Step, begin and end, in order of the ends.
+    /// The traced steps with their begin and end times, in order of the ends.
     pub(super) slices: Vec<(u32, u64, u64)>,
 }
 

@@ -1,4 +1,5 @@
-//! Simulates one start of the plans of all ranks over modelled links: when and why each step begins and ends.
+//! Simulates one start of the plans of all ranks over modelled links, to find when and why each step begins
+//! and ends.
 //!
 //! This is a discrete-event simulation in whole picoseconds. It depends only on its arguments: simultaneous
 //! events happen in order of rank and lane. It proves nothing; that is the task of [`verify`].
@@ -45,19 +46,19 @@ pub use program::STEPS_MAX;
 use program::{Compiler, Program, StepId};
 pub use result::{Incast, PathStep, RankUse, Simulation, Slice, Traffic, Utilisation};
 
-/// Selects delays, traced ranks, and how lanes are entered.
+/// The options of a simulation, such as start delays and traced ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Delay of the start of each rank in picoseconds, by rank; ranks beyond the end of the list start at 0.
+    /// The start delay of each rank in picoseconds; ranks beyond the end of the list start at 0.
     pub delays: Vec<u64>,
     /// The ranks whose steps are recorded as [slices](Simulation::slices).
     pub traced: Vec<Rank>,
-    /// Whether lanes other than home fork from the caller's stream and join it; otherwise flags connect
-    /// them to the home lane.
+    /// Whether lanes other than home fork from the caller's stream and join it, instead of following flags of
+    /// the home lane.
     pub forks: bool,
 }
 
-/// Simulates one start of the plans that `plan_of` returns.
+/// Simulates one start of all ranks with the plans that `plan_of` returns.
 ///
 /// Plans are requested in rank order, packed and dropped. Plans of ranks on the critical path and of traced
 /// ranks are requested again, and must be the same.
@@ -134,7 +135,7 @@ fn compile(
     compiler.link().map_err(|(id, why)| fault(id, why, options, plan_of))
 }
 
-/// Returns the steps of every lane of a rank, including its entry and exit.
+/// Returns the steps of every lane of a rank, including those that enter and leave the lane.
 fn closed_lanes(
     rank: Rank,
     options: &Options,

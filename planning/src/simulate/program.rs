@@ -1,4 +1,4 @@
-//! Packs the plans of all ranks, and links every flag to the step that signals it and the step that waits.
+//! Packs the plans of all ranks into memory, and links each signal to the step that waits for it.
 
 use peerlane_hal::{ErrorKind, Rank};
 
@@ -6,21 +6,22 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::layout::{FLAG_WORDS, FlagLayout, Layout};
 use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
 
-/// Maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
+/// The maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
 pub const STEPS_MAX: u32 = 1 << 29;
 
-/// Maximum number of flags of all ranks, used or not; each takes 4 bytes until the program is linked.
+/// The maximum number of flags of all ranks, used or not; each takes 4 bytes until the program is linked.
 const FLAGS_MAX: u64 = 1 << 30;
 
 /// Marks a flag for which no step waits.
 const NO_WAIT: u32 = u32::MAX;
 
-/// Holds all steps of all ranks. Lanes are numbered over all ranks: lane l of rank r is r × lanes + l.
+/// Holds the packed steps of all lanes of all ranks. Lanes are numbered over all ranks: lane l of rank r is r
+/// × lanes + l.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// By lane, in the order of the closed lanes of the plans.
+    /// The steps by lane, in the order of the closed lanes of the plans.
     pub(super) steps: Vec<PackedStep>,
-    /// Index of the first step of each lane, and the total number of steps at the end.
+    /// The index of the first step of each lane, followed by the total number of steps.
     pub(super) first: Vec<u32>,
     /// The tier of each lane of a rank; the same for all ranks.
     pub(super) tiers: Vec<Tier>,
@@ -33,7 +34,7 @@ pub(super) struct Program {
 pub(super) struct StepId {
     pub(super) rank: Rank,
     pub(super) lane: LaneId,
-    /// Index among the steps of the closed lane.
+    /// The index of the step in its lane, whose steps include those that enter and leave it.
     pub(super) index: usize,
 }
 
@@ -52,7 +53,7 @@ impl Program {
         Rank::all(layout.ranks()).map(of_rank).max().unwrap_or(0)
     }
 
-    /// Returns the identity of step `number`.
+    /// Returns the rank, lane and index of step `number`.
     pub(super) fn step_id(&self, number: u32) -> StepId {
         let lane = self.first.partition_point(|&first| first <= number) - 1;
         StepId {
@@ -63,20 +64,20 @@ impl Program {
     }
 }
 
-/// Packs and links plans.
+/// Packs the plans of all ranks, and links their signals to waits.
 #[derive(Debug)]
 pub(super) struct Compiler<'a> {
     layout: &'a Layout,
     program: Program,
     flags: FlagLayout,
-    /// The waiting step of each rank and flag.
+    /// The number of the step that waits for each flag of each rank.
     waits: Vec<u32>,
-    /// Number of flags for which a rank can wait.
+    /// The number of flags for which one rank can wait.
     flags_per_rank: u64,
 }
 
 impl<'a> Compiler<'a> {
-    /// Creates a compiler for plans with the lanes of `first`.
+    /// Creates a compiler for plans that have the same lanes as `first`.
     ///
     /// # Errors
     /// If the plans are too large.
@@ -130,7 +131,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Links signals and waits.
+    /// Links each signal to the step that waits for its flag.
     ///
     /// # Errors
     /// A signal for which no step waits, or that another signal duplicates.
@@ -247,7 +248,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Returns the lane that waits for the flag, and the flag's number among those of its reader.
+    /// Returns the lane that waits for a flag, and the flag's number at the waiting rank.
     fn flag_reader(&self, flag: Flag) -> Result<(LaneId, u64), String> {
         let (lane, rank) = match flag {
             Flag::Ready { from: rank, lane }
@@ -281,22 +282,22 @@ const KIND_BITS: u32 = 3;
 const PEER_BITS: u32 = 22;
 const OPERAND_BITS: u32 = u64::BITS - KIND_BITS - PEER_BITS;
 
-/// Maximum number of a rank, or of a lane over all ranks.
+/// The largest rank or lane number that a packed step can hold.
 pub(super) const PEER_MAX: u64 = (1 << PEER_BITS) - 1;
-/// Maximum size of a cell in bytes, and maximum number of a flag or step.
+/// The largest cell size in bytes, flag number or step number that a packed step can hold.
 pub(super) const OPERAND_MAX: u64 = (1 << OPERAND_BITS) - 2;
-/// The target of a signal for which a lane waits in the next start.
+/// The target of a signal whose flag is awaited only in the next start.
 pub(super) const NEXT_START: u64 = OPERAND_MAX;
-/// The operand for no step.
+/// The packed operand of a wait that no step signals.
 const NONE: u64 = OPERAND_MAX + 1;
 
-/// The parts of a step on which its time depends.
+/// The parts of a plan step on which its time depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelStep {
-    /// Writes to the output of a rank, perhaps the own one. `passed_on` says whether a peer has put the bytes
-    /// here.
+    /// Writes to the output of a rank, which can be this rank. `passed_on` says whether a peer has put the
+    /// bytes here.
     Put { peer: u32, bytes: u64, passed_on: bool },
-    /// Reads from a rank, perhaps the own one.
+    /// Reads from a rank, which can be this rank.
     Get { peer: u32, bytes: u64 },
     /// Signals a lane, numbered over all ranks. `target` is the number of the flag until the program is
     /// linked, and then the step that waits.
@@ -310,7 +311,8 @@ pub(super) enum ModelStep {
 pub(super) struct PackedStep(u64);
 
 impl PackedStep {
-    /// Packs a step. The caller has checked that numbers are at most [`PEER_MAX`] and [`OPERAND_MAX`].
+    /// Packs a step into 8 bytes. The caller has checked that numbers are at most [`PEER_MAX`] and
+    /// [`OPERAND_MAX`].
     pub(super) fn new(step: ModelStep) -> Self {
         let (kind, number, operand) = match step {
             ModelStep::Put { peer, bytes, passed_on: false } => (0, peer, bytes),

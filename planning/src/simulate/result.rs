@@ -13,16 +13,16 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::plan::{LaneId, Step, Tier};
 use peerlane_collectives::topology::Topology;
 
-/// The result for one start of all ranks. Times are picoseconds after the start of the first rank.
+/// The result of simulating one start of all ranks. Times are picoseconds after the start of the first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulation {
-    /// The time at which each rank ends: its lanes, and its [host](RankUse::host_ps).
+    /// The time at which each rank ends, which is when its lanes and its [host](RankUse::host_ps) have ended.
     pub ends_ps: Vec<u64>,
-    /// Number of steps of all ranks, including entry and exit of lanes.
+    /// The number of steps of all ranks, including those that enter and leave lanes.
     pub steps: u64,
-    /// The tier of each lane of a rank.
+    /// The tier of each lane of a rank, equal on all ranks.
     pub tiers: Vec<Tier>,
-    /// Traffic and busy times of each rank.
+    /// The traffic and busy times of each rank.
     pub ranks: Vec<RankUse>,
     /// The maximum number of simultaneous flows into one rank over [`LinkClass::Local`], and over
     /// [`LinkClass::Network`], in this order.
@@ -35,58 +35,58 @@ pub struct Simulation {
     pub slices: Vec<Slice>,
 }
 
-/// Traffic and busy times of one rank.
+/// The simulated traffic and busy times of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankUse {
-    /// By link class, in the order of [`LinkClass::ALL`].
+    /// The bytes sent and received by link class, in the order of [`LinkClass::ALL`].
     pub traffic: [Traffic; 3],
-    /// Time in which each lane moved bytes, in picoseconds.
+    /// The time in which each lane moved bytes, in picoseconds.
     pub busy_ps: Vec<u64>,
-    /// Time in which the host submitted copies to engines, in picoseconds. The engines run meanwhile; in a
-    /// sequence of starts, the slower of host and engines limits the rate.
+    /// The time in which the host submitted copies to engines, in picoseconds. The engines run meanwhile; in
+    /// a sequence of starts, the slower of host and engines limits the rate.
     pub host_ps: u64,
 }
 
-/// Bytes of one rank on one link class.
+/// The bytes that one rank sends and receives on one link class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Bytes read from the rank.
+    /// The number of bytes read from the rank.
     pub sent_bytes: u64,
-    /// Bytes written to the rank.
+    /// The number of bytes written to the rank.
     pub received_bytes: u64,
 }
 
-/// Used fraction of the rate of a link, from 0 to 1.
+/// The fraction of a link's rate that was used, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Utilisation {
-    /// Mean over all ranks.
+    /// The mean utilisation over all ranks.
     pub mean: f64,
-    /// The value of the rank with the most bytes.
+    /// The utilisation of the rank with the most bytes.
     pub most: f64,
 }
 
-/// Simultaneous flows into one receiver.
+/// The largest number of simultaneous flows into one receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Incast {
-    /// The maximum number of simultaneous flows.
+    /// The maximum number of simultaneous flows into the receiver.
     pub flows: u32,
-    /// The first rank with this number.
+    /// The first rank that has the maximum number of flows.
     pub rank: Rank,
 }
 
-/// A timed step of a traced rank.
+/// A step of a traced rank, with its begin and end time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The rank that makes the step.
+    /// The rank that executes the step.
     pub rank: Rank,
     /// The lane that contains the step.
     pub lane: LaneId,
-    /// The step of the plan.
+    /// The step as it is in the plan.
     pub step: Step,
-    /// The time at which the lane reached it. For a put that waited for others, the time at which its bytes
-    /// began to move.
+    /// The time at which the lane reached the step, in picoseconds. For a put that waited for others, the
+    /// time at which its bytes began to move.
     pub begin_ps: u64,
-    /// Time at which the copy was complete, the signal took effect, or the wait was passed.
+    /// The time at which the copy was complete, the signal took effect, or the wait was passed.
     pub end_ps: u64,
 }
 
@@ -98,14 +98,14 @@ impl fmt::Display for Slice {
 }
 
 impl Slice {
-    /// Returns the step as a line of the plan's text.
+    /// Returns the step in the text format of plans.
     pub fn text(&self) -> String {
         self.step.of(self.rank).to_string()
     }
 }
 
 impl Simulation {
-    /// Returns the end of the last rank in picoseconds.
+    /// Returns the time at which the last rank has finished, in picoseconds.
     pub fn end_ps(&self) -> u64 {
         self.ends_ps.iter().copied().max().unwrap_or(0)
     }
@@ -132,8 +132,8 @@ impl Simulation {
 }
 
 impl Simulation {
-    /// Returns how much of the send rate of `link` was used: the mean over the ranks, and the value of the
-    /// busiest rank.
+    /// Returns the used fraction of the send rate of `link`, as the mean over the ranks and for the busiest
+    /// rank.
     pub fn utilisation(&self, class: LinkClass, link: &Link) -> Utilisation {
         let full = link.send_bytes_per_second * self.seconds();
         let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };
@@ -148,13 +148,13 @@ impl Simulation {
     }
 }
 
-/// Returns the first lane that has not ended, which is a fault of the plans.
+/// Finds the first lane that never ends, because the plans deadlock.
 pub(super) fn deadlock(machine: &Machine<'_>, program: &Program) -> Option<(StepId, &'static str)> {
     let lane = machine.lanes.iter().find(|lane| lane.state != LaneState::Done)?;
     Some((program.step_id(lane.next), "deadlock: the awaited flag is never signalled"))
 }
 
-/// Collects the result of a machine; `closed` returns the steps of a rank again.
+/// Collects the result of a simulation; `closed` returns the steps of a rank again.
 pub(super) fn collect(
     machine: &Machine<'_>,
     program: &Program,
@@ -221,23 +221,23 @@ fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
     all.rev().max_by_key(|incast| incast.flows).unwrap_or_default()
 }
 
-/// A step of the critical path.
+/// A step of the critical path, with its begin and end time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStep {
-    /// The rank that makes the step.
+    /// The rank that executes the step.
     pub rank: Rank,
     /// The lane that contains the step.
     pub lane: LaneId,
-    /// The step of the plan.
+    /// The step as it is in the plan.
     pub step: Step,
-    /// The end of the step before it on the path, in picoseconds; 0 for the first one.
+    /// The end of the previous step on the critical path, in picoseconds; 0 for the first step.
     pub begin_ps: u64,
-    /// The end of the step, in picoseconds.
+    /// The time at which the step ends, in picoseconds.
     pub end_ps: u64,
 }
 
 impl PathStep {
-    /// Returns the step as a line of the plan's text.
+    /// Returns the step in the text format of plans.
     pub fn text(&self) -> String {
         self.step.of(self.rank).to_string()
     }
@@ -250,7 +250,7 @@ impl fmt::Display for PathStep {
     }
 }
 
-/// A step of the critical path whose plan step is not looked up yet.
+/// A step of the critical path before its plan step is looked up.
 #[derive(Clone, Copy, Debug)]
 struct UnresolvedStep {
     id: StepId,
@@ -266,7 +266,7 @@ impl UnresolvedStep {
     }
 }
 
-/// Returns the critical path in order of time.
+/// Returns the steps of the critical path in order of time.
 fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep> {
     // Of several lanes that end last, the first one.
     let last = machine.lanes.iter().rev().max_by_key(|lane| lane.at);
@@ -286,12 +286,12 @@ fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep
     path
 }
 
-/// Finds steps by their identity.
+/// Finds plan steps by rank, lane and index.
 #[derive(Debug, Default)]
 struct StepLookup(BTreeMap<StepId, Step>);
 
 impl StepLookup {
-    /// Requests the plans of the ranks of `ids`, one after the other.
+    /// Looks up the steps of `ids` in the plans of their ranks, requested one after the other.
     fn of(
         ids: impl Iterator<Item = StepId>,
         closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
@@ -301,7 +301,7 @@ impl StepLookup {
         Ok(steps)
     }
 
-    /// Adds the steps of more identities.
+    /// Adds the plan steps of `ids`.
     fn add(
         &mut self,
         ids: impl Iterator<Item = StepId>,
@@ -317,7 +317,7 @@ impl StepLookup {
         Ok(())
     }
 
-    /// Returns a step that was added.
+    /// Returns a plan step that was added before.
     fn step(&self, id: StepId) -> Step {
         self.0[&id]
     }
