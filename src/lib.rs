@@ -59,7 +59,7 @@ pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
 #[cfg(feature = "host")]
 pub use peerlane_host as host;
 
-/// Plans, proves and predicts collectives without hardware.
+/// Plans and verifies collectives and predicts their time, without hardware.
 ///
 /// Groups do all of this when they prepare an operation, so a user of [`Group`] needs nothing here. These are
 /// tools for those who choose hardware, write schedules or explain a measurement; `peerlane plan` and `explain` are
@@ -76,7 +76,7 @@ pub mod planning {
     pub use peerlane_collectives::{cost, layout, plan, schedule, verify};
 }
 
-/// Runs the examples of the README.
+/// Runs the examples of the README as tests.
 #[cfg(all(doctest, feature = "host"))]
 #[doc = include_str!("../README.md")]
 mod readme {}

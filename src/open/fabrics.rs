@@ -6,7 +6,7 @@ use peerlane_hal::{DynFabric, Rank};
 use super::{Backend, Selection};
 use crate::{Error, Group, GroupOptions};
 
-/// The options of each backend's fabrics.
+/// The options with which fabrics of each backend are opened.
 ///
 /// ```
 /// use peerlane::open::{Backend, FabricOptions};
@@ -22,7 +22,7 @@ use crate::{Error, Group, GroupOptions};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct FabricOptions {
-    /// Options of the host backend.
+    /// Options of host fabrics.
     #[cfg(feature = "host")]
     pub host: peerlane_host::Options,
     /// Options of CUDA fabrics, with the GPU of this rank.
@@ -37,7 +37,7 @@ pub struct FabricOptions {
 }
 
 impl FabricOptions {
-    /// Opens a fabric of `rank` of `ranks`.
+    /// Opens a fabric of `backend` as `rank` of `ranks`.
     ///
     /// # Errors
     /// Returns [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the backend was not built in, and the
@@ -73,8 +73,8 @@ impl FabricOptions {
         }
     }
 
-    /// Opens a fabric for use at the same time as `first`. Two host fabrics of a rank share its doorbell, so
-    /// that signals over either wake the rank.
+    /// Opens a second fabric of this rank, for use at the same time as `first`. Two host fabrics of a rank
+    /// share its doorbell, so that signals over either wake the rank.
     pub(super) fn open_second(
         &self,
         first: &DynFabric,
@@ -92,7 +92,7 @@ impl FabricOptions {
         self.open(backend, rank, ranks)
     }
 
-    /// Sets the GPU of this rank.
+    /// Sets the GPU of this rank in the options of all GPU backends.
     pub(super) fn set_device(&mut self, ordinal: u32) {
         #[cfg(feature = "cuda")]
         {
@@ -105,7 +105,7 @@ impl FabricOptions {
         let _ = ordinal;
     }
 
-    /// Refuses slower fallbacks of the backends.
+    /// Makes the GPU backends refuse slower fallbacks.
     pub(super) fn set_strict(&mut self) {
         #[cfg(feature = "cuda")]
         {
@@ -117,8 +117,8 @@ impl FabricOptions {
         }
     }
 
-    /// Lets NICs of one machine exchange addresses over the loopback interface. This process may not be part
-    /// of the network of the NIC, for instance in a container.
+    /// Lets the NICs of ranks on one machine exchange addresses over the loopback interface. This process may
+    /// not be part of the network of the NIC, for instance in a container.
     pub(super) fn stay_on_machine(&mut self) {
         #[cfg(feature = "rdma")]
         {
@@ -147,9 +147,9 @@ impl FabricOptions {
 pub struct Fabrics {
     /// The fabric inside a node, or between all ranks if there is no network.
     pub local: DynFabric,
-    /// The fabric between nodes.
+    /// The fabric between nodes; `None` if the local fabric connects all ranks.
     pub network: Option<DynFabric>,
-    /// What was chosen, and why.
+    /// The backends and the GPU that were chosen, with the reasons.
     pub selection: Selection,
     pub(super) group_options: GroupOptions,
 }

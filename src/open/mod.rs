@@ -22,7 +22,7 @@ mod survey;
 pub use fabrics::{FabricOptions, Fabrics};
 pub use survey::{Backend, Device, Survey};
 
-/// The timeout of opening a group, and the default timeout of its operations.
+/// The timeout for opening a group and for its operations, unless the caller sets one.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Opens groups from the environment of a launcher.
 ///
@@ -54,15 +54,15 @@ impl OpenGroup for Group {
     }
 }
 
-/// What was chosen for this rank, and why.
+/// The backends and the GPU that were chosen for this rank, with the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Selection {
     /// The backend inside a machine, or between all ranks if there is no network.
     pub local: Backend,
-    /// The GPU of this rank.
+    /// The number of this rank's GPU in its driver; `None` if the backend uses no GPU.
     pub device: Option<u32>,
-    /// The backend between machines.
+    /// The backend between nodes; `None` if the local backend connects all ranks.
     pub network: Option<Backend>,
     /// The reasons for each choice that was automatic.
     pub reasons: Vec<String>,
@@ -81,7 +81,7 @@ impl fmt::Display for Selection {
     }
 }
 
-/// Options for opening a group.
+/// Options for opening a group, such as its backend and timeout.
 ///
 /// By default, the ranks of a machine use its GPUs if each rank can have one of its own, and host memory otherwise. Ranks on
 /// several machines use RDMA between them. All ranks of a machine choose alike, because they exchange what they have found.
@@ -109,7 +109,8 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Sets the backend inside a machine, equal on all ranks of it; [`Rdma`](Backend::Rdma) serves all ranks.
+    /// Sets the backend inside a machine, which must be equal on all ranks of the machine.
+    /// [`Rdma`](Backend::Rdma) serves all ranks.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
@@ -124,15 +125,16 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the backend between nodes, equal on all ranks. By default it is RDMA between machines, and a second fabric of the same
-    /// backend between nodes of one machine.
+    /// Sets the backend between nodes, which must be equal on all ranks. By default it is RDMA between
+    /// machines, and a second fabric of the same backend between nodes of one machine.
     #[must_use]
     pub fn network(mut self, backend: Backend) -> Self {
         self.network = Some(backend);
         self
     }
 
-    /// Sets the nodes of the ranks, equal on all ranks. By default, the ranks of a machine are a node.
+    /// Sets which ranks form a node; the topology must be equal on all ranks. By default, the ranks of a
+    /// machine are a node.
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = Some(topology);
@@ -146,7 +148,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the timeout of opening, and the default timeout of operations; initially 30 s.
+    /// Sets the timeout for opening the group and the default timeout of its operations; initially 30 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -178,7 +180,7 @@ impl OpenOptions {
         }
     }
 
-    /// Opens a group over `bootstrap`. Collective.
+    /// Opens a group of the ranks that `bootstrap` connects. Collective.
     ///
     /// # Errors
     /// As [`open_fabrics`](Self::open_fabrics) and [`GroupOptions::open`].
@@ -188,7 +190,8 @@ impl OpenOptions {
         Ok((fabrics.into_group(bootstrap)?, selection))
     }
 
-    /// Opens the fabrics of this rank, which the caller makes a group, for example with layers around them. Collective.
+    /// Opens the fabrics of this rank without making them a group, for example to put layers around them.
+    /// Collective.
     ///
     /// # Errors
     /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, or a device or library is missing;
@@ -228,10 +231,10 @@ impl OpenOptions {
     }
 }
 
-/// The devices and the request of one rank, as the ranks exchange them.
+/// The devices and the requested backend of one rank, which the ranks exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RankDevices {
-    /// The number of devices; 0 also if they cannot be used.
+    /// The number of CUDA devices of the rank; 0 also if they cannot be used.
     cuda: u32,
     rocm: u32,
     rdma: u32,
@@ -280,7 +283,8 @@ impl RankDevices {
     }
 }
 
-/// Chooses for rank `me` from what all ranks have found. Ranks of one machine get the same backends.
+/// Chooses the backends, the GPU and the topology of rank `me` from what all ranks have found. Ranks of one
+/// machine get the same backends.
 fn select(
     options: &OpenOptions,
     survey: &Survey,

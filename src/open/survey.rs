@@ -8,14 +8,14 @@ use peerlane_hal::ErrorKind;
 
 use crate::Error;
 
-/// The number of GPUs from which they are chosen automatically; a single one has no peer.
+/// The minimum number of GPUs for choosing them automatically; a single one has no peer.
 const GPUS_MIN: usize = 2;
 
-/// A backend by name.
+/// A backend of Peerlane, selected by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// Threads or processes of one machine, over shared memory.
+    /// Shared memory between threads or processes of one machine.
     Host,
     /// NVIDIA GPUs of one machine.
     Cuda,
@@ -26,10 +26,10 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// All backends.
+    /// All backends, whether this build contains them or not.
     pub const ALL: [Self; 4] = [Self::Host, Self::Cuda, Self::Rocm, Self::Rdma];
 
-    /// Returns the name, such as `cuda`.
+    /// Returns the name of the backend, such as `cuda`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -95,25 +95,25 @@ impl Device {
     }
 }
 
-/// The devices of this machine, or per backend the reason why there are none.
+/// The GPUs and NICs of this machine; per backend the devices or the reason why there are none.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
-    /// NVIDIA GPUs.
+    /// The NVIDIA GPUs of this machine, or the reason why there are none.
     pub cuda: Result<Vec<Device>, String>,
-    /// AMD GPUs.
+    /// The AMD GPUs of this machine, or the reason why there are none.
     pub rocm: Result<Vec<Device>, String>,
-    /// RDMA NICs.
+    /// The RDMA NICs of this machine, or the reason why there are none.
     pub rdma: Result<Vec<Device>, String>,
 }
 
 impl Survey {
-    /// Looks for the devices of all backends, which loads the libraries of the vendors.
+    /// Searches this machine for the devices of all backends, which loads the libraries of the vendors.
     pub fn of_machine() -> Self {
         Self { cuda: cuda_devices(), rocm: rocm_devices(), rdma: rdma_devices() }
     }
 
-    /// Looks for GPUs only where `requested` may use them, and for NICs in every case.
+    /// Searches for GPUs that the requested backend may use, and in every case for NICs.
     pub(super) fn for_request(requested: Option<Backend>) -> Self {
         let skipped =
             |backend| move || Err(format!("it was not looked for: the backend is {backend}"));
@@ -128,8 +128,8 @@ impl Survey {
         }
     }
 
-    /// Chooses between GPUs and the host for `local_ranks` ranks of this machine, or for as many as there are GPUs. Returns the
-    /// backend and the reasons.
+    /// Chooses between GPUs and the host for `local_ranks` ranks of this machine, or for as many as there are
+    /// GPUs. Returns the backend and the reasons.
     ///
     /// Every rank needs a GPU of its own. A single GPU is chosen only if there are ranks on other machines.
     pub fn choose_local(
