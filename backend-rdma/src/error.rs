@@ -61,7 +61,7 @@ pub enum Error {
     DeviceLost {
         /// The name of the device that was lost.
         device: Arc<str>,
-        /// The event that the device reported.
+        /// The asynchronous event with which the device reported its failure.
         event: String,
     },
     /// Memory cannot be registered, because it cannot be locked for the NIC.
@@ -91,7 +91,7 @@ pub enum Error {
     /// Received data cannot be made visible to the device.
     #[error("received data is not visible to the device: {0}")]
     Flush(String),
-    /// An error that all backends share.
+    /// An error of a kind that all backends share, such as a lost peer.
     #[error(transparent)]
     Fault(#[from] Fault),
 }

@@ -138,7 +138,7 @@ impl RegionBounds for Remote {
 }
 
 impl Remote {
-    /// Returns the rank that owns the memory.
+    /// Returns the rank that owns the imported memory.
     pub fn peer(&self) -> Rank {
         self.key.rank
     }

@@ -21,8 +21,8 @@ use crate::sys::{Domain, Mr};
 /// Memory that is registered with all NICs of a rank. Aliases in this process share it.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    /// One memory region per NIC, dropped before the memory is freed. Empty for a region without bytes, which
-    /// NICs refuse.
+    /// The memory regions of the registration, one per NIC, dropped before the memory is freed. Empty for a
+    /// region without bytes, which NICs refuse.
     mrs: Vec<Mr>,
     nics: u16,
     _mapping: Option<Mapping>,

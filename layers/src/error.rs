@@ -13,7 +13,7 @@ pub enum Error<E> {
     Layer {
         /// The kind of the layer's error.
         kind: ErrorKind,
-        /// The error text, with found and expected values.
+        /// The text of the layer's error, with found and expected values.
         text: String,
     },
 }

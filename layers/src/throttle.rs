@@ -77,7 +77,8 @@ pub struct Throttle<F: Fabric> {
 }
 
 impl<F: Fabric> Throttle<F> {
-    /// Creates a throttled engine. `fabric` is a fabric of this rank that is connected to this rank only.
+    /// Creates an engine with the rate and delay of `layer`. `fabric` is a fabric of this rank that is
+    /// connected to this rank only.
     ///
     /// # Errors
     /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
@@ -358,7 +359,7 @@ impl Schedule {
         self.due.front().copied()
     }
 
-    /// Drops all ops after a release.
+    /// Drops all scheduled ops, because the engine was released.
     fn clear(&mut self) {
         self.unknown.clear();
         self.due.clear();

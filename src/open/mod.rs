@@ -24,7 +24,7 @@ pub use survey::{Backend, Device, Survey};
 
 /// The timeout for opening a group and for its operations, unless the caller sets one.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Opens groups from the environment of a launcher.
+/// Opens a group from the environment variables of a launcher such as torchrun.
 ///
 /// The trait adds [`from_env`](Self::from_env) to [`Group`], which is of a crate without backends.
 pub trait OpenGroup: Sized {
@@ -64,7 +64,7 @@ pub struct Selection {
     pub device: Option<u32>,
     /// The backend between nodes; `None` if the local backend connects all ranks.
     pub network: Option<Backend>,
-    /// The reasons for each choice that was automatic.
+    /// The reasons for the choices that were made automatically.
     pub reasons: Vec<String>,
 }
 

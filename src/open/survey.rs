@@ -15,13 +15,13 @@ const GPUS_MIN: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// Shared memory between threads or processes of one machine.
+    /// The backend for threads or processes of one machine, over shared memory.
     Host,
-    /// NVIDIA GPUs of one machine.
+    /// The backend for NVIDIA GPUs of one machine.
     Cuda,
-    /// AMD GPUs of one machine.
+    /// The backend for AMD GPUs of one machine.
     Rocm,
-    /// RDMA NICs, between machines or inside one.
+    /// The backend for RDMA NICs, between machines or inside one.
     Rdma,
 }
 
@@ -82,7 +82,7 @@ impl FromStr for Backend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// The number of a GPU in its driver; the position of a NIC in the list.
+    /// The number of a GPU in its driver, or the position of a NIC in the list of NICs.
     pub ordinal: u32,
     /// The PCI address of a GPU, such as `0000:1b:00.0`; the name of a NIC, such as `mlx5_0`.
     pub name: String,

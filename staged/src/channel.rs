@@ -66,14 +66,14 @@ struct QueuedMessage<N: Fabric> {
     op_id: Option<OpId>,
 }
 
-/// Sends bytes and messages to one peer.
+/// Sends bytes and messages of this rank to one peer.
 pub(crate) struct Sender<N: Fabric> {
     peer: usize,
     inbox: Arc<NetRemote<N>>,
     flags: Arc<NetRemote<N>>,
-    /// Number of messages created for the peer, including those that are not posted yet.
+    /// The number of messages created for the peer, including those that are not posted yet.
     next_message: u64,
-    /// Number of messages that the peer has processed.
+    /// The number of messages that the peer has processed.
     credited: u64,
     /// The numbers of the messages that free the slots in use, in order of use.
     slots_in_use: VecDeque<u64>,
@@ -456,9 +456,9 @@ pub(crate) enum Event<D: Fabric, N: Fabric> {
 /// Processes the messages that one peer sends.
 pub(crate) struct Receiver<D: Fabric, N: Fabric> {
     peer: usize,
-    /// Number of messages whose processing has started.
+    /// The number of the peer's messages whose processing has started.
     started: u64,
-    /// Number of messages that are processed.
+    /// The number of the peer's messages that are completely processed.
     done: u64,
     /// The number of processed messages that was last reported to the peer.
     credit_sent: u64,
@@ -661,7 +661,7 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
 }
 
 impl<N: Fabric> LocalBuffers<N> {
-    /// Reads a message that a peer wrote.
+    /// Reads a message that a peer wrote into the inbox.
     fn message(&self, peer: usize, number: u64) -> [u8; MESSAGE_BYTES] {
         let at = self.layout.message_offset(peer, number) as usize;
         let from = self.inbox.base().as_ptr().wrapping_add(at);

@@ -209,7 +209,7 @@ impl<W> QueuedOp<W> {
 #[derive(Debug)]
 pub(crate) struct PeerQueue<W> {
     entries: VecDeque<QueuedOp<W>>,
-    /// Index of the first op that is not fully started.
+    /// The index of the first op that is not fully started.
     next: usize,
 }
 

@@ -180,7 +180,7 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
     type Memory = Memory<D, N>;
     type Engine = Engine<D, N>;
 
-    /// Returns the backend of the network.
+    /// Returns the backend of the network that connects the ranks.
     fn backend(&self) -> BackendId {
         self.memory.shared.network().backend()
     }

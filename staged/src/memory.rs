@@ -61,7 +61,7 @@ pub(crate) struct Import<D: Fabric, N: Fabric> {
     pub(crate) direct: Option<Arc<NetRemote<N>>>,
     /// Keeps the placeholder of staged memory imported.
     _placeholder: Option<NetRemote<N>>,
-    /// The registration, if the peer is this rank itself.
+    /// The registration of the region, if its owner is this rank itself.
     pub(crate) local: Option<Arc<Registration<D, N>>>,
 }
 
@@ -284,7 +284,7 @@ unsafe impl<D: Fabric, N: Fabric> Region for Local<D, N> {
 }
 
 impl<D: Fabric, N: Fabric> Remote<D, N> {
-    /// Returns the rank that owns the memory.
+    /// Returns the rank that owns the imported memory.
     pub fn peer(&self) -> Rank {
         self.0.peer
     }

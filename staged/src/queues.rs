@@ -154,7 +154,7 @@ impl<D: Fabric> HostMapping<D> {
 pub(crate) struct CopyQueue<D: Fabric> {
     engine: D::Engine,
     in_flight: VecDeque<(Ticket, Arc<DevLocal<D>>)>,
-    /// The last ticket that is known to be complete.
+    /// The last ticket of the device engine that is known to be complete.
     pub(crate) done: Ticket,
 }
 

@@ -87,7 +87,7 @@ pub(crate) struct Transport<D: Fabric, N: Fabric> {
     buffers: LocalBuffers<N>,
     /// The time at which a caller last polled an engine.
     last_poll: Instant,
-    /// Finished transfers of ops that are not yet recorded in the queues.
+    /// The finished transfers that are not yet recorded in the queues of their ops.
     finished: Vec<OpId>,
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum Message {
     GetRequest { generation: u64, offset: u64, bytes: u64, get: u64 },
     /// Copies the bytes of a slot to `offset` of the destination of get number `get`.
     GetReply { get: u64, offset: u64, bytes: u64, slot: u64 },
-    /// Frees a slot of the sender; the bytes went directly to their destination.
+    /// Frees a slot of the sender, whose bytes went directly to their destination.
     FreeSlot,
 }
 
@@ -50,7 +50,7 @@ impl Message {
         message
     }
 
-    /// Parses a message that a peer wrote.
+    /// Decodes a message that a peer wrote into the inbox.
     ///
     /// # Errors
     /// Returns the number of the kind if it is unknown.
@@ -69,7 +69,7 @@ impl Message {
     }
 }
 
-/// Maximum number of unprocessed messages to one peer.
+/// The maximum number of messages to one peer that are not processed yet.
 pub(crate) const RING_MESSAGES: u64 = 256;
 /// The number of slots for each peer, enough to keep the copy from the device, the network and the copy to
 /// the device busy at the same time.

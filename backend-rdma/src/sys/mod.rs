@@ -219,7 +219,7 @@ impl Domain {
         Ok(Self { context, raw })
     }
 
-    /// Registers memory for writes and reads by peers.
+    /// Registers memory with the NIC, so that peers can write and read it.
     ///
     /// # Safety
     /// The memory must stay allocated until the result is dropped.

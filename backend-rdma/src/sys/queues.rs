@@ -68,7 +68,7 @@ impl Cq {
             .map_err(|_| Error::from_code("ibv_poll_cq", &self.context.name, taken))
     }
 
-    /// Requests an event at the next completion.
+    /// Requests an event when the next completion enters the completion queue.
     pub(crate) fn request_event(&self) -> Result<(), Error> {
         // SAFETY: the queue exists until `self` is dropped.
         let code = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
@@ -154,7 +154,7 @@ impl Drop for Srq {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpSizes {
     pub(crate) sends: u32,
-    /// The largest inline data in bytes; the device may support less.
+    /// The largest inline data of a send request in bytes; the device may support less.
     pub(crate) inline_bytes: u32,
 }
 

@@ -21,8 +21,8 @@ pub(super) const NO_STEP: u32 = u32::MAX;
 
 /// The time of an event that is not known yet.
 const UNKNOWN: u64 = u64::MAX;
-/// Maximum number of puts of one lane that move their bytes at once, all to different peers. More would only
-/// make each slower; later puts are issued and follow in order.
+/// The maximum number of puts of one lane that move their bytes at once, all to different peers. More would
+/// only make each slower; later puts are issued and follow in order.
 const FLOWS_MAX: u32 = 8;
 
 /// The parameters of one link, with times in picoseconds.
@@ -441,11 +441,11 @@ pub(super) struct Lane {
     pub(super) next: u32,
     pub(super) end: u32,
     pub(super) state: LaneState,
-    /// The time at which the next step can begin, or since when the lane is blocked.
+    /// The time at which the lane's next step can begin, or since when the lane is blocked.
     pub(super) at: u64,
     /// The step whose end determined the time `at`.
     pub(super) cause: u32,
-    /// Copies in flight, in order of issue.
+    /// The lane's copies in flight, in order of issue.
     pub(super) copies: VecDeque<CopyInFlight>,
     pub(super) deferred: Vec<DeferredSignal>,
     pub(super) issued: u32,

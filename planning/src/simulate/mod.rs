@@ -145,7 +145,7 @@ fn closed_lanes(
     Ok(plan.lane_ids().map(|lane| plan.closed_lane(lane, |_| !options.forks)).collect())
 }
 
-/// Returns the error for a step that stops the simulation.
+/// Creates the error for a plan step that stops the simulation.
 fn fault(
     id: StepId,
     why: &str,

@@ -29,7 +29,7 @@ pub(super) struct Program {
     in_place: bool,
 }
 
-/// Identifies a step by rank, lane and index.
+/// Identifies a plan step by rank, lane and index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StepId {
     pub(super) rank: Rank,
@@ -299,10 +299,11 @@ pub(super) enum ModelStep {
     Put { peer: u32, bytes: u64, passed_on: bool },
     /// Reads from a rank, which can be this rank.
     Get { peer: u32, bytes: u64 },
-    /// Signals a lane, numbered over all ranks. `target` is the number of the flag until the program is
-    /// linked, and then the step that waits.
+    /// Signals a flag that a lane waits for; lanes are numbered over all ranks. `target` is the number of the
+    /// flag until the program is linked, and then the step that waits.
     Signal { lane: u32, target: u64 },
-    /// Waits for the step `signal`; `None` until the program is linked, or if no step signals.
+    /// Waits for the flag that the step `signal` sets; `None` until the program is linked, or if no step
+    /// signals.
     Wait { signal: Option<u32> },
 }
 
