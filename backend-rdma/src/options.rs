@@ -50,8 +50,8 @@ pub struct Options {
     pub stripe_bytes: u64,
     /// The port number on the first device, from 1; by default the first active port.
     pub port: Option<u8>,
-    /// The index of the address in the port's GID table; by default the best address, which is RoCE v2 over
-    /// IPv4 and never link-local.
+    /// The index of the port's address in its GID table; by default that of the best address. The best
+    /// address is RoCE v2 over IPv4 and never link-local.
     pub gid_index: Option<u32>,
     /// The IP address at which peers reach this rank by TCP. By default it is that of the RDMA port, or of
     /// the route to the default gateway if the port has none.

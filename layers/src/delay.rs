@@ -104,7 +104,7 @@ impl<F: Fabric> Delay<F> {
         })
     }
 
-    /// Ends the delay of the ops that are due.
+    /// Lets the delayed ops that are due take effect.
     fn drive(&mut self) -> Result<(), Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let now = Instant::now();

@@ -10,8 +10,8 @@ use crate::{Error, Layer};
 /// A layer that makes every engine fail at the same op.
 #[derive(Clone, Copy, Debug)]
 pub struct FailAtLayer {
-    /// The number of ops that succeed before the failure; `u64::MAX` for an engine that fails only after a
-    /// call of [`FailAt::fail_at`].
+    /// The number of ops that succeed before the failure. With `u64::MAX`, an engine fails only after a call
+    /// of [`FailAt::fail_at`].
     pub ops: u64,
     /// The kind of the error with which the engine fails.
     pub kind: ErrorKind,

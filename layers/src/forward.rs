@@ -52,7 +52,8 @@ macro_rules! forward_to_engine {
 }
 pub(crate) use forward_to_engine;
 
-/// Implements `StreamOrdered` for a layer by forwarding each call to `self.engine`, after the call of `$before` if it is given.
+/// Implements `StreamOrdered` for a layer by forwarding each call to the streams of `self.engine`. Each
+/// method calls `$before` first if it is given.
 macro_rules! forward_streams {
     ([$($generics:tt)*] $layer:ty $(, $before:ident)?) => {
         // SAFETY: the layer passes all calls on to an implementation that upholds the contract.

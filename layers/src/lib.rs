@@ -49,7 +49,7 @@ pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
 /// Wraps the engines of a fabric, for example to trace or delay their ops.
 pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
-    /// The type of the wrapped engines.
+    /// The type of the engines that the layer creates.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
     /// Creates a wrapped engine over one or more engines of `fabric`.

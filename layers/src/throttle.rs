@@ -117,7 +117,7 @@ impl<F: Fabric> Throttle<F> {
         })
     }
 
-    /// Ends the delay of the ops that are due. Returns whether there were any.
+    /// Lets the delayed ops that are due take effect. Returns whether there were any.
     fn drive(&mut self) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let awaits = self.schedule.awaits_mark();
@@ -254,12 +254,12 @@ const LONGEST: Duration = Duration::from_secs(100_000_000);
 /// An op with only the parameters that its transfer time depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// A put of this many bytes.
+    /// A put, with its size in bytes.
     Put(u64),
-    /// A get of this many bytes.
+    /// A get, with its size in bytes.
     Get(u64),
     Signal,
-    /// The mark after a wait of the caller. Later ops leave when the wait has passed.
+    /// A mark after a wait of the caller; later ops leave when the wait has passed.
     Mark,
 }
 

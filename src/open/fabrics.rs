@@ -22,7 +22,7 @@ use crate::{Error, Group, GroupOptions};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct FabricOptions {
-    /// Options of host fabrics.
+    /// Options of the fabrics of the host backend.
     #[cfg(feature = "host")]
     pub host: peerlane_host::Options,
     /// Options of CUDA fabrics, with the GPU of this rank.

@@ -91,9 +91,8 @@ pub(crate) enum Started {
     Blocked,
     /// This many more bytes of the op are in flight.
     Bytes(u64),
-    /// The whole op is in flight.
+    /// All transfers of the op are in flight.
     All,
-    /// The whole op is complete.
     Complete,
 }
 

@@ -17,7 +17,8 @@ use crate::{DevLocal, NetKey, NetLocal, NetRemote, Shared};
 
 const DIRECT: u32 = 0;
 const STAGED: u32 = 1;
-/// The size of a placeholder region in bytes. It needs no bytes, but not every network registers zero bytes.
+/// The size in bytes of the placeholder that stands for staged memory on the network. It needs no bytes, but
+/// not every network registers zero bytes.
 const PLACEHOLDER_BYTES: u64 = 8;
 
 /// Registers memory with the network, or keeps it for staging if only the device reaches it.

@@ -395,7 +395,8 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// Starts the progress thread. `parker` is an engine of the network to which nothing is submitted.
+    /// Starts the progress thread of a rank. `parker` is an engine of the network to which nothing is
+    /// submitted.
     pub(crate) fn start<D: Fabric, N: Fabric>(
         inner: &Arc<Inner<D, N>>,
         parker: N::Engine,

@@ -71,8 +71,8 @@ impl Message {
 
 /// The maximum number of messages to one peer that are not processed yet.
 pub(crate) const RING_MESSAGES: u64 = 256;
-/// The number of slots for each peer, enough to keep the copy from the device, the network and the copy to
-/// the device busy at the same time.
+/// The number of slots for each peer. They keep the copy from the device, the network and the copy to the
+/// device busy at the same time.
 pub(crate) const SLOTS: u64 = 8;
 /// The largest slot in bytes; a larger one would delay the start of the network transfer.
 const SLOT_BYTES_MAX: u64 = 256 << 10;

@@ -188,7 +188,7 @@ fn bytes_per_second(port: &ibv_port_attr) -> Option<f64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
-    /// The InfiniBand transport.
+    /// The native transport of InfiniBand.
     InfiniBand,
     /// RoCE v1, whose Ethernet frames stay inside one network segment.
     RoceV1,
@@ -203,7 +203,7 @@ pub enum GidKind {
 pub struct Gid {
     /// The index of the address in the GID table of its port.
     pub index: u32,
-    /// The 16 bytes of the GID.
+    /// The 16 bytes of the GID, in network byte order.
     pub bytes: [u8; 16],
     /// The kind of the address, which decides the transport protocol.
     pub kind: GidKind,

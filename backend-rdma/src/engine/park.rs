@@ -26,8 +26,8 @@ const DIRECT_WRITES_SLEEP_MAX: Duration = Duration::from_micros(200);
 /// The maximum number of polled descriptors, which are one eventfd and two completion channels per NIC.
 const FDS_MAX: usize = 1 + 2 * NICS_MAX;
 
-/// Parks the thread of one engine in steps. It polls for a while, announces the sleep, polls once more, and
-/// sleeps.
+/// Puts the thread of an engine to sleep after some polling. It polls for a while, announces the sleep, polls
+/// once more, and sleeps.
 #[derive(Debug)]
 pub(super) struct EventParker {
     parker: Parker<Arc<WakeupEvent>>,

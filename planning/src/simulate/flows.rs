@@ -184,9 +184,9 @@ fn per_picosecond(bytes_per_second: f64) -> f64 {
 pub enum LinkClass {
     /// A copy from a rank to itself.
     Own,
-    /// A copy over [`Tier::Local`].
+    /// A copy over [`Tier::Local`], which connects the ranks of a node.
     Local,
-    /// A copy over [`Tier::Network`].
+    /// A copy over [`Tier::Network`], which connects the nodes.
     Network,
 }
 
@@ -227,7 +227,7 @@ impl LinkClass {
 pub(super) struct Resources<'a> {
     links: &'a Links,
     topology: &'a Topology,
-    /// Number of lanes of all ranks.
+    /// The number of lanes of all ranks together.
     lanes: u32,
     /// The number of the first NIC of each node.
     first_nic: Vec<u32>,

@@ -108,7 +108,8 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Adds the plan of the next rank. If `flagged`, lanes other than home are entered and left by flags.
+    /// Packs the plan of the next rank and adds its steps. If `flagged`, lanes other than home are entered
+    /// and left by flags.
     ///
     /// # Errors
     /// If the plan does not match those before it, names something that does not exist, or is too large.
@@ -297,7 +298,7 @@ pub(super) enum ModelStep {
     /// Writes to the output of a rank, which can be this rank. `passed_on` says whether a peer has put the
     /// bytes here.
     Put { peer: u32, bytes: u64, passed_on: bool },
-    /// Reads from a rank, which can be this rank.
+    /// Reads bytes from the memory of a rank, which can be this rank.
     Get { peer: u32, bytes: u64 },
     /// Signals a flag that a lane waits for; lanes are numbered over all ranks. `target` is the number of the
     /// flag until the program is linked, and then the step that waits.
@@ -312,7 +313,7 @@ pub(super) enum ModelStep {
 pub(super) struct PackedStep(u64);
 
 impl PackedStep {
-    /// Packs a step into 8 bytes. The caller has checked that numbers are at most [`PEER_MAX`] and
+    /// Packs a plan step into 8 bytes. The caller has checked that numbers are at most [`PEER_MAX`] and
     /// [`OPERAND_MAX`].
     pub(super) fn new(step: ModelStep) -> Self {
         let (kind, number, operand) = match step {

@@ -24,8 +24,8 @@ pub struct Simulation {
     pub tiers: Vec<Tier>,
     /// The traffic and busy times of each rank.
     pub ranks: Vec<RankUse>,
-    /// The maximum number of simultaneous flows into one rank over [`LinkClass::Local`], and over
-    /// [`LinkClass::Network`], in this order.
+    /// The maximum number of simultaneous flows into one rank, first over [`LinkClass::Local`], then over
+    /// [`LinkClass::Network`].
     pub incast: [Incast; 2],
     /// The maximum number of simultaneous flows into one NIC, and a rank that uses that NIC.
     pub nic_incast: Incast,
@@ -81,7 +81,7 @@ pub struct Slice {
     pub rank: Rank,
     /// The lane that contains the step.
     pub lane: LaneId,
-    /// The step as it is in the plan.
+    /// The plan step that was simulated.
     pub step: Step,
     /// The time at which the lane reached the step, in picoseconds. For a put that waited for others, the
     /// time at which its bytes began to move.
@@ -228,7 +228,7 @@ pub struct PathStep {
     pub rank: Rank,
     /// The lane that contains the step.
     pub lane: LaneId,
-    /// The step as it is in the plan.
+    /// The plan step that was simulated.
     pub step: Step,
     /// The end of the previous step on the critical path, in picoseconds; 0 for the first step.
     pub begin_ps: u64,
