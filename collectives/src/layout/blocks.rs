@@ -11,27 +11,27 @@ use crate::error::Error;
 /// The length of a rank that provides no block, such as a rank other than the root of a broadcast, is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BlockBytes {
-    /// One length for each rank: of the block that it provides, or in a scatter of the block that it receives. In an
-    /// all-to-all all are equal.
+    /// One length for each rank, of the block that the rank provides or, in a scatter, receives. In an all-to-all all
+    /// lengths are equal.
     ByRank(Lengths),
     /// Several tensors, each with the lengths of the pieces of all ranks. A block is the pieces of one rank.
     ByTensor(Vec<Lengths>),
-    /// The lengths that each rank provides, by the rank that receives: an all-to-all with different blocks.
+    /// One length for each pair of ranks, by provider and then by receiver, for an all-to-all with different blocks.
     ByPair(Vec<Lengths>),
 }
 
-/// The lengths of blocks, in the form in which offsets are found.
+/// The lengths of blocks, in a form from which offsets can be computed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sizes {
-    /// All outputs that need the block of a rank need the same block.
+    /// The lengths for a collective in which all outputs need the same block of a rank.
     Provided {
         tensors: Box<[Lengths]>,
-        /// The offset of each tensor after the tensors before it.
+        /// The offset of each tensor in an output that holds all tensors one after another.
         tensor_offsets: Box<[u64]>,
-        /// The length of the block of each rank: its pieces of all tensors.
+        /// The length of the block of each rank, which is the sum of its pieces of all tensors.
         blocks: Lengths,
     },
-    /// Every provider has a block of this length for each rank.
+    /// The length of the block that each rank receives from every provider.
     Received(Lengths),
     Pairs {
         rows: Box<[Lengths]>,
@@ -105,7 +105,7 @@ impl Sizes {
 }
 
 impl Layout {
-    /// Returns the collective whose blocks these are.
+    /// Returns the collective for which the layout was created.
     pub fn collective(&self) -> Collective {
         self.collective
     }
@@ -183,7 +183,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of the input of `rank`: its block, or a block for every rank.
+    /// Returns the length of the input of `rank`, which is one block or a block for every rank.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -196,7 +196,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of the output of `rank`: a block from every rank that provides one.
+    /// Returns the length of the output of `rank`, which holds a block from every rank that provides one.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -254,7 +254,7 @@ impl Layout {
         }
     }
 
-    /// Returns the number of ranks before `rank`, or of all ranks, that provide blocks.
+    /// Counts the ranks that provide blocks, among the ranks before `rank` or, with `None`, among all ranks.
     fn providers_before(&self, rank: Option<Rank>) -> u64 {
         let end = rank.map_or(self.ranks(), Rank::index);
         match self.collective.only_provider() {
@@ -272,7 +272,7 @@ impl Layout {
         }
     }
 
-    /// Returns the offset of the block of `provider` in the output of `receiver`, or in a tensor of it.
+    /// Returns the offset of the block of `provider` in a tensor of the output of `receiver`.
     pub(super) fn output_offset(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
             Sizes::Provided { tensors, .. } => tensors[tensor].offset(provider),

@@ -1,13 +1,13 @@
-//! The words of the flags that one rank reads.
+//! Assigns a word of memory to each flag that one rank reads.
 
 use peerlane_hal::Rank;
 
 use crate::plan::{Flag, LaneId};
 
-/// Words of 64 bits per flag: one cache line, so that writers of different flags do not disturb each other.
+/// The number of 64-bit words per flag, one cache line, so that writers of different flags do not disturb each other.
 pub const FLAG_WORDS: u64 = 8;
 
-/// Numbers the flags that one rank reads.
+/// The layout of the flags that one rank reads, which gives each flag a word of memory.
 ///
 /// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate at a size
 /// whose allocation fails with an error.
@@ -24,7 +24,7 @@ impl FlagLayout {
         Self { ranks: ranks as u64, chunks: chunks.into(), lanes: lanes as u64 }
     }
 
-    /// Returns the word of `flag` in its reader's region.
+    /// Returns the index of the word of `flag` in its reader's region.
     ///
     /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.
     pub fn word(&self, flag: Flag) -> u64 {
@@ -46,7 +46,7 @@ impl FlagLayout {
         self.first_line(lane.0.into()).saturating_add(line).saturating_mul(FLAG_WORDS)
     }
 
-    /// Returns the number of words of the region.
+    /// Returns the number of 64-bit words that all flags of the rank need.
     pub fn words(&self) -> u64 {
         self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
     }
@@ -66,7 +66,6 @@ pub(crate) fn reader(flag: Flag) -> LaneId {
     }
 }
 
-/// Returns the lane that `flag` names.
 fn named_lane(flag: Flag) -> LaneId {
     let (Flag::Arrived { lane, .. }
     | Flag::Ready { lane, .. }

@@ -1,4 +1,4 @@
-//! Layouts: the bytes of cells and the words of flags.
+//! Computes the byte ranges of cells and the memory words of flags.
 //!
 //! Every rank contributes a block: one piece for each of one or several tensors, one after another. Chunks divide the whole
 //! block, so a plan does not depend on tensors. A cell is a range of bytes of a block, with as many [spans](Span) as there
@@ -35,7 +35,7 @@ pub use pieces::{
     BUFFERS_MAX, BufferPosition, InputPlacement, Lengths, OutputPlacement, Placement,
 };
 
-/// Alignment of chunks relative to the beginning of their block, in bytes.
+/// The alignment of chunks relative to the beginning of their block, in bytes.
 ///
 /// If the block is aligned to a cache line, no two chunks share one.
 pub const CHUNK_ALIGN_BYTES: u64 = 64;
@@ -46,7 +46,7 @@ pub struct Layout {
     collective: Collective,
     blocks: Sizes,
     chunks: u32,
-    /// The placement of each rank, or one element if all are equal.
+    /// The placements of all ranks, or a single placement if all are equal.
     placements: Box<[Arc<Placement>]>,
 }
 
@@ -57,18 +57,18 @@ pub struct CellSpan {
     pub input_offset: u64,
     /// The offset from the beginning of the output, in bytes.
     pub output_offset: u64,
-    /// Length in bytes; 0 if the block is too short to fill every chunk.
+    /// The length of the cell in bytes; 0 if the block is too short to fill every chunk.
     pub bytes: u64,
 }
 
 /// A range of a cell that is contiguous in its source and in its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The source: in an input or output of the rank that has the bytes.
+    /// The source position, in an input or output of the rank that has the bytes.
     pub src: BufferPosition,
-    /// The destination: in an output of the rank that receives the bytes.
+    /// The destination position, in an output of the rank that receives the bytes.
     pub dst: BufferPosition,
-    /// Length in bytes; never 0.
+    /// The length of the span in bytes; never 0.
     pub bytes: u64,
 }
 
@@ -99,7 +99,7 @@ impl Layout {
         Ok(Self { collective, blocks, chunks, placements })
     }
 
-    /// Returns the layout with other placements.
+    /// Returns the layout with other placements of the ranks' inputs and outputs.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one placement for each rank, or as
@@ -137,7 +137,7 @@ impl Layout {
         self.placements.get(rank.index()).unwrap_or(&self.placements[0])
     }
 
-    /// Returns the position of `cell` in an input and in an output of `receiver` without gaps.
+    /// Returns the position of `cell` in an input, and in an output of `receiver`, if neither has gaps.
     ///
     /// The cells of a block follow each other without gaps, in chunk order. Their lengths differ by at most
     /// [`CHUNK_ALIGN_BYTES`], except that the last one may be shorter by as much again.
@@ -154,7 +154,7 @@ impl Layout {
         CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
-    /// Returns the spans of `cell` from rank `of` to the output of `into`; a cell of no bytes has none.
+    /// Returns the spans of a copy of `cell` from rank `of` to the output of `into`; a cell of no bytes has none.
     ///
     /// # Panics
     /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide the cell.
@@ -218,7 +218,7 @@ impl Layout {
         }
     }
 
-    /// Returns the position of a piece in the output of `rank`: of the block of `provider`, for a tensor.
+    /// Returns the position in the output of `rank` of the piece of `tensor` that `provider` provides.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
@@ -380,7 +380,7 @@ mod tests {
         layout.with_placements(placements).unwrap()
     }
 
-    /// Positions for ranges of bytes, in any order, in up to three buffers.
+    /// Returns random positions that do not overlap for ranges of these lengths, in up to three buffers.
     fn scatter(rng: &mut fastrand::Rng, bytes: &[u64]) -> Vec<BufferPosition> {
         let mut order: Vec<usize> = (0..bytes.len()).collect();
         rng.shuffle(&mut order);
@@ -395,7 +395,7 @@ mod tests {
         positions
     }
 
-    /// Buffers of the smallest length, by number. A byte is modelled as a number that identifies its content.
+    /// The simulated buffers of a rank, by buffer number. A byte is modelled as a number that identifies its content.
     type Memory = BTreeMap<u32, Vec<u32>>;
 
     fn zeroed(needs: BTreeMap<u32, u64>) -> Memory {

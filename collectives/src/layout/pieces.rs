@@ -19,12 +19,12 @@ enum Kind {
         ranks: u32,
         bytes: u64,
     },
-    /// The offset of each piece, and the end of the last one.
+    /// The offset of each piece, followed by the end of the last piece.
     Uneven(Box<[u64]>),
 }
 
 impl Lengths {
-    /// Creates `ranks` pieces of `bytes` bytes.
+    /// Creates the lengths of `ranks` pieces of `bytes` bytes each.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32 bits, or the sum is more than
@@ -44,7 +44,7 @@ impl Lengths {
         Ok(Self(Kind::Equal { ranks: count, bytes }))
     }
 
-    /// Creates pieces of `bytes[r]` bytes of rank r.
+    /// Creates the lengths of pieces of which rank r has `bytes[r]` bytes.
     ///
     /// # Errors
     /// As [`equal`](Self::equal).
@@ -80,7 +80,7 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of all pieces, if they are equal.
+    /// Returns the length of each piece if all pieces have equal lengths.
     pub fn uniform(&self) -> Option<u64> {
         match self.0 {
             Kind::Equal { bytes, .. } => Some(bytes),
@@ -100,7 +100,7 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of the pieces of all ranks before `rank`.
+    /// Returns the total length of the pieces of all ranks before `rank`.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -139,7 +139,7 @@ impl Lengths {
         Self::of(&Rank::all(self.ranks()).map(kept).collect::<Vec<_>>())
     }
 
-    /// Returns the lengths in rank order.
+    /// Returns the lengths of all pieces in rank order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         Rank::all(self.ranks()).map(|rank| self.bytes(rank))
     }
@@ -190,7 +190,7 @@ impl fmt::Debug for Lengths {
     }
 }
 
-/// The limit of buffer numbers.
+/// The exclusive upper bound of buffer numbers in a placement.
 pub const BUFFERS_MAX: u32 = 1 << 20;
 
 /// A byte position in one of a rank's buffers.
@@ -204,40 +204,40 @@ pub struct BufferPosition {
     pub offset: u64,
 }
 
-/// The positions of a rank's input: one piece of every tensor.
+/// The positions of the pieces of a rank's input, one piece of every tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum InputPlacement {
-    /// All pieces one after another from this position, without gaps.
+    /// All pieces of the input follow each other without gaps from this position.
     Contiguous(BufferPosition),
-    /// A position for the piece of each tensor.
+    /// The piece of each tensor has a position of its own.
     ByTensor(Vec<BufferPosition>),
 }
 
-/// The positions of a rank's output.
+/// The positions of the tensors or blocks in a rank's output.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputPlacement {
-    /// All tensors one after another from this position, without gaps, each with its pieces in rank order.
+    /// All tensors follow each other without gaps from this position, each with its pieces in rank order.
     Contiguous(BufferPosition),
-    /// A position for each tensor.
+    /// Each tensor of the output has a position of its own.
     ByTensor(Vec<BufferPosition>),
-    /// A position for each block of the only tensor.
+    /// Each block of the only tensor has a position of its own.
     ByBlock(Vec<BufferPosition>),
 }
 
-/// The positions of a rank's input and output: buffers by number, offsets in bytes.
+/// The positions of a rank's input and output, as buffer numbers and offsets in bytes.
 ///
 /// Ranks may have different placements, so a rank that writes to a peer needs the peer's. Ranks exchange them when they prepare
 /// an operation, and check those of peers like those of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
-    /// The input; unused in place.
+    /// The positions of the input; unused for an operation in place.
     pub input: InputPlacement,
     /// The positions of the blocks in the output.
     pub output: OutputPlacement,
 }
 
 impl Placement {
-    /// One input and one output buffer, both used from their beginning.
+    /// The placement with one input buffer and one output buffer, both used from their beginning.
     pub const CONTIGUOUS: Self = Self {
         input: InputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
         output: OutputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
@@ -341,18 +341,18 @@ impl Placement {
         }
     }
 
-    /// Returns the smallest length of each input buffer that is used, by number.
+    /// Returns the smallest sufficient length of each used input buffer, by buffer number.
     pub fn input_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.inputs(layout, rank))
     }
 
-    /// Returns the smallest length of each output buffer that is used, by number.
+    /// Returns the smallest sufficient length of each used output buffer, by buffer number.
     pub fn output_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.outputs(layout, rank))
     }
 }
 
-/// A tensor or a block at a position, for checks and error texts.
+/// The byte range of a tensor or block in a buffer, for checks and error texts.
 #[derive(Clone, Copy, Debug)]
 struct PlacedRange {
     kind: &'static str,

@@ -1,4 +1,4 @@
-//! The choices of a plan: algorithm, order of flags, and tier of a lane.
+//! Defines the choices of a plan, which are its algorithm, the order of its flags and the tiers of its lanes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// Selects the [schedule](crate::schedule) of a collective.
+/// The algorithm by which a collective moves its data, one for each [schedule](crate::schedule).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -38,7 +38,7 @@ impl Algorithm {
         Self::HierarchicalRing,
     ];
 
-    /// Returns the name in texts, options and reports.
+    /// Returns the name of the algorithm in texts, options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -82,10 +82,10 @@ pub(super) fn known() -> String {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum FlagOrder {
-    /// Each put waits only for its own peer and is announced right after it.
+    /// Each put waits only for its peer, and the signal that announces it comes right after it.
     #[default]
     Prompt,
-    /// Flags are adjacent, for engines that process [several at the cost of one](peerlane_hal::Caps).
+    /// Signals and waits are adjacent, for engines that process [several at the cost of one](peerlane_hal::Caps).
     ///
     /// The first put then waits for all peers, so a late rank delays all puts. Arrivals are announced together unless the data
     /// is forwarded, so several chunks gain nothing there; forwarded chunks are announced at once.
@@ -96,7 +96,7 @@ impl FlagOrder {
     /// Lists both orders of flags.
     pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
 
-    /// Returns the name in texts, options and reports.
+    /// Returns the name of the flag order in texts, options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
@@ -123,24 +123,24 @@ impl FromStr for FlagOrder {
     }
 }
 
-/// Selects one of a group's fabrics.
+/// The tier of a lane, which selects one of the group's fabrics.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// The fabric inside nodes. If the group has no other fabric, it reaches every rank.
+    /// The fabric that connects the ranks inside a node. If the group has no other fabric, it reaches every rank.
     #[default]
     Local,
-    /// The fabric between nodes.
+    /// The fabric that connects the ranks of different nodes.
     Network,
 }
 
 impl Tier {
-    /// Lists both tiers.
+    /// Both tiers, local and network.
     pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
 
-    /// Returns the name in texts and reports.
+    /// Returns the name of the tier in texts and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "local",

@@ -1,4 +1,4 @@
-//! Plans: what one rank does in a start, as data.
+//! Defines plans, which state as data what one rank does in a start.
 //!
 //! A plan contains no address, no epoch and no vendor. Every flag is signalled once and waited for once in a start. The
 //! executor assigns words and values to flags, and the [layout](crate::layout) assigns bytes to cells. A plan can be written
@@ -21,7 +21,7 @@ pub use text::{ParseError, StepOf};
 /// The largest number of chunks of a block. It bounds sizes that are computed from a number of a peer or a user.
 pub const CHUNKS_MAX: u32 = 1 << 16;
 
-/// The largest number of outputs that starts use in turn.
+/// The largest number of outputs that consecutive starts of an operation use in turn.
 pub const OUTPUTS_MAX: u32 = 2;
 
 /// One chunk of one block, written as `2.0` for chunk 0 of the block of rank 2.
@@ -31,7 +31,7 @@ pub struct Cell {
     /// The rank that provides the block.
     #[serde(with = "RankNumber")]
     pub block: Rank,
-    /// The chunk, from 0.
+    /// The number of the chunk in its block, counted from 0.
     pub chunk: u32,
 }
 
@@ -39,13 +39,13 @@ pub struct Cell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The input of the rank that is read; in place, its own block in the output.
+    /// The input of the rank that is read, or its own block in the output if the operation is in place.
     Input,
     /// The output of the rank that is read.
     Output,
 }
 
-/// The number of a lane, from 0.
+/// The number of a lane in its plan, counted from 0.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -61,46 +61,47 @@ impl LaneId {
     }
 }
 
-/// The name of a flag of one reader.
+/// The name of a flag, which one rank signals and one rank reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Flag {
-    /// The buffers of `from` may be used: its output written, its input read.
+    /// Announces that the buffers of `from` may be used, so that its output may be written or its input read.
     Ready {
-        /// The owner of the buffers.
+        /// The rank that owns the buffers.
         #[serde(with = "RankNumber")]
         from: Rank,
-        /// The lane of the reader that waits.
+        /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// `from` has entered a start, so in the next one its output may be written. Outputs must be used in turn.
+    /// Announces that `from` has entered a start, so that its output may be written in the next start. Outputs must be
+    /// used in turn.
     ///
     /// It is signalled in one start and [awaited in the next one](Self::lag).
     Free {
-        /// The owner of the output.
+        /// The rank that owns the output.
         #[serde(with = "RankNumber")]
         from: Rank,
-        /// The lane of the reader that waits.
+        /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// The cell has arrived in the reader's output.
+    /// Announces that a cell has arrived in the reader's output.
     Arrived {
         /// The cell that has arrived.
         cell: Cell,
-        /// The lane of the reader that waits. If two lanes need a cell, each has its own flag.
+        /// The lane in which the reader waits for the flag. If two lanes need a cell, each has its own flag.
         lane: LaneId,
     },
-    /// `by` has completed its gets from the reader, which may reuse its input.
+    /// Announces that `by` has completed its gets from the reader, which may then reuse its input.
     Taken {
         /// The rank that completed its gets.
         #[serde(with = "RankNumber")]
         by: Rank,
-        /// The lane of the reader that waits.
+        /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
     /// Lane 0 tells another lane of its rank that the start has begun.
     Go {
-        /// The lane that begins.
+        /// The lane that may begin the start.
         lane: LaneId,
     },
     /// A lane tells lane 0 of its rank that its sources may be reused.
@@ -111,7 +112,7 @@ pub enum Flag {
 }
 
 impl Flag {
-    /// Returns the number of starts from the signal to its wait: 0 within the same start.
+    /// Returns the number of starts between a signal and its wait, which is 0 if both are in the same start.
     pub const fn lag(self) -> u32 {
         match self {
             Self::Free { .. } => 1,
@@ -124,18 +125,18 @@ impl Flag {
     }
 }
 
-/// One step of a lane.
+/// One step of a lane, which copies a cell, signals a flag or waits for a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
     /// Copies a cell into the output of `peer`, which may be this rank.
     Put {
-        /// The owner of the output.
+        /// The rank that owns the output.
         #[serde(with = "RankNumber")]
         peer: Rank,
         /// The cell that is copied.
         cell: Cell,
-        /// The buffer that is read.
+        /// The buffer from which the cell is read.
         from: Source,
     },
     /// Copies a cell of `peer`, which may be this rank, into the output of this rank.
@@ -145,12 +146,12 @@ pub enum Step {
         peer: Rank,
         /// The cell that is copied.
         cell: Cell,
-        /// The buffer that is read.
+        /// The buffer from which the cell is read.
         from: Source,
     },
     /// Signals a flag of `peer`, which may be this rank.
     Signal {
-        /// The reader of the flag.
+        /// The rank that waits for the flag.
         #[serde(with = "RankNumber")]
         peer: Rank,
         /// The flag that is set.
@@ -163,33 +164,33 @@ pub enum Step {
     },
 }
 
-/// The steps of one engine, in order.
+/// The ordered steps of a plan that one engine executes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lane {
     /// The tier of the fabric that carries the lane; equal on all ranks.
     #[serde(default)]
     pub tier: Tier,
-    /// The steps, without entry and exit.
+    /// The steps of the lane, without its entry and exit.
     pub steps: Vec<Step>,
 }
 
-/// What one rank does in a start.
+/// The steps of one rank in a start of a collective, as data without addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The collective.
+    /// The collective that the plan carries out.
     pub collective: Collective,
     /// The algorithm that made the plan.
     pub algorithm: Algorithm,
     /// The rank that executes the plan.
     #[serde(with = "RankNumber")]
     pub rank: Rank,
-    /// The number of ranks.
+    /// The number of ranks that take part in the collective.
     pub ranks: u32,
     /// The number of chunks of each block, 1 to [`CHUNKS_MAX`].
     pub chunks: u32,
-    /// Whether the rank's own block is in its output from the start.
+    /// Whether the operation runs in place, so that the rank's own block is in its output from the beginning.
     pub in_place: bool,
     /// The number of outputs between which starts alternate, 1 to [`OUTPUTS_MAX`]. Each has a set of flags
     /// of its own.

@@ -13,7 +13,7 @@ use super::algorithm;
 use super::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step, Tier};
 use crate::collective::Collective;
 
-/// Writes the text form, which [`FromStr`] reads back:
+/// Writes the text form of a plan, which [`FromStr`] reads back.
 ///
 /// ```text
 /// all-gather direct: rank 0 of 2, 1 chunk, out of place
@@ -55,7 +55,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Writes a step as a line of the text of its plan.
+/// A step that is printed as a line of its plan's text.
 #[derive(Clone, Copy, Debug)]
 pub struct StepOf {
     rank: Rank,
@@ -63,7 +63,7 @@ pub struct StepOf {
 }
 
 impl Step {
-    /// Returns the step as a line of the text of the plan of `rank`.
+    /// Returns the step in a form that prints as a line of the text of the plan of `rank`.
     pub fn of(self, rank: Rank) -> StepOf {
         StepOf { rank, step: self }
     }
@@ -111,7 +111,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Writes the lane that waits, unless it is lane 0.
+/// Writes the lane that waits for a flag, unless that lane is lane 0.
 struct For(LaneId);
 
 impl fmt::Display for For {
@@ -123,15 +123,15 @@ impl fmt::Display for For {
     }
 }
 
-/// Describes a line that is not valid in a plan.
+/// The error for a line that is not valid in the text of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid plan, line {line} {text:?}: expected {expected}, found {found}")]
 pub struct ParseError {
-    /// The number of the line, from 1.
+    /// The number of the invalid line, counted from 1.
     pub line: usize,
-    /// The line, trimmed.
+    /// The text of the invalid line, without white space at its ends.
     pub text: String,
-    /// What was expected.
+    /// A description of the words that were expected.
     pub expected: String,
     /// The word that was found instead, in quotes, or the end of the line.
     pub found: String,
@@ -263,7 +263,7 @@ fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> 
     }
 }
 
-/// Reads the words of one line. Commas and colons are separate words.
+/// Reads the words of one line of a plan's text. Commas and colons are separate words.
 struct Line<'a> {
     number: usize,
     text: &'a str,
@@ -330,7 +330,7 @@ impl<'a> Line<'a> {
         self.lane()
     }
 
-    /// Reads the rank after `word`, or returns `default` if there is no such word.
+    /// Reads the rank after `word`, or returns `default` if the next word is not `word`.
     fn rank_after(&mut self, word: &str, default: Option<Rank>) -> Result<Rank, ParseError> {
         match default {
             Some(default) if self.peek() != Some(word) => Ok(default),
@@ -379,7 +379,7 @@ fn known_collectives() -> String {
     format!("{} or {last}", others.join(", "))
 }
 
-/// Reads digits; the standard parser would also accept a plus sign.
+/// Reads digits as a number; the standard parser would also accept a plus sign.
 fn number(word: &str) -> Option<u32> {
     if word.starts_with('+') {
         return None;

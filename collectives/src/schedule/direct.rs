@@ -1,4 +1,4 @@
-//! Direct and pull: every rank exchanges data with every peer.
+//! Implements the schedules direct and pull, in which every rank exchanges data with every peer.
 //!
 //! *Direct.* Every rank puts its blocks to every peer, in one lane, or in two if a network reaches other nodes. A
 //! peer's `ready` says that its output may be overwritten. With two outputs in turn, the arrivals of the last start
@@ -146,7 +146,7 @@ fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     traffic(request, |peers, among| request.received(peers, among).1)
 }
 
-/// Returns the traffic if the busiest rank copies `copied(peers, bytes among them)` bytes.
+/// Returns the traffic inside and between nodes; `copied(peers, bytes)` returns the bytes that the busiest rank copies.
 fn traffic(request: &CostRequest<'_>, copied: impl Fn(u64, u64) -> u64) -> [Traffic; 2] {
     let sums = request.sums;
     let (all, moved) = (sums.total_bytes, sums.moved_bytes);
@@ -228,7 +228,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
 
 #[derive(Default)]
 struct LaneTime {
-    /// The number of copies.
+    /// The number of copies that the lane makes.
     count: u64,
     ready: u64,
     puts: u64,

@@ -1,4 +1,4 @@
-//! Computes the time of a start with a closed formula, from the estimates of the [schedules](crate::schedule).
+//! Predicts the time of one start of an operation with a closed formula for each [schedule](crate::schedule).
 //!
 //! A schedule estimates the longest path through the plans of all ranks, term by term, under full load: every rank of a
 //! node uses its links alike, shared engines, NICs, processors and memory are divided evenly, and the largest block
@@ -17,7 +17,7 @@ use crate::links::{Link, Links, picoseconds, transfer_picoseconds};
 use crate::plan::{Algorithm, FlagOrder, Tier};
 use crate::topology::Topology;
 
-/// The operation whose cost a schedule estimates.
+/// A description of the operation whose cost a schedule estimates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CostRequest<'a> {
     pub(crate) algorithm: Algorithm,
@@ -26,11 +26,11 @@ pub(crate) struct CostRequest<'a> {
     pub(crate) links: &'a Links,
 }
 
-/// The longest path of a start through one rank.
+/// The estimated time of the longest path through one rank in a start.
 pub(crate) struct PathEstimate {
-    /// The terms that the predicted time is the sum of, in order.
+    /// The terms whose sum is the predicted time, in the order of the path.
     pub(crate) terms: Vec<Term>,
-    /// Time in which the host of the rank is busy meanwhile, in picoseconds.
+    /// The time in which the host of the rank is busy during the start, in picoseconds.
     pub(crate) host: u64,
 }
 
@@ -51,7 +51,7 @@ impl CostRequest<'_> {
         (blocks, self.bytes_of(blocks, among, collective.has_equal_outputs()))
     }
 
-    /// Returns the bytes of `blocks` blocks: of different ranks, or the largest one each time.
+    /// Returns the total length of `blocks` blocks, either of different ranks or each as long as the largest block.
     fn bytes_of(&self, blocks: u64, among: u64, of_different_ranks: bool) -> u64 {
         let largest = self.sums.block_bytes_max.saturating_mul(blocks);
         if of_different_ranks {
@@ -72,7 +72,7 @@ impl CostRequest<'_> {
         self.shape.tiers && self.sums.nodes > 1
     }
 
-    /// Returns the tier of a lane between nodes.
+    /// Returns the tier of the lanes between nodes.
     pub(crate) fn tier_between_nodes(&self) -> Tier {
         if self.has_network() { Tier::Network } else { Tier::Local }
     }
@@ -86,13 +86,13 @@ impl CostRequest<'_> {
         (schedule(self.algorithm).lane_count)(self.sums.nodes as usize, self.shape.tiers)
     }
 
-    /// Returns the time of `count` adjacent signals or waits.
+    /// Returns the time of `count` adjacent signals or waits in picoseconds.
     pub(crate) fn flags(&self, link: &EffectiveLink, count: u64) -> u64 {
         let batches = if self.shape.flags == FlagOrder::Batched { count.min(1) } else { count };
         batches.saturating_mul(link.step)
     }
 
-    /// Returns the time of the self copy.
+    /// Returns the time of the self copy in picoseconds, which is 0 in place.
     pub(crate) fn self_copy(&self, link: &EffectiveLink) -> u64 {
         if self.shape.in_place { 0 } else { link.puts(self.chunks(), self.sums.block_bytes_max) }
     }
@@ -101,8 +101,8 @@ impl CostRequest<'_> {
         if self.shape.in_place { 0 } else { self.chunks() }
     }
 
-    /// Returns the time that the self copy adds to `puts`: all of its time if one thread runs both,
-    /// otherwise what is left after the puts.
+    /// Returns the time that the self copy adds to the time `puts` of the other copies. That is all of its time if one
+    /// thread runs both, otherwise what is left after the puts.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
         if !own.by_processor {
             return self.rest_of_self_copy(own, puts);
@@ -110,13 +110,13 @@ impl CostRequest<'_> {
         Term::new("self copy", self.self_copy(own), "")
     }
 
-    /// Returns the time of a self copy that is left after `puts`, which other threads or engines make.
+    /// Returns the part of the self copy's time that exceeds the time `puts` of concurrent puts.
     pub(crate) fn rest_of_self_copy(&self, own: &EffectiveLink, puts: u64) -> Term {
         let left = self.self_copy(own).saturating_sub(puts);
         Term::new("self copy", left, "the rest after the puts")
     }
 
-    /// Returns the time from the `ready` signals of a rank to the arrival of a peer's.
+    /// Returns the time from a rank's `ready` signals until the `ready` signal of a peer has arrived.
     ///
     /// With prompt flags the self copy of the same lane runs in between, and hides a part of this time if the
     /// same thread runs both.
@@ -138,23 +138,23 @@ impl CostRequest<'_> {
     }
 }
 
-/// A part of the predicted time, on the longest path through the plans.
+/// One term of a predicted time, on the longest path through the plans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Term {
-    /// What takes the time.
+    /// The name of the work that takes the time, such as `puts`.
     pub name: &'static str,
-    /// The time in picoseconds.
+    /// The time that the work takes, in picoseconds.
     pub picoseconds: u64,
-    /// Details, or an empty text.
+    /// Details such as counts and rates for a report, or an empty text.
     pub note: String,
 }
 
-/// Bytes over links of one kind.
+/// The number of bytes that a start moves over the links of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// An upper bound of the bytes out of one rank, or into one rank for gets; exact if all blocks and nodes are equal.
+    /// An upper bound of the bytes that one rank sends or gets, exact if all blocks and nodes are equal.
     pub rank_bytes_max: u64,
-    /// The bytes of all ranks.
+    /// The total number of bytes that all ranks send or get.
     pub total_bytes: u64,
 }
 
@@ -170,7 +170,7 @@ impl Term {
     }
 }
 
-/// Returns the bytes that one rank reads and writes in consecutive starts.
+/// Returns the bytes of memory that one rank reads and writes in consecutive starts.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let (block, all) = (sums.block_bytes_max, sums.total_bytes);
     let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {
@@ -182,32 +182,31 @@ pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     output.saturating_mul(shape.outputs.into()).saturating_add(input)
 }
 
-/// A link as one rank sees it: latencies in picoseconds, and the remaining rates.
+/// A link as one rank sees it, with latencies in picoseconds and with the rates that other ranks leave to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EffectiveLink {
     put: u64,
     get: u64,
-    /// Additional latency of forwarding bytes that a peer has just put here.
+    /// The additional latency of forwarding bytes that a peer has just put into this rank's memory.
     passed_on_put: u64,
     passed_on: f64,
     in_flight: u64,
     flow: f64,
     get_flow: f64,
-    /// The rate of all flows of the lane together, and of all flows out of the rank.
+    /// The rate of all flows of one lane together.
     lane: f64,
     send: f64,
     /// The rate of all flows into the rank.
     receive: f64,
     pub(crate) step: u64,
-    /// Time from a signal until the reader has passed its wait.
+    /// The time from a signal until the reader has passed its wait.
     pub(crate) hop: u64,
     pub(crate) submit: u64,
     pub(crate) by_processor: bool,
 }
 
 impl EffectiveLink {
-    /// Creates the link as a rank sees it in a node of `node_ranks` ranks, of which `senders` use the link
-    /// at the same time.
+    /// Creates the link of a rank in a node of `node_ranks` ranks, of which `senders` use the link at the same time.
     pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.of(tier.unwrap_or_default(), tier.is_none());
         let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
@@ -261,8 +260,8 @@ impl EffectiveLink {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
-    /// Returns the additional time of forwarding `bytes` bytes that peers have just put here, in `count`
-    /// puts.
+    /// Returns the additional time of forwarding, in `count` puts, `bytes` bytes that peers have just put into this
+    /// rank's memory.
     pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);
         first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
@@ -281,12 +280,12 @@ impl EffectiveLink {
         latency.saturating_add(last).max(each.saturating_add(all))
     }
 
-    /// Returns the rate of `count` concurrent puts together.
+    /// Returns the total rate of `count` concurrent puts.
     pub(crate) fn rate(&self, count: u64) -> f64 {
         self.shared_rate(self.flow, count)
     }
 
-    /// Returns the rate of `count` concurrent gets together.
+    /// Returns the total rate of `count` concurrent gets.
     pub(crate) fn rate_of_gets(&self, count: u64) -> f64 {
         self.shared_rate(self.get_flow, count)
     }
@@ -306,24 +305,24 @@ impl EffectiveLink {
     }
 }
 
-/// Totals over ranks and nodes; all of them saturate.
+/// Sums over the ranks and nodes of a topology, in saturating arithmetic.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterSums {
     pub(crate) ranks: u64,
     pub(crate) nodes: u64,
     /// The number of ranks on the node of the root, if there is a root.
     pub(crate) root_node_ranks: Option<u64>,
-    /// Bytes of the blocks of all ranks, counted once.
+    /// The bytes of the blocks of all ranks, each block counted once.
     pub(crate) total_bytes: u64,
-    /// Bytes that ranks copy to themselves out of place.
+    /// The bytes that ranks copy to their own outputs if the operation is out of place.
     pub(crate) own_bytes: u64,
     pub(crate) block_bytes_max: u64,
     pub(crate) block_bytes_min: u64,
-    /// Counts the nodes of each size, with the largest sum of blocks on such a node.
+    /// The number of nodes of each size, and the largest sum of block lengths on such a node.
     sizes: BTreeMap<u64, Size>,
-    /// The bytes of blocks that go to other ranks, if each is copied straight to all that need it.
+    /// The bytes that go to other ranks if each block is copied directly to all ranks that need it.
     pub(crate) moved_bytes: u64,
-    /// Those of them that stay inside nodes.
+    /// The part of `moved_bytes` that stays inside nodes.
     pub(crate) inside_bytes: u64,
 }
 
@@ -334,7 +333,7 @@ struct Size {
 }
 
 impl ClusterSums {
-    /// Computes the sums; there must be one length for each rank, as in [`BlockBytes::ByRank`](crate::layout::BlockBytes).
+    /// Computes the sums from one block length for each rank, as in [`BlockBytes::ByRank`](crate::layout::BlockBytes).
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
         let is_used = |rank| !collective.has_equal_outputs() || collective.is_provider(rank);
         let used = |rank: Rank| if is_used(rank) { block_bytes[rank.index()] } else { 0 };
@@ -380,17 +379,17 @@ impl ClusterSums {
         }
     }
 
-    /// Returns the fewest and the most ranks of a node.
+    /// Returns the smallest and the largest number of ranks on a node.
     pub(crate) fn node_ranks_min_max(&self) -> (u64, u64) {
         (self.node_ranks().next().unwrap_or(1), self.node_ranks().last().unwrap_or(1))
     }
 
-    /// Returns all sizes of nodes, ascending.
+    /// Returns the different numbers of ranks that nodes have, in ascending order.
     pub(crate) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
         self.sizes.keys().copied()
     }
 
-    /// Returns the bytes of all blocks of one node; of nodes with `node_ranks` ranks, that with the most bytes.
+    /// Returns the largest sum of block lengths on a node with `node_ranks` ranks.
     pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
         self.sizes.get(&node_ranks).map_or(0, |size| size.block_bytes_max)
     }

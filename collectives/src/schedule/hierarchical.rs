@@ -1,4 +1,5 @@
-//! Hierarchical: every block goes to one rank of each other node, which distributes it inside the node.
+//! Implements the hierarchical schedules, which send each block once to every other node and distribute it inside the
+//! node.
 //!
 //! *Hierarchical.* Lane 1 puts the own block to one rank of every other node, and waits for nothing else. Meanwhile lane
 //! 0 distributes the own block inside the node; then it puts each chunk that arrives from another node to the other
@@ -85,7 +86,7 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes_with(request, direct_between)
 }
 
-/// Returns lane 0, and the network lane that `between` makes if there are several nodes.
+/// Returns lane 0, and with several nodes also the network lane whose steps `between` makes.
 fn lanes_with(
     request: &PlanRequest<'_>,
     between: impl FnOnce(&PlanRequest<'_>, &Rails<'_>) -> Vec<Step>,
@@ -120,7 +121,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns puts of cells to one peer, each announced at once.
+/// Returns puts of cells to one peer, each followed by the signal that announces the put.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -176,7 +177,7 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the cells from other nodes that enter at the mate of local index `at`, in the order of their arrival.
+/// Returns the cells that arrive from other nodes at the rank with local index `at`, in the order of their arrival.
 fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
     let chunks = request.shape.chunks;
     (1..rails.nodes()).flat_map(move |by| {
@@ -224,7 +225,7 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the number of the last hop of a block, into the node before its own.
+/// Returns the index of the last hop of a block, which leads to the node before the block's own node.
 fn last_hop(rails: &Rails<'_>) -> usize {
     rails.nodes() - 2
 }
@@ -279,33 +280,33 @@ impl<'a> Rails<'a> {
         self.topology.nodes()
     }
 
-    /// Returns the local index of this rank.
     fn at(&self) -> usize {
         self.at
     }
 
-    /// Returns the ranks of the own node.
+    /// Returns the ranks of this rank's node.
     fn mates(&self) -> &'a [Rank] {
         self.ahead(0)
     }
 
-    /// Returns the ranks of the node `by` nodes after the own one.
+    /// Returns the ranks of the node that comes `by` nodes after this rank's node.
     fn ahead(&self, by: usize) -> &'a [Rank] {
         self.topology.members(Rank::at((self.node + by) % self.nodes()).0)
     }
 
-    /// Returns the ranks of the node `by` nodes before the own one; `by` is at most the number of nodes.
+    /// Returns the ranks of the node that comes `by` nodes before this rank's node; `by` is at most the number of
+    /// nodes.
     fn behind(&self, by: usize) -> &'a [Rank] {
         self.ahead(self.nodes() - by)
     }
 
-    /// Returns the blocks of the node `by` nodes before that enter the own node at the mate of local index `at`.
+    /// Returns the blocks of the node `by` nodes before that arrive on this rank's node at local index `at`.
     fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
         self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
     }
 }
 
-/// Returns the rank at which the block of local index `at` enters a node with these members.
+/// Returns the rank at which a block of local index `at` arrives on the node with these members.
 fn entry(members: &[Rank], at: usize) -> Rank {
     members[at % members.len()]
 }
@@ -395,17 +396,17 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     PathEstimate { terms, host }
 }
 
-/// The times of the puts of one rank to other nodes.
+/// The number and the times of one rank's puts to other nodes.
 #[derive(Default)]
 struct NetworkTime {
     targets: u64,
     blocks: u64,
     puts: u64,
-    /// The time of the lane's own steps.
+    /// The time of the network lane's own steps, without waits for other ranks.
     work: u64,
-    /// Time of the steps with waits, or the time in which a rank receives if that is longer.
+    /// The time of the network lane including its waits, or the time in which a rank receives if that is longer.
     time: u64,
-    /// The time until the first chunk has arrived.
+    /// The time of the put of the first chunk.
     first: u64,
     hop: u64,
 }
@@ -456,7 +457,7 @@ impl NetworkTime {
     }
 }
 
-/// Returns the time of one chunk to all mates.
+/// Returns the time of putting one chunk to all other ranks of the node.
 fn spread_cell(request: &CostRequest<'_>, local: &EffectiveLink, mates: u64) -> u64 {
     if mates == 0 {
         return 0;
@@ -470,7 +471,7 @@ fn spread_cells(cell: u64, cells: u64) -> u64 {
     cell.saturating_mul(cells)
 }
 
-/// Returns the time of the own block to all mates.
+/// Returns the time of putting this rank's block to all other ranks of the node.
 fn spread_own(
     request: &CostRequest<'_>,
     local: &EffectiveLink,

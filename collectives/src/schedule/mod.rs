@@ -1,4 +1,4 @@
-//! Schedules: the algorithms that turn a collective into plans.
+//! Defines the schedules, which are the algorithms that turn a collective into plans.
 //!
 //! A schedule is a pure function from a topology and a [`Shape`] to the [plan](Plan) of each rank. It knows no
 //! engine, and no lengths: the [layout](crate::layout) gives cells their bytes. Every schedule asks the
@@ -33,27 +33,27 @@ mod steps;
 
 use estimate::{ClusterSums, CostRequest, PathEstimate, Traffic};
 
-/// Describes the collective of a plan: ranks, bytes and options, but not the algorithm.
+/// The collective and the options for which a schedule makes plans, without the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The collective that the schedule runs.
     pub collective: Collective,
-    /// Number of chunks of each block, 1 to [`CHUNKS_MAX`].
+    /// The number of chunks into which each block is cut, 1 to [`CHUNKS_MAX`].
     pub chunks: u32,
-    /// Whether a rank's own block is in its output from the start.
+    /// Whether the operation runs in place, so that a rank's own block is in its output from the beginning.
     pub in_place: bool,
-    /// Number of outputs that consecutive starts use in turn, 1 to [`OUTPUTS_MAX`]; 1 in place.
+    /// The number of outputs that consecutive starts use in turn, 1 to [`OUTPUTS_MAX`]; 1 in place.
     ///
     /// With two, no rank signals `ready` if every rank gets data from every other one in each start.
     pub outputs: u32,
-    /// The order of flags and copies.
+    /// The order of signals, waits and copies in each lane.
     pub flags: FlagOrder,
     /// Whether lanes of [`Tier::Network`] reach the ranks of other nodes; otherwise one fabric reaches all ranks.
     pub tiers: bool,
 }
 
 impl Default for Shape {
-    /// An all-gather of whole blocks, out of place, with one output, prompt flags and one fabric.
+    /// Returns the shape of an all-gather of whole blocks, out of place, with one output, prompt flags and one fabric.
     fn default() -> Self {
         Self {
             collective: Collective::AllGather,
@@ -80,30 +80,29 @@ impl PlanRequest<'_> {
         self.shape.tiers && self.topology.nodes() > 1
     }
 
-    /// Returns whether `rank` provides data.
     fn is_provider(&self, rank: Rank) -> bool {
         self.shape.collective.is_provider(rank)
     }
 }
 
-/// Makes the lanes of one algorithm, and estimates its cost.
+/// The functions of one algorithm that make its lanes and estimate its cost.
 pub(crate) struct Schedule {
     algorithm: Algorithm,
     suits: fn(Collective) -> bool,
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
-    /// Returns why the plans would equal those of a simpler schedule.
+    /// Returns the reason why the plans would equal those of a simpler schedule, if they would.
     pub(crate) redundant: fn(&ClusterSums) -> Option<&'static str>,
     /// Returns whether ranks forward what they have received, so that chunks can overlap.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
-    /// Whether ranks get blocks from the inputs of their peers.
+    /// Whether ranks read blocks from the inputs of their peers by gets.
     pub(crate) gets: bool,
-    /// Returns whether assumed rates of links are not good enough to prefer it to a simpler one.
+    /// Returns whether this schedule may be preferred to a simpler one only if link rates have been measured.
     pub(crate) needs_measurements: fn(Collective, &Links) -> bool,
-    /// Returns the number of lanes of a rank on this number of nodes, with or without network lanes.
+    /// Returns the number of lanes of a rank, given the number of nodes and whether there are network lanes.
     pub(crate) lane_count: fn(usize, bool) -> usize,
-    /// Estimates the longest path of a start on nodes with this number of ranks.
+    /// Estimates the longest path of a start through a rank on a node with this number of ranks.
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
-    /// Returns the bytes inside nodes and between nodes.
+    /// Returns the bytes that a start moves inside nodes and between nodes.
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 
@@ -117,7 +116,6 @@ const SCHEDULES: [Schedule; 6] = [
     hierarchical::HIERARCHICAL_RING,
 ];
 
-/// Returns the schedule of an algorithm.
 pub(crate) fn schedule(algorithm: Algorithm) -> &'static Schedule {
     const { &SCHEDULES }
         .iter()
@@ -164,7 +162,7 @@ pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Resul
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
-/// Makes the plan of `rank`.
+/// Creates the plan of one rank for the collective and the options of `shape`.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, the algorithm cannot carry out
@@ -197,7 +195,7 @@ pub fn plan(
     Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })
 }
 
-/// Makes the plans of all ranks, in rank order.
+/// Creates the plans of all ranks of a topology, in rank order.
 ///
 /// # Errors
 /// As [`plan`].

@@ -1,4 +1,4 @@
-//! Ring and double ring: every rank forwards what it receives to the next rank.
+//! Implements the schedules ring and double ring, in which every rank forwards what it receives to the next rank.
 //!
 //! The ranks are ordered node after node, so the ring leaves each node once. A rank puts its own block to the
 //! next rank, then forwards each chunk as soon as it has arrived. Every byte is put to its final position in the output,
@@ -133,15 +133,15 @@ fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
 
 /// One direction of a ring, in which blocks pass from rank to rank.
 struct Direction<'a> {
-    /// All ranks in the order in which a block passes them, beginning with this one.
+    /// All ranks in the order in which a block passes them, beginning with this rank.
     order: &'a [Rank],
     /// The lane of puts inside a node.
     local: LaneId,
     /// The lane of puts between nodes.
     network: LaneId,
-    /// The number of hops that an even chunk, and an odd chunk, of a block makes.
+    /// The number of hops that the even chunks of a block make, then the number that the odd chunks make.
     hops: [usize; 2],
-    /// The chunks of the own block whose self copy this direction makes.
+    /// The chunks of this rank's block that this direction copies to this rank's output.
     copied: Range<u32>,
 }
 
@@ -198,7 +198,7 @@ impl Direction<'_> {
         }
     }
 
-    /// Returns the rank whose block this rank puts to the next one at hop `hop`.
+    /// Returns the owner of the block that this rank puts to the next rank at hop `hop`.
     fn origin(&self, hop: usize) -> Rank {
         self.rank_after(self.order.len() - hop)
     }
@@ -207,18 +207,18 @@ impl Direction<'_> {
         self.hops[chunk as usize % 2]
     }
 
-    /// Returns the rank `by` positions after this one.
+    /// Returns the rank `by` positions after this rank in the ring.
     fn rank_after(&self, by: usize) -> Rank {
         self.order[by % self.order.len()]
     }
 
-    /// Returns the lane of puts from one rank to the next.
+    /// Returns the lane for puts from one rank to the next rank.
     fn lane(&self, request: &PlanRequest<'_>, from: Rank, to: Rank) -> LaneId {
         let leaves = request.topology.node(from) != request.topology.node(to);
         if leaves && request.has_network() { self.network } else { self.local }
     }
 
-    /// Returns the lane in which another rank waits for arrivals. That rank is `by` positions after this one.
+    /// Returns the lane in which the rank `by` positions after this rank waits for arrivals.
     ///
     /// No local lane signals a network lane of a peer.
     fn reader(&self, request: &PlanRequest<'_>, by: usize) -> LaneId {
@@ -236,7 +236,7 @@ fn source(hop: usize) -> Source {
     if hop == 0 { Source::Input } else { Source::Output }
 }
 
-/// Estimates a ring with this number of directions.
+/// Estimates the time of a ring in which blocks travel in `ways` directions.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstimate {
     if request.shape.collective.only_provider().is_some() {
         return broadcast_estimate(request, node_ranks);
@@ -329,7 +329,7 @@ fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
     request.shape.outputs > 1 && !link.by_processor
 }
 
-/// Returns the time of the puts if blocks differ in length.
+/// Returns the time of all puts if blocks differ in length, from the time `even` for blocks of equal length.
 ///
 /// Every link carries all blocks but one, and the largest block reaches the last rank chunk by chunk. With outputs in
 /// turn and engines of a device, the journey of one start overlaps with the next start.
@@ -347,9 +347,9 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
 }
 
-/// The links that the hops of a ring use.
+/// The links that the hops of a ring use, inside nodes and between nodes.
 struct Hops {
-    /// Whether there are hops inside nodes.
+    /// Whether some hops of the ring are inside nodes.
     inside: bool,
     local: EffectiveLink,
     network: EffectiveLink,
@@ -384,7 +384,8 @@ fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     chunk.saturating_add(flags)
 }
 
-/// Estimates a broadcast: the first chunk over every hop, then the other chunks over the slowest hop.
+/// Estimates the time of a broadcast, in which the first chunk passes every hop and the others follow over the slowest
+/// hop.
 fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let sums = request.sums;
     let own = EffectiveLink::new(request.links, None, 1, 1);

@@ -5,10 +5,9 @@ use peerlane_hal::Rank;
 use super::{PlanRequest, Shape};
 use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
 
-/// The lane between nodes, in schedules that have one such lane.
+/// The lane for copies between nodes, in schedules that have one such lane.
 pub(super) const NETWORK_LANE: LaneId = LaneId(1);
 
-/// Returns the cells of the block of one rank.
 pub(super) fn cells(block: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
     (0..chunks).map(move |chunk| Cell { block, chunk })
 }
@@ -79,7 +78,7 @@ pub(super) struct PeerLane {
     pub(super) serving: Vec<Rank>,
 }
 
-/// Returns one lane for all peers, or one for the own node and one for the nodes that the network reaches.
+/// Returns one lane for all peers, or one lane for this rank's node and one for the other nodes.
 pub(super) fn peer_lanes(request: &PlanRequest<'_>) -> Vec<PeerLane> {
     let &PlanRequest { topology, rank, .. } = request;
     let home =
