@@ -1,4 +1,4 @@
-//! Abort records: why a group has ended, equal on all ranks.
+//! Defines the abort record, which states why a group has ended and is equal on all ranks.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// The cause of an abort.
+/// The class of failure that aborted a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A rank was lost.
+    /// The group lost one of its ranks.
     PeerLost,
-    /// A deadline passed.
+    /// The deadline of a call passed.
     Timeout,
-    /// An engine failed.
+    /// An engine of a rank failed.
     EngineFailed,
     /// The device of a rank stopped working.
     DeviceLost,
@@ -24,21 +24,21 @@ pub enum Cause {
 /// The reason why a group has ended. The first record wins, and every rank reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortRecord {
-    /// The class of the failure.
+    /// The class of the failure that ended the group.
     pub cause: Cause,
     /// The rank that detected the failure; `None` if the bootstrap detected it.
     pub by: Option<u32>,
     /// The rank that caused the failure, if it is known.
     pub peer: Option<u32>,
-    /// The operation, such as `all-gather 1`; empty outside of one.
+    /// The operation that failed, such as `all-gather 1`; empty if the failure was outside of an operation.
     pub operation: String,
-    /// The step that was waited for, as in the text of the plan.
+    /// The step that the failed operation waited for, as in the text of the plan.
     pub phase: String,
-    /// The start of the operation, from 1; 0 for a start that a graph replays.
+    /// The number of the failed start of the operation, counted from 1; 0 for a start that a graph replays.
     pub epoch: u64,
     /// A sentence that describes the failure.
     pub text: String,
-    /// Whether `peer` did not answer when the other ranks asked why a deadline passed.
+    /// Whether the rank `peer` did not answer when the other ranks asked why a deadline had passed.
     pub unanswered: bool,
 }
 
@@ -67,7 +67,7 @@ impl AbortRecord {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// Decodes the record that `from` aborted with.
+    /// Decodes the record with which the rank `from` aborted the group.
     pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
         postcard::from_bytes(bytes).unwrap_or_else(|error| Self {
             cause: Cause::EngineFailed,
@@ -82,7 +82,7 @@ impl AbortRecord {
         })
     }
 
-    /// Returns the error of every later call of rank `own`.
+    /// Returns the error that every later call on rank `own` reports.
     pub(crate) fn to_error(&self, own: Rank) -> Error {
         let kind = match self.cause {
             Cause::PeerLost => ErrorKind::PeerLost,

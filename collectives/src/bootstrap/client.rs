@@ -1,4 +1,4 @@
-//! Implements one rank's side of the bootstrap: exchanges, the end of the group, notices to the listener.
+//! Implements one rank's side of the bootstrap, with exchanges, the end of the group and notices to the listener.
 //!
 //! The in-process group and the TCP bootstrap add the transport to and from the hub and share the rest.
 
@@ -19,17 +19,17 @@ use crate::error::Error;
 
 const START: &str = "the group did not start";
 
-/// Time that a rank waits for the hub to say why the group did not start.
+/// The time that a rank waits for the hub to say why the group did not start.
 const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Maximum number of bytes of messages that are kept for a rank that has no listener yet.
+/// The maximum number of message bytes that are kept for a rank that has no listener yet.
 const QUEUED_BYTES_MAX: usize = FRAME_BYTES_MAX;
 
-/// Largest number of exchanges by which a rank can be ahead of this one: it begins the next exchange when all
-/// ranks have contributed to the one before, or when their labels differ.
+/// The largest number of exchanges by which another rank can be ahead of this rank. A rank begins the next exchange
+/// when all ranks have contributed to the one before, or when their labels differ.
 const AHEAD_MAX: u64 = 2;
 
-/// Connects one rank to the hub.
+/// The connection of one rank to the hub, with what the rank knows of its group.
 pub(super) struct Client {
     rank: Rank,
     ranks: usize,
@@ -37,7 +37,7 @@ pub(super) struct Client {
     notifications: Mutex<Notifications>,
 }
 
-/// What one rank knows of its group. It is driven by the replies of the hub and does no I/O.
+/// The state of the group as one rank knows it. It is driven by the replies of the hub and does no I/O.
 #[derive(Default)]
 pub(crate) struct ClientState {
     ranks: usize,
@@ -50,19 +50,19 @@ pub(crate) struct ClientState {
     exchanges: BTreeMap<u64, Exchange>,
     end_cause: Option<EndCause>,
     acknowledged: bool,
-    /// This rank has said goodbye; its listener gets no further notices.
+    /// Whether this rank has left the group, after which its listener gets no further notices.
     has_left: bool,
-    /// The connection to the hub is closed.
+    /// Whether the connection to the hub is closed.
     closed: bool,
 }
 
-/// The listener and the notices it has not received. Locked while the listener runs, which keeps notices in
-/// order.
+/// The listener of a rank, and the notices that the listener has not received yet. Locked while the listener runs,
+/// which keeps notices in order.
 #[derive(Default)]
 struct Notifications {
     listener: Option<Arc<dyn Listener>>,
     queued: Vec<Notice>,
-    /// Bytes of the messages among them.
+    /// The number of message bytes in the queued notices.
     queued_bytes: usize,
 }
 
@@ -84,8 +84,8 @@ impl Client {
         self.ranks
     }
 
-    /// Waits until every rank has joined. If the deadline passes, `time_out` tells the hub, which knows why ranks are
-    /// missing and answers all ranks.
+    /// Waits until every rank has joined the group. If the deadline passes, `time_out` tells the hub, which knows why
+    /// ranks are missing and answers all ranks.
     pub(super) fn wait_started(
         &self,
         deadline: Deadline,
@@ -110,8 +110,8 @@ impl Client {
         })
     }
 
-    /// Runs [`Bootstrap::exchange`](super::Bootstrap::exchange). `send` sends to the hub; a failure to send
-    /// shows up as the end of the group.
+    /// Exchanges messages with all ranks, as [`Bootstrap::exchange`](super::Bootstrap::exchange) specifies. `send`
+    /// sends to the hub; a failure to send shows up as the end of the group.
     pub(super) fn exchange(
         &self,
         label: &str,
@@ -149,8 +149,8 @@ impl Client {
         self.state.lock().runs_hub
     }
 
-    /// Returns the ranks that can take part if the group shrinks, with the addresses at which they listen: those that
-    /// listen and have not left.
+    /// Returns the ranks that can take part if the group shrinks, with the addresses at which they listen. They are the
+    /// ranks that listen and have not left.
     pub(super) fn remaining(&self) -> Vec<(Rank, SocketAddr)> {
         let state = self.state.lock();
         let address = |rank: Rank| state.addresses.get(rank.index()).copied().flatten();
@@ -158,7 +158,8 @@ impl Client {
         ranks.filter_map(|rank| Some((rank, address(rank)?))).collect()
     }
 
-    /// Runs [`Bootstrap::missing`](super::Bootstrap::missing).
+    /// Returns the other ranks that the exchange in progress waits for, as
+    /// [`Bootstrap::missing`](super::Bootstrap::missing) specifies.
     pub(super) fn missing(&self) -> Vec<Rank> {
         let missing = self.state.lock().missing();
         missing.into_iter().filter(|rank| *rank != self.rank).collect()
@@ -189,7 +190,8 @@ impl Client {
         }
     }
 
-    /// Begins to leave. Returns true if a goodbye must now be sent, and false if it was sent before.
+    /// Marks this rank as one that has left the group. Returns true if a goodbye must now be sent, and false if it was
+    /// sent before.
     pub(super) fn begin_leave(&self) -> Result<bool, Error> {
         self.state.change(|state| match &state.end_cause {
             _ if state.has_left => Ok(false),
@@ -203,7 +205,7 @@ impl Client {
         self.state.change(|state| state.has_left = true);
     }
 
-    /// Waits until the connection to the hub is closed, and returns whether it is.
+    /// Waits until the connection to the hub is closed, and returns whether it closed before the deadline.
     pub(super) fn wait_closed(&self, deadline: Deadline) -> bool {
         self.state.wait(deadline, |state| state.closed.then_some(())).is_some()
     }
@@ -235,7 +237,8 @@ impl Client {
         self.notifications.lock().unwrap_or_else(PoisonError::into_inner).listener.clone()
     }
 
-    /// Passes a notice to the listener. Returns the cause of an abort if too many messages wait for a listener.
+    /// Passes a notice to the listener, or queues the notice if there is no listener yet. Returns the cause of an abort
+    /// if too many messages wait for a listener.
     fn notify(&self, notice: Notice) -> Option<AbortRecord> {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state.lock().has_left {
@@ -261,7 +264,6 @@ impl Client {
 }
 
 impl ClientState {
-    /// Creates the state of a rank that has received nothing yet.
     pub(crate) fn new(ranks: usize) -> Self {
         Self { ranks, ..Self::default() }
     }
@@ -386,7 +388,7 @@ fn left_error(what: &str) -> Error {
 struct Exchange {
     blobs: Vec<Option<Vec<u8>>>,
     missing: usize,
-    /// The first rank that contributed, with its label.
+    /// The first rank that contributed to the exchange, with its label.
     first: Option<(Rank, String)>,
     mismatch: Option<Error>,
 }
@@ -396,8 +398,8 @@ impl Exchange {
         Self { blobs: vec![None; ranks], missing: ranks, first: None, mismatch: None }
     }
 
-    /// Adds the contribution of `from`. All ranks receive contributions in the same order, so all report
-    /// the same two ranks if labels differ.
+    /// Adds the contribution of rank `from` to the exchange. All ranks receive contributions in the same order, so all
+    /// report the same two ranks if labels differ.
     fn add(&mut self, sequence: u64, from: Rank, label: String, blob: Vec<u8>) {
         let (first, expected) = self.first.get_or_insert_with(|| (from, label.clone()));
         if *expected != label && self.mismatch.is_none() {
@@ -418,7 +420,7 @@ impl Exchange {
         *contribution = Some(blob);
     }
 
-    /// Returns the outcome once it is known, and leaves the exchange empty.
+    /// Returns the outcome of the exchange once it is known, and leaves the exchange empty.
     fn outcome(&mut self) -> Option<Result<Vec<Vec<u8>>, Error>> {
         if let Some(error) = self.mismatch.take() {
             return Some(Err(error));
@@ -426,7 +428,6 @@ impl Exchange {
         (self.missing == 0).then(|| Ok(self.blobs.iter_mut().filter_map(Option::take).collect()))
     }
 
-    /// Returns the ranks that have not contributed.
     fn missing(&self) -> impl Iterator<Item = Rank> {
         Rank::all(self.blobs.len()).filter(|rank| self.blobs[rank.index()].is_none())
     }

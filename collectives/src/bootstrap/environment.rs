@@ -1,4 +1,4 @@
-//! Reads what the launcher tells a process: its rank, the number of ranks, and the address of the hub.
+//! Reads the environment variables in which the launcher tells a process its rank and the address of the hub.
 //!
 //! | launcher | rank, ranks | on this host | hub |
 //! | --- | --- | --- | --- |
@@ -43,20 +43,20 @@ pub const DEFAULT_PORT: u16 = 29501;
 pub struct Environment {
     /// The rank of this process.
     pub rank: Rank,
-    /// Number of ranks of the group.
+    /// The number of ranks of the group.
     pub ranks: usize,
-    /// Index of this rank among the ranks of its host, from 0, if the launcher sets it.
+    /// The index of this rank among the ranks of its host, counted from 0, if the launcher sets it.
     pub local_rank: Option<u32>,
-    /// Number of ranks on this host, if the launcher sets it.
+    /// The number of ranks on this host, if the launcher sets it.
     pub local_ranks: Option<u32>,
-    /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets one: equal on all ranks of a job, and
+    /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets one. It is equal on all ranks of a job, and
     /// different for other jobs.
     pub job: Option<String>,
     /// The secret of the job, equal on all ranks.
     pub secret: Option<Secret>,
-    /// Whether the hub may be at an address that other hosts can reach although there is no secret.
+    /// Whether the hub may be at an address that other hosts can reach although the job has no secret.
     pub allow_unauthenticated: bool,
-    /// The address of the hub.
+    /// The address of the hub, and which process opens the hub there.
     pub hub: HubAddress,
 }
 
@@ -94,7 +94,7 @@ impl Environment {
         Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// Reads variables like [`from_env`](Self::from_env), but through `lookup`.
+    /// Reads the variables of [`from_env`](Self::from_env) through the function `lookup`.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -124,7 +124,7 @@ impl Environment {
     }
 }
 
-/// What a user can do if there is no secret.
+/// The advice in error texts for a user whose job has no secret.
 pub(super) const NO_SECRET_HELP: &str = "set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks \
     (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network";
 
@@ -138,17 +138,17 @@ pub(super) fn is_loopback(address: &str) -> bool {
         || name.eq_ignore_ascii_case("localhost")
 }
 
-/// Maximum length of a job id in bytes.
+/// The maximum length of a job id in bytes.
 const JOB_BYTES_MAX: usize = 256;
 
-/// The variables that one launcher sets.
+/// The names of the environment variables that one launcher sets.
 struct Launcher {
     rank: &'static str,
     ranks: &'static str,
     local_rank: &'static str,
     local_ranks: Option<&'static str>,
     hosts: Option<&'static str>,
-    /// The variables that together identify the job, by version of the launcher.
+    /// The variables that together identify the job, one list for each version of the launcher.
     jobs: &'static [&'static [&'static str]],
 }
 
@@ -283,7 +283,7 @@ impl Variables<'_> {
         Ok(job.filter(|job| job != "none" && job.len() <= JOB_BYTES_MAX))
     }
 
-    /// Returns the address of the hub. If other hosts may not reach it and need not, it is on the loopback interface:
+    /// Returns the address of the hub, which is on the loopback interface if other hosts may not and need not reach it.
     /// torchrun sets `MASTER_ADDR` to the host's name also if all ranks are on that host.
     fn hub(&self, one_host: bool, is_open: bool) -> Result<HubAddress, Error> {
         if let Some(address) = self.text("PEERLANE_HUB") {

@@ -1,4 +1,4 @@
-//! Decides which replies the ranks of a group receive, and in which order: [`HubState`].
+//! Decides which replies the ranks of a group receive, and in which order, with the state machine [`HubState`].
 //!
 //! The state is driven by events and does no I/O; the in-process group and the TCP hub use the same. Its
 //! replies go to every live rank in one order. That order decides everything on which ranks must agree:
@@ -13,7 +13,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::message::{EndCause, FRAME_BYTES_MAX, Reply, Request};
 use crate::error::Error;
 
-/// An event of one rank.
+/// An event of one rank that the hub handles.
 #[derive(Debug)]
 pub(crate) enum Event {
     Joined {
@@ -21,32 +21,32 @@ pub(crate) enum Event {
         address: Option<SocketAddr>,
     },
     Request(Request),
-    /// The rank ended without a goodbye.
+    /// The rank ended without leaving the group.
     Lost {
         how: String,
     },
 }
 
-/// Maximum number of bytes that a rank may contribute to exchanges to which others have not contributed. It is one
+/// The maximum number of bytes that a rank may contribute to exchanges to which others have not contributed. It is one
 /// exchange ahead, or two if labels differ.
 pub(crate) const AHEAD_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
 
-/// The bytes that a contribution costs without its label and its blob.
+/// The number of bytes that a contribution counts in addition to its label and its blob.
 const CONTRIBUTION_BYTES: usize = 64;
 
-/// Tracks the membership of a group, and why it ended.
+/// The state of a group at the hub, with its members and the reason why it ended.
 pub(crate) struct HubState {
     members: Vec<Membership>,
     /// The addresses at which the ranks listen if the group shrinks.
     addresses: Vec<Option<SocketAddr>>,
     /// The contributions of each rank to exchanges to which not all others have contributed.
     ahead: Vec<Ahead>,
-    /// The number of connections that the hub has refused, and the last of them.
+    /// The number of connections that the hub has refused, and a text about the last of them.
     refused: Option<(u64, String)>,
     /// The rank whose process runs the hub, if one does.
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
-    /// Ranks that have not acknowledged the cause of the end.
+    /// The ranks that have not acknowledged the end of the group.
     unacknowledged: BTreeSet<Rank>,
     all_acknowledged: bool,
 }
@@ -58,7 +58,7 @@ enum Membership {
     Gone,
 }
 
-/// The contributions of a rank to exchanges to which not all others have contributed.
+/// The sizes of one rank's contributions to exchanges to which not all others have contributed.
 #[derive(Clone, Default)]
 struct Ahead {
     sizes: VecDeque<usize>,
@@ -81,7 +81,7 @@ impl HubState {
         }
     }
 
-    /// Handles an event; the replies go to all ranks that are live afterwards.
+    /// Handles an event of rank `from`, and returns the replies to all ranks that are live afterwards.
     pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
             Event::Joined { runs_hub, address } => {
@@ -196,7 +196,7 @@ impl HubState {
         if self.unacknowledged.is_empty() { self.stop_waiting() } else { Vec::new() }
     }
 
-    /// Ends the wait for acknowledgements: after the last one, or because a rank does not answer.
+    /// Ends the wait for acknowledgements, after the last one or because a rank does not answer.
     pub(crate) fn stop_waiting(&mut self) -> Vec<Reply> {
         if !self.awaits_acknowledgement() {
             return Vec::new();
@@ -228,10 +228,11 @@ impl HubState {
     }
 }
 
-/// Largest number of ranks of a group. Every rank has a connection to the hub, and a host has 65,536 ports.
+/// The largest number of ranks that a group can have. Every rank has a connection to the hub, and a host has 65,536
+/// ports.
 pub(crate) const RANKS_MAX: usize = 1 << 16;
 
-/// Checks the number of ranks of a group.
+/// Checks that the number of ranks of a group is within its bounds.
 pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
     if ranks == 0 {
         let text = "number of ranks is 0, expected at least 1";

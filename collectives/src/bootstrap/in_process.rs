@@ -31,7 +31,7 @@ pub struct InProcessBootstrap {
     events: Sender<(Rank, Event)>,
     host: String,
     shrinks: Arc<Monitor<Shrinks>>,
-    /// The number of calls of `shrink`.
+    /// The number of calls of `shrink` that this rank has made.
     shrink_calls: AtomicUsize,
 }
 
@@ -40,19 +40,19 @@ pub struct InProcessBootstrap {
 struct Shrinks {
     /// The ranks that have left or whose handle is dropped.
     gone: BTreeSet<Rank>,
-    /// The first calls of all ranks, the second calls, and so on.
+    /// One round for the first calls of all ranks, one for their second calls, and so on.
     rounds: Vec<Round>,
 }
 
 #[derive(Default)]
 struct Round {
     called: BTreeSet<Rank>,
-    /// The handles of the new group that its ranks have not taken, once it is formed.
+    /// The handles of the new group that its ranks have not yet taken; `None` until the group is formed.
     formed: Option<BTreeMap<Rank, InProcessBootstrap>>,
 }
 
 impl Shrinks {
-    /// Returns the handle of `own` in the new group of a round. Forms the group first if all `expected` ranks have
+    /// Returns the handle of rank `own` in the new group of a round. Forms the group first if all `expected` ranks have
     /// called `shrink` or are gone, or if `now` is set.
     fn take(
         &mut self,
@@ -160,8 +160,8 @@ pub fn run<R: Send>(
     }
 }
 
-/// Orders errors by their distance from the cause: a rank that failed by itself comes before one that timed
-/// out waiting, lost a peer, or was aborted.
+/// Returns how far an error is from the original failure. A rank that failed by itself comes before one that timed out
+/// waiting, lost a peer, or was aborted.
 fn distance_from_cause(kind: ErrorKind) -> u32 {
     match kind {
         ErrorKind::Timeout => 1,

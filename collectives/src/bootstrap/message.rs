@@ -12,49 +12,49 @@ use super::Notice;
 use super::abort::AbortRecord;
 use crate::error::Error;
 
-/// Maximum size of one rank's contribution to an exchange, and of an abort record, in bytes.
+/// The maximum size of one rank's contribution to an exchange, and of an abort record, in bytes.
 pub(crate) const BLOB_BYTES_MAX: usize = FRAME_BYTES_MAX - 4096;
 
-/// Maximum size of an encoded message in bytes.
+/// The maximum size of an encoded message in bytes.
 pub(crate) const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum length of a label in bytes.
+/// The maximum length of an exchange's label in bytes.
 pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 
 /// A message from a rank to the hub. The hub knows the sender from the connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// This rank's contribution to exchange number `sequence`.
+    /// Contributes `blob` to the exchange with the number `sequence`.
     Contribute { sequence: u64, label: String, blob: Blob },
-    /// Not all ranks joined within `timeout`.
+    /// Reports that not all ranks joined within `timeout`.
     StartTimedOut { timeout: Duration },
-    /// Ends the group with an abort.
+    /// Ends the group with an abort record.
     Abort { record: Blob },
-    /// A message for the listeners of all ranks.
+    /// Sends a message to the listeners of all ranks.
     Broadcast { message: Blob },
     /// Ends the group because an exchange timed out; `missing` is the first rank that did not contribute.
     TimedOut { text: String, missing: Option<u32> },
-    /// This rank has received the end of the group.
+    /// Acknowledges that this rank has received the end of the group.
     Acknowledge,
-    /// This rank leaves.
+    /// Announces that this rank leaves the group.
     Leave,
 }
 
 /// A message from the hub to every live rank; all ranks receive them in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// All ranks that have joined so far, and the rank whose process runs the hub, if it has joined. Once all
+    /// Lists the ranks that have joined so far, and the rank whose process runs the hub, if it has joined. Once all
     /// have joined, `addresses` are those at which the ranks listen if the group shrinks.
     Joined { ranks: Vec<u32>, runs_hub: Option<u32>, addresses: Vec<Option<SocketAddr>> },
-    /// The contribution of rank `from` to exchange number `sequence`.
+    /// Delivers the contribution of rank `from` to the exchange with the number `sequence`.
     Contribution { from: u32, sequence: u64, label: String, blob: Blob },
-    /// The group has ended.
+    /// Reports that the group has ended, and why.
     Ended(EndCause),
-    /// A message of rank `from` for the listener.
+    /// Delivers a message of rank `from` to the listener.
     Message { from: u32, message: Blob },
-    /// Every live rank has received the end of the group.
+    /// Reports that every live rank has received the end of the group.
     Acknowledged,
-    /// A rank has left.
+    /// Reports that a rank has left the group.
     Left { rank: u32 },
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum EndCause {
         rank: u32,
         how: String,
     },
-    /// `refused` says which connections the hub has refused.
+    /// Not all ranks joined in time; `refused` says which connections the hub has refused.
     NotStarted {
         missing: Vec<u32>,
         timeout: Duration,
@@ -83,7 +83,7 @@ pub(crate) enum EndCause {
 }
 
 impl EndCause {
-    /// Returns the notice for listeners; there is none for a group that never started.
+    /// Returns the notice of the end for listeners, or `None` for a group that never started.
     pub(crate) fn notice(&self) -> Option<Notice> {
         match self {
             Self::Abort { from, record } => {
@@ -106,7 +106,7 @@ impl EndCause {
         record.peer.filter(|_| record.unanswered).map(Rank)
     }
 
-    /// Returns the error of `what`, which the end of the group interrupted.
+    /// Returns the error of the call `what`, which the end of the group interrupted.
     pub(crate) fn error(&self, what: &str) -> Error {
         let (kind, peer) = match self {
             Self::Abort { from, .. } => (ErrorKind::Aborted, Some(*from)),
@@ -117,7 +117,7 @@ impl EndCause {
         with_peer(Error::new(kind, format!("{what}: {self}")), peer.map(Rank))
     }
 
-    /// Returns the error of `what`, which was begun after the end of the group.
+    /// Returns the error of the call `what`, which began after the end of the group.
     pub(crate) fn error_after(&self, what: &str) -> Error {
         match self {
             Self::TimedOut { .. } => Error::new(ErrorKind::Aborted, format!("{what}: {self}")),
@@ -147,7 +147,6 @@ impl fmt::Display for EndCause {
     }
 }
 
-/// Adds `peer`, if there is one, to `error`.
 pub(crate) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
     match peer {
         Some(peer) => error.with_peer(peer),
@@ -155,7 +154,7 @@ pub(crate) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
     }
 }
 
-/// Bytes that serde encodes in one piece and not one by one.
+/// A byte string that serde encodes as a whole instead of byte by byte.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Blob(pub(crate) Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! Connects the ranks of a group out of band: they find each other, exchange keys, and learn of losses.
+//! Connects the ranks of a group out of band, so that they find each other, exchange keys and learn of losses.
 //!
 //! A runtime with its own store or MPI implements [`Bootstrap`]. Peerlane provides [`in_process`] for threads
 //! and [`tcp`] for processes under the usual launchers.
@@ -43,19 +43,19 @@ mod secret;
 pub enum Notice {
     /// A rank, perhaps this one, has [aborted](Bootstrap::abort) the group.
     Abort {
-        /// The rank that aborted.
+        /// The rank that aborted the group.
         from: Rank,
-        /// The encoded [`AbortRecord`] that the rank passed.
+        /// The encoded [`AbortRecord`] that the rank passed to `abort`.
         record: Vec<u8>,
     },
     /// The connection of a rank closed without a goodbye.
     Lost {
-        /// The lost rank.
+        /// The rank that was lost.
         rank: Rank,
-        /// How the loss was detected.
+        /// A text that says how the loss was detected.
         how: String,
     },
-    /// Every live rank has received that abort or loss; from now on waits may be released.
+    /// Every live rank has received the abort or the loss, so waits may now be released.
     Acknowledged,
     /// A rank, perhaps this one, has sent a [message](Bootstrap::broadcast).
     Message {
@@ -64,16 +64,17 @@ pub enum Notice {
         /// The bytes of the message.
         message: Vec<u8>,
     },
-    /// A rank said [goodbye](Bootstrap::leave).
+    /// A rank has [left](Bootstrap::leave) the group.
     Left {
-        /// The rank that left.
+        /// The rank that left the group.
         rank: Rank,
     },
 }
 
-/// Receives the events of a group. A [group](crate::group::Group) listens to its bootstrap.
+/// Receives the events of a group, such as aborts, losses and messages. A [group](crate::group::Group) listens to its
+/// bootstrap.
 pub trait Listener: Send + Sync {
-    /// Handles a notice. It must return soon, and may only abort or broadcast.
+    /// Handles an event of the group. It must return soon, and may only abort or broadcast.
     fn notice(&self, notice: Notice);
 
     /// Ends the group after an exchange of this rank has timed out, and returns the error of the exchange.
@@ -88,7 +89,7 @@ pub trait Listener: Send + Sync {
 /// [`exchange`](Self::exchange) returns exactly the bytes that each rank passed to this call, and no bytes of another call: the
 /// group trusts the keys of memory that it receives. `rank` and `ranks` never change and are right.
 pub unsafe trait Bootstrap: Send + Sync {
-    /// Returns this rank.
+    /// Returns the rank of the caller in its group.
     fn rank(&self) -> Rank;
 
     /// Returns the number of ranks of the group.
@@ -133,10 +134,11 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// If the other ranks can no longer be reached.
     fn abort(&self, record: &[u8]) -> Result<(), Error>;
 
-    /// Sets the listener; notices that arrived earlier are delivered to it at once.
+    /// Sets the listener of this rank; notices that arrived earlier are delivered to it at once.
     fn listen(&self, listener: Arc<dyn Listener>);
 
-    /// Says goodbye: this rank takes part in nothing more, and its end is not a loss to the others.
+    /// Leaves the group, so that the end of this rank is not a loss to the others. This rank takes part in nothing
+    /// more.
     ///
     /// # Errors
     /// If the other ranks can no longer be reached.
@@ -155,7 +157,7 @@ pub unsafe trait Bootstrap: Send + Sync {
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error>;
 }
 
-/// Identifies this host: the result is equal in two processes if and only if they can share memory.
+/// Returns an identifier of this host, which is equal in two processes if and only if they can share memory.
 ///
 /// Two processes can share memory if they run on one kernel and can find each other there. The boot id
 /// identifies the kernel; containers of one host share it. The network namespace is needed as well, because

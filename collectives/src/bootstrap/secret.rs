@@ -13,10 +13,10 @@ use sha2::Sha256;
 
 use crate::error::Error;
 
-/// Minimum length of a secret in bytes.
+/// The minimum length of a secret in bytes.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// Maximum length of a secret in bytes.
+/// The maximum length of a secret in bytes.
 const SECRET_BYTES_MAX: usize = 4096;
 
 /// A text that only the processes of one job know.
@@ -57,7 +57,7 @@ impl Secret {
         &self.0
     }
 
-    /// Creates a secret from a text; `source` begins the text of an error.
+    /// Creates a secret from a text; error texts begin with `source`.
     pub(super) fn from_source(source: &str, text: &str) -> Result<Self, Error> {
         let text = text.trim();
         // The environment is decoded in a way that replaces other bytes.
@@ -74,7 +74,7 @@ impl Secret {
         Ok(Self(text.to_owned()))
     }
 
-    /// Reads a secret from a file; `source` begins the text of an error.
+    /// Reads a secret from a file; error texts begin with `source`.
     pub(super) fn read_source(source: &str, path: &Path) -> Result<Self, Error> {
         let failed = |error| invalid(format!("{source} cannot be read: {error}"));
         // The open of a named pipe would wait for a writer.
@@ -98,7 +98,7 @@ impl Secret {
         Self::from_source(source, &text)
     }
 
-    /// Returns the code that proves knowledge of the secret and of `parts`, each of which counts with its length.
+    /// Returns an HMAC over `parts` and their lengths, which proves knowledge of the secret.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac =
             Hmac::new_from_slice(self.0.as_bytes()).expect("HMAC accepts a key of any length");
@@ -116,7 +116,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns random bytes that nobody can predict.
+/// Returns random bytes of the system, which no other process can predict.
 pub(super) fn random_bytes() -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
     // The kernel fills up to 256 bytes without interruption.

@@ -12,15 +12,15 @@ use peerlane_hal::{Deadline, Rank};
 
 use super::handshake::{GroupId, Hello, Refusal};
 
-/// The ranks of a group that shrinks, and those of them that have arrived at the new hub.
+/// The state of a group that shrinks, with the ranks that have arrived at the new hub.
 pub(super) struct Formation {
     group: GroupId,
     ranks: usize,
     /// The ranks that may take part, with the addresses at which they listen.
     remaining: Vec<(Rank, SocketAddr)>,
-    /// The connections of the ranks that have arrived, with their numbers.
+    /// The connections of the ranks that have arrived, each with its connection number.
     arrived: BTreeMap<Rank, (u64, TcpStream)>,
-    /// The ranks of the new group, in order, once it is formed.
+    /// The ranks of the new group in order, each with its connection number; `None` until the group is formed.
     members: Option<Vec<(Rank, u64)>>,
 }
 
@@ -71,7 +71,7 @@ impl Formation {
         self.members.as_ref().map(Vec::len)
     }
 
-    /// Returns the rank in the new group of a connection of the old rank `rank`.
+    /// Returns the new rank of the process that had the rank `rank` in the old group.
     pub(super) fn member(&self, rank: u32, number: u64) -> Result<Rank, Refusal> {
         let members = self.members.as_deref().unwrap_or_default();
         let index = members.iter().position(|member| *member == (Rank(rank), number));
@@ -79,10 +79,10 @@ impl Formation {
     }
 }
 
-/// Finds out whether the processes of ranks still run, through the addresses at which they listen.
+/// Finds out whether the processes of other ranks still run, through the addresses at which they listen.
 #[derive(Default)]
 pub(super) struct Probes {
-    /// A connection closes when the process at its other end ends.
+    /// The connections to other ranks, each of which closes when the process of that rank ends.
     connections: BTreeMap<Rank, TcpStream>,
     hosts_down: BTreeSet<IpAddr>,
 }

@@ -26,39 +26,39 @@ use super::super::secret::Secret;
 /// The version of the protocol after the preamble.
 pub(super) const VERSION: u32 = 4;
 
-/// Maximum size of a frame of the handshake in bytes.
+/// The maximum size of a frame of the handshake in bytes.
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
 
 const MAGIC: [u8; 8] = *b"PEERLANE";
 const PREAMBLE_BYTES: usize = 12;
 
-/// A random number that the other side cannot foresee, so that an old proof proves nothing.
+/// A random number that the other side cannot foresee, so that a recorded proof is not accepted again.
 pub(super) type Nonce = [u8; 32];
 
-/// The number of a group, which the hub of the group draws.
+/// A random number that identifies a group, chosen by the hub of the group.
 pub(super) type GroupId = [u8; 32];
 
-/// A rank's request to join.
+/// The message with which a rank asks the hub to join a group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) nonce: Nonce,
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) host: String,
-    /// The id of the job, if it has one.
+    /// The id of the rank's job, if the job has one.
     pub(super) job: Option<String>,
     /// Whether the process of this rank runs the hub.
     pub(super) runs_hub: bool,
-    /// The address at which this rank listens for the others if the group shrinks, if it can listen.
+    /// The address at which this rank listens for other ranks if the group shrinks; `None` if it cannot listen.
     pub(super) address: Option<SocketAddr>,
-    /// The group that shrinks, whose ranks `rank` and `ranks` count; `None` to join a first group.
+    /// The group that shrinks, to which `rank` and `ranks` refer; `None` to join a first group.
     pub(super) shrinks: Option<GroupId>,
 }
 
-/// The hub's answer to a hello.
+/// The hub's answer to a rank that asks to join.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HelloReply {
-    /// The rank has joined, under this number.
+    /// The rank has joined the group, with the number `rank`.
     Welcome {
         group: GroupId,
         rank: u32,
@@ -70,7 +70,8 @@ pub(super) enum HelloReply {
 /// The reason why the hub refuses a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Refusal {
-    /// The hello is malformed or without the right proof. The rank sees from the proof of the hub what is wrong.
+    /// The rank's hello is malformed or does not prove that the rank knows the secret. The rank sees from the proof of
+    /// the hub what is wrong.
     Unproven,
     Job {
         job: String,
@@ -94,7 +95,7 @@ pub(super) enum Refusal {
         cause: String,
     },
     Closing,
-    /// The hub serves another group than the one that shrinks, or another than the first one.
+    /// The hub serves another group than the one that the rank asks for.
     OtherGroup,
     /// The group has shrunk without this rank.
     ShrunkWithout {
@@ -141,7 +142,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Which side of a connection sends a message: a proof of one side proves nothing for the other.
+/// The side of a connection that sends a message, so that a proof of one side proves nothing for the other.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
     Rank,
@@ -168,7 +169,8 @@ pub(super) enum OpenError {
 }
 
 impl Sealed {
-    /// Encodes a message with its proof. `earlier` are all messages that both sides have sent after the preamble.
+    /// Encodes a message with the proof that its sender knows the secret. `earlier` are all messages that both sides
+    /// have sent after the preamble.
     pub(super) fn new(
         secret: Option<&Secret>,
         side: Side,
@@ -206,7 +208,7 @@ impl Sealed {
     }
 }
 
-/// Returns what the proof of a message covers.
+/// Returns the byte strings that the proof of a message covers.
 fn parts<'a>(side: Side, earlier: &[&'a [u8]], message: &'a [u8]) -> Vec<&'a [u8]> {
     let label: &[u8] = match side {
         Side::Rank => b"peerlane: rank to hub",
@@ -226,7 +228,7 @@ pub(super) fn preamble() -> [u8; PREAMBLE_BYTES] {
 #[derive(Debug)]
 pub(super) enum PreambleError {
     Io(io::Error),
-    /// The bytes that were received.
+    /// The received bytes, which are not the preamble of this protocol.
     Foreign(Vec<u8>),
     Version(u32),
 }

@@ -1,4 +1,4 @@
-//! Implements the hub: the process that every rank of a group is connected to.
+//! Implements the hub, the process that every rank of a group is connected to.
 //!
 //! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in
 //! the kernel while there is nothing to send. A connection that fails the handshake has no effect on the group: it is
@@ -31,13 +31,13 @@ use super::wire::{
 };
 use crate::error::Error;
 
-/// Maximum time that the hub waits until every live rank has acknowledged the end of the group.
+/// The maximum time that the hub waits until every live rank has acknowledged the end of the group.
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Number of connections in the handshake, beyond one for each rank, before the oldest is closed.
+/// The number of connections in the handshake, beyond one for each rank, before the oldest is closed.
 const STRANGERS_MAX: usize = 64;
 
-/// The pause between two looks at the ranks that have not arrived at a hub that forms a group.
+/// The pause between two checks for ranks that have not yet arrived at the hub of a new group.
 const FORM_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pause after a connection that could not be accepted, for example because descriptors ran out.
@@ -63,9 +63,9 @@ pub(super) struct Shared {
 
 struct State {
     hub: HubState,
-    /// The ranks of a group that shrinks, if this hub is for those that remain.
+    /// The ranks of a group that shrinks, if this hub is for the remaining ranks.
     formation: Option<Formation>,
-    /// The job of the group, once it is known.
+    /// The id of the group's job, once it is known.
     job: Option<String>,
     connections: Vec<Option<Connection>>,
     /// The connections in the handshake, in the order in which they were accepted.
@@ -82,7 +82,7 @@ struct Connection {
     outbox: Option<Outbox>,
 }
 
-/// Options of a [`Hub`].
+/// The options with which a [`Hub`] is opened.
 #[derive(Clone, Debug, Default)]
 pub struct HubOptions {
     pub(super) job: Option<String>,
@@ -145,7 +145,8 @@ impl HubOptions {
             .map_err(|error| cannot_listen(address, error))
     }
 
-    /// Opens the hub of the ranks that remain of a group. The group is formed at the latest when `until` passes.
+    /// Opens the hub for the ranks that remain when a group shrinks. The group is formed at the latest when `until`
+    /// passes.
     pub(super) fn form(
         self,
         listener: &TcpListener,
@@ -361,7 +362,7 @@ impl Shared {
         Ok(number)
     }
 
-    /// Forms the group of the ranks that remain: when the processes of all others have ended, or `until` has passed.
+    /// Forms the group of the remaining ranks when the processes of all others have ended, or when `until` has passed.
     fn form_group(&self, until: Deadline) {
         let mut probes = Probes::default();
         loop {
@@ -380,7 +381,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the group that the rank of a hello wants to join has its ranks.
+    /// Waits until the ranks of the new group are known, if a rank asks to join a group that shrinks.
     fn await_formation(&self, hello: &Hello, number: u64) -> Result<(), Refusal> {
         self.state.change(|state| {
             let Some(formation) = &mut state.formation else {
@@ -399,7 +400,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends the reply to the hello of a rank. Returns the reason if the rank is refused.
+    /// Admits a rank that asks to join, or refuses it, and sends the reply. Returns the reason if the rank is refused.
     fn admit(
         self: &Arc<Self>,
         hello: Hello,
@@ -581,11 +582,10 @@ fn cannot_listen(address: &str, error: io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, text).with_source(error)
 }
 
-/// Time of the handshake of a connection.
+/// The maximum time of the handshake of a connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes that are read from a connection that is rejected, and the time for that, so that the other side
-/// can read the answer.
+/// The number of bytes that are read from a rejected connection, so that the other side can read the answer.
 const REJECT_BYTES: u64 = 64 << 10;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -616,7 +616,7 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u6
     shared.apply(rank, Event::Lost { how });
 }
 
-/// The reason why a connection is not one of a rank of this group, and the last bytes that are sent to it.
+/// The reason why a connection is rejected, and the last bytes that are sent to it.
 struct Rejection {
     reason: String,
     answer: Vec<u8>,
@@ -694,7 +694,7 @@ fn foreign_text(ranks: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Sends `text` and reads on for a moment: a close with unread bytes would discard the text.
+/// Sends `text` and reads on for a moment, because a close with unread bytes would discard the text.
 fn reject(mut stream: &TcpStream, text: &[u8]) {
     let sent = stream.write_all(text).and_then(|()| stream.shutdown(Shutdown::Write));
     let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };

@@ -60,7 +60,7 @@ const SILENT: &str =
     "a process accepted the connection but sent nothing, so it may not be a Peerlane hub";
 const CLOSED: &str = "the hub closed the connection";
 
-/// Joins this process to a group as one rank.
+/// The bootstrap of one rank that is a process of its own and reaches the hub over TCP.
 ///
 /// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct TcpBootstrap {
@@ -71,11 +71,11 @@ pub struct TcpBootstrap {
     hub: Option<Hub>,
     group: GroupId,
     membership: Membership,
-    /// The others reach this rank here if the group shrinks; there is none if any process could connect.
+    /// The socket at which the other ranks reach this rank if the group shrinks; `None` if any process could connect.
     listener: Option<TcpListener>,
 }
 
-/// What a rank says about its job, and expects from the other ranks.
+/// The job id, the secret and the authentication rule that all ranks of a job have in common.
 #[derive(Clone, Debug)]
 struct Membership {
     job: Option<String>,
@@ -160,7 +160,8 @@ impl TcpBootstrap {
         Ok(joined)
     }
 
-    /// Joins the remaining ranks of this group at the hub of a candidate. Returns `None` if its process has ended.
+    /// Joins the remaining ranks of this group at the hub that a candidate rank runs. Returns `None` if its process has
+    /// ended.
     fn join_candidate(
         &self,
         (candidate, address): (Rank, SocketAddr),
@@ -274,8 +275,9 @@ unsafe impl Bootstrap for TcpBootstrap {
         self.hub.as_ref().map_or(Ok(()), |hub| hub.wait_all_left(deadline))
     }
 
-    /// The lowest remaining rank whose process runs opens the hub of the new group, at the address that it gave when it
-    /// joined. A host that does not answer for an eighth of the remaining time counts as down.
+    /// Connects the remaining ranks through a new hub, which the lowest remaining rank whose process runs opens. That
+    /// rank opens it at the address that it gave when it joined. A host that does not answer for an eighth of the
+    /// remaining time counts as down.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         let Some(listener) = &self.listener else {
             let text = format!(
@@ -328,7 +330,7 @@ impl Membership {
         HubOptions { job, secret, allow_unauthenticated }
     }
 
-    /// Listens at the address that reaches the hub, unless any process of another host could connect.
+    /// Listens for other ranks at the address that reaches the hub, unless any process of another host could connect.
     fn listen(&self, ip: IpAddr) -> Option<TcpListener> {
         let is_closed = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
         is_closed.then(|| TcpListener::bind((ip, 0)).ok()).flatten()
@@ -407,7 +409,7 @@ fn is_in_use(error: &Error) -> bool {
     source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
-/// What the hub has answered to a rank that it welcomes.
+/// The connection to the hub and the numbers of a rank that the hub has admitted.
 struct Joined {
     stream: TcpStream,
     listener: Option<TcpListener>,
@@ -418,11 +420,11 @@ struct Joined {
 
 /// The reason why an attempt to reach the hub failed.
 enum JoinError {
-    /// The hub may start later, or come back.
+    /// The attempt failed, but the hub may start later or come back.
     Retry(String),
-    /// The process of the hub does not run or has closed the connection. It may start later.
+    /// The process of the hub does not run, or it has closed the connection. It may start later.
     Gone(String),
-    /// Another attempt would fail too.
+    /// The attempt failed, and another attempt would fail too.
     Fatal(Error),
 }
 

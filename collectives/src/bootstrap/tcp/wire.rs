@@ -1,4 +1,4 @@
-//! Encodes what travels over a TCP connection: frames, and the queue of frames to be written.
+//! Encodes the frames of a TCP connection, and queues the frames that are to be written.
 //!
 //! A frame is a length of four bytes, little endian, and as many bytes of postcard. The length is not trusted: a
 //! length above the limit is an error, and below the limit memory grows only as bytes arrive.
@@ -19,10 +19,10 @@ use serde::de::DeserializeOwned;
 use super::super::hub::AHEAD_BYTES_MAX;
 use super::super::message;
 
-/// Maximum size of a frame in bytes, without its length.
+/// The maximum size of a frame in bytes, without its length.
 pub(super) const FRAME_BYTES_MAX: u32 = message::FRAME_BYTES_MAX as u32;
 
-/// A frame with its length.
+/// The bytes of an encoded message, preceded by their length.
 pub(super) type Frame = Arc<[u8]>;
 
 const LENGTH_BYTES: usize = size_of::<u32>();
@@ -36,7 +36,7 @@ pub(super) enum FrameError {
     Malformed,
 }
 
-/// Encodes `value`, whose variable fields the caller has limited.
+/// Encodes a message as a frame; the caller has limited the length of its variable fields.
 pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
     let bytes = postcard::to_extend(value, vec![0; LENGTH_BYTES])
         .expect("messages consist of types that postcard can encode");
@@ -101,10 +101,10 @@ impl fmt::Display for FrameError {
     }
 }
 
-/// Time without a written byte after which a connection that is being closed is given up.
+/// The time without a written byte after which a closing connection is given up.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
-/// Queued frames are joined to one write up to about this size.
+/// The size in bytes up to which queued frames are joined to one write.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// Writes frames to a connection on a thread of its own, so that sending never blocks. The thread sleeps
@@ -143,7 +143,7 @@ pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
 }
 
 impl Outbox {
-    /// Opens the queue of a connection to a peer that sends on what `ranks` ranks have sent.
+    /// Opens the write queue of a connection that carries the messages of `ranks` ranks.
     pub(super) fn open(stream: &TcpStream, ranks: usize) -> io::Result<Self> {
         let stream = stream.try_clone()?;
         stream.set_write_timeout(Some(STALL_MAX))?;
@@ -166,7 +166,7 @@ impl Outbox {
         &self.sender
     }
 
-    /// Starts to close; the drop then only waits until the queue is written.
+    /// Starts to close the connection, so that the drop only waits until the queue is written.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
         let _ = self.sender.queue.send(Item::End);
