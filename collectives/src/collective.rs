@@ -1,4 +1,4 @@
-//! The goals of collectives: which rank provides a block, and which ranks need it.
+//! Defines the goals of collectives, which state which rank provides a block and which ranks need it.
 //!
 //! A collective states what must be true at the end of a start, and not how data moves. The
 //! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the simulator and the
@@ -13,7 +13,7 @@ use std::fmt;
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
-/// States which blocks the output of each rank must hold at the end of a start.
+/// A collective operation, which defines the blocks that the output of each rank must hold at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -43,7 +43,7 @@ pub enum Collective {
     },
 }
 
-/// The ranks on one side of a collective: those that provide data, or those that receive it.
+/// The ranks that provide data in a collective, or the ranks that receive it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     All,
@@ -76,7 +76,7 @@ impl Collective {
         Self::Scatter { root: Rank(0) },
     ];
 
-    /// Returns the name without the root.
+    /// Returns the name of the collective without its root.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all-gather",
@@ -111,7 +111,7 @@ impl Collective {
         }
     }
 
-    /// Returns the collective with another root; without change if it has none.
+    /// Returns the collective with another root, or unchanged if it has no root.
     #[must_use]
     pub const fn with_root(self, root: Rank) -> Self {
         match self {
@@ -122,7 +122,7 @@ impl Collective {
         }
     }
 
-    /// Returns the word between the name and the root: `broadcast from 2`.
+    /// Returns the word between the name and the root in a text such as `broadcast from 2`.
     pub(crate) const fn root_word(self) -> &'static str {
         match self.providers() {
             Side::Only(_) => "from",
@@ -205,17 +205,17 @@ impl Collective {
         (0..ranks).map(Rank).all(|other| other == rank || self.requires(other, rank))
     }
 
-    /// Returns whether every start of every rank [hears from everyone](Self::hears_from_everyone), at any number of ranks.
+    /// Returns whether, for any number of ranks, no rank can end a start before every other rank has entered it.
     pub fn everyone_hears_from_everyone(self) -> bool {
         self.root().is_none()
     }
 
-    /// Returns whether the goal stays the same when all ranks are renumbered by a rotation.
+    /// Returns whether the goal of the collective stays the same when all ranks are renumbered by a rotation.
     pub(crate) fn is_symmetric(self) -> bool {
         self.root().is_none()
     }
 
-    /// Returns whether the block of a rank can be in its output from the start.
+    /// Returns whether the collective can run in place, with the block of a rank in its output from the beginning.
     pub fn runs_in_place(self) -> bool {
         match self {
             Self::AllGather | Self::Broadcast { .. } => true,
@@ -223,7 +223,7 @@ impl Collective {
         }
     }
 
-    /// Returns the name with its article: `an all-gather`.
+    /// Returns the name of the collective with its article, such as `an all-gather`.
     pub fn with_article(self) -> String {
         let name = self.name();
         let article = if name.starts_with('a') { "an" } else { "a" };
@@ -243,7 +243,7 @@ impl Collective {
         }
     }
 
-    /// Checks a plan's number of ranks and its place.
+    /// Checks that the root is one of `ranks` ranks, and that the collective can run in place if `in_place` is true.
     ///
     /// # Errors
     /// What is wrong, if the root is not one of `ranks` ranks, or the collective cannot run in place.
@@ -259,7 +259,7 @@ impl Collective {
     }
 }
 
-/// Writes the name, and the root if there is one: `broadcast from 2`.
+/// Writes the name of the collective, and the root if there is one, such as `broadcast from 2`.
 impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.root(), self.root_word()) {
@@ -285,7 +285,7 @@ mod tests {
         })
     }
 
-    /// A collective that is missing in the list cannot be named in a plan or on a command line.
+    /// Checks that the list names every collective, because others cannot be named in a plan or on a command line.
     #[test]
     fn every_collective_is_listed_once() {
         let number = |one: &Collective| match one {
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(numbers, (0..Collective::ALL.len()).collect::<Vec<_>>());
     }
 
-    /// The shortcut of the verifier is sound only if `hears_from_everyone` follows from the required blocks.
+    /// Checks that `hears_from_everyone` follows from the required blocks, because the verifier relies on it.
     #[test]
     fn only_a_rank_that_needs_every_other_block_hears_from_everyone() {
         for ranks in 1..=4 {

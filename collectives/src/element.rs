@@ -8,23 +8,23 @@ use peerlane_hal::ErrorKind;
 
 use crate::error::Error;
 
-/// The type of an element, as a value.
+/// The type of the elements of a tensor, as a value at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DType {
-    /// 8 bits, unsigned; also plain bytes.
+    /// An unsigned integer of 8 bits, also used for plain bytes.
     U8,
-    /// 32 bits, signed.
+    /// A signed integer of 32 bits.
     I32,
-    /// 64 bits, signed.
+    /// A signed integer of 64 bits.
     I64,
-    /// IEEE 754 half precision.
+    /// A floating-point number of IEEE 754 half precision.
     F16,
-    /// The upper half of an `f32`.
+    /// A bfloat16 floating-point number, which is the upper half of an `f32`.
     Bf16,
-    /// IEEE 754 single precision.
+    /// A floating-point number of IEEE 754 single precision.
     F32,
-    /// IEEE 754 double precision.
+    /// A floating-point number of IEEE 754 double precision.
     F64,
 }
 
@@ -33,7 +33,7 @@ impl DType {
     pub const ALL: [Self; 7] =
         [Self::U8, Self::I32, Self::I64, Self::F16, Self::Bf16, Self::F32, Self::F64];
 
-    /// Returns the name that [`FromStr`] reads.
+    /// Returns the name of the element type, which [`FromStr`] reads.
     pub const fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -79,11 +79,11 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number of which blocks consist.
+/// A number type that the elements of a block can have.
 ///
 /// Every bit pattern is a value, so the bytes of a peer can be read without a check.
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + sealed::Sealed {
-    /// The type, as a value.
+    /// The element type as a value of [`DType`].
     const DTYPE: DType;
 }
 

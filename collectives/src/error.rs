@@ -1,4 +1,4 @@
-//! The error type of this crate.
+//! Defines the error type of this crate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,31 +21,31 @@ struct Body {
 }
 
 impl Error {
-    /// Creates an error.
+    /// Creates an error with a kind for programs and a text for users.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
         Self(Box::new(Body { kind, text: text.into(), peer: None, source: None }))
     }
 
-    /// Adds the rank that the error is about.
+    /// Sets the rank that the error is about.
     #[must_use]
     pub fn with_peer(mut self, peer: Rank) -> Self {
         self.0.peer = Some(peer);
         self
     }
 
-    /// Adds the error that caused this one.
+    /// Sets the error that caused this error.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.0.source = Some(Arc::new(source));
         self
     }
 
-    /// Converts the error of a backend during the call `what`, with the same kind.
+    /// Converts the error that a backend returned during the call `what`, and keeps its kind.
     pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
         Self::of_fabric(what, DynError::new(error))
     }
 
-    /// Creates an error from that of a fabric, whose own error becomes the source.
+    /// Converts the error that a fabric returned during the call `what`, with the error of its backend as the source.
     pub(crate) fn of_fabric(what: impl fmt::Display, error: DynError) -> Self {
         let mut this = Self::new(error.kind(), format!("cannot {what}: {error}"));
         let source: Box<dyn std::error::Error + Send + Sync> = error.into_inner();

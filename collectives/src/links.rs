@@ -1,4 +1,4 @@
-//! Links: latencies and rates of each tier, and the resources that ranks share.
+//! Describes the latencies and rates of each tier's links, and the resources that ranks share.
 //!
 //! All figures are in seconds and bytes per second, as `f64`, and rates count one direction. They are only multiplied and
 //! divided, which gives equal results on all machines; times are compared as [whole picoseconds](picoseconds). A figure
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::plan::{Algorithm, FlagOrder, Tier};
 
-/// The link of each tier, and of a rank to itself.
+/// The links of each tier and of a rank to itself, and the resources of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
@@ -23,7 +23,7 @@ pub struct Links {
     pub network: Link,
     /// The resources that the ranks of one node share.
     pub node: Node,
-    /// The time of a start apart from its steps: from the call to the first step, and from the last step to the return.
+    /// The time of a start before its first step and after its last step, in seconds.
     pub start_seconds: f64,
     /// The additional time of each lane of [`Tier::Local`] after the first, whose engine is forked and joined.
     pub lane_seconds: f64,
@@ -44,16 +44,16 @@ pub struct Link {
     pub flag_seconds: f64,
     /// The time that a signal, or a wait for a flag that is already signalled, occupies its own lane.
     pub step_seconds: f64,
-    /// The time in which the host submits a put. Engines that are slower than that hide it.
+    /// The time that the host takes to submit a put. Engines that are slower than that hide it.
     pub submit_seconds: f64,
     /// The rate of one flow alone (1 / β).
     pub bytes_per_second: f64,
-    /// The rate of a get; `None` if it is that of a put.
+    /// The rate of one get alone; `None` if it equals the rate of a put.
     pub get_bytes_per_second: Option<f64>,
-    /// Rate limit of forwarding bytes that a peer has just put here and that are still in that peer's
-    /// caches; `None` for no limit.
+    /// The maximum rate of forwarding bytes that a peer has just put here and that are still in the peer's caches;
+    /// `None` for no limit.
     pub passed_on_bytes_per_second: Option<f64>,
-    /// Additional latency of forwarding such bytes.
+    /// The additional latency of forwarding bytes that a peer has just put into this rank's memory.
     #[serde(default)]
     pub passed_on_seconds: f64,
     /// The rate of all flows of one lane together, in each direction.
@@ -70,7 +70,7 @@ pub struct Link {
 }
 
 impl Links {
-    /// Returns default links of these kinds.
+    /// Returns links with default figures for these kinds of links.
     pub fn of_kinds(local: LinkKind, network: LinkKind) -> Self {
         let gpu = matches!(local, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         let own = if gpu { Link::self_copy_of_gpu() } else { Link::of_kind(LinkKind::Local) };
@@ -95,7 +95,7 @@ impl Links {
         picoseconds(self.start_seconds).saturating_add(further)
     }
 
-    /// Returns the link over which a lane of `tier` reaches a rank, or itself with `to_self`.
+    /// Returns the link over which a lane of `tier` reaches a peer, or its own rank with `to_self`.
     pub fn of(&self, tier: Tier, to_self: bool) -> &Link {
         match tier {
             _ if to_self => &self.own,
@@ -110,7 +110,7 @@ impl Links {
         checksum(&postcard::to_stdvec(self).unwrap_or_default())
     }
 
-    /// Checks that all figures are possible.
+    /// Checks that all latencies, rates and factors are within their bounds.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the field.
@@ -125,7 +125,7 @@ impl Links {
         check_residuals(&self.residuals)
     }
 
-    /// Returns the links for starts in which one rank reads and writes `bytes` bytes, with the rates that caches allow.
+    /// Returns the links with the copy rates that caches allow if one rank reads and writes `bytes` bytes in a start.
     ///
     /// Between two points of [`Node::cache_factors`] the time per byte is interpolated.
     #[must_use]
@@ -155,10 +155,10 @@ impl Default for Links {
 }
 
 impl Link {
-    /// The rate, in bytes per second, of a resource that limits nothing.
+    /// A rate in bytes per second that is too high to limit any copy.
     pub const UNLIMITED: f64 = 1e12;
 
-    /// Returns a default link of this kind.
+    /// Returns a link with default figures for this kind of link.
     pub fn of_kind(kind: LinkKind) -> Self {
         let (put_seconds, flag_seconds, step_seconds, flow, engine, puts_in_flight) = match kind {
             // 4 x H200, 18 links each (docs/perf/cuda-allgather.md): 1.9 µs for each of a chain of
@@ -204,7 +204,7 @@ impl Link {
         }
     }
 
-    /// Returns the link of a GPU to itself: 2136 GB/s on an H200, assumed for others.
+    /// Returns the link of a GPU to itself, with the rate of an H200, 2136 GB/s, which is assumed for other GPUs.
     fn self_copy_of_gpu() -> Self {
         let rate = 2136e9;
         Self {
@@ -257,7 +257,7 @@ impl Link {
     }
 }
 
-/// Converts seconds to whole picoseconds; 2^64 of them are half a year.
+/// Converts seconds to whole picoseconds, which saturate after about half a year.
 pub fn picoseconds(seconds: f64) -> u64 {
     // A cast from a float saturates.
     (seconds * 1e12).round() as u64
@@ -292,7 +292,7 @@ pub(super) fn invalid(text: String) -> Error {
 pub struct Node {
     /// The number of NICs; `None` if each rank has its own. The rank with local index l uses NIC l mod this number.
     pub nics: Option<u32>,
-    /// The rate of one NIC in each direction; `None` if it does not limit its lanes.
+    /// The rate of one NIC in each direction; `None` if the NIC does not limit its lanes.
     pub nic_bytes_per_second: Option<f64>,
     /// The number of processors of a node; `None` if there is at least one for each rank.
     pub processors: Option<u32>,
@@ -303,21 +303,21 @@ pub struct Node {
     pub cache_factors: Vec<CacheFactor>,
 }
 
-/// The rate of copies in starts that use a certain amount of memory.
+/// The slowdown of copies in starts that use a certain amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheFactor {
-    /// Bytes that one rank reads and writes in a start: its input and its outputs.
+    /// The number of bytes of its input and outputs that one rank reads and writes in a start.
     pub bytes: u64,
     /// The factor by which copies take longer than the links predict.
     pub factor: f64,
-    /// The factor for gets; `None` if it is that of puts. Puts write remote memory and gets read it, and caches treat both
-    /// differently.
+    /// The factor for gets; `None` if it equals the factor for puts. Puts write remote memory and gets read it, and
+    /// caches treat both differently.
     pub gets_factor: Option<f64>,
 }
 
 impl Node {
-    /// Checks that all figures are possible.
+    /// Checks that all counts, rates and factors of the node are within their bounds.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the field.
@@ -349,7 +349,7 @@ impl Node {
     }
 }
 
-/// Interpolates `of` between the points around `bytes`.
+/// Interpolates the value `of` linearly between the two points around `bytes`.
 fn interpolate(factors: &[CacheFactor], bytes: u64, of: impl Fn(&CacheFactor) -> f64) -> f64 {
     let next = factors.partition_point(|point| point.bytes <= bytes);
     match (next.checked_sub(1).map(|before| factors[before]), factors.get(next)) {
@@ -389,17 +389,17 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residual {
-    /// The algorithm, with any number of chunks.
+    /// The algorithm of the corrected all-gather, with any number of chunks.
     pub algorithm: Algorithm,
     /// Whether the operation was in place.
     pub in_place: bool,
-    /// The number of outputs.
+    /// The number of outputs that starts of the operation use in turn.
     pub outputs: u32,
     /// The order of signals and waits relative to copies.
     pub flags: FlagOrder,
     /// Whether network lanes reached the other nodes.
     pub tiers: bool,
-    /// The bytes of each block.
+    /// The length of each block in bytes.
     pub block_bytes: u64,
     /// The measured time divided by the predicted one, [`FACTOR_MIN`](Self::FACTOR_MIN) to [`FACTOR_MAX`](Self::FACTOR_MAX).
     pub factor: f64,

@@ -12,10 +12,10 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
 
-/// Maximum number of ranks in a text, so that a typing error does not exhaust memory.
+/// The maximum number of ranks in a topology text, so that a typing error does not exhaust memory.
 const RANKS_MAX: usize = 1 << 24;
 
-/// The node of every rank. Nodes are numbered from 0 without gaps, and each has at least one rank.
+/// The assignment of every rank to a node. Nodes are numbered from 0 without gaps, and each has at least one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
     node_of_rank: Vec<u32>,
@@ -185,8 +185,8 @@ fn check_no_gap(node_of_rank: &[u32]) -> Result<(), Error> {
 }
 
 impl Topology {
-    /// Returns the topology as [`FromStr`] reads it: `2x4` for 2 nodes of 4 ranks, `3+1+2` for nodes of different sizes, or
-    /// `0,1,0` for the node of every rank.
+    /// Returns the topology in the notation that [`FromStr`] reads. It is `2x4` for 2 nodes of 4 ranks, `3+1+2` for
+    /// nodes of different sizes, or `0,1,0` for the node of every rank.
     pub fn notation(&self) -> String {
         if !self.node_of_rank.is_sorted() {
             return join(self.node_of_rank.iter(), ",");
@@ -208,7 +208,8 @@ impl Topology {
 impl FromStr for Topology {
     type Err = Error;
 
-    /// Reads what [`notation`](Self::notation) writes. A single number is that many ranks on one node.
+    /// Reads a topology in the notation of [`notation`](Self::notation). A single number is that many ranks on one
+    /// node.
     fn from_str(text: &str) -> Result<Self, Error> {
         let invalid = |why: String| {
             let text = format!(
@@ -350,7 +351,7 @@ mod tests {
         assert_snapshot!(text("-1"), @r#"invalid topology "-1": "-1" is not a number"#);
     }
 
-    /// Calibrations on disk are keyed by it.
+    /// Checks that fingerprints never change, because calibrations on disk are keyed by them.
     #[test]
     fn fingerprints_stay_as_they_are() {
         let of = |text: &str| text.parse::<Topology>().unwrap().fingerprint();

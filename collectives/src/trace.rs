@@ -1,4 +1,4 @@
-//! Traces: the timed steps of an operation on this rank.
+//! Defines traces, which record the timed steps of an operation on this rank.
 //!
 //! Times are those at which this rank observed events. A step begins when it has been submitted and the step before it in its
 //! lane has ended, which is exact for engines that execute one step after another.
@@ -20,21 +20,21 @@ pub struct Trace {
     pub is_cut: bool,
 }
 
-/// A lane of a trace.
+/// The properties of a lane whose steps were traced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedLane {
     /// The number of the lane in the plan.
     pub lane: LaneId,
-    /// Tier of the lane's fabric.
+    /// The tier of the fabric that carries the lane.
     pub tier: Tier,
-    /// Backend of the lane's engine, such as `host`.
+    /// The backend of the lane's engine, such as `host`.
     pub backend: String,
 }
 
 /// A start whose steps were timed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStart {
-    /// Number of the start, from 1.
+    /// The number of the start, counted from 1.
     pub epoch: u64,
     /// The time of the start in nanoseconds since 1970, which relates traces of several ranks.
     pub unix_ns: u64,
@@ -45,16 +45,16 @@ pub struct TracedStart {
 /// A traced step, with times in nanoseconds after the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStep {
-    /// The lane that made the step.
+    /// The lane that executed the step.
     pub lane: LaneId,
-    /// The step. A copy in several pieces has several traced steps.
+    /// The step of the plan that was executed. A copy in several pieces has several traced steps.
     pub step: Step,
-    /// Number of bytes that the op copies.
+    /// The number of bytes that the step copies; 0 for a signal or a wait.
     pub bytes: u64,
-    /// Time at which the op was submitted or first polled.
+    /// The time at which the step was submitted or first polled.
     pub submitted_ns: u64,
-    /// The time at which all steps before it in the lane had ended.
+    /// The time at which the step had been submitted and all steps before it in its lane had ended.
     pub begin_ns: u64,
-    /// Time at which the op was found complete, if it was.
+    /// The time at which the step was found complete; `None` if it was not.
     pub end_ns: Option<u64>,
 }

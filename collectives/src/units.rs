@@ -1,16 +1,16 @@
 //! Formats times, sizes and rates with three digits.
 
-/// Formats picoseconds, such as `2.08 ms`.
+/// Formats a time in picoseconds as a text such as `2.08 ms`.
 pub(crate) fn time(picoseconds: u64) -> String {
     scaled(picoseconds as f64 / 1e3, 1e3, &["ns", "µs", "ms", "s"])
 }
 
-/// Formats bytes, such as `1.5 MiB`.
+/// Formats a number of bytes as a text such as `1.5 MiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
-/// Formats bytes per second, such as `392 GB/s`.
+/// Formats a rate in bytes per second as a text such as `392 GB/s`.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     scaled(bytes_per_second, 1e3, &["B/s", "KB/s", "MB/s", "GB/s", "TB/s", "PB/s"])
 }
