@@ -151,7 +151,7 @@ impl Collective {
         self.providers().contains(rank)
     }
 
-    /// Returns whether `rank` has an output.
+    /// Returns whether `rank` receives blocks, and therefore has an output.
     pub fn is_receiver(self, rank: Rank) -> bool {
         self.receivers().contains(rank)
     }
@@ -197,7 +197,7 @@ impl Collective {
         self.has_equal_outputs() && self.only_receiver().is_none()
     }
 
-    /// Returns whether a start of `rank` cannot end before every one of `ranks` ranks has entered that start.
+    /// Returns whether a start of the operation cannot end on `rank` before all `ranks` ranks have entered that start.
     ///
     /// This holds if the output of `rank` must hold a block of every other rank: each block comes from the input
     /// of its provider, which is read only after the provider has entered the start.
@@ -205,7 +205,8 @@ impl Collective {
         (0..ranks).map(Rank).all(|other| other == rank || self.requires(other, rank))
     }
 
-    /// Returns whether, for any number of ranks, no rank can end a start before every other rank has entered it.
+    /// Returns whether, for any number of ranks, no rank can end a start of the operation before every other rank has
+    /// entered it.
     pub fn everyone_hears_from_everyone(self) -> bool {
         self.root().is_none()
     }

@@ -29,7 +29,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// All element types.
+    /// All element types, in the order of their declaration.
     pub const ALL: [Self; 7] =
         [Self::U8, Self::I32, Self::I64, Self::F16, Self::Bf16, Self::F32, Self::F64];
 
@@ -110,7 +110,7 @@ elements! {
     f64 => F64,
 }
 
-/// Returns bytes as elements, without copying.
+/// Returns bytes as elements of the type `T`, without copying.
 ///
 /// # Errors
 /// If the bytes are not aligned for `T`, or are not a whole number of elements.
@@ -119,7 +119,7 @@ pub fn cast<T: Element>(bytes: &[u8]) -> Result<&[T], Error> {
     bytemuck::try_cast_slice(bytes).map_err(|error| refused::<T>(address, length, error))
 }
 
-/// Returns bytes as writable elements, without copying.
+/// Returns bytes as writable elements of the type `T`, without copying.
 ///
 /// # Errors
 /// As [`cast`].

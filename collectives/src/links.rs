@@ -23,7 +23,7 @@ pub struct Links {
     pub network: Link,
     /// The resources that the ranks of one node share.
     pub node: Node,
-    /// The time of a start before its first step and after its last step, in seconds.
+    /// The time of a start of an operation before its first step and after its last step, in seconds.
     pub start_seconds: f64,
     /// The additional time of each lane of [`Tier::Local`] after the first, whose engine is forked and joined.
     pub lane_seconds: f64,
@@ -88,7 +88,8 @@ impl Links {
         }
     }
 
-    /// Returns the time of a start with `local_lanes` lanes of [`Tier::Local`] apart from its steps, in picoseconds.
+    /// Returns the time in picoseconds that a start with `local_lanes` lanes of [`Tier::Local`] takes apart from its
+    /// steps.
     pub fn start(&self, local_lanes: usize) -> u64 {
         let further = local_lanes.saturating_sub(1) as u64;
         let further = picoseconds(self.lane_seconds).saturating_mul(further);
@@ -303,7 +304,7 @@ pub struct Node {
     pub cache_factors: Vec<CacheFactor>,
 }
 
-/// The slowdown of copies in starts that use a certain amount of memory.
+/// The slowdown of copies in operations that use a certain amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheFactor {
@@ -339,7 +340,7 @@ impl Node {
         check_cache_factors(cache_factors)
     }
 
-    /// Returns the factors for puts and for gets in starts that use `bytes` bytes.
+    /// Returns the factors for puts and for gets in operations that use `bytes` bytes.
     pub(super) fn factors(&self, bytes: u64) -> [f64; 2] {
         let gets = |point: &CacheFactor| point.gets_factor.unwrap_or(point.factor);
         [
@@ -391,17 +392,17 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
 pub struct Residual {
     /// The algorithm of the corrected all-gather, with any number of chunks.
     pub algorithm: Algorithm,
-    /// Whether the operation was in place.
+    /// Whether the measured operation was in place.
     pub in_place: bool,
-    /// The number of outputs that starts of the operation use in turn.
+    /// The number of outputs that starts of the measured operation used in turn.
     pub outputs: u32,
     /// The order of signals and waits relative to copies.
     pub flags: FlagOrder,
-    /// Whether network lanes reached the other nodes.
+    /// Whether network lanes reached the other nodes in the measured operation.
     pub tiers: bool,
     /// The length of each block in bytes.
     pub block_bytes: u64,
-    /// The measured time divided by the predicted one, [`FACTOR_MIN`](Self::FACTOR_MIN) to [`FACTOR_MAX`](Self::FACTOR_MAX).
+    /// The measured time divided by the predicted time, [`FACTOR_MIN`](Self::FACTOR_MIN) to [`FACTOR_MAX`](Self::FACTOR_MAX).
     pub factor: f64,
 }
 

@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{LaneId, Step, Tier};
 
-/// The traced starts of one operation on one rank.
+/// The timed steps of one operation on one rank, grouped by start of the operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
     /// The rank that was traced.
     pub rank: u32,
     /// The lanes in which this rank has work.
     pub lanes: Vec<TracedLane>,
-    /// The traced starts, in order of execution.
+    /// The traced starts of the operation, in order of execution.
     pub starts: Vec<TracedStart>,
-    /// Whether later steps are missing because there were too many.
+    /// Whether the trace lacks later steps because there were too many.
     pub is_cut: bool,
 }
 
@@ -31,18 +31,18 @@ pub struct TracedLane {
     pub backend: String,
 }
 
-/// A start whose steps were timed.
+/// One start of an operation, with its timed steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStart {
-    /// The number of the start, counted from 1.
+    /// The number of the operation's start, counted from 1.
     pub epoch: u64,
     /// The time of the start in nanoseconds since 1970, which relates traces of several ranks.
     pub unix_ns: u64,
-    /// The steps of all lanes, lane by lane.
+    /// The timed steps of all lanes, lane by lane.
     pub steps: Vec<TracedStep>,
 }
 
-/// A traced step, with times in nanoseconds after the start.
+/// A timed step, with times in nanoseconds after the start of the operation began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStep {
     /// The lane that executed the step.

@@ -200,7 +200,6 @@ impl Client {
         })
     }
 
-    /// Stops all notices to the listener.
     pub(super) fn stop_notifications(&self) {
         self.state.change(|state| state.has_left = true);
     }
@@ -282,7 +281,7 @@ impl ClientState {
         Ok(sequence)
     }
 
-    /// Ends an exchange, complete or not.
+    /// Ends an exchange, whether or not it is complete.
     pub(crate) fn end_exchange(&mut self, sequence: u64) {
         self.exchanges.remove(&sequence);
     }

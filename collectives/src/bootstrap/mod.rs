@@ -48,7 +48,7 @@ pub enum Notice {
         /// The encoded [`AbortRecord`] that the rank passed to `abort`.
         record: Vec<u8>,
     },
-    /// The connection of a rank closed without a goodbye.
+    /// The connection of a rank closed although the rank had not left the group.
     Lost {
         /// The rank that was lost.
         rank: Rank,
@@ -61,7 +61,7 @@ pub enum Notice {
     Message {
         /// The rank that sent the message.
         from: Rank,
-        /// The bytes of the message.
+        /// The bytes of the message that the rank sent.
         message: Vec<u8>,
     },
     /// A rank has [left](Bootstrap::leave) the group.

@@ -28,7 +28,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All algorithms, the simplest first.
+    /// All algorithms, ordered from the simplest to the most complex.
     pub const ALL: &'static [Self] = &[
         Self::Direct,
         Self::Pull,
@@ -93,7 +93,7 @@ pub enum FlagOrder {
 }
 
 impl FlagOrder {
-    /// Lists both orders of flags.
+    /// Both orders of flags, prompt and batched.
     pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
 
     /// Returns the name of the flag order in texts, options and reports.

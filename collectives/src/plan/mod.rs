@@ -1,4 +1,4 @@
-//! Defines plans, which state as data what one rank does in a start.
+//! Defines plans, which state as data what one rank does in one start of an operation.
 //!
 //! A plan contains no address, no epoch and no vendor. Every flag is signalled once and waited for once in a start. The
 //! executor assigns words and values to flags, and the [layout](crate::layout) assigns bytes to cells. A plan can be written
@@ -52,7 +52,7 @@ pub enum Source {
 pub struct LaneId(pub u32);
 
 impl LaneId {
-    /// The lane in which a start begins and ends for the caller.
+    /// The lane in which a start of the operation begins and ends for the caller.
     pub const HOME: Self = Self(0);
 
     /// Returns the lane as an index into [`Plan::lanes`].
@@ -73,8 +73,8 @@ pub enum Flag {
         /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// Announces that `from` has entered a start, so that its output may be written in the next start. Outputs must be
-    /// used in turn.
+    /// Announces that `from` has entered a start of the operation, so that its output may be written in the next start.
+    /// Outputs must be used in turn.
     ///
     /// It is signalled in one start and [awaited in the next one](Self::lag).
     Free {
@@ -99,20 +99,20 @@ pub enum Flag {
         /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// Lane 0 tells another lane of its rank that the start has begun.
+    /// Lane 0 tells another lane of its rank that a start of the operation has begun.
     Go {
-        /// The lane that may begin the start.
+        /// The lane that may begin its steps.
         lane: LaneId,
     },
-    /// A lane tells lane 0 of its rank that its sources may be reused.
+    /// A lane tells lane 0 of its rank that the sources of its copies may be reused.
     Sent {
-        /// The lane that ends.
+        /// The lane that has ended its steps.
         lane: LaneId,
     },
 }
 
 impl Flag {
-    /// Returns the number of starts between a signal and its wait, which is 0 if both are in the same start.
+    /// Returns the number of operation starts between a signal and its wait, which is 0 if both are in the same start.
     pub const fn lag(self) -> u32 {
         match self {
             Self::Free { .. } => 1,
@@ -154,7 +154,7 @@ pub enum Step {
         /// The rank that waits for the flag.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// The flag that is set.
+        /// The flag that the step sets in the memory of `peer`.
         flag: Flag,
     },
     /// Holds the lane until a flag of this rank is signalled.
@@ -175,7 +175,7 @@ pub struct Lane {
     pub steps: Vec<Step>,
 }
 
-/// The steps of one rank in a start of a collective, as data without addresses.
+/// The steps of one rank in one start of a collective operation, as data without addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -192,8 +192,8 @@ pub struct Plan {
     pub chunks: u32,
     /// Whether the operation runs in place, so that the rank's own block is in its output from the beginning.
     pub in_place: bool,
-    /// The number of outputs between which starts alternate, 1 to [`OUTPUTS_MAX`]. Each has a set of flags
-    /// of its own.
+    /// The number of outputs between which the starts of the operation alternate, 1 to [`OUTPUTS_MAX`]. Each has a set
+    /// of flags of its own.
     ///
     /// With two, a start writes where the start before the last one did, so a rank that has entered the last start need not
     /// signal `ready`.

@@ -1,4 +1,5 @@
-//! Maps the buffers of one operation to the regions of one fabric, and to the parts that each start uses.
+//! Maps the buffers of one operation to the regions of one fabric, and to the parts that each start of the operation
+//! uses.
 //!
 //! A bound step names bytes by rank, buffer and offset. [`OperationBuffers`] maps these names to the regions of one fabric. Two
 //! fabrics over the same bytes share no type: each has its own registrations and imports, and only the names are common.
@@ -21,7 +22,7 @@ use crate::plan::Tier;
 
 /// The alignment of each output relative to the first output, in bytes.
 const OUTPUT_ALIGN_BYTES: u64 = 4096;
-/// The flag value that a captured start signals.
+/// The flag value that a start signals if it is captured into a graph.
 const CAPTURED_VALUE: u64 = 1;
 
 /// The name of a buffer of an operation, equal on all ranks.
@@ -70,7 +71,7 @@ impl fmt::Display for BufferId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferOffset {
     pub(crate) buffer: BufferId,
-    /// The offset in bytes from the beginning of the buffer, or of one start's output in the buffer.
+    /// The offset in bytes from the beginning of the buffer, or of one output in the buffer.
     pub(crate) offset: u64,
 }
 
@@ -81,7 +82,7 @@ pub(crate) struct FlagAddress {
     pub(crate) crosses_tiers: bool,
     /// The index of the flag's 64-bit word in one set of flags.
     pub(crate) word: u64,
-    /// The number of starts between the signal and the wait for it; 0 for a signal.
+    /// The number of operation starts between the signal and the wait for it; 0 for a signal.
     pub(crate) lag: u32,
 }
 
@@ -102,14 +103,14 @@ impl FlagAddress {
 /// The identity of one start of an operation, which determines the flag values and the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// A start that runs now, with its number counted from 1.
+    /// A start of the operation that runs now, with its number counted from 1.
     Eager(u64),
-    /// A start that is recorded into a graph and runs at each replay.
+    /// A start of the operation that is recorded into a graph and runs at each replay.
     Captured,
 }
 
 impl Start {
-    /// Returns the value to which this start sets flags.
+    /// Returns the value to which this start of the operation sets flags.
     pub(crate) fn value(self) -> u64 {
         match self {
             Self::Eager(epoch) => epoch,
@@ -118,7 +119,7 @@ impl Start {
     }
 }
 
-/// The layout of regions that hold several outputs and several sets of flags for alternating starts.
+/// The layout of regions that hold several outputs and several sets of flags for starts that use them in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoubleBuffering {
     outputs: u64,
@@ -156,7 +157,7 @@ impl DoubleBuffering {
         self.outputs * self.output_stride_bytes
     }
 
-    /// Returns the length that a buffer needs if one start uses `bytes` bytes of it.
+    /// Returns the length that a buffer needs if one start of the operation uses `bytes` bytes of it.
     pub(crate) fn buffer_bytes(&self, bytes: u64) -> u64 {
         (self.outputs - 1).saturating_mul(self.output_stride_bytes).saturating_add(bytes)
     }
@@ -166,7 +167,8 @@ impl DoubleBuffering {
         self.flag_sets * self.flag_stride_words * size_of::<u64>() as u64
     }
 
-    /// Returns the offset of a start's output in the memory for all outputs. Captured starts have one output.
+    /// Returns the offset of the output that a start uses in the memory for all outputs. Captured starts have one
+    /// output.
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
         match start {
             Start::Eager(epoch) => epoch % self.outputs * self.output_stride_bytes,

@@ -24,7 +24,7 @@ pub(crate) struct Executor {
     options: ExecutorOptions,
     /// Whether a park on one lane can miss events of another lane or of another fabric.
     park_misses_events: bool,
-    /// The number of the last start that was begun.
+    /// The number of the last start of the operation that was begun.
     started: u64,
     /// The times at which the traced starts began, on the monotonic clock and on the wall clock.
     start_times: Vec<(Instant, SystemTime)>,
@@ -44,13 +44,13 @@ pub(crate) struct ExecutorOptions {
 /// The reason why a start was not enqueued on a stream.
 #[derive(Debug)]
 pub(crate) enum StartFailure {
-    /// The start was refused before anything was submitted; the group continues.
+    /// The start of the operation was refused before anything was submitted; the group continues.
     Refused(Error),
     /// An engine failed, so the group must end.
     Broken(Error),
     /// The engine's queue stayed full until the deadline passed.
     Overdue,
-    /// The group ended before the start was enqueued.
+    /// The group ended before the start of the operation was enqueued.
     Aborted,
 }
 
@@ -434,7 +434,6 @@ mod tests {
         std::mem::take(&mut log.lock().unwrap().lines)
     }
 
-    /// Enqueues one start of the operation on a stream.
     fn start_on(executor: &mut Executor, stream: &Stream) -> Result<(), StartFailure> {
         if executor.is_capturing(stream)? {
             return executor.forked(stream, Executor::capture);

@@ -138,7 +138,7 @@ fn is_entry(step: &Step) -> bool {
 /// The tiers of the lanes that write and read the flags of one rank.
 ///
 /// A writer knows both lanes. A reader does not know the writer of an `arrived` flag. But a local lane signals only ranks of
-/// its own node, so every flag that no rank of the reader's node signals comes over the network. The plans of the own node
+/// its own node, so every flag that no rank of the reader's node signals comes over the network. The plans of this rank's node
 /// are therefore enough.
 #[derive(Debug)]
 pub(crate) struct FlagTiers {

@@ -26,7 +26,7 @@ pub(crate) struct CostRequest<'a> {
     pub(crate) links: &'a Links,
 }
 
-/// The estimated time of the longest path through one rank in a start.
+/// The estimated time of the longest path through one rank in one start of an operation.
 pub(crate) struct PathEstimate {
     /// The terms whose sum is the predicted time, in the order of the path.
     pub(crate) terms: Vec<Term>,
@@ -72,7 +72,6 @@ impl CostRequest<'_> {
         self.shape.tiers && self.sums.nodes > 1
     }
 
-    /// Returns the tier of the lanes between nodes.
     pub(crate) fn tier_between_nodes(&self) -> Tier {
         if self.has_network() { Tier::Network } else { Tier::Local }
     }
@@ -81,7 +80,6 @@ impl CostRequest<'_> {
         if self.has_network() { self.lanes() / 2 } else { self.lanes() }
     }
 
-    /// Returns the number of lanes of each rank.
     pub(crate) fn lanes(&self) -> usize {
         (schedule(self.algorithm).lane_count)(self.sums.nodes as usize, self.shape.tiers)
     }
@@ -149,7 +147,7 @@ pub struct Term {
     pub note: String,
 }
 
-/// The number of bytes that a start moves over the links of one tier.
+/// The number of bytes that one start of an operation moves over the links of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
     /// An upper bound of the bytes that one rank sends or gets, exact if all blocks and nodes are equal.
@@ -170,7 +168,7 @@ impl Term {
     }
 }
 
-/// Returns the bytes of memory that one rank reads and writes in consecutive starts.
+/// Returns the bytes of memory that one rank reads and writes in consecutive starts of an operation.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let (block, all) = (sums.block_bytes_max, sums.total_bytes);
     let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {

@@ -1,13 +1,13 @@
 //! Implements the hierarchical schedules, which send each block once to every other node and distribute it inside the
 //! node.
 //!
-//! *Hierarchical.* Lane 1 puts the own block to one rank of every other node, and waits for nothing else. Meanwhile lane
-//! 0 distributes the own block inside the node; then it puts each chunk that arrives from another node to the other
+//! *Hierarchical.* Lane 1 puts this rank's block to one rank of every other node, and waits for nothing else. Meanwhile lane
+//! 0 distributes this rank's block inside the node; then it puts each chunk that arrives from another node to the other
 //! ranks of its node as soon as it has arrived. Nodes are served in shifted order, so a block from the k-th node before is the
 //! k-th to arrive, and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0 has
 //! only arrivals. Neither is a special case.
 //!
-//! *Hierarchical ring.* Lane 1 puts the own block only to the next node, then forwards every chunk that arrives from the
+//! *Hierarchical ring.* Lane 1 puts this rank's block only to the next node, then forwards every chunk that arrives from the
 //! previous node, until all nodes have it. So a rank has few peers in other nodes for any number of nodes. Two lanes need
 //! each arrival, lane 0 to distribute it and lane 1 to forward it, and each has a flag of its own.
 //!

@@ -100,9 +100,9 @@ pub(crate) struct Schedule {
     pub(crate) needs_measurements: fn(Collective, &Links) -> bool,
     /// Returns the number of lanes of a rank, given the number of nodes and whether there are network lanes.
     pub(crate) lane_count: fn(usize, bool) -> usize,
-    /// Estimates the longest path of a start through a rank on a node with this number of ranks.
+    /// Estimates the longest path of one operation start through a rank on a node with this number of ranks.
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
-    /// Returns the bytes that a start moves inside nodes and between nodes.
+    /// Returns the bytes that one operation start moves inside nodes and between nodes.
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 

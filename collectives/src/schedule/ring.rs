@@ -11,7 +11,7 @@
 //! carries half of the bytes, with half of the hops of one ring.
 //!
 //! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for
-//! arrivals from the own node, and announces them to the network lane by a signal to its own rank. The lane that forwards
+//! arrivals from this rank's node, and announces them to the network lane by a signal to its own rank. The lane that forwards
 //! waits for arrivals from other nodes.
 //!
 //! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one chunk and the wait for the
@@ -135,9 +135,9 @@ fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
 struct Direction<'a> {
     /// All ranks in the order in which a block passes them, beginning with this rank.
     order: &'a [Rank],
-    /// The lane of puts inside a node.
+    /// The lane for puts inside a node.
     local: LaneId,
-    /// The lane of puts between nodes.
+    /// The lane for puts between nodes.
     network: LaneId,
     /// The number of hops that the even chunks of a block make, then the number that the odd chunks make.
     hops: [usize; 2],

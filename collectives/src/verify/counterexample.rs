@@ -108,7 +108,7 @@ impl Fault {
 
 /// An event that must precede a step, but may not have happened before it.
 enum Needed {
-    /// The rank has entered the start with this number, counted from 1.
+    /// The rank has entered the operation start with this number, counted from 1.
     Start(Rank, u32),
     /// The copy at this lane index and step index is complete.
     Copy((usize, usize)),

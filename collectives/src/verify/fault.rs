@@ -140,7 +140,7 @@ pub enum Fault {
         rank: Rank,
         /// The cell that may not have arrived.
         cell: Cell,
-        /// The number of the start that may end too early.
+        /// The number of the operation start that may end too early.
         start: u32,
     },
     /// Two steps copy the same cell into the same output.
@@ -177,7 +177,7 @@ pub enum Fault {
     ReadEarly {
         /// The location of the step that may read too early.
         location: Location,
-        /// The number of the start in which the step may read too early.
+        /// The number of the operation start in which the step may read too early.
         start: u32,
     },
     /// Lanes wait for each other in a cycle.
@@ -186,7 +186,7 @@ pub enum Fault {
         /// The waits that form the cycle. The signal for each comes after the next wait in that wait's lane; for the
         /// last one, after the first.
         waits: Vec<Location>,
-        /// The number of the start in which the lanes block each other.
+        /// The number of the operation start in which the lanes block each other.
         start: u32,
     },
     /// Two lanes signal the same flag.
@@ -221,7 +221,7 @@ pub enum Fault {
         /// The lane that the flag names as its reader.
         lane: LaneId,
     },
-    /// The number of signals of a flag in one start differs from the number of waits for it.
+    /// The number of signals of a flag in one operation start differs from the number of waits for it.
     #[error(
         "{location}: in one start, rank {reader} receives {signals} signals of the flag `{flag}` \
          and waits for it {waits} times, expected 1 signal and 1 wait"
@@ -233,20 +233,20 @@ pub enum Fault {
         reader: Rank,
         /// The flag that is signalled or waited for too often.
         flag: Flag,
-        /// The number of signals of the flag in one start.
+        /// The number of signals of the flag in one operation start.
         signals: usize,
-        /// The number of waits for the flag in one start.
+        /// The number of waits for the flag in one operation start.
         waits: usize,
     },
-    /// A flag is signalled more than once in a start, so a later wait passes on the first value.
+    /// A flag is signalled more than once in an operation start, so a later wait passes on the first value.
     #[error(
         "{second}: the same flag is already signalled in this start, by {first}, so a wait may \
          pass too early; expected one signal"
     )]
     Repeated {
-        /// The location of the first signal of the flag in the start.
+        /// The location of the first signal of the flag in the operation start.
         first: Location,
-        /// The location of the next signal of the flag in the same start.
+        /// The location of the next signal of the flag in the same operation start.
         second: Location,
     },
     /// A flag is signalled again before its reader is known to have consumed the last signal.
@@ -257,7 +257,7 @@ pub enum Fault {
     NotConsumed {
         /// The location of the signal that may come too early.
         location: Location,
-        /// The number of the start in which the signal may come too early.
+        /// The number of the operation start in which the signal may come too early.
         start: u32,
     },
     /// A step may write to the output of a peer while the peer's caller still uses that output.
@@ -270,7 +270,7 @@ pub enum Fault {
         location: Location,
         /// The rank whose output may be overwritten too early.
         peer: Rank,
-        /// The number of the start in which the step may write too early.
+        /// The number of the operation start in which the step may write too early.
         start: u32,
     },
     /// An operation may end while a lane of the same rank still reads the caller's memory.
@@ -280,7 +280,7 @@ pub enum Fault {
         rank: Rank,
         /// The lane that may still read the memory of its rank.
         lane: LaneId,
-        /// The number of the start that may end before the lane has finished its reads.
+        /// The number of the operation start that may end before the lane has finished its reads.
         start: u32,
     },
     /// An operation may end while a get of another rank still reads the caller's memory.
@@ -295,7 +295,7 @@ pub enum Fault {
         peer: Rank,
         /// The lane that executes the get.
         lane: LaneId,
-        /// The number of the start that may end before the get is complete.
+        /// The number of the operation start that may end before the get is complete.
         start: u32,
     },
     /// The algorithm cannot create plans for the given arguments.
@@ -385,7 +385,7 @@ pub enum FaultClass {
 }
 
 impl FaultClass {
-    /// All classes of faults.
+    /// All classes of faults, in the order of their declaration.
     pub const ALL: &'static [Self] = &[
         Self::Disagreement,
         Self::Unknown,

@@ -61,9 +61,10 @@ pub struct Proof {
     pub chunks: u32,
     /// The number of consecutive starts of the operation that the verifier followed.
     pub starts: u32,
-    /// The number of steps that all ranks execute in one start, including the entry and exit of each lane.
+    /// The number of steps that all ranks execute in one start of the operation, including the entry and exit of each
+    /// lane.
     pub steps: usize,
-    /// The number of flags that all ranks use in one start.
+    /// The number of flags that all ranks use in one start of the operation.
     pub flags: usize,
     /// The coverage of the proof, which says whether all ranks or only representatives were followed.
     pub coverage: Coverage,

@@ -33,7 +33,8 @@ pub(super) struct PlanSet {
     pub(super) ranks: u32,
     pub(super) chunks: u32,
     pub(super) in_place: bool,
-    /// The number of outputs that consecutive starts use in turn. Each output has a set of flags of its own.
+    /// The number of outputs that consecutive starts of the operation use in turn. Each output has a set of flags of
+    /// its own.
     pub(super) outputs: u32,
     pub(super) lanes_per_rank: usize,
     pub(super) symmetry: Symmetry,

@@ -356,7 +356,7 @@ fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     sibling_times
 }
 
-/// A step that a lane of one rank reaches in a start.
+/// A step that a lane of one rank reaches in one start of the operation.
 struct Visit {
     /// The index of the lane within its rank.
     lane: usize,

@@ -34,7 +34,8 @@ impl Formation {
         self.ranks
     }
 
-    /// Handles the hello of a connection. A later connection of a rank replaces an earlier one, which the rank has given up.
+    /// Handles the request of a connection to join the new group. A later connection of a rank replaces an earlier one,
+    /// which the rank has given up.
     pub(super) fn arrive(
         &mut self,
         hello: &Hello,
@@ -121,7 +122,6 @@ impl Probes {
         }
     }
 
-    /// Returns whether all ranks that have not arrived are gone.
     pub(super) fn are_gone(&mut self, absent: &[(Rank, SocketAddr)], deadline: Deadline) -> bool {
         absent.iter().all(|rank| self.is_gone(*rank, deadline))
     }

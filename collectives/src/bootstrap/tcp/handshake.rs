@@ -70,8 +70,8 @@ pub(super) enum HelloReply {
 /// The reason why the hub refuses a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Refusal {
-    /// The rank's hello is malformed or does not prove that the rank knows the secret. The rank sees from the proof of
-    /// the hub what is wrong.
+    /// The rank's request is malformed or does not prove that the rank knows the secret. The rank sees from the proof
+    /// of the hub what is wrong.
     Unproven,
     Job {
         job: String,

@@ -222,7 +222,6 @@ impl Hub {
         self.shared.ranks
     }
 
-    /// Returns the secret of the job, if the hub has one.
     pub(super) fn secret(&self) -> Option<Secret> {
         self.shared.secret.clone()
     }
@@ -232,7 +231,6 @@ impl Hub {
         self.shared.allow_unauthenticated
     }
 
-    /// Returns the id of the job, if it is known.
     pub(super) fn job(&self) -> Option<String> {
         self.shared.state.lock().job.clone()
     }
@@ -518,7 +516,6 @@ impl State {
         if self.closing { Err(Refusal::Closing) } else { Ok((Rank(rank), ranks)) }
     }
 
-    /// Counts a connection that failed the handshake.
     fn count_refused(&mut self, origin: SocketAddr, number: u64, reason: &str) {
         let reason = match self.pending.contains_key(&number) {
             true => reason,

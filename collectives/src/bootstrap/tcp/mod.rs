@@ -261,8 +261,8 @@ unsafe impl Bootstrap for TcpBootstrap {
         self.client.listen(listener);
     }
 
-    /// Leaves the group. The rank that runs the hub waits until the others have left or are lost, because the
-    /// hub serves them and this process may end after its goodbye.
+    /// Leaves the group, which the rank that runs the hub does last. The rank that runs the hub waits until the others
+    /// have left or are lost, because the hub serves them and this process may end after its goodbye.
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
         if self.client.begin_leave()? {
             self.send(&Request::Leave);
