@@ -1,4 +1,4 @@
-//! Computes the byte ranges of cells and the memory words of flags.
+//! Computes the byte range of each chunk of a block, and the memory word of each flag.
 //!
 //! Every rank contributes a block: one piece for each of one or several tensors, one after another. Chunks divide the whole
 //! block, so a plan does not depend on tensors. A cell is a range of bytes of a block, with as many [spans](Span) as there
@@ -40,7 +40,7 @@ pub use pieces::{
 /// If the block is aligned to a cache line, no two chunks share one.
 pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
-/// The byte ranges of all cells of one operation. Blocks may have different lengths.
+/// The byte ranges of all chunks of all blocks in one operation. Blocks may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     collective: Collective,
@@ -50,18 +50,18 @@ pub struct Layout {
     placements: Box<[Arc<Placement>]>,
 }
 
-/// The position of a cell if every rank has [`Placement::CONTIGUOUS`] and there is one tensor.
+/// The position of one chunk of a block if every rank has [`Placement::CONTIGUOUS`] and there is one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CellSpan {
     /// The offset from the beginning of the provider's input, in bytes.
     pub input_offset: u64,
     /// The offset from the beginning of the output, in bytes.
     pub output_offset: u64,
-    /// The length of the cell in bytes; 0 if the block is too short to fill every chunk.
+    /// The length of the chunk in bytes; 0 if the block is too short to fill every chunk.
     pub bytes: u64,
 }
 
-/// A range of a cell that is contiguous in its source and in its destination.
+/// A part of one chunk that is contiguous in its source and in its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// The source position, in an input or output of the rank that has the bytes.
@@ -411,7 +411,7 @@ mod tests {
         1 + index as u32 + 1000 * (tensor as u32 + 10 * rank.0)
     }
 
-    /// Copies one cell, and fails if a byte is written twice.
+    /// Copies one chunk in the simulated buffers, and fails if a byte is written twice.
     fn copy(spans: impl Iterator<Item = Span>, from: &Memory, into: &mut Memory, context: &str) {
         for Span { src, dst, bytes } in spans {
             assert!(bytes > 0, "{context}");

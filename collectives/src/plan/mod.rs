@@ -84,9 +84,9 @@ pub enum Flag {
         /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// Announces that a cell has arrived in the reader's output.
+    /// Announces that a chunk of a block has arrived in the reader's output.
     Arrived {
-        /// The cell that has arrived.
+        /// The chunk of a block that has arrived.
         cell: Cell,
         /// The lane in which the reader waits for the flag. If two lanes need a cell, each has its own flag.
         lane: LaneId,
@@ -125,28 +125,28 @@ impl Flag {
     }
 }
 
-/// One step of a lane, which copies a cell, signals a flag or waits for a flag.
+/// One step of a lane, which copies a chunk of a block, signals a flag or waits for a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
-    /// Copies a cell into the output of `peer`, which may be this rank.
+    /// Copies a chunk of a block into the output of `peer`, which may be this rank.
     Put {
         /// The rank that owns the output.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// The cell that is copied.
+        /// The chunk of a block that is copied.
         cell: Cell,
-        /// The buffer from which the cell is read.
+        /// The buffer from which the chunk is read.
         from: Source,
     },
-    /// Copies a cell of `peer`, which may be this rank, into the output of this rank.
+    /// Copies a chunk of a block from the memory of `peer`, which may be this rank, into the output of this rank.
     Get {
         /// The rank whose memory is read.
         #[serde(with = "RankNumber")]
         peer: Rank,
-        /// The cell that is copied.
+        /// The chunk of a block that is copied.
         cell: Cell,
-        /// The buffer from which the cell is read.
+        /// The buffer from which the chunk is read.
         from: Source,
     },
     /// Signals a flag of `peer`, which may be this rank.

@@ -1,4 +1,4 @@
-//! Binds plans to a layout, so that cells become byte offsets and flags become words.
+//! Binds plans to a layout, so that chunks of blocks become byte offsets and flags become words.
 //!
 //! A plan names the flags that its rank waits for, and not their writers. Two questions need the writers:
 //!
@@ -80,7 +80,7 @@ impl Binding<'_> {
         Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
     }
 
-    /// Appends the bound steps of one plan step, which for a copy is one step for each span of its cell.
+    /// Appends the bound steps of one plan step, which for a copy is one step for each contiguous part of its chunk.
     fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
         let in_place = self.plan.in_place;
         match *step {

@@ -121,7 +121,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns puts of cells to one peer, each followed by the signal that announces the put.
+/// Returns puts of chunks to one peer, each followed by the signal that announces the put.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -177,7 +177,7 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the cells that arrive from other nodes at the rank with local index `at`, in the order of their arrival.
+/// Returns the chunks that arrive from other nodes at the rank with local index `at`, in the order of their arrival.
 fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
     let chunks = request.shape.chunks;
     (1..rails.nodes()).flat_map(move |by| {

@@ -1,4 +1,4 @@
-//! Checks that every required cell is copied exactly once, and finds the waits after which a copy is known to be complete.
+//! Checks that every required chunk is copied exactly once, and finds the waits after which a copy is complete.
 
 use peerlane_hal::Rank;
 
@@ -7,13 +7,13 @@ use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
 use crate::plan::{Cell, LaneId, Step};
 
-/// The steps that copy into the outputs of the followed ranks, sorted by cell.
+/// The steps that copy into the outputs of the ranks that the verifier follows, sorted by block and chunk.
 #[derive(Debug)]
 pub(super) struct Copies {
     by_output: Vec<Vec<CellCopy>>,
 }
 
-/// A step that copies one cell into the output of a rank.
+/// A step that copies one chunk of a block into the output of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CellCopy {
     pub(super) cell: Cell,
@@ -103,7 +103,7 @@ impl WaitRange {
     }
 }
 
-/// A lane with gets from the memory of a followed rank.
+/// A lane with gets from the memory of a rank that the verifier follows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Getter {
     pub(super) rank: Rank,
@@ -128,7 +128,7 @@ pub(super) struct Completions {
     lane_ends: Vec<WaitRange>,
     /// For each lane, whether it is lane 0 or ends with a signal to lane 0 of its rank.
     joins_home: Vec<bool>,
-    /// For each followed rank, the lanes with gets from its memory.
+    /// For each rank that the verifier follows, the lanes with gets from the memory of that rank.
     getters: Vec<Vec<Getter>>,
 }
 
@@ -205,17 +205,15 @@ impl Completions {
         }
     }
 
-    /// Returns the waits after which a copy of a followed lane is known to be complete.
+    /// Returns the waits after which a copy is known to be complete.
     pub(super) fn of_copy(&self, (lane, at): (usize, usize)) -> WaitRange {
         self.copies[lane][at]
     }
 
-    /// Returns the waits after which a followed lane no longer reads its sources.
     pub(super) fn of_lane_end(&self, lane: usize) -> WaitRange {
         self.lane_ends[lane]
     }
 
-    /// Returns whether a lane is certain to have ended when lane 0 of its rank has ended.
     pub(super) fn joins_home(&self, lane: usize) -> bool {
         self.joins_home[lane]
     }

@@ -27,7 +27,7 @@ pub struct Location {
     pub lane: LaneId,
     /// The position of the step in its lane.
     pub position: Position,
-    /// The step itself, with its peer and its cell or flag.
+    /// The step itself, with the peer and the chunk or the flag that it names.
     pub step: Step,
 }
 
@@ -106,12 +106,12 @@ pub enum Fault {
         /// The rank whose plan has no lane.
         rank: Rank,
     },
-    /// A step names a rank, cell, flag or lane that does not exist.
+    /// A step names a rank, chunk, flag or lane that does not exist.
     #[error("{location}: {what} does not exist, expected {expected}")]
     Unknown {
         /// The location of the step that names what does not exist.
         location: Location,
-        /// The rank, cell, flag or lane that does not exist, as text.
+        /// The rank, chunk, flag or lane that does not exist, as text.
         what: String,
         /// A text that says which names exist.
         expected: String,
@@ -125,52 +125,52 @@ pub enum Fault {
         /// The location of the step that names a reserved flag.
         location: Location,
     },
-    /// No step copies a required cell into an output.
+    /// No step copies a required chunk of a block into an output.
     #[error("rank {rank}: no step copies cell {cell} into the output of rank {rank}")]
     NeverCopied {
-        /// The rank whose output lacks the cell.
+        /// The rank whose output lacks the chunk.
         rank: Rank,
-        /// The cell that no step copies.
+        /// The chunk of a block that no step copies.
         cell: Cell,
     },
-    /// An operation may end before a cell is known to have arrived in the caller's output.
+    /// An operation may end before a chunk of a block is known to have arrived in the caller's output.
     #[error("rank {rank}: start {start} may end before cell {cell} has arrived in the output")]
     NotArrived {
-        /// The rank whose output may lack the cell.
+        /// The rank whose output may lack the chunk.
         rank: Rank,
-        /// The cell that may not have arrived.
+        /// The chunk of a block that may not have arrived.
         cell: Cell,
         /// The number of the operation start that may end too early.
         start: u32,
     },
-    /// Two steps copy the same cell into the same output.
+    /// Two steps copy the same chunk of a block into the same output.
     #[error("{second}: the same cell is already copied to the same output by {first}")]
     CopiedTwice {
-        /// The location of one step that copies the cell.
+        /// The location of one step that copies the chunk.
         first: Location,
-        /// The location of the other step that copies the cell.
+        /// The location of the other step that copies the chunk.
         second: Location,
     },
-    /// A step of an operation in place copies a cell that its destination contains already.
+    /// A step of an operation in place copies a chunk that its destination contains already.
     #[error(
         "{location}: the step copies the rank's own block, which is already in its output, because \
          the operation is in place"
     )]
     CopiedInPlace {
-        /// The location of the step that copies a cell of the destination's own block.
+        /// The location of the step that copies a chunk of the destination's own block.
         location: Location,
     },
-    /// A step copies a cell into an output that does not need the cell.
+    /// A step copies a chunk of a block into an output that does not need it.
     #[error(
         "{location}: the output of rank {rank} does not need the copied cell; expected no copy"
     )]
     NotRequired {
         /// The location of the step with the superfluous copy.
         location: Location,
-        /// The rank whose output does not need the cell.
+        /// The rank whose output does not need the chunk.
         rank: Rank,
     },
-    /// A step may read a cell before the cell has arrived in its source memory.
+    /// A step may read a chunk of a block before the chunk has arrived in the source memory.
     #[error(
         "{location}: in start {start}, the step may read its source before the data has arrived"
     )]
@@ -362,7 +362,7 @@ fn cycle(waits: &[Location]) -> String {
 pub enum FaultClass {
     /// The plans of different ranks contradict each other.
     Disagreement,
-    /// A plan names a rank, cell, source or lane that does not exist.
+    /// A plan names a rank, chunk, source or lane that does not exist.
     Unknown,
     /// A byte of a result does not arrive.
     Missing,

@@ -9,7 +9,7 @@ use super::fault::{Fault, Location};
 use super::plan_set::PlanSet;
 use crate::plan::{Flag, LaneId, Step, Tier};
 
-/// The flags that the followed ranks read, and the steps that name them.
+/// The flags of the ranks that the verifier follows, and the steps that signal these flags or wait for them.
 #[derive(Debug)]
 pub(super) struct Flags {
     uses: Vec<FlagUse>,

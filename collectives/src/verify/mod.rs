@@ -59,32 +59,32 @@ pub struct Proof {
     pub ranks: u32,
     /// The number of chunks into which each block is cut.
     pub chunks: u32,
-    /// The number of consecutive starts of the operation that the verifier followed.
+    /// The number of consecutive starts of the operation that the verifier checked.
     pub starts: u32,
     /// The number of steps that all ranks execute in one start of the operation, including the entry and exit of each
     /// lane.
     pub steps: usize,
     /// The number of flags that all ranks use in one start of the operation.
     pub flags: usize,
-    /// The coverage of the proof, which says whether all ranks or only representatives were followed.
+    /// The coverage of the proof, which says whether the plans of all ranks or only of some were checked.
     pub coverage: Coverage,
 }
 
-/// The set of ranks whose plans a proof followed, and what it assumes for the others.
+/// The set of ranks whose plans a proof has checked, and what it assumes for the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Coverage {
-    /// The verifier followed the plan of every rank.
+    /// The verifier checked the plan of every rank, step by step.
     Exhaustive,
-    /// The verifier followed only representative ranks, because the plans of all others are rotations of theirs.
+    /// The verifier checked only representative ranks, because the plans of all others are rotations of theirs.
     BySymmetry {
-        /// The representative ranks whose plans the verifier followed.
+        /// The representative ranks whose plans the verifier checked.
         followed: Vec<Rank>,
         /// The number of plans that were compared with the rotated plan of their representative. If it is less than the
         /// number of ranks, the others are assumed to be equal.
         compared: usize,
     },
-    /// The verifier followed only the plans for a smaller topology, made of some of the nodes.
+    /// The verifier checked only the plans for a smaller topology, made of some of the nodes.
     ///
     /// Sums over the plans of all ranks show that each required cell is copied once to each output, and that every signal has
     /// a wait.
@@ -92,9 +92,9 @@ pub enum Coverage {
         /// The number of plans that were added to the sums over all ranks. If it is less than the number of ranks, the
         /// sums were not checked.
         summed: usize,
-        /// The number of ranks whose plans were followed.
+        /// The number of ranks whose plans the verifier checked step by step.
         ranks: usize,
-        /// The number of nodes to which the followed ranks belong.
+        /// The number of nodes of the smaller topology whose plans the verifier checked.
         nodes: usize,
     },
 }
@@ -166,7 +166,7 @@ pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     Ok(Proof::new(first, &set, &flags))
 }
 
-/// Checks the copies, flags, deadlocks and races of all followed lanes.
+/// Checks the copies, flags, deadlocks and races in a set of plans.
 fn follow(set: &PlanSet) -> Result<Flags, Fault> {
     let copies = copies::check(set)?;
     let flags = flags::check(set)?;

@@ -9,7 +9,7 @@ use super::symmetry::Symmetry;
 use crate::collective::Collective;
 use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier};
 
-/// Returns the cells that must be copied to the output of a rank, in ascending order.
+/// Returns the chunks of blocks that must be copied to the output of a rank, in ascending order.
 ///
 /// In place, the rank's own block is in the output from the start.
 pub(super) fn copied_cells(
@@ -38,7 +38,7 @@ pub(super) struct PlanSet {
     pub(super) outputs: u32,
     pub(super) lanes_per_rank: usize,
     pub(super) symmetry: Symmetry,
-    /// The lanes of all followed ranks, rank by rank.
+    /// The lanes of all ranks that the verifier follows, rank by rank.
     pub(super) lanes: Vec<ClosedLane>,
 }
 
@@ -73,18 +73,18 @@ impl PlanSet {
         }
     }
 
-    /// Returns the followed ranks, each with the index of its lane 0.
+    /// Returns the ranks that the verifier follows, each with the index of its lane 0.
     pub(super) fn followed_ranks(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
         let homes = (0..self.lanes.len()).step_by(self.lanes_per_rank);
         homes.map(|home| (self.lanes[home].rank, home))
     }
 
-    /// Returns the index of the followed lane that represents `lane` of `rank`.
+    /// Returns the index of the lane that represents `lane` of `rank` in the verifier.
     pub(super) fn followed_lane(&self, rank: Rank, lane: LaneId) -> usize {
         self.symmetry.number(rank) * self.lanes_per_rank + lane.index()
     }
 
-    /// Returns the number of lanes of all ranks, followed or not.
+    /// Returns the number of lanes of all ranks, including those that the verifier does not follow.
     pub(super) fn all_lanes(&self) -> usize {
         self.ranks as usize * self.lanes_per_rank
     }
@@ -100,7 +100,7 @@ impl PlanSet {
         (Rank::at(index / self.lanes_per_rank), lane)
     }
 
-    /// Returns every step of the followed lanes, as lane index, step index and step.
+    /// Returns every step of the lanes that the verifier follows, as lane index, step index and step.
     pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize, Step)> {
         self.lanes.iter().enumerate().flat_map(|(number, lane)| {
             lane.steps.iter().enumerate().map(move |(at, &step)| (number, at, step))
@@ -111,7 +111,7 @@ impl PlanSet {
         self.lanes[lane].lag(at).into()
     }
 
-    /// Returns whether a cell is in the output of `rank` before any step runs.
+    /// Returns whether a chunk of a block is in the output of `rank` before any step runs.
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
         self.in_place && cell.block == rank
     }
@@ -120,7 +120,7 @@ impl PlanSet {
         self.lanes[lane].location(at)
     }
 
-    /// Returns the location of a followed step, translated to a rank that the followed rank represents.
+    /// Returns the location of a step, translated from a representative to a rank that it represents.
     pub(super) fn rotated_location(&self, rank: Rank, (lane, at): (usize, usize)) -> Location {
         let location = self.location(lane, at);
         let step = self.symmetry.rotated_step(self.symmetry.rotation_of(rank), location.step);
@@ -157,7 +157,7 @@ impl ClosedLane {
     }
 }
 
-/// Checks that plans agree and name only ranks, cells, flags and lanes that exist, and returns the first plan.
+/// Checks that plans agree and name only ranks, chunks, flags and lanes that exist, and returns the first plan.
 ///
 /// `plans` represent those of `ranks` ranks; `owners` has the rank of each plan, in the same order.
 pub(super) fn check<'a>(
@@ -236,7 +236,7 @@ fn check_steps(plan: &Plan) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks that one step names only ranks, cells, flags and lanes that exist.
+/// Checks that one step names only ranks, chunks, flags and lanes that exist.
 struct StepCheck<'a> {
     plan: &'a Plan,
     location: Location,
@@ -256,7 +256,7 @@ impl StepCheck<'_> {
         }
     }
 
-    /// Checks that the ranks, the cell and the source of a copy exist; `owner` is the rank that is read.
+    /// Checks that the ranks, the chunk and the source of a copy exist; `owner` is the rank that is read.
     fn check_copy(&self, peer: Rank, cell: Cell, from: Source, owner: Rank) -> Result<(), Fault> {
         self.check_rank(peer)?;
         self.check_cell(cell)?;

@@ -24,9 +24,9 @@ use crate::topology::Topology;
 /// Limits on the number of plan steps that a proof processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// The number of steps of all ranks up to which the proof follows every plan.
+    /// The number of steps of all ranks up to which the proof checks every plan step by step.
     pub followed_steps: usize,
-    /// The number of steps of all ranks up to which the proof follows every plan if no rank represents another.
+    /// The number of steps of all ranks up to which the proof checks every plan if no rank represents another.
     pub asymmetric_steps: usize,
     /// The number of steps of all ranks up to which every plan is compared or summed up, instead of a sample of plans.
     pub compared_steps: usize,
@@ -40,7 +40,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// A budget without limits, with which the proof follows every plan.
+    /// A budget without limits, with which the proof checks every plan step by step.
     pub const UNLIMITED: Self = Self {
         followed_steps: usize::MAX,
         asymmetric_steps: usize::MAX,

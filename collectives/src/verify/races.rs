@@ -23,7 +23,7 @@ use super::happens_before::{Event, HappensBefore, VectorClocks};
 use super::plan_set::PlanSet;
 use crate::plan::{Cell, LaneId, Source, Step};
 
-/// Checks all steps of the followed ranks for races.
+/// Checks all steps of the ranks that the verifier follows for races.
 pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(), Fault> {
     let mut check = RaceCheck {
         set,
@@ -72,11 +72,11 @@ impl Fact {
     }
 }
 
-/// The step that is being checked, in a lane of a followed rank.
+/// The step that is being checked, in a lane of one rank.
 #[derive(Clone, Copy)]
 struct Current {
     rank: Rank,
-    /// The index of the rank's lane 0 among all followed lanes.
+    /// The index of the rank's lane 0 among all lanes that the verifier follows.
     home: usize,
     lane: usize,
     at: usize,
@@ -204,7 +204,7 @@ impl RaceCheck<'_> {
             || waits.indices().any(|wait| self.is_found(current, fact(self.completions.wait(wait))))
     }
 
-    /// Returns whether a copied cell is known to be in the output of `rank`.
+    /// Returns whether a copied chunk of a block is known to be in the output of `rank`.
     fn knows_copied(&mut self, current: Current, rank: Rank, cell: Cell) -> bool {
         let symmetry = &self.set.symmetry;
         let back = symmetry.rotation_back(rank);
@@ -314,12 +314,12 @@ impl RaceCheck<'_> {
     }
 }
 
-/// For each signal of a followed lane, the times that this lane then knows of the other lanes of its rank.
+/// For each signal of a lane, the times that this lane then knows of the other lanes of its rank.
 ///
 /// Times are relative to the beginning of the start.
 type SiblingTimes = Vec<Vec<i64>>;
 
-/// Computes [`SiblingTimes`] for all followed lanes; the result is empty if each rank has one lane.
+/// Computes [`SiblingTimes`] for all lanes that the verifier follows; the result is empty if each rank has one lane.
 fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     let lanes = set.lanes_per_rank;
     let mut sibling_times = SiblingTimes::new();
