@@ -6,46 +6,41 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::{Fabric, Rank, Region as _, Ticket};
 
-use crate::engine::{OpId, QueuedOp};
 use crate::error::Error;
-use crate::memory::{Backing, Import, Registration};
-use crate::queues::{NetworkOp, NetworkQueue};
-use crate::transport::{Context, LocalBuffers};
+use crate::memory::{Backing, RegionTable, Registration};
+use crate::ops::{OpId, QueuedOp, ResolvedOp};
+use crate::queues::{DeviceCopier, NetworkOp, NetworkQueue};
 use crate::wire::{InboxLayout, MESSAGE_BYTES, Message, RING_MESSAGES, SLOTS};
 use crate::{NetLocal, NetRemote};
 
-/// An op with the regions that it uses, which it keeps alive until it is complete.
-pub(crate) enum ResolvedOp<D: Fabric, N: Fabric> {
-    Put {
-        dst: Arc<Import<D, N>>,
-        to: u64,
-        src: Arc<Registration<D, N>>,
-        from: u64,
-        bytes: u64,
-    },
-    Get {
-        dst: Arc<Registration<D, N>>,
-        to: u64,
-        src: Arc<Import<D, N>>,
-        from: u64,
-        bytes: u64,
-    },
-    Signal {
-        flag: Arc<Import<D, N>>,
-        word: u64,
-        value: u64,
-    },
-    /// The reply to a peer's get, which sends bytes of a region of this rank.
-    Reply {
-        get: u64,
-        src: Arc<Registration<D, N>>,
-        from: u64,
-        bytes: u64,
-    },
+/// The memory of this rank that peers write to and that messages are sent from.
+pub(crate) struct LocalBuffers<N: Fabric> {
+    pub(crate) rank: Rank,
+    pub(crate) layout: InboxLayout,
+    pub(crate) inbox: Arc<NetLocal<N>>,
+    /// The memory that messages are sent from, with the same layout as the inboxes of peers.
+    pub(crate) outbox: Arc<NetLocal<N>>,
+    pub(crate) flags: Arc<NetLocal<N>>,
+}
+
+impl<N: Fabric> LocalBuffers<N> {
+    /// Returns a flag of this rank that peers use as a counter of messages.
+    pub(crate) fn flag(&self, word: u64) -> &AtomicU64 {
+        let flags = self.flags.flags().expect("checked when the fabric was opened");
+        &flags[word as usize]
+    }
+}
+
+/// Borrows the parts of the transport that are needed to start an op or to process a message.
+pub(crate) struct Context<'a, D: Fabric, N: Fabric> {
+    pub(crate) copier: &'a mut DeviceCopier<D>,
+    pub(crate) network: &'a mut NetworkQueue<N>,
+    pub(crate) gets: &'a mut OpenGets<D, N>,
+    pub(crate) regions: &'a RegionTable<D, N>,
 }
 
 /// A put of bytes that the network transfers before a message.

@@ -26,6 +26,7 @@ mod channel;
 mod engine;
 mod error;
 mod memory;
+mod ops;
 mod queues;
 mod transport;
 mod wire;
@@ -151,7 +152,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
         let held = |region: &Arc<NetLocal<N>>| DynRegion::new(Arc::clone(region));
         let copier = DeviceCopier::open(device, &held(&outbox), &held(&inbox), deadline)?;
         let regions = Arc::new(RegionTable::default());
-        let buffers = transport::LocalBuffers { rank, layout, inbox, outbox, flags };
+        let buffers = channel::LocalBuffers { rank, layout, inbox, outbox, flags };
         let transport = Transport::new(buffers, ranks, copier, Arc::clone(&regions));
         let inner = Inner {
             rank,

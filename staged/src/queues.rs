@@ -9,8 +9,8 @@ use peerlane_hal::{
     RemoteKey as _, Role, Ticket,
 };
 
-use crate::engine::OpId;
 use crate::error::Error;
+use crate::ops::OpId;
 use crate::{DevLocal, DevRemote, NetLocal, NetRemote};
 
 /// An op for the engine of the network, which keeps its regions alive.

@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Caps, CopyEngine as _, ErrorKind, Fabric, Rank, Region as _, Ticket};
+use peerlane_hal::{Caps, CopyEngine as _, ErrorKind, Fabric, Rank, Ticket};
 use peerlane_toolkit::Poison;
 
-use crate::channel::{Event, OpenGets, Receiver, ResolvedOp, Sender, Started};
-use crate::engine::{OpId, OpQueue};
+use crate::channel::{Context, Event, LocalBuffers, OpenGets, Receiver, Sender, Started};
 use crate::error::Error;
 use crate::memory::RegionTable;
+use crate::ops::{OpId, OpQueue, ResolvedOp};
 use crate::queues::{DeviceCopier, NetworkQueue};
 use crate::wire::InboxLayout;
-use crate::{Inner, NetLocal, NetRemote};
+use crate::{Inner, NetRemote};
 
 /// The maximum number of ops in the queue of one engine.
 pub(crate) const QUEUE_OPS: usize = 4096;
@@ -35,32 +35,6 @@ const PASSES_MAX: usize = 8;
 /// The time in which transfers of a released engine may end by themselves. If the network is stuck, it is
 /// released too after this time, and carries nothing any more.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The memory of this rank that peers write to and that messages are sent from.
-pub(crate) struct LocalBuffers<N: Fabric> {
-    pub(crate) rank: Rank,
-    pub(crate) layout: InboxLayout,
-    pub(crate) inbox: Arc<NetLocal<N>>,
-    /// The memory that messages are sent from, with the same layout as the inboxes of peers.
-    pub(crate) outbox: Arc<NetLocal<N>>,
-    pub(crate) flags: Arc<NetLocal<N>>,
-}
-
-impl<N: Fabric> LocalBuffers<N> {
-    /// Returns a flag of this rank that peers use as a counter of messages.
-    pub(crate) fn flag(&self, word: u64) -> &AtomicU64 {
-        let flags = self.flags.flags().expect("checked when the fabric was opened");
-        &flags[word as usize]
-    }
-}
-
-/// Borrows the parts of the transport that are needed to start an op or to process a message.
-pub(crate) struct Context<'a, D: Fabric, N: Fabric> {
-    pub(crate) copier: &'a mut DeviceCopier<D>,
-    pub(crate) network: &'a mut NetworkQueue<N>,
-    pub(crate) gets: &'a mut OpenGets<D, N>,
-    pub(crate) regions: &'a RegionTable<D, N>,
-}
 
 /// The connection to a peer, with a sender and a receiver of messages.
 struct Channel<D: Fabric, N: Fabric> {
