@@ -95,6 +95,7 @@ pub(crate) const STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 pub(crate) const STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
 pub(crate) const STREAM_CAPTURE_STATUS_NONE: c_int = 0;
 pub(crate) const STREAM_CAPTURE_STATUS_ACTIVE: c_int = 1;
+pub(crate) const EVENT_DEFAULT: c_uint = 0;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_32: c_uint = 2;

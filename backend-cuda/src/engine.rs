@@ -204,10 +204,11 @@ impl StreamCalls for Context {
         })
     }
 
-    fn create_event(&self) -> Result<EventHandle, Error> {
+    fn create_event(&self, timed: bool) -> Result<EventHandle, Error> {
         let mut raw = std::ptr::null_mut();
+        let flags = if timed { sys::EVENT_DEFAULT } else { sys::EVENT_DISABLE_TIMING };
         // SAFETY: the context is current; the result is stored in a local.
-        let code = unsafe { (self.driver.event_create)(&raw mut raw, sys::EVENT_DISABLE_TIMING) };
+        let code = unsafe { (self.driver.event_create)(&raw mut raw, flags) };
         self.check("cuEventCreate", code)?;
         Ok(EventHandle(raw))
     }
@@ -233,6 +234,15 @@ impl StreamCalls for Context {
         // SAFETY: the caller upholds the contract of this method.
         let code = unsafe { (self.driver.event_query)(event.0) };
         is_done(self, "cuEventQuery", code)
+    }
+
+    unsafe fn milliseconds(&self, begin: EventHandle, end: EventHandle) -> Result<f32, Error> {
+        let mut milliseconds = 0.0;
+        let elapsed = self.driver.event_elapsed_time;
+        // SAFETY: the caller upholds the contract of this method; the result is stored in a local.
+        let code = unsafe { elapsed(&raw mut milliseconds, begin.0, end.0) };
+        self.check("cuEventElapsedTime", code)?;
+        Ok(milliseconds)
     }
 }
 
@@ -293,14 +303,15 @@ impl CopyCalls for Context {
         self.check("cuMemcpyBatchAsync", code)
     }
 
-    unsafe fn clear(
+    unsafe fn set(
         &self,
         stream: StreamHandle,
         address: DevicePtr,
+        value: u8,
         bytes: usize,
     ) -> Result<(), Error> {
         // SAFETY: the caller upholds the contract of this method.
-        let code = unsafe { (self.driver.memset_d8_async)(address, 0, bytes, stream.0) };
+        let code = unsafe { (self.driver.memset_d8_async)(address, value, bytes, stream.0) };
         self.check("cuMemsetD8Async", code)
     }
 }

@@ -104,6 +104,7 @@ table! {
         event_destroy = "cuEventDestroy_v2" (CUevent);
         event_record = "cuEventRecord" (CUevent, CUstream);
         event_query = "cuEventQuery" (CUevent);
+        event_elapsed_time = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
     }
     optional {
         // In this form, with 64-bit values, since CUDA 11.7.

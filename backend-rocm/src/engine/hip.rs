@@ -180,11 +180,12 @@ impl StreamCalls for Context {
         })
     }
 
-    fn create_event(&self) -> Result<EventHandle, Error> {
+    fn create_event(&self, timed: bool) -> Result<EventHandle, Error> {
         let mut event = std::ptr::null_mut();
         let create = self.hip.calls.event_create_with_flags;
+        let flags = if timed { hip::hipEventDefault } else { hip::hipEventDisableTiming };
         // SAFETY: the device is current; the result is stored in a local.
-        let code = unsafe { create(&raw mut event, hip::hipEventDisableTiming) };
+        let code = unsafe { create(&raw mut event, flags) };
         self.check("hipEventCreateWithFlags", code)?;
         Ok(EventHandle(event.cast()))
     }
@@ -211,6 +212,15 @@ impl StreamCalls for Context {
         // SAFETY: the caller upholds the contract of this function.
         let code = unsafe { (self.hip.calls.event_query)(event_of(event)) };
         is_complete(self, "hipEventQuery", code)
+    }
+
+    unsafe fn milliseconds(&self, begin: EventHandle, end: EventHandle) -> Result<f32, Error> {
+        let mut milliseconds = 0.0;
+        let elapsed = self.hip.calls.event_elapsed_time;
+        // SAFETY: the caller upholds the contract of this function; the result is stored in a local.
+        let code = unsafe { elapsed(&raw mut milliseconds, event_of(begin), event_of(end)) };
+        self.check("hipEventElapsedTime", code)?;
+        Ok(milliseconds)
     }
 }
 
@@ -290,16 +300,17 @@ impl CopyCalls for Context {
         Ok(())
     }
 
-    unsafe fn clear(
+    unsafe fn set(
         &self,
         stream: StreamHandle,
         address: DevicePtr,
+        value: u8,
         bytes: usize,
     ) -> Result<(), Error> {
         let address = address as *mut c_void;
         // SAFETY: the caller upholds the contract of this function.
         let code =
-            unsafe { (self.hip.calls.memset_d8_async)(address, 0, bytes, stream_of(stream)) };
+            unsafe { (self.hip.calls.memset_d8_async)(address, value, bytes, stream_of(stream)) };
         self.check("hipMemsetD8Async", code)
     }
 }

@@ -1,22 +1,26 @@
-//! Streams, events, graphs and memory of one GPU, as the measurement uses them.
+//! Streams, events, graphs and memory of one GPU for the measurement, over the device traits of the toolkit.
 //!
-//! Every wait has a deadline, and nothing uses the legacy default stream.
+//! Every wait has a deadline, and nothing uses the legacy default stream. No thread captures while another thread of the
+//! rank calls the driver, so that no call must be kept out of captures.
 
-use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerlane::Deadline;
+use peerlane::hal::{Error, ErrorKind};
+use peerlane::{Deadline, Element, Operation, cuda, rocm};
+use peerlane_toolkit::device::{
+    CopyCalls, CopyKind, DeviceContext, EventHandle, ExecHandle, GraphCalls, IpcCalls, IpcHandle,
+    MemoryCalls, PeerDevice, PeerOptions, StreamCalls, StreamDevice, StreamHandle,
+};
 
-use super::driver::{CallError, Cuda, Direction, Driver, Handle, Hip, Transfer};
 use crate::allgather::target::Backend;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 
 /// Time that a wait polls without sleeping, to see an early completion at once.
 const SPIN: Duration = Duration::from_micros(200);
-/// Time between two polls after that.
+/// Time that a wait sleeps between two polls, after it has spun.
 const NAP: Duration = Duration::from_micros(50);
 
 /// A range of GPU memory.
@@ -26,55 +30,61 @@ pub(super) struct Span {
     pub(super) bytes: u64,
 }
 
-/// An open GPU.
 #[derive(Clone)]
 pub(super) struct Gpu {
     ordinal: u32,
-    backend: Backend,
-    driver: Arc<dyn Driver>,
+    context: Context,
     timeout: Duration,
 }
 
-/// A stream, destroyed on drop.
-pub(super) struct Stream {
-    gpu: Gpu,
-    raw: Handle,
+#[derive(Clone)]
+enum Context {
+    Cuda(Arc<cuda::Context>),
+    Rocm(Arc<rocm::Context>),
 }
 
-/// An event, destroyed on drop.
-pub(super) struct Event {
+/// A stream, an event, a graph or memory of a GPU, destroyed on drop.
+pub(super) struct Owned<T: Resource> {
     gpu: Gpu,
-    raw: Handle,
+    raw: T,
 }
 
-/// An executable graph, destroyed on drop.
-pub(super) struct Graph {
-    gpu: Gpu,
-    raw: Handle,
-}
+pub(super) type Stream = Owned<StreamHandle>;
+pub(super) type Event = Owned<EventHandle>;
+pub(super) type Graph = Owned<ExecHandle>;
+pub(super) type Memory = Owned<Allocated>;
+pub(super) type ImportedMemory = Owned<Imported>;
 
-/// GPU memory, freed on drop.
-pub(super) struct Memory {
-    gpu: Gpu,
-    address: u64,
-    bytes: u64,
-}
+pub(super) struct Allocated(Span);
 
-/// Memory of another process, closed on drop.
-pub(super) struct ImportedMemory {
-    gpu: Gpu,
-    address: u64,
+/// The address of memory of another process.
+pub(super) struct Imported(u64);
+
+/// Calls a method of the context, and turns an error into a failure that says what the GPU cannot do.
+macro_rules! call {
+    ($gpu:expr, $what:expr, $context:ident => $call:expr) => {
+        match &$gpu.context {
+            Context::Cuda($context) => $call.map_err(|error| $gpu.refused($what, &error)),
+            Context::Rocm($context) => $call.map_err(|error| $gpu.refused($what, &error)),
+        }
+    };
 }
 
 impl Gpu {
     /// Opens a GPU that the backend has found; waits on it end after `timeout`.
     pub(super) fn open(backend: Backend, ordinal: u32, timeout: Duration) -> Result<Self> {
-        let opened: std::result::Result<Arc<dyn Driver>, CallError> = match backend {
-            Backend::Rocm => Hip::open(ordinal).map(|driver| Arc::new(driver) as _),
-            _ => Cuda::open(ordinal).map(|driver| Arc::new(driver) as _),
+        let cannot = |error: &dyn std::fmt::Display| {
+            Failure::failed(format!("GPU {ordinal}: cannot open: {error}"))
         };
-        let driver = opened.map_err(|error| refused(ordinal, "open", error))?;
-        Ok(Self { ordinal, backend, driver, timeout })
+        let context = match backend {
+            Backend::Rocm => <rocm::Context as PeerDevice>::open(&PeerOptions::on_device(ordinal))
+                .map(Context::Rocm)
+                .map_err(|error| cannot(&error))?,
+            _ => <cuda::Context as PeerDevice>::open(&PeerOptions::on_device(ordinal))
+                .map(Context::Cuda)
+                .map_err(|error| cannot(&error))?,
+        };
+        Ok(Self { ordinal, context, timeout })
     }
 
     /// Returns the longest duration of a wait.
@@ -82,26 +92,31 @@ impl Gpu {
         self.timeout
     }
 
-    /// Converts an error of the driver to a failure of the run.
-    fn check<T>(&self, what: &str, result: std::result::Result<T, CallError>) -> Result<T> {
-        result.map_err(|error| refused(self.ordinal, what, error))
-    }
-
-    /// Returns the backend of the GPU.
-    pub(super) fn backend(&self) -> Backend {
-        self.backend
+    fn refused(&self, what: impl std::fmt::Display, error: &impl Error) -> Failure {
+        let ordinal = self.ordinal;
+        let failure = Failure::failed(format!("GPU {ordinal}: cannot {what}: {error}"));
+        match error.kind() {
+            ErrorKind::OutOfMemory => failure.with_advice(
+                "lower --max-bytes, or run nvidia-smi or rocm-smi to see which process uses the memory",
+            ),
+            _ => failure,
+        }
     }
 
     /// Makes this GPU current on this thread.
     pub(super) fn enter(&self) -> Result<()> {
-        self.check("make the GPU current", self.driver.enter())
+        call!(self, "make the GPU current", context => context.make_current().map(drop))
+    }
+
+    fn own<T: Resource>(&self, raw: T) -> Owned<T> {
+        Owned { gpu: self.clone(), raw }
     }
 
     /// Creates a stream that does not synchronise with the default stream.
     pub(super) fn stream(&self) -> Result<Rc<Stream>> {
         self.enter()?;
-        let raw = self.check("create a stream", self.driver.create_stream())?;
-        Ok(Rc::new(Stream { gpu: self.clone(), raw }))
+        let raw = call!(self, "create a stream", context => context.create_stream(false))?;
+        Ok(Rc::new(self.own(raw)))
     }
 
     /// Creates an event with a timestamp.
@@ -111,34 +126,36 @@ impl Gpu {
 
     fn event_of(&self, timed: bool) -> Result<Event> {
         self.enter()?;
-        let raw = self.check("create an event", self.driver.create_event(timed))?;
-        Ok(Event { gpu: self.clone(), raw })
+        Ok(self.own(call!(self, "create an event", context => context.create_event(timed))?))
     }
 
     /// Returns the number of copies that this GPU can make at the same time, at least 1.
     pub(super) fn copy_engines(&self) -> Result<usize> {
         self.enter()?;
-        let engines = self.check("count the copy engines", self.driver.copy_engines())?;
-        Ok(usize::try_from(engines).unwrap_or(1).max(1))
+        let limits = call!(self, "count the copy engines", context => context.stream_limits())?;
+        Ok(limits.copy_engines.max(1) as usize)
     }
 
-    /// Returns the free memory in bytes.
     pub(super) fn free_bytes(&self) -> Result<u64> {
         self.enter()?;
-        Ok(self.check("read the free memory", self.driver.free_bytes())? as u64)
+        Ok(match &self.context {
+            Context::Cuda(context) => context.free_bytes().free,
+            Context::Rocm(context) => context.free_bytes().free,
+        })
     }
 
-    /// Records an event on a stream.
     pub(super) fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
-        // SAFETY: event and stream are borrowed, so they are not destroyed.
-        self.check("record an event", unsafe { self.driver.record(event.raw, stream.raw) })
+        call!(self, "record an event", context => {
+            // SAFETY: event and stream are borrowed, so they are not destroyed.
+            unsafe { context.record_event(event.raw, stream.raw) }
+        })
     }
 
     /// Makes later work on a stream wait for an event.
     pub(super) fn stream_wait_event(&self, stream: &Stream, event: &Event) -> Result<()> {
-        // SAFETY: event and stream are borrowed, so they are not destroyed.
-        self.check("wait for an event", unsafe {
-            self.driver.stream_wait_event(stream.raw, event.raw)
+        call!(self, "wait for an event", context => {
+            // SAFETY: event and stream are borrowed, so they are not destroyed.
+            unsafe { context.wait_for_event(stream.raw, event.raw) }
         })
     }
 
@@ -147,13 +164,13 @@ impl Gpu {
         self.enter()?;
         let deadline = Deadline::after(self.timeout);
         let started_at = Instant::now();
-        loop {
-            // SAFETY: the event is borrowed, so it is not destroyed.
-            let is_complete = unsafe { self.driver.is_complete(event.raw) };
-            let failed = |error| self.check(&format!("complete {what}"), Err(error));
-            if is_complete.or_else(failed)? {
-                break;
-            }
+        let has_passed = || {
+            call!(self, format_args!("complete {what}"), context => {
+                // SAFETY: the event is borrowed, so it is not destroyed.
+                unsafe { context.has_passed(event.raw) }
+            })
+        };
+        while !has_passed()? {
             if deadline.has_passed() {
                 let Self { ordinal, timeout, .. } = self;
                 let text = format!("GPU {ordinal}: {what} did not complete within {timeout:?}");
@@ -183,72 +200,61 @@ impl Gpu {
 
     /// Returns the milliseconds from `begin` to `end`, both complete; negative if `end` came first.
     pub(super) fn milliseconds(&self, begin: &Event, end: &Event) -> Result<f32> {
-        // SAFETY: both events are borrowed, so they are not destroyed.
-        let milliseconds = unsafe { self.driver.milliseconds(begin.raw, end.raw) };
-        self.check("read the time of an event", milliseconds)
+        call!(self, "read the time of an event", context => {
+            // SAFETY: both events are borrowed, so they are not destroyed.
+            unsafe { context.milliseconds(begin.raw, end.raw) }
+        })
     }
 
-    /// Allocates memory.
     pub(super) fn allocate(&self, bytes: u64) -> Result<Memory> {
         self.enter()?;
         let length = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
-        let address = self.driver.allocate(length);
-        let address = self.check(&format!("allocate {}", Size(bytes)), address)?;
-        Ok(Memory { gpu: self.clone(), address, bytes })
+        let what = format_args!("allocate {}", Size(bytes));
+        let address = call!(self, what, context => context.allocate(length))?;
+        Ok(self.own(Allocated(Span { address, bytes })))
     }
 
     /// Sets every byte of a span, on `stream`.
     pub(super) fn set(&self, stream: &Stream, span: Span, value: u8) -> Result<()> {
         self.enter()?;
         let bytes = span.bytes as usize;
-        // SAFETY: the owner of the span keeps it until the stream is finished; every caller waits for
-        // that.
-        let set = unsafe { self.driver.set(stream.raw, span.address, value, bytes) };
-        self.check("set memory", set)
+        call!(self, "set memory", context => {
+            // SAFETY: the owner of the span keeps it until the stream is finished; every caller waits for
+            // that.
+            unsafe { context.set(stream.raw, span.address, value, bytes) }
+        })
     }
 
     /// Copies `staging` to `address`, waits, and returns `staging`.
-    pub(super) fn upload(
-        &self,
-        stream: &Stream,
-        address: u64,
-        staging: Vec<u8>,
-    ) -> Result<Vec<u8>> {
-        self.pass(stream, address, staging, Direction::ToDevice)
+    pub(super) fn upload(&self, stream: &Stream, to: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
+        self.pass(stream, staging, "copy from the host", |host| (to, host))
     }
 
     /// Copies from `address` into all of `staging`, waits, and returns `staging`.
-    pub(super) fn download(
-        &self,
-        stream: &Stream,
-        address: u64,
-        staging: Vec<u8>,
-    ) -> Result<Vec<u8>> {
-        self.pass(stream, address, staging, Direction::ToHost)
+    pub(super) fn download(&self, stream: &Stream, from: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
+        self.pass(stream, staging, "copy to the host", |host| (host, from))
     }
 
-    /// Copies between the device and `staging`, which lives until the copy is complete.
+    /// Copies between the device and `staging`, which is leaked until the copy is complete. `ends` returns the
+    /// destination and the source.
     fn pass(
         &self,
         stream: &Stream,
-        address: u64,
         staging: Vec<u8>,
-        direction: Direction,
+        what: &str,
+        ends: impl FnOnce(u64) -> (u64, u64),
     ) -> Result<Vec<u8>> {
         self.enter()?;
         let staging = Box::leak(staging.into_boxed_slice());
-        let (host, bytes) = (staging.as_mut_ptr() as u64, staging.len());
-        let (to, from, what) = match direction {
-            Direction::ToHost => (host, address, "copy to the host"),
-            _ => (address, host, "copy from the host"),
-        };
-        let transfer = Transfer { to, from, bytes, direction };
-        // SAFETY: `staging` is leaked until the copy is complete; the owner of the device memory keeps
-        // it until then.
-        let copied = unsafe { self.driver.copy(stream.raw, transfer) };
-        self.check(what, copied)?;
+        let ((to, from), bytes) = (ends(staging.as_mut_ptr() as u64), staging.len());
+        call!(self, what, context => {
+            // SAFETY: `staging` is leaked until the copy is complete; the owner of the device memory keeps
+            // it until then.
+            unsafe { context.copy(stream.raw, to, from, bytes, CopyKind::Host) }
+        })?;
         self.finish(stream, &format!("a {what}"))?;
-        Ok(reclaim(staging))
+        // SAFETY: `staging` is the slice of a leaked box, and this is its only reference.
+        Ok(unsafe { Box::from_raw(std::ptr::from_mut(staging)) }.into_vec())
     }
 
     /// Copies between two addresses on `stream`; the destination may be on another GPU.
@@ -263,119 +269,169 @@ impl Gpu {
         from: u64,
         bytes: u64,
     ) -> Result<()> {
-        let (bytes, direction) = (bytes as usize, Direction::Devices);
-        let transfer = Transfer { to, from, bytes, direction };
-        // SAFETY: the caller guarantees both ranges.
-        let copied = unsafe { self.driver.copy(stream.raw, transfer) };
-        self.check("copy", copied)
+        call!(self, "copy", context => {
+            // SAFETY: the caller guarantees both ranges.
+            unsafe { context.copy(stream.raw, to, from, bytes as usize, CopyKind::Peer) }
+        })
     }
 
     /// Opens memory of another process from its [handle](Memory::handle).
     pub(super) fn open_memory(&self, handle: &[u8]) -> Result<ImportedMemory> {
         self.enter()?;
-        let handle: [u8; 64] = handle.try_into().map_err(|_| {
+        let handle = handle.try_into().map(IpcHandle).map_err(|_| {
             let length = handle.len();
             Failure::failed(format!(
                 "the IPC memory handle of a peer has {length} bytes, expected 64"
             ))
         })?;
-        let address = self.driver.open_ipc(handle);
-        let address = self.check("open a peer's memory (IPC)", address)?;
-        Ok(ImportedMemory { gpu: self.clone(), address })
+        let what = "open a peer's memory (IPC)";
+        Ok(self.own(Imported(call!(self, what, context => context.open_ipc(&handle))?)))
     }
 
     /// Starts to capture the work of this thread on `stream`.
     pub(super) fn begin_capture(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: the stream is borrowed, so it is not destroyed.
-        self.check("begin a capture", unsafe { self.driver.begin_capture(stream.raw) })
+        call!(self, "begin a capture", context => {
+            // SAFETY: the stream is borrowed, so it is not destroyed.
+            unsafe { context.begin_capture(stream.raw) }
+        })
     }
 
     /// Ends the capture and returns the graph; `what` names the captured work.
     pub(super) fn end_capture(&self, stream: &Stream, what: &str) -> Result<Graph> {
-        // SAFETY: the stream is borrowed, so it is not destroyed.
-        let raw = unsafe { self.driver.end_capture(stream.raw) };
-        let raw = self.check(&format!("capture {what}"), raw)?;
-        Ok(Graph { gpu: self.clone(), raw })
+        let captured = call!(self, format_args!("capture {what}"), context => {
+            // SAFETY: the stream is borrowed, so it is not destroyed.
+            unsafe { end_capture(&**context, stream.raw) }
+        });
+        Ok(self.own(captured?))
     }
 
-    /// Launches a graph on `stream`.
     pub(super) fn launch(&self, graph: &Graph, stream: &Stream) -> Result<()> {
-        // SAFETY: graph and stream are borrowed, so they are not destroyed.
-        self.check("launch a graph", unsafe { self.driver.launch(graph.raw, stream.raw) })
+        call!(self, "launch a graph", context => {
+            // SAFETY: graph and stream are borrowed, so they are not destroyed.
+            unsafe { context.launch(graph.raw, stream.raw) }
+        })
     }
 }
 
+/// Ends a capture, and instantiates the recorded graph.
+///
+/// # Safety
+/// The stream is alive.
+unsafe fn end_capture<D: GraphCalls>(
+    context: &D,
+    stream: StreamHandle,
+) -> std::result::Result<ExecHandle, D::Error> {
+    // SAFETY: the caller guarantees the stream.
+    let graph = unsafe { context.end_capture(stream) }?;
+    // SAFETY: the graph was just captured.
+    let exec = unsafe { context.instantiate(graph) };
+    // SAFETY: this is the only handle of the captured graph; the executable graph does not need it.
+    unsafe { context.destroy_graph(graph) };
+    exec
+}
+
 impl Stream {
-    /// Returns the GPU of the stream.
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
     /// Returns the handle for other libraries of the vendor.
-    pub(super) fn raw(&self) -> *mut c_void {
-        self.raw
+    pub(super) fn raw(&self) -> *mut std::ffi::c_void {
+        self.raw.0
+    }
+
+    /// Enqueues a start on the stream. The lease on the result can end at once: nothing on the
+    /// device reads the output between two starts, and the host reads it only after it has waited
+    /// for the stream. The caller keeps the stream for as long as the operation.
+    pub(super) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
+        match &self.gpu.context {
+            Context::Cuda(_) => {
+                // SAFETY: the stream belongs to the primary context of this GPU, and the caller keeps it.
+                let stream = unsafe { cuda::Stream::from_raw(self.raw.0) };
+                drop(operation.start_on(&stream)?);
+            }
+            Context::Rocm(_) => {
+                // SAFETY: as for CUDA.
+                let stream = unsafe { rocm::Stream::from_raw(self.raw.0) };
+                drop(operation.start_on(&stream)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts after the work on the stream. If the host drives the engines, waits for that work and
+    /// for the completion of the start.
+    pub(super) fn start_after<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
+        if operation.report().takes_streams() {
+            return self.start(operation);
+        }
+        self.gpu.finish(self, "earlier work on the stream")?;
+        Ok(operation.run()?)
     }
 }
 
 impl Memory {
     /// Returns the whole range.
     pub(super) fn span(&self) -> Span {
-        Span { address: self.address, bytes: self.bytes }
+        self.raw.0
     }
 
     /// Returns the IPC handle with which another process can open the memory.
     pub(super) fn handle(&self) -> Result<Vec<u8>> {
-        self.gpu.enter()?;
-        // SAFETY: the memory is allocated until `self` is dropped.
-        let handle = unsafe { self.gpu.driver.ipc_handle(self.address) };
-        Ok(self.gpu.check("export memory (IPC)", handle)?.to_vec())
+        let (gpu, Span { address, .. }) = (&self.gpu, self.span());
+        gpu.enter()?;
+        let handle = call!(gpu, "export memory (IPC)", context => context.ipc_handle(address))?;
+        Ok(handle.0.to_vec())
     }
 }
 
 impl ImportedMemory {
     /// Returns the address in this process.
     pub(super) fn address(&self) -> u64 {
-        self.address
+        self.raw.0
     }
 }
 
-/// Implements `Drop` with the GPU made current. If it cannot be made current, its context is gone
-/// with all its resources.
-macro_rules! dropped {
-    ($($owner:ident: $destroy:ident($raw:ident);)*) => {$(
-        impl Drop for $owner {
-            fn drop(&mut self) {
-                if self.gpu.enter().is_ok() {
-                    // SAFETY: the resource was created by this driver, and its user has waited for the
-                    // streams.
-                    unsafe { self.gpu.driver.$destroy(self.$raw) };
-                }
+/// A handle or an address that the driver takes back.
+pub(super) trait Resource {
+    /// Gives the resource back. An error of the driver has no remedy.
+    ///
+    /// # Safety
+    /// The resource was created by this context, is not used afterwards, and its user has waited for the streams.
+    unsafe fn destroy<D: StreamDevice>(&self, context: &D);
+}
+
+macro_rules! destroyed {
+    ($($resource:ident: |$raw:ident, $context:ident| $destroy:expr;)*) => {$(
+        impl Resource for $resource {
+            unsafe fn destroy<D: StreamDevice>(&self, $context: &D) {
+                let $raw = self;
+                // SAFETY: the caller upholds the rules of the trait, which are those of this call.
+                unsafe { $destroy }
             }
         }
     )*};
 }
 
-dropped! {
-    Stream: destroy_stream(raw);
-    Event: destroy_event(raw);
-    Graph: destroy_graph(raw);
-    Memory: free(address);
-    ImportedMemory: close_ipc(address);
+destroyed! {
+    StreamHandle: |stream, context| D::destroy_stream(context.library(), *stream);
+    EventHandle: |event, context| D::destroy_event(context.library(), *event);
+    ExecHandle: |graph, context| context.destroy_exec(*graph);
+    Allocated: |memory, context| context.free(memory.0.address);
+    Imported: |memory, context| context.close_ipc(memory.0);
 }
 
-/// Returns the box that was leaked as `staging`.
-fn reclaim(staging: &'static mut [u8]) -> Vec<u8> {
-    // SAFETY: `staging` is the slice of a leaked box, and this is its only reference.
-    unsafe { Box::from_raw(std::ptr::from_mut(staging)) }.into_vec()
-}
-
-fn refused(ordinal: u32, what: &str, refusal: CallError) -> Failure {
-    let failure = Failure::failed(format!("GPU {ordinal}: cannot {what}: {}", refusal.text));
-    if refusal.out_of_memory {
-        failure.with_advice(
-            "lower --max-bytes, or run nvidia-smi or rocm-smi to see which process uses the memory",
-        )
-    } else {
-        failure
+impl<T: Resource> Drop for Owned<T> {
+    /// Makes the GPU current first. If that fails, its context is gone with all its resources.
+    fn drop(&mut self) {
+        if self.gpu.enter().is_err() {
+            return;
+        }
+        match &self.gpu.context {
+            // SAFETY: the resource was created by this context, and its user has waited for the streams.
+            Context::Cuda(context) => unsafe { self.raw.destroy(&**context) },
+            // SAFETY: as for CUDA.
+            Context::Rocm(context) => unsafe { self.raw.destroy(&**context) },
+        }
     }
 }

@@ -2,20 +2,17 @@
 
 use std::rc::Rc;
 
-use peerlane::{Element, Group, Operation, Rank, cuda, rocm};
+use peerlane::{Element, Group, Operation, Rank};
 
 use super::candidate::Implementation;
 use super::device::{Span, Stream};
 use crate::allgather::setup::{Setup, Variant, with_dtype};
-use crate::allgather::target::Backend;
 use crate::error::Result;
 
 /// A prepared all-gather and the stream on which it starts.
 struct PeerlaneGather<T> {
     operation: Operation<T>,
-    stream: StreamArg,
-    /// Keeps the raw stream valid.
-    kept: Rc<Stream>,
+    stream: Rc<Stream>,
     ranks: usize,
 }
 
@@ -39,8 +36,7 @@ pub(super) fn prepare(
         let operation: Operation<T> = setup.prepare(group, block_length, variant)?;
         let report = operation.report().clone();
         let input = input(setup, &operation, group.rank(), block_length)?;
-        let (stream, kept) = (StreamArg::of(stream), Rc::clone(stream));
-        let ours = PeerlaneGather { operation, stream, kept, ranks: group.ranks() };
+        let ours = PeerlaneGather { operation, stream: Rc::clone(stream), ranks: group.ranks() };
         Ok(Prepared { implementation: Box::new(ours), report, input })
     })
 }
@@ -87,7 +83,7 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
         if self.operation.report().takes_streams() {
             return Ok(());
         }
-        self.kept.gpu().finish(&self.kept, "earlier work on the stream")
+        self.stream.gpu().finish(&self.stream, "earlier work on the stream")
     }
 
     fn output(&self) -> Result<Vec<Span>> {
@@ -100,48 +96,4 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
 
 fn span(memory: peerlane::group::MemoryRange) -> Span {
     Span { address: memory.base.as_ptr() as u64, bytes: memory.bytes }
-}
-
-/// A stream in the type of the backend.
-pub(super) enum StreamArg {
-    Cuda(cuda::Stream),
-    Rocm(rocm::Stream),
-}
-
-impl StreamArg {
-    /// Wraps a stream. The caller keeps the stream for as long as the result is used.
-    pub(super) fn of(stream: &Stream) -> Self {
-        match stream.gpu().backend() {
-            // SAFETY: the stream belongs to the primary context of this GPU, and the caller keeps it
-            // alive.
-            Backend::Rocm => Self::Rocm(unsafe { rocm::Stream::from_raw(stream.raw()) }),
-            // SAFETY: as for ROCm.
-            _ => Self::Cuda(unsafe { cuda::Stream::from_raw(stream.raw()) }),
-        }
-    }
-
-    /// Starts after the work on the stream. If the host drives the engines, waits for that work and
-    /// for the completion of the start.
-    pub(super) fn start_after<T: Element>(
-        &self,
-        stream: &Stream,
-        operation: &mut Operation<T>,
-    ) -> Result<()> {
-        if operation.report().takes_streams() {
-            return self.start(operation);
-        }
-        stream.gpu().finish(stream, "earlier work on the stream")?;
-        Ok(operation.run()?)
-    }
-
-    /// Enqueues a start on the stream. The lease on the result can end at once: nothing on the
-    /// device reads the output between two starts, and the host reads it only after it has waited
-    /// for the stream.
-    pub(super) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
-        match self {
-            Self::Cuda(stream) => drop(operation.start_on(stream)?),
-            Self::Rocm(stream) => drop(operation.start_on(stream)?),
-        }
-        Ok(())
-    }
 }

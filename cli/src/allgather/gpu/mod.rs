@@ -11,7 +11,7 @@
 //! | `overlap` | all-gathers and compute work together |
 //! | `timer` | times of starts on a stream |
 //! | `content` | filling and comparing GPU memory |
-//! | `device`, `driver` | a GPU and the calls of its driver |
+//! | `device` | streams, events, graphs and memory of a GPU |
 
 use std::time::Duration;
 
@@ -31,7 +31,6 @@ mod baselines;
 mod candidate;
 mod content;
 mod device;
-mod driver;
 mod gather;
 mod limit;
 mod measure;

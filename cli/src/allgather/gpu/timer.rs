@@ -11,7 +11,6 @@ use peerlane::Operation;
 
 use super::candidate::Candidate;
 use super::device::{Event, Gpu, Stream};
-use super::gather::StreamArg;
 use crate::error::Result;
 
 /// Starts whose host time is measured; few enough that the queue does not fill.
@@ -45,7 +44,7 @@ impl StreamTimer {
 
     /// Blocks the stream until the streams of all ranks have reached this call. Collective.
     pub(super) fn align_ranks(&mut self) -> Result<()> {
-        StreamArg::of(&self.stream).start_after(&self.stream, &mut self.start_barrier)
+        self.stream.start_after(&mut self.start_barrier)
     }
 
     /// Returns the device time of one start on this rank. Collective.

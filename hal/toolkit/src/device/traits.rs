@@ -190,8 +190,7 @@ pub trait MemoryCalls: DeviceContext {
 
 /// Creates, queries and destroys streams and events of a device.
 ///
-/// Streams do not synchronize with the default stream, and events record no time. Streams and events are
-/// queried under [`DeviceContext::enter_relaxed`].
+/// Streams do not synchronize with the default stream. Streams and events are queried under [`DeviceContext::enter_relaxed`].
 pub trait StreamCalls: DeviceContext {
     /// Creates a stream, which has the highest priority if `urgent` is set. With that priority, it need not share a
     /// hardware queue with streams that wait.
@@ -244,11 +243,12 @@ pub trait StreamCalls: DeviceContext {
     /// The stream is alive.
     unsafe fn capture_state(&self, stream: StreamHandle) -> Result<CaptureState, Self::Error>;
 
-    /// Creates an event, which records no time.
+    /// Creates an event. A timed event also records when the work in front of it was complete, which takes
+    /// the device longer.
     ///
     /// # Errors
     /// Returns the driver's error.
-    fn create_event(&self) -> Result<EventHandle, Self::Error>;
+    fn create_event(&self, timed: bool) -> Result<EventHandle, Self::Error>;
 
     /// Destroys an event of the driver. Queued waits for it are not affected.
     ///
@@ -291,6 +291,16 @@ pub trait StreamCalls: DeviceContext {
     /// # Safety
     /// The event is alive.
     unsafe fn has_passed(&self, event: EventHandle) -> Result<bool, Self::Error>;
+
+    /// Returns the milliseconds from one timed event to another; negative if `end` passed first.
+    ///
+    /// # Errors
+    /// Returns the driver's error, also if one of the events has not passed.
+    ///
+    /// # Safety
+    /// Both events are alive.
+    unsafe fn milliseconds(&self, begin: EventHandle, end: EventHandle)
+    -> Result<f32, Self::Error>;
 }
 
 /// Enqueues writes of 64-bit words and waits for them on a stream.
@@ -394,17 +404,18 @@ pub trait CopyCalls: StreamCalls {
         copies: CopyBatch<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Enqueues a memset on a stream that sets bytes to 0.
+    /// Sets every byte of a span to `value` in a stream.
     ///
     /// # Errors
     /// Returns the driver's error.
     ///
     /// # Safety
     /// As for [`copy`](Self::copy).
-    unsafe fn clear(
+    unsafe fn set(
         &self,
         stream: StreamHandle,
         address: DevicePtr,
+        value: u8,
         bytes: usize,
     ) -> Result<(), Self::Error>;
 }

@@ -90,7 +90,7 @@ impl<D: RegionDevice> TransferQueue<D> {
         // From here on, a drop undoes what is done.
         let mut queue =
             Self { context: Arc::clone(context), stream, event, staging, may_be_running: false };
-        queue.event = Some(context.create_event()?);
+        queue.event = Some(context.create_event(false)?);
         let host = context.allocate_host(STAGING_BYTES)?;
         let staging = queue.staging.insert(Staging { host, device: 0 });
         // SAFETY: it is pinned.
@@ -144,7 +144,7 @@ impl<D: RegionDevice> Transfer<D> {
         let mut call = self.begin(TIMEOUT, "clear memory")?;
         let stream = call.queue.stream;
         // SAFETY: the stream belongs to the queue, and the region to the caller, who has not shared it yet.
-        call.run(unsafe { self.context.clear(stream, address, bytes as usize) })
+        call.run(unsafe { self.context.set(stream, address, 0, bytes as usize) })
     }
 
     pub(super) fn upload(&self, address: DevicePtr, bytes: &[u8]) -> Result<(), D::Error> {

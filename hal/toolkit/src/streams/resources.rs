@@ -171,7 +171,7 @@ pub(super) struct Event<D: StreamCalls> {
 
 impl<D: StreamCalls> Event<D> {
     pub(super) fn create(context: &D) -> Result<Self, D::Error> {
-        Ok(Self { library: context.library(), raw: context.create_event()? })
+        Ok(Self { library: context.library(), raw: context.create_event(false)? })
     }
 
     /// Records the event on a stream, after all work that was enqueued so far.
@@ -357,7 +357,7 @@ impl DevicePage {
         stream: &OwnStream<D>,
     ) -> Result<(), D::Error> {
         // SAFETY: the page is never freed. The context is current.
-        unsafe { context.clear(stream.raw(), self.device, PAGE_BYTES) }
+        unsafe { context.set(stream.raw(), self.device, 0, PAGE_BYTES) }
     }
 
     /// Gives the page to the next engine, after the last stream and graph that use it. No stream and no graph
