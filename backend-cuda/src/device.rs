@@ -47,7 +47,7 @@ impl ComputeMode {
 
 /// The features for memory and streams that the driver reports for a device.
 ///
-/// A reported feature may still be refused when it is used. [`try_handles`] tests those for which this is
+/// A reported feature may still be refused when it is used. [`try_handles`](crate::try_handles) tests those for which this is
 /// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

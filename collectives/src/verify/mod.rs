@@ -19,7 +19,7 @@
 //! that the signal was consumed knows that the flag is 0. Captured starts have one output and flags of their own, so eager
 //! starts between them change nothing that is known.
 //!
-//! For many ranks, [`prove`] makes the plans itself and lets some ranks represent others; the [`Coverage`] of the proof
+//! For many ranks, [`prove()`] makes the plans itself and lets some ranks represent others; the [`Coverage`] of the proof
 //! states its extent.
 //!
 //! Lanes are run with their `go` and `sent` flags; fork and join give the same order. Bytes are left out on purpose: cells
