@@ -6,9 +6,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use hmac::{Hmac, KeyInit, Mac};
+use hmac_sha256::HMAC;
 use peerlane_collectives::bootstrap::tcp::Hub;
-use sha2::Sha256;
 
 pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x04\0\0\0";
 
@@ -60,12 +59,12 @@ pub(crate) fn hello(rank: u32, ranks: u32) -> Vec<u8> {
 
 /// Returns the proof of one side for a message, after the messages of the handshake before it.
 pub(crate) fn proof(secret: &str, side: &str, messages: &[&[u8]]) -> [u8; 32] {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    let mut mac = HMAC::new(secret.as_bytes());
     for part in [side.as_bytes()].iter().chain(messages) {
-        mac.update(&(part.len() as u64).to_le_bytes());
+        mac.update((part.len() as u64).to_le_bytes());
         mac.update(part);
     }
-    mac.finalize().into_bytes().into()
+    mac.finalize()
 }
 
 /// Returns the frame of a message with its proof, if there is one.

@@ -16,7 +16,6 @@ use std::fmt;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 
-use hmac::Mac as _;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -178,10 +177,7 @@ impl Sealed {
         message: &impl Serialize,
     ) -> Self {
         let message = postcard::to_stdvec(message).expect("messages consist of plain data");
-        let proof = secret.map(|secret| {
-            let mac = secret.mac(&parts(side, earlier, &message));
-            mac.finalize().into_bytes().into()
-        });
+        let proof = secret.map(|secret| secret.mac(&parts(side, earlier, &message)).finalize());
         Self { proof, message: Blob(message) }
     }
 
@@ -198,7 +194,9 @@ impl Sealed {
             (Some(_), None) => return Err(OpenError::NoProof),
             (Some(secret), Some(proof)) => {
                 let mac = secret.mac(&parts(side, earlier, &self.message.0));
-                mac.verify_slice(proof).map_err(|_| OpenError::WrongProof)?;
+                if !mac.finalize_verify(proof) {
+                    return Err(OpenError::WrongProof);
+                }
             }
         }
         match postcard::take_from_bytes(&self.message.0) {
