@@ -77,7 +77,40 @@ impl Default for EngineRequirements {
 /// The connections of one rank to its peers, with the memory and the engines to reach them.
 ///
 /// First [`connect`](Self::connect) all peers, then import their regions and create engines. An engine reaches the peers that
-/// were connected before it was created.
+/// were connected before it was created. A fabric whose only rank connects to itself:
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use peerlane_hal::{
+///     At, CopyEngine, Deadline, EngineRequirements, Fabric, Op, PeerMemory, Rank, Region, Role,
+/// };
+/// use peerlane_host as host;
+///
+/// let soon = Deadline::after(Duration::from_secs(5));
+/// let mut fabric = host::Fabric::open(Rank(0), 1)?;
+/// fabric.connect(Rank(0), &fabric.address(), soon)?;
+/// let local = fabric.memory().allocate(8, Role::Data)?;
+/// let key = fabric.memory().export(&local)?;
+/// let imported = fabric.memory().import(Rank(0), &key, soon)?;
+/// // SAFETY: nobody else uses the region yet.
+/// unsafe { local.base().as_ptr().write(7) };
+///
+/// let mut engine = fabric.engine(EngineRequirements::default())?;
+/// let put = Op::Put {
+///     dst: At { region: &imported, offset: 4 },
+///     src: At { region: &local, offset: 0 },
+///     bytes: 4,
+/// };
+/// // SAFETY: both ranges are in bounds and disjoint, and the regions live until the put is complete.
+/// let ticket = unsafe { engine.submit(&[put]) }?;
+/// while engine.completed()? < ticket {
+///     engine.park(soon.remaining())?;
+/// }
+/// // SAFETY: the put is complete.
+/// assert_eq!(unsafe { local.base().as_ptr().add(4).read() }, 7);
+/// # Ok::<(), host::Error>(())
+/// ```
 ///
 /// # Safety
 /// The rank never changes. Engines reach regions of this fabric's memory, of this rank and of connected peers, under the

@@ -1,4 +1,16 @@
-//! Groups: the ranks that are connected and run operations together.
+//! Connects ranks to groups, which run operations together and end together.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `mod.rs`, `options.rs` | [`Group`], and the options with which it opens |
+//! | `operation/` | operations: description, plan, preparation, starts |
+//! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
+//! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
+//! | `side.rs` | buffers, imports and engines of an operation on one fabric |
+//! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
+//! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and the threads that watch and drive them |
+//! | `control.rs`, `end.rs` | the decision why a group ends, and its report to the caller |
+//! | `report.rs` | the report of how an operation runs |
 
 mod agreement;
 mod buffer;
