@@ -1,4 +1,4 @@
-//! Gives access to the input and the output of an operation between starts, and to those of a start on a stream.
+//! Methods that read and write the input and output memory of an operation.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,11 +13,11 @@ use crate::layout::{BufferPosition, InputPlacement, OutputPlacement};
 use crate::plan::Source;
 use crate::run::buffers::{BufferId, Start};
 
-/// A range of bytes of a buffer.
 type Bytes = (BufferId, Range<u64>);
 
 impl<T: Element> Operation<T> {
-    /// Returns the input for writing. If an earlier start is not complete, waits for it first.
+    /// Returns the input elements of this operation for writing. If an earlier start is not complete, waits for it
+    /// first.
     ///
     /// # Errors
     /// The reason why the group has ended, or if only a device can write the input, it is not contiguous (then use
@@ -28,7 +28,8 @@ impl<T: Element> Operation<T> {
         self.own_mut(bytes)
     }
 
-    /// Returns this rank's piece of a tensor, to be filled before a start, after waiting for a start that is still open.
+    /// Returns this rank's piece of an input tensor for writing. If an earlier start is not complete, waits for it
+    /// first.
     ///
     /// # Errors
     /// The reason why the group has ended, or if only a device can write it, there is no such tensor, or it is in a window.
@@ -39,7 +40,7 @@ impl<T: Element> Operation<T> {
         self.own_mut(bytes)
     }
 
-    /// Returns the [`output`](Self::output) for writing.
+    /// Returns the output elements of this operation for writing; see [`output`](Self::output).
     ///
     /// # Errors
     /// As [`output`](Self::output).
@@ -49,7 +50,7 @@ impl<T: Element> Operation<T> {
         self.own_mut(bytes)
     }
 
-    /// Returns an output buffer for writing.
+    /// Returns the elements of one output buffer for writing.
     ///
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer).
@@ -59,21 +60,22 @@ impl<T: Element> Operation<T> {
         self.own_mut(bytes)
     }
 
-    /// Returns the memory of the input, for work on a stream before a start.
+    /// Returns the address range of the input, for work on a stream before the operation starts.
     ///
     /// With several tensors it may be in pieces; this is the first piece then.
     pub fn input_memory(&self) -> MemoryRange {
         self.memory(self.input_bytes().unwrap_or_else(|_| self.input_piece_bytes(0)))
     }
 
-    /// Returns the memory of the last start's output. With two outputs in turn, the next start uses the other.
+    /// Returns the address range of the output that the last start wrote. With two outputs in turn, the next start
+    /// uses the other.
     ///
     /// With several output buffers this is the first.
     pub fn output_memory(&self) -> MemoryRange {
         self.memory_of_output(Start::Eager(self.state.prepared.started()))
     }
 
-    /// Returns the memory of what `rank` contributes to a tensor in the last start.
+    /// Returns the address range of the piece that `rank` contributed to a tensor in the last start.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
@@ -143,7 +145,6 @@ impl<T: Element> Operation<T> {
         element::cast_mut(unsafe { buffer::bytes_mut(self.state.view.region(buffer), bytes) }?)
     }
 
-    /// Returns an error if the buffer is in a window, because only the window knows its users.
     fn check_no_window(&self, buffer: BufferId) -> Result<(), Error> {
         let (window, what) = match buffer {
             BufferId::Input(_) => (self.state.windows[0].is_some(), "input"),
@@ -162,13 +163,13 @@ fn invalid<R>(text: String) -> Result<R, Error> {
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
-/// Gives access to the output of the last start, and prevents the next start.
+/// Read access to the output of an operation; the operation cannot start again while this value exists.
 pub struct Received<'a, T> {
     operation: &'a Operation<T>,
 }
 
 impl<'a, T: Element> Received<'a, T> {
-    /// Returns the whole output buffer: one tensor after another, each with its blocks in rank order.
+    /// Returns all elements of the output buffer: one tensor after another, each with its blocks in rank order.
     ///
     /// The buffer of a list also contains the gaps between its destinations.
     ///
@@ -179,7 +180,7 @@ impl<'a, T: Element> Received<'a, T> {
         self.operation.readable(self.operation.output_bytes()?)
     }
 
-    /// Returns a whole output buffer.
+    /// Returns all elements of one output buffer.
     ///
     /// # Errors
     /// As [`output`](Self::output), for one buffer; if there is no such buffer.
@@ -187,7 +188,7 @@ impl<'a, T: Element> Received<'a, T> {
         self.operation.readable(self.operation.output_buffer_bytes(number)?)
     }
 
-    /// Returns the block that came from `rank`.
+    /// Returns the block that the last start received from `rank`.
     ///
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or there are several tensors: then use
@@ -203,7 +204,7 @@ impl<'a, T: Element> Received<'a, T> {
         self.piece(0, rank)
     }
 
-    /// Returns the piece of a tensor that came from `rank`.
+    /// Returns the piece of a tensor that the last start received from `rank`.
     ///
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank.
@@ -213,7 +214,7 @@ impl<'a, T: Element> Received<'a, T> {
         self.operation.readable(self.operation.piece_bytes(self.last(), tensor, rank))
     }
 
-    /// Returns a whole tensor: its pieces in rank order.
+    /// Returns all elements of an output tensor: its pieces in rank order.
     ///
     /// # Errors
     /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each block has a destination of its own.
@@ -242,7 +243,7 @@ impl<'a, T: Element> Received<'a, T> {
 }
 
 impl<T: Element> Operation<T> {
-    /// Returns access to the output of the last start, after waiting for a start that is still open.
+    /// Waits for an open start, and returns read access to the output of the operation.
     ///
     /// # Errors
     /// The reason why the group has ended: then the output is undefined.
@@ -251,7 +252,7 @@ impl<T: Element> Operation<T> {
         Ok(Received { operation: self })
     }
 
-    /// Returns the output of the last start: see [`Received::output`].
+    /// Waits for an open start, and returns all elements of the output buffer: see [`Received::output`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::output`].
@@ -259,7 +260,7 @@ impl<T: Element> Operation<T> {
         self.received()?.output()
     }
 
-    /// Returns an output buffer: see [`Received::output_buffer`].
+    /// Waits for an open start, and returns all elements of one output buffer: see [`Received::output_buffer`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::output_buffer`].
@@ -267,7 +268,7 @@ impl<T: Element> Operation<T> {
         self.received()?.output_buffer(number)
     }
 
-    /// Returns the block that came from `rank`: see [`Received::block`].
+    /// Waits for an open start, and returns the block received from `rank`: see [`Received::block`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::block`].
@@ -275,7 +276,7 @@ impl<T: Element> Operation<T> {
         self.received()?.block(rank)
     }
 
-    /// Returns the piece of a tensor that came from `rank`: see [`Received::piece`].
+    /// Waits for an open start, and returns the piece of a tensor received from `rank`: see [`Received::piece`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::piece`].
@@ -283,7 +284,7 @@ impl<T: Element> Operation<T> {
         self.received()?.piece(tensor, rank)
     }
 
-    /// Returns a whole tensor: see [`Received::tensor`].
+    /// Waits for an open start, and returns all elements of an output tensor: see [`Received::tensor`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::tensor`].
@@ -356,7 +357,7 @@ impl<T> fmt::Debug for Received<'_, T> {
     }
 }
 
-/// A start that [`Operation::start_on`] has enqueued on a stream.
+/// A handle to an operation that [`Operation::start_on`] has enqueued on a stream.
 ///
 /// While it exists, no further start can be made. Drop it when the work that reads this output is on that stream, or on a
 /// stream that has been joined to it, so that the work comes before the next start. Dropping does not wait for the start to
@@ -372,14 +373,14 @@ impl<'a, T: Element> Lease<'a, T> {
         Self { operation, start }
     }
 
-    /// Returns the memory of this start's output, for work that is enqueued next.
+    /// Returns the address range of the output that this start writes, for work that is enqueued after it.
     ///
     /// With two outputs in turn, consecutive starts have different places. With several output buffers this is the first.
     pub fn output(&self) -> MemoryRange {
         self.operation.memory_of_output(self.start)
     }
 
-    /// Returns the memory of what `rank` contributes to a tensor.
+    /// Returns the address range of the piece that `rank` contributes to a tensor in this start.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
@@ -387,7 +388,7 @@ impl<'a, T: Element> Lease<'a, T> {
         self.operation.place_of_piece(self.start, tensor, rank)
     }
 
-    /// Returns the number of this start, from 1, or `None` if it was recorded into a graph.
+    /// Returns the sequence number of this start, counted from 1, or `None` if a graph has recorded the operation.
     pub fn epoch(&self) -> Option<u64> {
         match self.start {
             Start::Eager(epoch) => Some(epoch),
@@ -395,7 +396,7 @@ impl<'a, T: Element> Lease<'a, T> {
         }
     }
 
-    /// Waits on the host until the output is complete.
+    /// Blocks the calling thread until the output of this start is complete.
     ///
     /// The timeout of a start begins when it is enqueued, or when the start before it was seen to be complete, whichever is
     /// later.
@@ -407,7 +408,7 @@ impl<'a, T: Element> Lease<'a, T> {
         self.operation.state.prepared.wait(epoch, None)
     }
 
-    /// Returns whether the output is complete, without waiting.
+    /// Returns whether the output of this start is complete, without blocking.
     ///
     /// # Errors
     /// As [`wait`](Self::wait), but for the deadline.

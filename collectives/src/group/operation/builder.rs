@@ -1,4 +1,4 @@
-//! Options of operations.
+//! The builder with which a caller sets the options of an operation.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ use crate::group::buffer::Buffer;
 use crate::group::window::Window;
 use crate::plan::Algorithm;
 
-/// Describes an operation; [`prepare`](Self::prepare) makes it ready to start.
+/// A builder for a collective operation; [`prepare`](Self::prepare) makes the operation ready to start.
 pub struct OperationBuilder<'g, T> {
     group: &'g mut Group,
     spec: OperationSpec,
@@ -52,21 +52,24 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         Self { group, spec, elements: PhantomData }
     }
 
-    /// Sets the algorithm; by default the one that is [predicted](crate::cost::choose) to be the fastest.
+    /// Sets the algorithm of the operation; the default is the one that is [predicted](crate::cost::choose) to be the
+    /// fastest.
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.spec.method.algorithm = Some(algorithm);
         self
     }
 
-    /// Sets the number of chunks of a block; by default the number that is predicted to be the fastest.
+    /// Sets the number of chunks into which a block is cut; the default is the number that is predicted to be the
+    /// fastest.
     #[must_use]
     pub fn chunks(mut self, chunks: u32) -> Self {
         self.spec.method.chunks = Some(chunks);
         self
     }
 
-    /// Sets the links for the choice of algorithm and chunks, such as those of a [`Calibration`](crate::cost::Calibration).
+    /// Sets the link rates from which the algorithm and the number of chunks are chosen, such as those of a
+    /// [`Calibration`](crate::cost::Calibration).
     ///
     /// They must be equal on all ranks. The default is the links of the [group](Group::links).
     #[must_use]
@@ -75,7 +78,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Uses the rank's own data in the output as the input; there is no input buffer.
+    /// Makes the operation run in place: this rank's data in the output buffer is the input, and there is no input
+    /// buffer.
     ///
     /// The output can be a list, several tensors or a range of a window. An all-to-all cannot run in place.
     #[must_use]
@@ -84,7 +88,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets the number of outputs that consecutive starts use in turn, 1 or 2.
+    /// Sets the number of output buffers that consecutive starts alternate between, 1 or 2.
     ///
     /// With two, no put waits until a peer has entered the start, because a start writes where the start before the
     /// last one did; [`Operation::output`] is always the newest. The default is two for small outputs that are out of place,
@@ -96,7 +100,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Allows [`Operation::start_on`] to record the operation into graphs. There is one output then.
+    /// Allows [`Operation::start_on`] to record the operation into a graph. The operation has one output then.
     ///
     /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no thread can drive beside one.
     /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
@@ -109,7 +113,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Allows an engine kind that takes no streams, if it is predicted to be faster for this operation.
+    /// Allows engines that do not support streams, if they are predicted to be faster for this operation.
     ///
     /// [`Operation::start_on`] is refused then; [`run`](Operation::run) and [`start`](Operation::start) drive the engine.
     /// [`LaneReport::kind`](crate::group::LaneReport::kind) names the kind. It has no effect on backends with one kind of
@@ -120,7 +124,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets whether a [fallback](crate::group::Fallback) is an error on every rank; by default as in the group.
+    /// Sets whether preparing the operation fails if it needs a [fallback](crate::group::Fallback); the default is
+    /// the group's setting. The error is then an error on every rank.
     ///
     /// Then copy engines, NICs or processors make all copies, and compute units make none.
     /// A start on a stream that a thread has to drive is an error of the start, or of the preparation of a
@@ -131,7 +136,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets whether every step is timed, for [`Operation::trace`]; by default not.
+    /// Sets whether the operation records the time of every step, for [`Operation::trace`]; off by default.
     ///
     /// Each step is then submitted and polled by itself, which makes starts slower. A trace shows how long steps take relative
     /// to each other, and not how fast the operation is. It excludes [`capturable`](Self::capturable).
@@ -141,40 +146,42 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets the timeout of a start; by default the timeout of the group.
+    /// Sets how long a start of the operation may take before the group ends; the default is the timeout of the
+    /// group.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.spec.timeout = timeout;
         self
     }
 
-    /// Sets the input buffer; by default it is allocated.
+    /// Sets the buffer that holds the input; by default, Peerlane allocates one.
     #[must_use]
     pub fn input(self, input: Buffer<T>) -> Self {
         self.input_buffers(vec![input])
     }
 
-    /// Sets the input buffers: one with the pieces of all tensors one after another, or one for each tensor.
+    /// Sets the buffers that hold the input: one with the pieces of all tensors one after another, or one for each
+    /// tensor.
     #[must_use]
     pub fn input_buffers(mut self, inputs: Vec<Buffer<T>>) -> Self {
         self.spec.inputs = inputs.into_iter().map(Buffer::into_region).collect();
         self
     }
 
-    /// Uses a range of a window as the input, starting at element `begin`.
+    /// Makes a range of a window, from element `begin`, the input of the operation.
     #[must_use]
     pub fn input_from(mut self, window: &Window<T>, begin: usize) -> Self {
         self.spec.source = Some((Arc::clone(&window.inner), begin));
         self
     }
 
-    /// Sets the output buffer; by default it is allocated.
+    /// Sets the buffer that receives the output; by default, Peerlane allocates one.
     #[must_use]
     pub fn output(self, output: Buffer<T>) -> Self {
         self.output_buffers(vec![output])
     }
 
-    /// Sets the output buffers: one with all tensors one after another, or one for each tensor.
+    /// Sets the buffers that receive the output: one with all tensors one after another, or one for each tensor.
     ///
     /// For a list, these are the buffers that its destinations count. Bytes outside the destinations are not touched.
     #[must_use]
@@ -183,7 +190,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Puts each block to a destination of its own: `destinations[r]` is for the block from rank r.
+    /// Sets where each block is written in the output buffers: `destinations[r]` is for the block from rank r.
     ///
     /// The destinations are in the output buffers of this rank; other ranks can have different ones. Bytes outside of them do
     /// not change. Buffers that the caller does not supply are allocated with the length that their destinations need.
@@ -213,7 +220,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Puts the output into a window, from element `begin`, which must be the same on every rank.
+    /// Makes a range of a window the output of the operation, from element `begin`, which must be the same on every
+    /// rank.
     ///
     /// The keys of the window are not exchanged again. Many operations can be prepared over one window, also over ranges that
     /// overlap.
@@ -244,7 +252,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Plans and verifies the operation, agrees with all ranks and exchanges keys. Collective.
+    /// Prepares the operation: plans and verifies it, compares its options on all ranks, and exchanges remote keys.
+    /// Collective.
     ///
     /// An error on one rank is an error on all.
     ///

@@ -1,4 +1,4 @@
-//! Methods of a group that describe operations.
+//! The methods of `Group` that return builders for collective operations, and open windows.
 //!
 //! A start is complete when the whole output is; there are no handles for single blocks.
 
@@ -14,7 +14,7 @@ use crate::group::buffer::Buffer;
 use crate::group::window::{self, Window};
 
 impl Group {
-    /// Describes an operation of any [`Collective`].
+    /// Returns a builder for an operation of any [`Collective`].
     ///
     /// Methods such as [`all_gather`](Self::all_gather) do the same for one collective.
     pub fn operation<T: Element>(
@@ -25,7 +25,7 @@ impl Group {
         OperationBuilder::new(self, collective, lens.into())
     }
 
-    /// Describes an all-gather: every rank gets the block of every rank, in rank order.
+    /// Returns a builder for an all-gather: every rank gets the block of every rank, in rank order.
     ///
     /// The blocks have [equal or different lengths](BlockLens), and can consist of the pieces of several tensors. In the output,
     /// each tensor has its pieces in rank order, without gaps. Chunks divide the data of a rank for all tensors together.
@@ -65,7 +65,7 @@ impl Group {
         self.operation(Collective::AllGather, lens)
     }
 
-    /// Describes a broadcast of `len` elements from rank `root` to all ranks.
+    /// Returns a builder for a broadcast of `len` elements from rank `root` to all ranks.
     ///
     /// On the root the input has `len` elements; on other ranks it is empty. In place, there is no input, and the root
     /// fills the output before a start.
@@ -91,7 +91,7 @@ impl Group {
         self.operation(Collective::Broadcast { root }, len)
     }
 
-    /// Describes an all-to-all: every rank gets a different block from every rank.
+    /// Returns a builder for an all-to-all: every rank gets a different block from every rank.
     ///
     /// The input of each rank consists of one block for every rank, in rank order. The output consists of one block
     /// from every rank, in rank order. It cannot run in place. Blocks of different lengths are described by
@@ -128,7 +128,7 @@ impl Group {
         self.operation(Collective::AllToAll, lens)
     }
 
-    /// Describes a gather: rank `root` gets the block of every rank, in rank order.
+    /// Returns a builder for a gather: rank `root` gets the block of every rank, in rank order.
     ///
     /// Other ranks have no output. It cannot run in place.
     ///
@@ -156,7 +156,7 @@ impl Group {
         self.operation(Collective::Gather { root }, lens)
     }
 
-    /// Describes a scatter: every rank gets a different block from rank `root`.
+    /// Returns a builder for a scatter: every rank gets a different block from rank `root`.
     ///
     /// The input of the root consists of one block for every rank, in rank order. Other ranks have no input. It cannot run in
     /// place.
@@ -187,7 +187,8 @@ impl Group {
         self.operation(Collective::Scatter { root }, lens)
     }
 
-    /// Opens a window: allocates zeroed memory for `len` elements on every rank, and exchanges its keys. Collective.
+    /// Opens a window: allocates zeroed memory for `len` elements on every rank, and exchanges the remote keys.
+    /// Collective.
     ///
     /// Any number of operations can [use it](OperationBuilder::output_into) without another exchange of keys.
     ///
@@ -199,7 +200,7 @@ impl Group {
         window::open(self, T::DTYPE, None, bytes).map(Window::new)
     }
 
-    /// Opens a window over memory of the caller, which has the same length on every rank. Collective.
+    /// Opens a window over memory that the caller has registered, with the same length on every rank. Collective.
     ///
     /// # Errors
     /// As [`window`](Self::window).

@@ -1,4 +1,4 @@
-//! Lengths of blocks in elements, converted to bytes and checked before anything is exchanged.
+//! Checks the lengths of blocks, and converts them from elements to bytes before ranks exchange anything.
 
 use peerlane_hal::wire::checksum;
 use peerlane_hal::{ErrorKind, Rank};
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::group::agreement::{Offer, blob};
 use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Lengths};
 
-/// The lengths of the blocks of an operation, in elements.
+/// The length of each rank's block in an operation, in elements.
 ///
 /// A block is what one rank provides for an output. Equal lengths are one number, and different lengths a list with one
 /// number for each rank, which can be 0: of the block that it provides, or in a scatter of the block that it receives.
@@ -28,15 +28,12 @@ pub struct BlockLens(Kind);
 #[derive(Clone, Debug)]
 enum Kind {
     Equal(usize),
-    /// One for each rank.
     Each(Vec<usize>),
     Tensors(Vec<BlockLens>),
     SendReceive(PairLens),
-    /// The lengths that each rank sends, as all ranks have agreed.
     Agreed(Vec<PairLens>),
 }
 
-/// The lengths that one rank sends and receives, by peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct PairLens {
     send: Vec<usize>,
@@ -44,13 +41,14 @@ struct PairLens {
 }
 
 impl BlockLens {
-    /// Describes several tensors, each with its own lengths. The block of a rank is its pieces of all tensors.
+    /// Returns the block lengths for several tensors, each with lengths of its own. The block of a rank is its pieces
+    /// of all tensors.
     pub fn tensors(lens: impl IntoIterator<Item = impl Into<Self>>) -> Self {
         Self(Kind::Tensors(lens.into_iter().map(Into::into).collect()))
     }
 
-    /// Describes the blocks of an [all-to-all](crate::group::Group::all_to_all) with different lengths, as seen by this rank:
-    /// `send[r]` elements for rank r and `receive[r]` elements from rank r.
+    /// Returns the block lengths of an [all-to-all](crate::group::Group::all_to_all) in which each pair of ranks has
+    /// its own: `send[r]` elements for rank r and `receive[r]` elements from rank r.
     ///
     /// Each rank gives its own lengths. They are exchanged when the operation is prepared, and what one rank sends to another
     /// must be what the other receives from it.
@@ -58,7 +56,7 @@ impl BlockLens {
         Self(Kind::SendReceive(PairLens { send: send.to_vec(), receive: receive.to_vec() }))
     }
 
-    /// Returns the lengths that this rank has to exchange with the other ranks, if it has.
+    /// Returns the lengths that this rank must exchange with the other ranks; `None` if all ranks know them already.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not one for each rank.
@@ -70,7 +68,7 @@ impl BlockLens {
         Some(checked.map(|()| Offer::default().blob(blob())))
     }
 
-    /// Returns the lengths of all pairs of ranks, from the offers of all ranks.
+    /// Checks that each rank sends what its peer expects, and returns the lengths of all pairs of ranks.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming two ranks of which one sends another length than the other receives.
@@ -101,10 +99,6 @@ impl BlockLens {
         Ok(Self(Kind::Agreed(all)))
     }
 
-    /// Returns the lengths in bytes.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
     pub(super) fn in_bytes(&self, dtype: DType, ranks: usize) -> Result<BlockBytes, Error> {
         match &self.0 {
             Kind::Tensors(tensors) => (0..)
@@ -137,7 +131,6 @@ impl BlockLens {
     }
 }
 
-/// Returns the values of the lengths that must be equal on all ranks.
 pub(super) fn fields(blocks: &BlockBytes) -> Vec<(String, String)> {
     let mut fields = Vec::new();
     match blocks {
@@ -190,17 +183,16 @@ impl<const N: usize> From<&[usize; N]> for BlockLens {
     }
 }
 
-/// The destination of a block in a list.
+/// The output buffer and offset to which one block is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Destination {
-    /// The output buffer, from 0.
+    /// The index of the output buffer, from 0.
     pub buffer: usize,
-    /// Elements from the start of the buffer.
+    /// The offset of the block in the output buffer, in elements.
     pub offset: usize,
 }
 
-/// Largest number of lengths that are compared one by one, so that an error can name the length that
-/// differs.
+/// The largest number of block lengths that ranks compare one by one, so that an error can name the one that differs.
 const NAMED_LENGTHS_MAX: usize = 64;
 
 fn add_lengths(name: &str, lengths: &Lengths, fields: &mut Vec<(String, String)>) {
@@ -233,7 +225,6 @@ fn check_count(name: &str, found: usize, ranks: usize) -> Result<(), Error> {
     Err(invalid(format!("{name} has {found} lengths, expected {ranks}, one for each rank")))
 }
 
-/// Returns the size of `len` elements in bytes.
 pub(in crate::group) fn bytes(dtype: DType, name: &str, len: usize) -> Result<u64, Error> {
     let bytes = len.checked_mul(dtype.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok());
     bytes.map(|bytes| bytes as u64).ok_or_else(|| {
@@ -241,10 +232,6 @@ pub(in crate::group) fn bytes(dtype: DType, name: &str, len: usize) -> Result<u6
     })
 }
 
-/// Returns the positions of the destinations of a list.
-///
-/// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument): there is not one for each rank, or an offset is too large.
 pub(super) fn positions(
     dtype: DType,
     destinations: &[Destination],

@@ -1,4 +1,4 @@
-//! Operations: described by a builder, prepared once, and started any number of times.
+//! Operations: collectives that are described by a builder, prepared once, and started any number of times.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -44,7 +44,7 @@ use crate::plan::Source;
 use crate::run::buffers::OperationBuffers;
 use crate::trace::{Trace, TracedLane};
 
-/// A prepared collective with its memory.
+/// A prepared collective operation with its input and output memory, which can start any number of times.
 ///
 /// [`Group`](super::Group) describes operations with methods such as [`all_gather`](super::Group::all_gather), and
 /// [`prepare`](OperationBuilder::prepare) makes one. An operation can start any number of times. The caller fills the input
@@ -73,7 +73,6 @@ pub struct Operation<T> {
     elements: PhantomData<T>,
 }
 
-/// The parts of an operation that do not depend on its element type.
 struct State {
     prepared: Prepared,
     view: Arc<OperationBuffers>,
@@ -81,17 +80,14 @@ struct State {
     timeout: Duration,
     layout: Layout,
     rank: Rank,
-    /// Where this rank's own data is before a start.
     from: Source,
     output_buffers: u32,
-    /// The windows that hold the input and the output, if any.
     windows: [Option<Arc<Inner>>; 2],
-    /// The entry that marks the windows of the operation as used.
     uses: Option<WindowUse>,
 }
 
 impl<T: Element> Operation<T> {
-    /// Starts the operation and waits until the output is complete. Collective.
+    /// Runs the operation once: starts it and waits until the output is complete. Collective.
     ///
     /// # Errors
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank;
@@ -100,7 +96,7 @@ impl<T: Element> Operation<T> {
         self.start()?.wait()
     }
 
-    /// Starts the operation and returns a handle that waits for its end. Collective.
+    /// Starts the operation and returns a handle with which the caller waits for its completion. Collective.
     ///
     /// Until then, peers may read the input and write the output. If the engines are polled by their caller, data moves while
     /// this rank is in [`Started::wait`] or [`Started::poll`].
@@ -117,7 +113,7 @@ impl<T: Element> Operation<T> {
         Ok(Started { operation: self, epoch, deadline })
     }
 
-    /// Enqueues a start on the caller's stream and returns at once. Collective.
+    /// Enqueues the operation on the caller's stream and returns at once. Collective.
     ///
     /// *Order.* The start comes after the work that the stream holds now, which may fill the input and read the output of
     /// earlier starts. Work that is enqueued next comes after the start, and may read the output and overwrite the input.
@@ -159,7 +155,8 @@ impl<T: Element> Operation<T> {
         self.state.prepared.check()
     }
 
-    /// Returns the timed steps of all starts, if the operation was prepared with [`trace`](OperationBuilder::trace).
+    /// Returns the recorded times of the operation's steps, if it was prepared with
+    /// [`trace`](OperationBuilder::trace).
     ///
     /// Of starts that are not complete, it contains the steps seen so far.
     pub fn trace(&self) -> Option<Trace> {
@@ -172,18 +169,18 @@ impl<T: Element> Operation<T> {
         Some(Trace { rank: self.state.rank.0, lanes: lanes.collect(), starts, is_cut })
     }
 
-    /// Returns how the operation runs: algorithm, lanes, links and fallbacks.
+    /// Returns the report that says how the operation runs: algorithm, lanes, links and fallbacks.
     pub fn report(&self) -> &Report {
         &self.state.report
     }
 
-    /// Waits for a start whose handle was dropped.
+    /// Waits for an open start whose handle was dropped, so that the next one does not overlap it.
     fn settle(&mut self) -> Result<(), Error> {
         self.state.prepared.settle(self.state.timeout)
     }
 }
 
-/// A start that may not be complete yet.
+/// A handle to an operation that has started and may not be complete yet.
 #[must_use = "a start is finished by `wait`"]
 pub struct Started<'a, T> {
     operation: &'a mut Operation<T>,
@@ -192,7 +189,7 @@ pub struct Started<'a, T> {
 }
 
 impl<T: Element> Started<'_, T> {
-    /// Waits until the output is complete.
+    /// Waits until the output of the operation is complete.
     ///
     /// # Errors
     /// As [`Operation::run`].
@@ -200,7 +197,7 @@ impl<T: Element> Started<'_, T> {
         self.operation.state.prepared.wait(self.epoch, Some(self.deadline))
     }
 
-    /// Returns whether the output is complete, without waiting.
+    /// Returns whether the output of the operation is complete, without blocking.
     ///
     /// # Errors
     /// As [`Operation::run`], but for the deadline.
@@ -208,7 +205,7 @@ impl<T: Element> Started<'_, T> {
         self.operation.state.prepared.poll(self.epoch)
     }
 
-    /// Returns the number of this start, from 1.
+    /// Returns the sequence number of this start of the operation, counted from 1.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }

@@ -1,4 +1,4 @@
-//! Chooses the algorithm of an operation, creates the plan of this rank, and proves the plans of all ranks.
+//! Chooses the algorithm of an operation, creates the plan of this rank, and verifies the plans of all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,27 +20,23 @@ use crate::schedule::{self, Shape, schedule};
 use crate::topology::Topology;
 use crate::verify::{self, Budget};
 
-/// The largest output in bytes for which two outputs are the default. Above it, the second output costs more cache than the
-/// saved flags are worth: docs/adr/0007.
+/// The largest output, in bytes, for which an operation has two outputs by default. Above it, the second output costs
+/// more cache than the saved flags are worth: docs/adr/0007.
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
-/// Largest output for which two outputs are used with batched flags, as on GPUs. Saving one phase of flags
-/// saves 7 to 20 µs up to this size, and 1 % beyond it (docs/perf/cuda-allgather.md).
+/// The largest output, in bytes, for which an operation with batched flags has two outputs, as on GPUs. Saving one
+/// phase of flags saves 7 to 20 µs up to this size, and 1 % beyond it (docs/perf/cuda-allgather.md).
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 
-/// The properties of the group on which the choices depend.
 pub(super) struct GroupInfo<'a> {
     pub(super) rank: Rank,
     pub(super) topology: &'a Topology,
     pub(super) shared: &'a Arc<Shared>,
-    /// The links of the cost model, and whether they were measured.
+    /// The links of the cost model, and whether their rates were measured.
     pub(super) links: (&'a Links, bool),
-    /// Whether nodes have different backends.
     pub(super) mixed: bool,
-    /// Whether the group has a network.
     pub(super) tiers: bool,
 }
 
-/// An operation with its plan.
 pub(super) struct OperationPlan {
     pub(super) spec: OperationSpec,
     pub(super) rank: Rank,
@@ -49,7 +45,7 @@ pub(super) struct OperationPlan {
     pub(super) requirements: EngineRequirements,
     pub(super) choice: Choice,
     shape: Shape,
-    /// The layout; it includes the placements of all ranks after the exchange.
+    /// The layout of the buffers; it includes the placements of all ranks after the exchange.
     pub(super) layout: Layout,
     pub(super) plan: Plan,
     pub(super) flag_tiers: FlagTiers,
@@ -59,7 +55,8 @@ pub(super) struct OperationPlan {
 }
 
 impl OperationPlan {
-    /// Creates the plan, and the engine of lane 0 on `local`, whose capabilities it depends on.
+    /// Creates the plan of this rank, and the engine of lane 0, because the plan depends on what that engine
+    /// supports.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a specification that does not fit the group, and the error of the
@@ -125,7 +122,7 @@ impl OperationPlan {
         Ok((plan, caps))
     }
 
-    /// Returns the writers of each flag, for the detection of late peers.
+    /// Returns the ranks that write each flag, to tell which peer is late.
     pub(super) fn writers(&self) -> FlagWriters {
         let (algorithm, shape) = (self.choice.algorithm, self.shape);
         let topology = self.topology.clone();
@@ -134,7 +131,6 @@ impl OperationPlan {
         })
     }
 
-    /// Returns the minimum length of a buffer of this rank in bytes.
     pub(super) fn own_bytes(&self, buffer: BufferId) -> u64 {
         match buffer {
             BufferId::OUTPUT if self.plan.outputs > 1 => self.buffering.output_bytes(),
@@ -142,7 +138,6 @@ impl OperationPlan {
         }
     }
 
-    /// Returns the minimum length of a buffer of `peer` in bytes.
     pub(super) fn peer_bytes(&self, peer: Rank, buffer: BufferId) -> u64 {
         let (layout, places) = (&self.layout, self.layout.placement(peer));
         let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
@@ -156,7 +151,6 @@ impl OperationPlan {
     }
 }
 
-/// Checks a specification without the group's fabrics and links.
 fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
     check_timeout(spec.timeout)?;
     if let Err(text) = spec.collective.check(ranks, spec.in_place) {
@@ -170,7 +164,6 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the number of outputs that consecutive starts use in turn.
 fn outputs(
     spec: &OperationSpec,
     request: &Request,
@@ -199,7 +192,7 @@ fn outputs(
     Ok(outputs)
 }
 
-/// Returns the plans of the other ranks of this node, if flags can lie between tiers.
+/// Returns the plans of the other ranks of this node; needed only if ranks of different tiers share flags.
 fn node_plans(
     plan: &Plan,
     algorithm: Algorithm,
@@ -248,7 +241,7 @@ fn choose(
     })
 }
 
-/// Returns the algorithms that are used only on request, with the reasons.
+/// Returns the algorithms that are used only if the caller selects them, with the reasons.
 fn refused(
     shape: &Shape,
     nodes: usize,

@@ -1,4 +1,5 @@
-//! Prepares an operation with all ranks: plans it, exchanges offers and keys, imports memory, and confirms that all ranks have.
+//! Prepares an operation together with all ranks: plans it, exchanges offers and keys, imports memory, and confirms
+//! that all ranks have.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +30,6 @@ use crate::run::port;
 use crate::run::program::{Binding, is_tiered};
 use crate::schedule::schedule;
 
-/// Prepares an operation with all ranks.
 pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, Error> {
     group.shared.check()?;
     group.prepared += 1;
@@ -59,7 +59,7 @@ pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, E
     Ok(preparation.finish(report, name, &users))
 }
 
-/// Exchanges the lengths of blocks that differ from rank to rank.
+/// Exchanges block lengths, for operations in which every rank knows only its own.
 fn agree_lens(
     group: &Group,
     spec: OperationSpec,
@@ -73,7 +73,7 @@ fn agree_lens(
     Ok(OperationSpec { lens: BlockLens::agreed(name, &offers)?, ..spec })
 }
 
-/// Checks that all ranks can record starts into graphs, so that all ranks return the same error.
+/// Checks that all ranks can record the operation into a graph, so that all ranks return the same error.
 fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
     for (rank, vote) in Rank::all(votes.len()).zip(votes) {
         if blob(vote, rank, 0)? != [1] {
@@ -88,16 +88,12 @@ fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
     Ok(())
 }
 
-/// An operation that is being prepared: its plan, and its memory and engines on both fabrics.
 struct Preparation<'g> {
     operation: OperationPlan,
     shared: Arc<Shared>,
-    /// The reason why the network cannot register this rank's memory, if it cannot.
     refusal: Option<Arc<str>>,
     sides: Sides<'g>,
-    /// Capabilities of the engines, one entry for each lane with an engine.
     caps: Vec<Caps>,
-    /// The lanes with their programs, after the import.
     lanes: Vec<BoundLane>,
 }
 
@@ -126,7 +122,6 @@ impl<'g> Preparation<'g> {
         Ok(preparation)
     }
 
-    /// Creates the engines of the other lanes, allocates flags, and registers the buffers with the network.
     fn set_up(&mut self) -> Result<(), Error> {
         let Self { operation, sides, caps, .. } = self;
         let (plan, flag_bytes) = (&operation.plan, operation.buffering.flag_bytes());
@@ -148,7 +143,8 @@ impl<'g> Preparation<'g> {
         Ok(())
     }
 
-    /// Returns the offer for the other ranks: the values that must be equal, then the keys of the local fabric and of the network.
+    /// Returns the offer for the other ranks: the values that must be equal, then the keys of the local fabric and of
+    /// the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let OperationPlan { spec, plan, request, .. } = &self.operation;
         let gets = schedule(plan.algorithm).gets;
@@ -181,7 +177,7 @@ impl<'g> Preparation<'g> {
         Ok(offer.blob(blob(network.keys(&buffers)?)))
     }
 
-    /// Binds the plan, imports the regions that its steps name, and reports how the operation will run.
+    /// Imports the peers' memory that the plan accesses, and reports how the operation will run.
     ///
     /// # Errors
     /// Also with `strict`, if there is a fallback.
@@ -224,8 +220,7 @@ impl<'g> Preparation<'g> {
         Ok(report)
     }
 
-    /// Notes for every lane whether its engine works on streams, and the bytes that compute units copy in a start that runs at
-    /// once or in a captured one.
+    /// Asks every lane's engine whether it supports streams, and how many bytes it copies with compute units.
     fn query_engines(&mut self) -> Result<(), Error> {
         let (spec, buffering) = (&self.operation.spec, self.operation.buffering);
         let starts: &[Start] = match spec.capturable {
@@ -248,8 +243,8 @@ impl<'g> Preparation<'g> {
         Ok(())
     }
 
-    /// Returns whether starts can be recorded: a thread drives every lane that takes no stream at every replay. The host must be
-    /// able to read its flags, and a graph that waits must not hold up its copies.
+    /// Returns whether a graph can record the operation: a thread must be able to drive every lane that does not
+    /// support streams. The host must be able to read its flags, and a graph that waits must not hold up its copies.
     fn is_recordable(&self) -> bool {
         let armed = || self.lanes.iter().filter(|lane| !takes_stream(lane.id));
         if armed().any(|lane| lane.has_streams) {
@@ -261,7 +256,7 @@ impl<'g> Preparation<'g> {
         })
     }
 
-    /// Creates the executor, and the entry among the users of windows.
+    /// Creates the executor of the operation, and registers the operation as a user of its windows.
     fn finish(self, report: Report, name: String, users: &Arc<WindowUses>) -> State {
         let Self { operation, shared, sides, lanes, .. } = self;
         let (rank, buffering, spec) = (operation.rank, operation.buffering, &operation.spec);
@@ -315,15 +310,14 @@ impl<'g> Preparation<'g> {
     }
 }
 
-/// Returns whether a lane forks from the stream of a start.
-///
-/// An engine may put its work straight onto the stream. Two lanes would be one queue there, and the last wait of lane 0 would
-/// hold up the other.
+/// Returns whether a lane runs on the caller's stream: only lane 0, so that its last wait does not hold up another lane
+/// in the same queue.
 fn takes_stream(lane: LaneId) -> bool {
     lane == LaneId::HOME
 }
 
-/// Lends the caller's buffers and windows to the local fabric, and allocates the buffers that the caller did not supply.
+/// Passes the caller's buffers and windows to the local fabric, and allocates the buffers that the caller did not
+/// supply.
 fn lend_buffers(operation: &mut OperationPlan, local: &mut Side<'_>) -> Result<(), Error> {
     let outputs = std::mem::take(&mut operation.spec.output_buffers);
     let inputs = std::mem::take(&mut operation.spec.inputs);
@@ -341,7 +335,7 @@ fn lend_buffers(operation: &mut OperationPlan, local: &mut Side<'_>) -> Result<(
     Ok(())
 }
 
-/// Uses the caller's region, or allocates one. A region may be longer than `bytes` unless `exact` is set.
+/// Uses the caller's region as a buffer, or allocates one. A region may be longer than `bytes` unless `exact` is set.
 fn give(
     side: &mut Side<'_>,
     buffer: BufferId,
@@ -359,7 +353,6 @@ fn give(
     Ok(())
 }
 
-/// Returns the buffer and the rank that a step accesses, which can be this rank.
 fn named(step: &port::BoundStep) -> Option<(BufferId, Rank)> {
     match *step {
         port::BoundStep::Put { peer, dst, .. } => Some((dst.buffer, peer)),
@@ -383,7 +376,6 @@ fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
     Rank::all(offers.len()).zip(offers).map(keys).collect()
 }
 
-/// Returns the placements that the ranks have offered.
 fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     let places = |(peer, offer)| {
         postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
@@ -397,8 +389,8 @@ fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     Rank::all(offers.len()).zip(offers).map(places).collect()
 }
 
-/// Returns whether a lane needs an engine: because it has steps, or to poll a network engine that receives for lanes of the
-/// other tier.
+/// Returns whether a lane needs an engine: for its own steps, or to poll a network engine that receives for lanes of
+/// the other tier.
 fn has_engine(plan: &Plan, id: LaneId) -> bool {
     let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
     let is_silent = |lane: &PlanLane| lane.tier != Tier::Network || lane.steps.is_empty();

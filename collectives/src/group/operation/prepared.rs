@@ -15,14 +15,13 @@ use crate::run::executor::{Executor, StartFailure};
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
-/// The longest nap of a caller that polls several engines, or waits for flags of another fabric.
+/// The longest sleep between two polls when one thread waits for several engines, or for flags of another fabric.
 ///
 /// After a peer that is late by seconds, the wait may take up to this much longer.
 const NAP_MAX: Duration = Duration::from_millis(10);
-/// The longest park of a caller that waits for room in a full queue.
+/// The longest park of a thread that waits for free space in a full queue of an engine.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
-/// The handle of one prepared plan.
 pub(crate) struct Prepared {
     executor: Arc<Mutex<Executor>>,
     shared: Arc<Shared>,
@@ -30,11 +29,9 @@ pub(crate) struct Prepared {
     park_misses_events: bool,
 }
 
-/// The result of driving the lanes once.
 struct Progress {
-    /// The last start that is complete.
     done: u64,
-    /// Whether a lane made progress, or can make more at once.
+    /// Whether a lane made progress, or can make more without waiting.
     progressed: bool,
 }
 
@@ -58,17 +55,15 @@ impl Prepared {
         self.shared.check()
     }
 
-    /// Returns the number of the last start.
     pub(crate) fn started(&self) -> u64 {
         self.executor().started()
     }
 
-    /// Returns the traced starts so far.
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
         self.executor().traced()
     }
 
-    /// Waits for open starts; costs nothing if there is none.
+    /// Waits until all open starts of the operation are complete; costs nothing if none is open.
     pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
         let (started, done) = {
             let executor = self.executor();
@@ -82,7 +77,7 @@ impl Prepared {
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
     }
 
-    /// Starts once more, after the starts before, and returns the epoch.
+    /// Starts the operation after its earlier starts, and returns the epoch of the new one.
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.shared.check()?;
         let epoch = self.begin(&mut self.executor(), deadline);
@@ -90,7 +85,7 @@ impl Prepared {
         Ok(epoch)
     }
 
-    /// Enqueues one more start on the caller's stream, or records it into the graph that is captured there.
+    /// Enqueues the operation on the caller's stream, or records it into the graph that the stream is capturing.
     pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
         self.shared.check()?;
         if !self.executor().is_submitted() {
@@ -141,7 +136,7 @@ impl Prepared {
         epoch
     }
 
-    /// Submits all started steps, and waits for room if a queue is full.
+    /// Submits all steps of the open starts; if a queue is full, waits for free space.
     fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
         loop {
             executor.drive().map_err(StartFailure::Broken)?;
@@ -159,7 +154,7 @@ impl Prepared {
         }
     }
 
-    /// Drives the lanes and returns whether start `epoch` is complete.
+    /// Makes progress on the lanes, and returns whether the start with number `epoch` is complete.
     pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
         let done = self.drive()?.done;
         self.is_done(done, epoch)
@@ -173,7 +168,7 @@ impl Prepared {
         Ok(done >= epoch)
     }
 
-    /// Waits until start `epoch` is complete, and drives other open operations meanwhile.
+    /// Waits until the start with number `epoch` is complete, and makes progress on other open operations meanwhile.
     ///
     /// Without `deadline`, every start up to this one keeps its own deadline.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
@@ -212,7 +207,7 @@ impl Prepared {
         }
     }
 
-    /// Returns whether a rank that has left still owes a signal. That ends the group.
+    /// Returns whether a rank that has left the group still owes a signal. That ends the group.
     fn misses_left_rank(&mut self, epoch: u64) -> Result<bool, Error> {
         // The signals of a rank arrive before its goodbye, so this poll sees all of them.
         if self.poll(epoch)? {
@@ -222,7 +217,7 @@ impl Prepared {
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
-    /// Drives the lanes of this operation once.
+    /// Makes progress once on every lane of this operation.
     fn drive(&mut self) -> Result<Progress, Error> {
         let driven = {
             let mut executor = self.executor();
@@ -237,7 +232,7 @@ impl Prepared {
         })
     }
 
-    /// Ends this plan after an abort: waits until every live rank has received it, then releases the engines.
+    /// Handles an abort of the group: waits until every live rank knows of it, then releases the engines.
     fn fail<T>(&mut self) -> Result<T, Error> {
         let error = self.shared.wait_acknowledged();
         self.executor().release();

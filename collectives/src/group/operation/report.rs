@@ -1,4 +1,4 @@
-//! Creates the report of an operation.
+//! Creates the report that says how an operation runs.
 
 use std::sync::Arc;
 
@@ -11,20 +11,19 @@ use crate::plan::{LaneId, Tier};
 use crate::run::port;
 use crate::run::program::Program;
 
-/// A lane with its program and the capabilities of its engine.
 pub(super) struct BoundLane {
     pub(super) id: LaneId,
     pub(super) tier: Tier,
     pub(super) program: Program,
     pub(super) caps: Caps,
-    /// Whether the engine works on streams, which a graph that waits can hold up.
+    /// Whether the engine runs its work on streams, which a graph that waits for a peer can block.
     pub(super) has_streams: bool,
-    /// The bytes that compute units copy in a start.
+    /// The bytes that the device's compute units copy in one start of the operation.
     pub(super) compute_bytes: u64,
 }
 
-/// Creates the report of an operation whose memory has been imported. `refusal` is the reason why the network cannot register
-/// this rank's memory, if it cannot.
+/// Creates the report of an operation, after the memory of its peers was imported. `refusal` is the reason why the
+/// network cannot register this rank's memory, if it cannot.
 pub(super) fn report(
     operation: &OperationPlan,
     refusal: Option<&Arc<str>>,

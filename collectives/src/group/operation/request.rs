@@ -1,4 +1,4 @@
-//! Holds the specification of an operation, and numbers its buffers, windows and destinations.
+//! The specification of an operation, and how its data is placed in numbered buffers, windows and destinations.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,13 +18,11 @@ use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Pla
 use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
 
-/// The output of an operation.
 pub(in crate::group) enum Target {
-    /// One buffer, or one for each tensor.
+    /// The output is in one buffer, or in one buffer for each tensor.
     Buffers,
-    /// A destination for each block.
     List(Vec<Destination>),
-    /// A window, and the element at which the output begins there.
+    /// The output is in a window, from the element with this index.
     Window(Arc<Inner>, usize),
 }
 
@@ -38,7 +36,6 @@ impl Target {
     }
 }
 
-/// The algorithm, chunks and links that the caller has set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Method {
     pub(super) algorithm: Option<Algorithm>,
@@ -46,7 +43,6 @@ pub(super) struct Method {
     pub(super) links: Option<Links>,
 }
 
-/// The description of an operation, from the builder to the prepared plan.
 pub(super) struct OperationSpec {
     pub(super) collective: Collective,
     pub(super) dtype: DType,
@@ -61,17 +57,15 @@ pub(super) struct OperationSpec {
     pub(super) traced: bool,
     pub(super) timeout: Duration,
     pub(super) inputs: Vec<DynRegion>,
-    /// A window, and the element at which the input begins there.
+    /// The window that holds the input, and the index of the first input element in it.
     pub(super) source: Option<(Arc<Inner>, usize)>,
     pub(super) output_buffers: Vec<DynRegion>,
 }
 
-/// The buffers of an operation on this rank, with the placement of its data in them.
+/// The buffers of an operation on this rank, and where its data is placed in them.
 pub(super) struct Request {
     pub(super) places: Placement,
-    /// The ranges of windows that the operation uses.
     pub(super) extents: Vec<Extent>,
-    /// Values that must be equal on all ranks.
     pub(super) fields: Vec<(String, String)>,
     inputs: u32,
     outputs: u32,
@@ -79,8 +73,6 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming what does not fit.
     pub(super) fn new(
         spec: &OperationSpec,
         layout: &Layout,
@@ -170,7 +162,6 @@ impl Request {
         Ok(())
     }
 
-    /// Adds a range of a window as a buffer, and returns its position.
     fn enter(
         &mut self,
         dtype: DType,
@@ -191,29 +182,25 @@ impl Request {
         Ok(position)
     }
 
-    /// Returns the buffers with data.
     pub(super) fn buffers(&self) -> impl Iterator<Item = BufferId> + use<> {
         let inputs = (0..self.inputs).map(BufferId::Input);
         (0..self.outputs).map(BufferId::Output).chain(inputs)
     }
 
-    /// Returns the number of output buffers.
     pub(super) fn outputs(&self) -> u32 {
         self.outputs
     }
 
-    /// Returns the window of a buffer; `None` if the buffer is not part of a window.
     pub(super) fn window(&self, buffer: BufferId) -> Option<&Arc<Inner>> {
         self.windows.get(&buffer)
     }
 
-    /// Returns whether there can be two outputs: only in one buffer that the operation owns.
+    /// Returns whether the operation can alternate between two outputs: only in one buffer that the operation owns.
     pub(super) fn takes_turns(&self) -> bool {
         self.places.output == Placement::CONTIGUOUS.output
             && self.window(BufferId::OUTPUT).is_none()
     }
 
-    /// Returns the minimum length of a buffer in bytes.
     pub(super) fn need(&self, layout: &Layout, me: Rank, buffer: BufferId) -> u64 {
         let (needs, number) = match buffer {
             BufferId::Input(number) => (self.places.input_needs(layout, me), number),
@@ -224,13 +211,12 @@ impl Request {
     }
 }
 
-/// Returns the range of elements that begins at `begin` and has `bytes` bytes.
 fn elements(dtype: DType, begin: usize, bytes: u64) -> Range<usize> {
     let len = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
     begin..begin.saturating_add(len)
 }
 
-/// Checks that input and output are specified once.
+/// Checks that the caller has specified the input and the output only once each.
 fn check(spec: &OperationSpec) -> Result<(), Error> {
     let text = if spec.in_place && (!spec.inputs.is_empty() || spec.source.is_some()) {
         "an input buffer is given, expected none: in place, the input is the rank's block of \
@@ -245,7 +231,6 @@ fn check(spec: &OperationSpec) -> Result<(), Error> {
     Err(invalid(text.to_owned()))
 }
 
-/// Returns one buffer for each tensor.
 fn of_tensors(what: &str, seen: usize, tensors: usize) -> Result<Vec<BufferPosition>, Error> {
     if seen == tensors {
         return Ok((0..count(tensors))
