@@ -11,7 +11,7 @@ use peerlane::topology::Topology;
 
 use crate::calibration;
 use crate::error::{Failure, Result};
-use crate::options::{AlgorithmChoice, PlanOptions, block_bytes, parse_algorithm};
+use crate::options::{AlgorithmChoice, PlanOptions, block_bytes};
 use crate::report::{pretty_json, print};
 use crate::units::Size;
 
@@ -35,7 +35,7 @@ pub(crate) struct Options {
     block_bytes: Vec<Size>,
     /// Select the algorithm: auto (the lowest predicted time), direct, pull, ring, double-ring,
     /// hierarchical or hierarchical-ring
-    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
+    #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: AlgorithmChoice,
     #[command(flatten)]
     plan: PlanOptions,
@@ -79,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         shape,
         links: &links,
         measured: options.calibration.is_some(),
-        algorithm: options.algorithm.named(),
+        algorithm: options.algorithm.0,
         chunks: options.plan.chunks,
         refused: &[],
     };

@@ -6,6 +6,7 @@ use clap::Args;
 use peerlane::rdma;
 
 use crate::error::{Failure, Result};
+use crate::options::first_given;
 
 /// Options of NICs.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -63,13 +64,12 @@ impl NicOptions {
 
     /// Returns the first of these options that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
-        let given = [
+        first_given([
             ("--device", !self.device.is_empty()),
             ("--port", self.port.is_some()),
             ("--gid-index", self.gid_index.is_some()),
             ("--queue-pairs", self.queue_pairs.is_some()),
-        ];
-        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+        ])
     }
 
     /// Returns the number of queue pairs for each peer and device.

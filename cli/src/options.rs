@@ -1,17 +1,21 @@
 //! Option groups and value parsers that several commands share.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use peerlane::collective::Collective;
 use peerlane::planning::plan::{Algorithm, FlagOrder};
+use peerlane::planning::schedule;
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
 use crate::goal::GoalOptions;
 use crate::ranks::affinity::Bind;
-use crate::units::Size;
+use crate::units::{Size, SizeError};
 
 type Parsed<T> = std::result::Result<T, String>;
 
@@ -42,7 +46,7 @@ pub(crate) struct RunOptions {
 pub(crate) struct SweepOptions {
     /// Set the smallest total size in bytes, such as 4096 or 4K; the suffixes K, M and G (or KiB,
     /// MiB and GiB) are powers of 1024
-    #[arg(long, default_value = "1K", value_name = "SIZE")]
+    #[arg(long, default_value = "1K", value_name = "SIZE", value_parser = parse_size_above_0)]
     pub(crate) min_bytes: Size,
     /// Set the largest total size in bytes, such as 256M
     #[arg(long, default_value = "64M", value_name = "SIZE")]
@@ -77,22 +81,55 @@ pub(crate) struct PlanOptions {
     pub(crate) json: bool,
 }
 
-/// Names the algorithm of an all-gather, or leaves the choice to the library.
+/// An algorithm from the command line; `None` is `auto`, the choice of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AlgorithmChoice {
-    /// The library chooses.
-    Auto,
-    /// The algorithm is given.
-    Named(Algorithm),
+pub(crate) struct AlgorithmChoice(pub(crate) Option<Algorithm>);
+
+/// The algorithms of a command that compares several of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AlgorithmList {
+    Listed(Vec<AlgorithmChoice>),
+    All,
 }
 
-impl AlgorithmChoice {
-    /// Returns the given algorithm; `None` leaves the choice to the library.
-    pub(crate) fn named(self) -> Option<Algorithm> {
+impl AlgorithmList {
+    /// Returns the algorithms for a collective; `None` is the choice of the library.
+    pub(crate) fn of(&self, collective: Collective) -> Vec<Option<Algorithm>> {
         match self {
-            Self::Auto => None,
-            Self::Named(algorithm) => Some(algorithm),
+            Self::Listed(choices) => choices.iter().map(|choice| choice.0).collect(),
+            Self::All => schedule::algorithms(collective).map(Some).collect(),
         }
+    }
+}
+
+impl FromStr for AlgorithmChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        match text {
+            "auto" => Ok(Self(None)),
+            _ => text.parse().map(|named| Self(Some(named))).map_err(|_| unknown_algorithm("auto")),
+        }
+    }
+}
+
+impl FromStr for AlgorithmList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Parsed<Self> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        let listed = text.split(',').map(str::parse).collect::<Parsed<_>>();
+        listed.map(Self::Listed).map_err(|_| unknown_algorithm("auto, all"))
+    }
+}
+
+impl fmt::Display for AlgorithmList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Listed(choices) = self else { return f.write_str("all") };
+        let names = choices.iter().map(|choice| choice.0.map_or("auto", Algorithm::name));
+        f.write_str(&names.collect::<Vec<_>>().join(","))
     }
 }
 
@@ -182,19 +219,50 @@ pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
     if timeout.is_zero() { Err(expected()) } else { Ok(timeout) }
 }
 
-/// Parses the name of an algorithm, or `auto`.
-pub(crate) fn parse_algorithm(text: &str) -> Parsed<AlgorithmChoice> {
-    if text == "auto" {
-        return Ok(AlgorithmChoice::Auto);
-    }
-    let algorithm = text.parse::<Algorithm>().map_err(|_| unknown_algorithm("auto"))?;
-    Ok(AlgorithmChoice::Named(algorithm))
-}
-
 /// Returns the error for an unknown algorithm; `others` are further words that the option takes.
 pub(crate) fn unknown_algorithm(others: &str) -> String {
     let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
     format!("unknown algorithm; expected {others} or {}", names.join(", "))
+}
+
+/// Returns the first option that was given, by its name.
+pub(crate) fn first_given<const N: usize>(
+    options: [(&'static str, bool); N],
+) -> Option<&'static str> {
+    options.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
+}
+
+/// Refuses an option because the backend lacks what it needs, such as GPUs.
+pub(crate) fn check_needs(
+    option: Option<&str>,
+    needed: &str,
+    backend: &str,
+    advice: &str,
+) -> Result<()> {
+    let Some(option) = option else { return Ok(()) };
+    let text = format!("{option} needs {needed}, but the backend is {backend}");
+    Err(Failure::usage(text).with_advice(advice))
+}
+
+/// Returns the parser of an option whose value is one of several names.
+pub(crate) fn one_of<T: Clone + Send + Sync + 'static>(
+    values: impl IntoIterator<Item = T>,
+    name: fn(&T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let values: Vec<T> = values.into_iter().collect();
+    let names: Vec<_> = values.iter().map(name).collect();
+    PossibleValuesParser::new(names).map(move |given| {
+        let found = values.iter().find(|value| name(value) == given);
+        found.expect("the parser accepts only these names").clone()
+    })
+}
+
+/// Parses a size of at least 1 byte.
+pub(crate) fn parse_size_above_0(text: &str) -> Parsed<Size> {
+    match text.parse().map_err(|error: SizeError| error.to_string())? {
+        Size(0) => Err("expected at least 1 byte".to_owned()),
+        size => Ok(size),
+    }
 }
 
 fn parse_flags(name: &str) -> Parsed<FlagOrder> {

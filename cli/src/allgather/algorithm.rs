@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use peerlane::collective::Collective;
 use peerlane::planning::plan::{Algorithm, CHUNKS_MAX};
-use peerlane::planning::schedule::algorithms;
 
 use crate::error::{Failure, Result};
-use crate::options::{AlgorithmChoice, parse_algorithm, unknown_algorithm};
+use crate::options::{AlgorithmList, parse_size_above_0};
 use crate::units::Size;
 
 /// Options of the algorithm.
@@ -17,14 +16,13 @@ pub(crate) struct AlgorithmOptions {
     /// Select the algorithms: auto (the lowest predicted time), all (one row for each), or a list
     /// of direct, pull, ring, double-ring, hierarchical and hierarchical-ring, such as direct,ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
-    #[arg(value_parser = parse_list)]
     pub(crate) selection: AlgorithmList,
     /// Set the number of chunks of each block, such as 4 [default: the number with the lowest
     /// predicted time]
     #[arg(long, value_name = "N", conflicts_with = "chunk_bytes", value_parser = parse_chunks)]
     pub(crate) chunks: Option<u32>,
     /// Set the size of a chunk in bytes, such as 512K, instead of the number of chunks
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_0)]
     pub(crate) chunk_bytes: Option<Size>,
     /// Predict times with the link speeds in FILE, which `peerlane calibrate --out` wrote, and show
     /// the predictions [default: typical speeds of such links]
@@ -38,29 +36,11 @@ pub(crate) struct AlgorithmOptions {
     pub(crate) explain: bool,
 }
 
-/// The value of `--algorithm`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum AlgorithmList {
-    /// A list, which may contain `auto`.
-    Listed(Vec<AlgorithmChoice>),
-    /// All algorithms that differ on the topology.
-    All,
-}
-
 impl AlgorithmOptions {
-    /// Checks the options against each other.
-    pub(super) fn check(&self) -> Result<()> {
-        if self.chunk_bytes == Some(Size(0)) {
-            return Err(Failure::usage("--chunk-bytes is 0, expected at least 1 byte")
-                .with_advice("use 64K or more, or remove the option"));
-        }
-        Ok(())
-    }
-
     /// Returns the requested number of chunks for the longest block.
     pub(super) fn chunks(&self, longest_block_bytes: u64) -> Result<Option<u32>> {
         let Some(Size(chunk)) = self.chunk_bytes else { return Ok(self.chunks) };
-        let chunks = longest_block_bytes.div_ceil(chunk.max(1)).max(1);
+        let chunks = longest_block_bytes.div_ceil(chunk).max(1);
         let fitting = u32::try_from(chunks).ok().filter(|chunks| *chunks <= CHUNKS_MAX);
         fitting.map(Some).ok_or_else(|| {
             let text = format!(
@@ -80,14 +60,15 @@ impl AlgorithmOptions {
         collective: Collective,
     ) -> Vec<Option<Algorithm>> {
         // On one node, the hierarchical plans are equal to direct.
-        let differs = |algorithm: &Algorithm| match algorithm {
+        let differs = |algorithm| match algorithm {
             Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
             _ => true,
         };
-        match &self.selection {
-            AlgorithmList::Listed(choices) => choices.iter().map(|choice| choice.named()).collect(),
-            AlgorithmList::All => algorithms(collective).filter(differs).map(Some).collect(),
+        let mut algorithms = self.selection.of(collective);
+        if self.selection == AlgorithmList::All {
+            algorithms.retain(|algorithm| algorithm.is_none_or(differs));
         }
+        algorithms
     }
 
     /// Returns the algorithms that are given by name.
@@ -96,33 +77,13 @@ impl AlgorithmOptions {
             AlgorithmList::Listed(choices) => choices.as_slice(),
             AlgorithmList::All => &[],
         };
-        choices.iter().filter_map(|choice| choice.named())
+        choices.iter().filter_map(|choice| choice.0)
     }
 
     /// Returns whether rows show predictions.
     pub(super) fn predicts(&self) -> bool {
         self.predict || self.calibration.is_some()
     }
-}
-
-impl AlgorithmList {
-    /// Returns the text on the command line.
-    pub(super) fn name(&self) -> String {
-        let Self::Listed(choices) = self else { return "all".to_owned() };
-        let names = choices.iter().map(|choice| match choice {
-            AlgorithmChoice::Auto => "auto",
-            AlgorithmChoice::Named(algorithm) => algorithm.name(),
-        });
-        names.collect::<Vec<_>>().join(",")
-    }
-}
-
-fn parse_list(text: &str) -> std::result::Result<AlgorithmList, String> {
-    if text == "all" {
-        return Ok(AlgorithmList::All);
-    }
-    let listed = text.split(',').map(parse_algorithm).collect::<std::result::Result<_, _>>();
-    listed.map(AlgorithmList::Listed).map_err(|_| unknown_algorithm("auto, all"))
 }
 
 fn parse_chunks(text: &str) -> std::result::Result<u32, String> {
@@ -147,11 +108,11 @@ mod tests {
         };
         assert_eq!(names(1), "direct pull ring double-ring");
         assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
-        assert_eq!(algorithm.selection.name(), "all");
+        assert_eq!(algorithm.selection.to_string(), "all");
         assert_eq!(parse("").unwrap().algorithm.algorithms(2, Collective::AllGather), [None]);
         let listed = parse("--algorithm ring,auto").unwrap().algorithm;
         assert_eq!(listed.algorithms(2, Collective::AllGather), [Some(Algorithm::Ring), None]);
-        assert_eq!(listed.selection.name(), "ring,auto");
+        assert_eq!(listed.selection.to_string(), "ring,auto");
     }
 
     #[test]
@@ -166,9 +127,6 @@ mod tests {
         error: --chunk-bytes 1 B makes 1048576 chunks of a block of 1 MiB, expected at most 65536 chunks
          help: raise --chunk-bytes or lower --max-bytes
         ");
-        insta::assert_snapshot!(parse("--chunk-bytes 0").unwrap().algorithm.check().unwrap_err(), @"
-        error: --chunk-bytes is 0, expected at least 1 byte
-         help: use 64K or more, or remove the option
-        ");
+        assert!(parse("--chunk-bytes 0").unwrap_err().contains("expected at least 1 byte"));
     }
 }

@@ -1,10 +1,12 @@
 //! Selects the backend that moves the bytes, its GPUs and its kind of engine.
 
 use peerlane::open::{self, Survey};
+use peerlane::rocm::EngineKind;
 
 use super::options::Options;
-use super::target::{Backend, Devices};
+use super::target::{Backend, check_engine};
 use crate::error::{Failure, Result};
+use crate::options::check_needs;
 
 /// Number and distribution of the ranks before they connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,13 +44,13 @@ impl Selected {
             Backend::Auto => Self::auto(Survey::of_machine(), options, launch)?,
             Backend::Host => Self::host(None),
             Backend::Cuda => {
-                let slots = slots(Backend::Cuda, options.target.devices.as_ref())?;
+                let slots = slots(Backend::Cuda, &options.target.devices)?;
                 Self { backend: Backend::Cuda, slots, note: None }
             }
             Backend::Rocm => {
                 options.check_without_cuda()?;
-                let slots = slots(Backend::Rocm, options.target.devices.as_ref())?;
-                options.engine.check(options.graph)?;
+                let slots = slots(Backend::Rocm, &options.target.devices)?;
+                check_engine(options.engine, options.graph)?;
                 Self { backend: Backend::Rocm, slots, note: None }
             }
             Backend::Rdma => {
@@ -56,8 +58,11 @@ impl Selected {
                 Self { backend: Backend::Rdma, slots: Vec::new(), note: None }
             }
         };
-        if selected.backend != Backend::Rocm {
-            options.engine.check_without_rocm(selected.name())?;
+        let engine = Some(options.engine).filter(|engine| *engine != EngineKind::Auto);
+        if let (Some(engine), true) = (engine, selected.backend != Backend::Rocm) {
+            let option = format!("--engine {}", engine.name());
+            let advice = "remove the option, or use --backend rocm";
+            check_needs(Some(&option), "the backend rocm", selected.name(), advice)?;
         }
         if selected.slots.is_empty() {
             options.check_without_gpus(selected.name())?;
@@ -72,8 +77,8 @@ impl Selected {
 
     /// Selects GPUs if each rank can have its own, as the library does.
     fn auto(survey: Survey, options: &Options, launch: LaunchInfo) -> Result<Self> {
-        let requested = options.target.devices.as_ref();
-        let count = requested.map(|Devices(devices)| devices.len());
+        let requested = &options.target.devices;
+        let count = (!requested.is_empty()).then_some(requested.len());
         let ranks = launch.local_ranks.or(count);
         let (backend, reasons) = survey.choose_local(ranks, launch.multi_host);
         let (backend, devices) = match backend {
@@ -85,7 +90,7 @@ impl Selected {
         let slots = pick(backend, slots_of(devices.unwrap_or_default()), requested)?;
         if backend == Backend::Rocm {
             options.check_without_cuda()?;
-            options.engine.check(options.graph)?;
+            check_engine(options.engine, options.graph)?;
         }
         Ok(Self { backend, slots, note })
     }
@@ -107,7 +112,7 @@ impl Selected {
 }
 
 /// Returns the requested GPUs of a backend, or all of them.
-fn slots(backend: Backend, requested: Option<&Devices>) -> Result<Vec<GpuSlot>> {
+fn slots(backend: Backend, requested: &[u32]) -> Result<Vec<GpuSlot>> {
     let missing = |text: String| {
         Failure::failed(text)
             .with_advice("run `peerlane doctor` to see the backends and devices of this machine")
@@ -122,12 +127,8 @@ fn slots_of(devices: Vec<open::Device>) -> Vec<GpuSlot> {
     devices.into_iter().map(slot).collect()
 }
 
-fn pick(
-    backend: Backend,
-    slots: Vec<GpuSlot>,
-    requested: Option<&Devices>,
-) -> Result<Vec<GpuSlot>> {
-    let Some(Devices(requested)) = requested else {
+fn pick(backend: Backend, slots: Vec<GpuSlot>, requested: &[u32]) -> Result<Vec<GpuSlot>> {
+    if requested.is_empty() {
         if slots.is_empty() {
             return Err(Failure::failed(format!(
                 "the backend {} found no GPU on this machine",
@@ -136,7 +137,7 @@ fn pick(
             .with_advice("run `peerlane doctor` to see the backends and devices of this machine"));
         }
         return Ok(slots);
-    };
+    }
     let find = |ordinal: &u32| {
         slots.iter().find(|slot| slot.ordinal == *ordinal).cloned().ok_or_else(|| {
             let count = slots.len();
@@ -198,15 +199,17 @@ mod tests {
 
     #[test]
     fn devices_are_picked_in_the_order_named() {
-        let pick = |text: &str| pick(Backend::Cuda, some(4), Some(&text.parse().unwrap()));
+        let pick = |devices: &[u32]| pick(Backend::Cuda, some(4), devices);
         let ordinals =
             |slots: Vec<GpuSlot>| slots.iter().map(|slot| slot.ordinal).collect::<Vec<_>>();
-        assert_eq!(ordinals(pick("3, 1").unwrap()), [3, 1]);
-        insta::assert_snapshot!(pick("0,4").unwrap_err(), @"
+        assert_eq!(ordinals(pick(&[3, 1]).unwrap()), [3, 1]);
+        insta::assert_snapshot!(pick(&[0, 4]).unwrap_err(), @"
         error: --devices names GPU 4, but this process sees 4 GPUs
          help: give numbers from 0; CUDA_VISIBLE_DEVICES may hide some GPUs
         ");
-        assert!("".parse::<Devices>().is_err() && "0,x".parse::<Devices>().is_err());
-        assert_eq!("0,2".parse::<Devices>().unwrap().to_string(), "0,2");
+        assert_eq!(parse("--devices 0,2").unwrap().target.devices, [0, 2]);
+        for wrong in ["--devices=", "--devices 0,x"] {
+            assert!(parse(wrong).unwrap_err().contains("such as 0,1,3"), "{wrong}");
+        }
     }
 }

@@ -18,17 +18,6 @@ pub(crate) enum Network {
     Rdma,
 }
 
-impl Network {
-    /// Returns the name on the command line.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Same => "same",
-            Self::Rdma => "rdma",
-        }
-    }
-}
-
 /// Options of nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NodeOptions {

@@ -3,20 +3,21 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use peerlane::cuda::SelfCopy;
 use peerlane::planning::schedule::algorithms;
-use peerlane::{DType, Deadline, cuda};
+use peerlane::rocm::EngineKind;
+use peerlane::{DType, Deadline};
 
 use super::algorithm::AlgorithmOptions;
 use super::node_options::NodeOptions;
 use super::shape::{ShapeOptions, Sweep};
-use super::target::{EngineKind, TargetOptions};
+use super::target::{self, TargetOptions};
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
 use crate::nics::NicOptions;
-use crate::options::{RunOptions, SweepOptions};
+use crate::options::{RunOptions, SweepOptions, check_needs, first_given, one_of};
 use crate::ranks::comm::{Settings, given};
 use crate::report::OutputFile;
-use crate::units::Size;
 
 /// Measure all-gathers between ranks, and check every byte of their results
 ///
@@ -73,11 +74,12 @@ pub(crate) struct Options {
     pub(crate) outputs: Option<u32>,
     /// Set how a GPU copies its own block to its output: local (with a kernel, which competes with compute
     /// work), link (with a copy engine, back from a peer), or auto (link for small blocks, otherwise local)
-    #[arg(long, value_enum, default_value_t = SelfCopy::Auto, value_name = "HOW")]
+    #[arg(long, default_value = "auto", value_name = "HOW")]
+    #[arg(value_parser = one_of([SelfCopy::Auto, SelfCopy::Local, SelfCopy::Link], self_copy_name))]
     pub(crate) self_copy: SelfCopy,
     /// Select the engines that copy between AMD GPUs (backend rocm only): streams (HIP streams), sdma (SDMA
     /// engines that the host drives), or auto (the lowest predicted time at each size)
-    #[arg(long, value_enum, default_value_t = EngineKind::Auto, value_name = "KIND")]
+    #[arg(long, default_value = "auto", value_name = "KIND", value_parser = target::engine_parser())]
     pub(crate) engine: EngineKind,
     /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units that
     /// copy, such as the own block of a GPU, or to a thread that drives the copies
@@ -102,8 +104,10 @@ pub(crate) struct Options {
     /// Also time the all-gathers of another library in the same processes, in turn with Peerlane
     /// (backend cuda only)
     ///
-    /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines.
+    /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines. Only equal
+    /// blocks of one tensor can be compared.
     #[arg(long, value_enum, value_name = "LIBRARY")]
+    #[arg(conflicts_with_all = ["blocks", "list", "tensors"])]
     pub(crate) vs: Option<BaselineLibrary>,
     /// Load NCCL from PATH, the file libnccl.so.2 or the folder that contains it [default: search
     /// the usual folders]
@@ -118,12 +122,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     pub(crate) cublas: Option<PathBuf>,
     /// Draw a plot of bandwidth and time by size into FILE.svg
-    #[arg(long, value_name = "FILE.svg")]
-    pub(crate) plot: Option<PathBuf>,
+    #[arg(long, value_name = "FILE.svg", value_parser = OutputFile::parser("--plot", "svg"))]
+    pub(crate) plot: Option<OutputFile>,
     /// Run the largest size once more and write the steps of all lanes and ranks to FILE.json, as
     /// trace events for Perfetto
-    #[arg(long, value_name = "FILE.json")]
-    pub(crate) trace: Option<PathBuf>,
+    #[arg(long, value_name = "FILE.json", value_parser = OutputFile::parser("--trace", "json"))]
+    pub(crate) trace: Option<OutputFile>,
     /// The measured collective, which the command sets.
     #[arg(skip)]
     pub(crate) goal: Goal,
@@ -131,31 +135,12 @@ pub(crate) struct Options {
     pub(crate) run: RunOptions,
 }
 
-/// Ways to make the self copy of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SelfCopy {
-    Auto,
-    Local,
-    Link,
-}
-
-impl SelfCopy {
-    /// Returns the name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Local => "local",
-            Self::Link => "link",
-        }
-    }
-
-    /// Returns the method in the terms of the GPU backends.
-    pub(super) fn in_library(self) -> cuda::SelfCopy {
-        match self {
-            Self::Auto => cuda::SelfCopy::Auto,
-            Self::Local => cuda::SelfCopy::Local,
-            Self::Link => cuda::SelfCopy::Link,
-        }
+/// Names the method by which a GPU copies its own block.
+pub(super) fn self_copy_name(self_copy: &SelfCopy) -> &'static str {
+    match self_copy {
+        SelfCopy::Auto => "auto",
+        SelfCopy::Local => "local",
+        SelfCopy::Link => "link",
     }
 }
 
@@ -187,14 +172,6 @@ impl Options {
 
     /// Checks the options against each other.
     pub(crate) fn check(&self) -> Result<()> {
-        let Size(min) = self.sizes.min_bytes;
-        if min == 0 {
-            return Err(Failure::usage(
-                "--min-bytes is 0, expected at least 1, because each size is the previous size \
-                 times --factor",
-            )
-            .with_advice("use 1 or more"));
-        }
         if self.sizes.max_bytes < self.sizes.min_bytes {
             return Err(Failure::usage(format!(
                 "--max-bytes {} is less than --min-bytes {}",
@@ -202,35 +179,21 @@ impl Options {
             ))
             .with_advice("raise --max-bytes or lower --min-bytes"));
         }
-        if self.graph && self.outputs == Some(2) {
-            return Err(Failure::usage("--graph and --outputs 2 cannot be used together")
-                .with_advice(
-                    "a captured start always writes to the same output: remove one of the two \
-                     options",
-                ));
+        let fixed = first_given([
+            ("--graph", self.graph),
+            ("--list", self.shape.list),
+            ("--in-place", self.in_place),
+        ]);
+        if let Some(option) = fixed.filter(|_| self.outputs == Some(2)) {
+            let why = match option {
+                "--graph" => "a captured start always writes to the same output",
+                _ => "these destinations are fixed, so outputs cannot alternate",
+            };
+            let text = format!("{option} and --outputs 2 cannot be used together");
+            let advice = format!("{why}: remove one of the two options");
+            return Err(Failure::usage(text).with_advice(advice));
         }
-        if self.outputs == Some(2) && (self.shape.list || self.in_place) {
-            let option = if self.shape.list { "--list" } else { "--in-place" };
-            return Err(Failure::usage(format!(
-                "{option} and --outputs 2 cannot be used together"
-            ))
-            .with_advice(
-                "these destinations are fixed, so outputs cannot alternate: remove one of the two \
-                 options",
-            ));
-        }
-        if self.vs.is_some() && self.shape.text().is_some() {
-            return Err(Failure::usage(
-                "--vs cannot be used with --blocks, --list or --tensors: it compares only equal \
-                 blocks of one tensor",
-            )
-            .with_advice("remove --vs, or remove --blocks, --list and --tensors"));
-        }
-        self.check_collective()?;
-        self.algorithm.check()?;
-        self.plot_file()?;
-        self.trace_file()?;
-        Ok(())
+        self.check_collective()
     }
 
     /// Refuses options that the collective does not have.
@@ -255,7 +218,7 @@ impl Options {
             ("--tensors", shape.tensors.is_some()),
             ("--vs", self.vs.is_some()),
         ];
-        if let Some((option, _)) = of_all_gather.iter().find(|(_, is_given)| *is_given) {
+        if let Some(option) = first_given(of_all_gather) {
             let text = format!(
                 "{option} is supported only for an all-gather, but the collective is {name}"
             );
@@ -272,43 +235,22 @@ impl Options {
         Ok(())
     }
 
-    /// Returns the file of `--plot`.
-    pub(super) fn plot_file(&self) -> Result<Option<OutputFile>> {
-        self.plot.as_ref().map(|path| OutputFile::new("--plot", path, "svg")).transpose()
-    }
-
-    /// Returns the file of `--trace`.
-    pub(super) fn trace_file(&self) -> Result<Option<OutputFile>> {
-        self.trace.as_ref().map(|path| OutputFile::new("--trace", path, "json")).transpose()
-    }
-
     /// Refuses options that need GPUs.
     pub(crate) fn check_without_gpus(&self, backend: &str) -> Result<()> {
-        let asked = [
+        let asked = first_given([
             ("--graph", self.graph),
             ("--vs", self.vs.is_some()),
             ("--overlap", self.overlap.is_some()),
-            ("--devices", self.target.devices.is_some()),
-        ];
-        match asked.into_iter().find(|(_, asked)| *asked) {
-            None => Ok(()),
-            Some((option, _)) => {
-                Err(Failure::usage(format!("{option} needs GPUs, but the backend is {backend}"))
-                    .with_advice("use --backend cuda, or remove the option"))
-            }
-        }
+            ("--devices", !self.target.devices.is_empty()),
+        ]);
+        check_needs(asked, "GPUs", backend, "use --backend cuda, or remove the option")
     }
 
     /// Refuses options that need NVIDIA GPUs.
     pub(crate) fn check_without_cuda(&self) -> Result<()> {
-        let asked = [("--vs", self.vs.is_some()), ("--overlap", self.overlap.is_some())];
-        match asked.into_iter().find(|(_, asked)| *asked) {
-            None => Ok(()),
-            Some((option, _)) => {
-                Err(Failure::usage(format!("{option} needs NVIDIA GPUs, but the backend is rocm"))
-                    .with_advice("remove the option"))
-            }
-        }
+        let asked =
+            first_given([("--vs", self.vs.is_some()), ("--overlap", self.overlap.is_some())]);
+        check_needs(asked, "NVIDIA GPUs", "rocm", "remove the option")
     }
 
     /// Returns the deadline of a wait that starts now.
@@ -340,11 +282,11 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
     let as_written = [
         ("--backend", backend.to_owned()),
         ("the collective", options.goal.text()),
-        ("--algorithm", algorithm.selection.name()),
+        ("--algorithm", algorithm.selection.to_string()),
         ("--chunks", given(algorithm.chunks.map(|chunks| chunks.to_string()))),
         ("--chunk-bytes", given(algorithm.chunk_bytes.map(|size| size.0.to_string()))),
         ("--nodes", given(node_options.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
-        ("--network", node_options.network.name().to_owned()),
+        ("--network", format!("{:?}", node_options.network).to_lowercase()),
         ("--network-bandwidth", given(node_options.network_bandwidth.map(|rate| rate.to_string()))),
         ("--network-delay", given(node_options.network_delay.map(|delay| delay.to_string()))),
         ("--local-bandwidth", given(node_options.local_bandwidth.map(|rate| rate.to_string()))),
@@ -364,7 +306,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--limit", options.limit.to_string()),
         ("--graph", options.graph.to_string()),
         ("--strict", options.strict.to_string()),
-        ("--self-copy", options.self_copy.name().to_owned()),
+        ("--self-copy", self_copy_name(&options.self_copy).to_owned()),
         ("--engine", options.engine.name().to_owned()),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--overlap", given(options.overlap.map(|what| format!("{what:?}")))),
@@ -380,6 +322,7 @@ pub(super) mod tests {
 
     use super::super::target::Backend;
     use super::*;
+    use crate::units::Size;
 
     #[derive(Parser)]
     struct Line {
@@ -403,7 +346,7 @@ pub(super) mod tests {
         );
         assert_eq!((options.sizes.factor, options.warmup, options.iterations), (4, 5, None));
         assert_eq!(
-            (options.target.backend, options.algorithm.selection.name().as_str()),
+            (options.target.backend, options.algorithm.selection.to_string().as_str()),
             (Backend::Auto, "auto")
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::U8, Duration::from_secs(30)));
@@ -420,7 +363,7 @@ pub(super) mod tests {
         let options = options.unwrap();
         assert_eq!(options.check(), Ok(()));
         assert_eq!(
-            (options.algorithm.selection.name().as_str(), options.algorithm.chunks),
+            (options.algorithm.selection.to_string().as_str(), options.algorithm.chunks),
             ("direct", None)
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::Bf16, Duration::from_millis(250)));
@@ -445,6 +388,11 @@ pub(super) mod tests {
         insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': unknown suffix KB, expected K, M or G (or KiB, MiB, GiB), powers of 1024");
         insta::assert_snapshot!(first_line("--factor 1"), @"error: invalid value '1' for '--factor <FACTOR>': 1 is not in 2..18446744073709551615");
         insta::assert_snapshot!(first_line("--iterations 0"), @"error: invalid value '0' for '--iterations <N>': 0 is not in 1..=1000000");
+        insta::assert_snapshot!(first_line("--min-bytes 0"), @"error: invalid value '0' for '--min-bytes <SIZE>': expected at least 1 byte");
+        insta::assert_snapshot!(first_line("--trace trace.svg"), @"error: invalid value 'trace.svg' for '--trace <FILE.json>': expected a file name that ends in .json; no other format is supported");
+        insta::assert_snapshot!(first_line("--plot sizes.png"), @"error: invalid value 'sizes.png' for '--plot <FILE.svg>': expected a file name that ends in .svg; no other format is supported");
+        insta::assert_snapshot!(first_line("--vs nccl --blocks 1:2"), @"error: the argument '--vs <LIBRARY>' cannot be used with '--blocks <N:N:…>'");
+        assert!(parse("--plot sizes.SVG").is_ok());
         insta::assert_snapshot!(first_line("--backend tpu"), @"error: invalid value 'tpu' for '--backend <BACKEND>'");
     }
 
@@ -455,25 +403,9 @@ pub(super) mod tests {
         error: --max-bytes 1 KiB is less than --min-bytes 2 KiB
          help: raise --max-bytes or lower --min-bytes
         ");
-        insta::assert_snapshot!(refusal("--min-bytes 0"), @r"
-        error: --min-bytes is 0, expected at least 1, because each size is the previous size times --factor
-         help: use 1 or more
-        ");
         insta::assert_snapshot!(refusal("--list --outputs 2"), @r"
         error: --list and --outputs 2 cannot be used together
          help: these destinations are fixed, so outputs cannot alternate: remove one of the two options
-        ");
-        insta::assert_snapshot!(refusal("--vs nccl --blocks 1:2"), @r"
-        error: --vs cannot be used with --blocks, --list or --tensors: it compares only equal blocks of one tensor
-         help: remove --vs, or remove --blocks, --list and --tensors
-        ");
-        insta::assert_snapshot!(refusal("--trace trace.svg"), @r"
-        error: --trace trace.svg does not end in .json
-         help: give a file name that ends in .json; no other format is supported
-        ");
-        insta::assert_snapshot!(refusal("--plot sizes.png"), @r"
-        error: --plot sizes.png does not end in .svg
-         help: give a file name that ends in .svg; no other format is supported
         ");
     }
 

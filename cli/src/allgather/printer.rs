@@ -38,13 +38,13 @@ impl Printer {
     pub(crate) fn open(options: &Options, note: Option<&str>) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
-            plot: options.plot_file()?,
+            plot: options.plot.clone(),
             progress: None,
             activity: "starting the ranks".to_owned(),
             rows: Vec::new(),
             notes: Vec::new(),
             explains: options.algorithm.explain,
-            trace: options.trace_file()?,
+            trace: options.trace.clone(),
             traced: Vec::new(),
             auto_choices: note.map(str::to_owned).into_iter().collect(),
         })

@@ -18,6 +18,7 @@ use super::shape::destinations;
 use super::topology::{NetworkFabric, RankTopology};
 use crate::calibration;
 use crate::error::{Failure, Result};
+use crate::options::check_needs;
 use crate::ranks::comm::Comm;
 use crate::ranks::data::Numbering;
 
@@ -220,11 +221,9 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     options.shape.check(ranks)?;
     options.goal.check_root(ranks)?;
     options.node_options.topology(ranks)?;
-    if backend != "host" && options.node_options.local_bandwidth.is_some() {
-        let text =
-            format!("--local-bandwidth needs the backend host, but the backend is {backend}");
-        return Err(Failure::usage(text).with_advice("remove the option, or use --backend host"));
-    }
+    let throttled = options.node_options.local_bandwidth.filter(|_| backend != "host");
+    let advice = "remove the option, or use --backend host";
+    check_needs(throttled.map(|_| "--local-bandwidth"), "the backend host", backend, advice)?;
     if options.node_options.network == Network::Rdma {
         options.nics.check()?;
     }

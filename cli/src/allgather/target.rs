@@ -1,12 +1,12 @@
 //! Options of the backend, its devices and its kind of engine.
 
-use std::str::FromStr;
-
+use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
-use peerlane::{open, rocm};
+use peerlane::open;
+use peerlane::rocm::{self, EngineKind};
 
 use crate::error::{Failure, Result};
-use crate::options::parse_ranks;
+use crate::options::{one_of, parse_ranks};
 
 /// Options of the backend and its devices, of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
@@ -22,8 +22,8 @@ pub(crate) struct TargetOptions {
     pub(crate) ranks: Option<usize>,
     /// Use these GPUs, by the numbers of the driver, such as 0,1,3; the ranks of this machine take
     /// them in turn [default: all]
-    #[arg(long, value_name = "N,N,…")]
-    pub(crate) devices: Option<Devices>,
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = parse_device)]
+    pub(crate) devices: Vec<u32>,
 }
 
 /// Backends of `--backend`.
@@ -35,10 +35,6 @@ pub(crate) enum Backend {
     Rocm,
     Rdma,
 }
-
-/// Numbers of GPUs, such as `0,1,3`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Devices(pub(super) Vec<u32>);
 
 impl Backend {
     /// Returns the backend of the library; `Auto` was resolved before.
@@ -63,82 +59,34 @@ impl Backend {
     }
 }
 
-impl FromStr for Devices {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let ordinal = |word: &str| {
-            word.trim().parse().map_err(|_| {
-                "expected numbers of GPUs separated by commas, such as 0,1,3".to_owned()
-            })
-        };
-        text.split(',').map(ordinal).collect::<std::result::Result<_, _>>().map(Self)
-    }
+fn parse_device(text: &str) -> std::result::Result<u32, String> {
+    text.trim()
+        .parse()
+        .map_err(|_| "expected numbers of GPUs separated by commas, such as 0,1,3".to_owned())
 }
 
-impl std::fmt::Display for Devices {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let words: Vec<_> = self.0.iter().map(u32::to_string).collect();
-        f.write_str(&words.join(","))
-    }
+/// Returns the parser of `--engine`.
+pub(super) fn engine_parser() -> impl TypedValueParser<Value = EngineKind> {
+    one_of([EngineKind::Auto, EngineKind::Streams, EngineKind::Sdma], |kind| kind.name())
 }
 
-/// Kinds of engine of `--engine`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum EngineKind {
-    Auto,
-    Streams,
-    Sdma,
-}
-
-impl EngineKind {
-    /// Returns the name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        self.kind().name()
+/// Checks that the engine fits `--graph` and that this machine has it.
+pub(super) fn check_engine(engine: EngineKind, graph: bool) -> Result<()> {
+    if engine != EngineKind::Sdma {
+        return Ok(());
     }
-
-    /// Returns the kind in the terms of the backend.
-    pub(super) fn kind(self) -> rocm::EngineKind {
-        match self {
-            Self::Auto => rocm::EngineKind::Auto,
-            Self::Streams => rocm::EngineKind::Streams,
-            Self::Sdma => rocm::EngineKind::Sdma,
-        }
+    if graph {
+        return Err(Failure::usage("--graph and --engine sdma cannot be used together")
+            .with_advice(
+                "a graph cannot contain copies of SDMA engines: use --engine streams, or remove \
+                 --graph",
+            ));
     }
-
-    /// Checks that the engine fits `--graph` and that this machine has it.
-    pub(super) fn check(self, graph: bool) -> Result<()> {
-        if self != Self::Sdma {
-            return Ok(());
-        }
-        if graph {
-            return Err(Failure::usage("--graph and --engine sdma cannot be used together")
-                .with_advice(
-                    "a graph cannot contain copies of SDMA engines: use --engine streams, or \
-                     remove --graph",
-                ));
-        }
-        let runtimes = rocm::runtimes().map_err(Failure::of_backend)?;
-        match runtimes.hsa {
-            Ok(_) => Ok(()),
-            Err(why) => Err(Failure::failed(format!(
-                "--engine sdma needs the HSA runtime, which cannot be used: {why}"
-            ))
+    let runtimes = rocm::runtimes().map_err(Failure::of_backend)?;
+    runtimes.hsa.map(drop).map_err(|why| {
+        Failure::failed(format!("--engine sdma needs the HSA runtime, which cannot be used: {why}"))
             .with_advice(
                 "use --engine streams, or run `peerlane doctor` to see the runtimes of this machine",
-            )),
-        }
-    }
-
-    /// Refuses a kind of engine if the backend has only one kind.
-    pub(super) fn check_without_rocm(self, backend: &str) -> Result<()> {
-        if self == Self::Auto {
-            return Ok(());
-        }
-        let text = format!(
-            "--engine {} needs the backend rocm, but the backend is {backend}",
-            self.name()
-        );
-        Err(Failure::usage(text).with_advice("remove the option, or use --backend rocm"))
-    }
+            )
+    })
 }

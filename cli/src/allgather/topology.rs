@@ -210,9 +210,9 @@ pub(super) fn open(
 pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) -> FabricOptions {
     let mut fabrics = FabricOptions::default();
     fabrics.rdma = options.nics.options(rank_topology.nic_rank());
-    fabrics.cuda.self_copy = options.self_copy.in_library();
+    fabrics.cuda.self_copy = options.self_copy;
     fabrics.rocm.self_copy = fabrics.cuda.self_copy;
-    fabrics.rocm.engine = options.engine.kind();
+    fabrics.rocm.engine = options.engine;
     fabrics
 }
 

@@ -4,7 +4,6 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::process::{Command, Stdio};
 
-use clap::ValueEnum;
 use peerlane::planning::cost::Sample;
 use peerlane::planning::plan::{Algorithm, FlagOrder, Lane};
 use peerlane::planning::schedule::{Shape, plans};
@@ -106,12 +105,10 @@ fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Res
 }
 
 fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -> Vec<String> {
-    let backend = options.target.backend.to_possible_value();
-    let backend = backend.map_or("auto".to_owned(), |value| value.get_name().to_owned());
     let mut arguments: Vec<String> = [
         "allgather",
         "--backend",
-        &backend,
+        options.target.backend.name(),
         "--algorithm",
         configuration.algorithm.name(),
         "--min-bytes",
@@ -131,8 +128,8 @@ fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -
     if let Some(ranks) = options.target.ranks {
         arguments.extend(["--ranks".to_owned(), ranks.to_string()]);
     }
-    if let Some(devices) = &options.target.devices {
-        arguments.extend(["--devices".to_owned(), devices.to_string()]);
+    for device in &options.target.devices {
+        arguments.extend(["--devices".to_owned(), device.to_string()]);
     }
     arguments
 }

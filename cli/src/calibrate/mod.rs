@@ -50,7 +50,7 @@ struct SampleSet {
 impl SampleSet {
     /// Measures on this machine; the other samples are needed only for a check.
     fn here(options: &Options) -> Result<Self> {
-        let configurations = Configuration::all(&options.algorithms()?);
+        let configurations = Configuration::all(&options.algorithms);
         let Runs { backend, ranks, samples } =
             measure(options, &configurations, options.sizes.min_bytes.0)?;
         let topology = Topology::flat(ranks)?;

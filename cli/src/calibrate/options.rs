@@ -6,8 +6,7 @@ use clap::Args;
 use peerlane::Algorithm;
 
 use crate::allgather::TargetOptions;
-use crate::error::{Failure, Result};
-use crate::options::{AlgorithmChoice, SweepOptions, parse_algorithm};
+use crate::options::SweepOptions;
 
 /// Measure all-gathers and fit the links of the cost model to them
 ///
@@ -25,8 +24,7 @@ pub(crate) struct Options {
     pub(super) target: TargetOptions,
     /// Measure these algorithms, such as direct,ring
     #[arg(long, default_value = "direct,ring", value_name = "NAME,…", value_delimiter = ',')]
-    #[arg(value_parser = parse_algorithm)]
-    pub(super) algorithms: Vec<AlgorithmChoice>,
+    pub(super) algorithms: Vec<Algorithm>,
     #[command(flatten)]
     pub(super) sizes: SweepOptions,
     /// Measure each size in this number of rounds; the fastest round counts
@@ -43,19 +41,4 @@ pub(crate) struct Options {
     /// Set the longest wait for a peer, in seconds, such as 30 or 0.5
     #[arg(long, default_value = "30", value_name = "SECONDS")]
     pub(super) timeout: String,
-}
-
-impl Options {
-    /// Returns the algorithms to measure.
-    pub(super) fn algorithms(&self) -> Result<Vec<Algorithm>> {
-        let named = self.algorithms.iter().map(|choice| match choice {
-            AlgorithmChoice::Named(algorithm) => Ok(*algorithm),
-            AlgorithmChoice::Auto => Err(Failure::usage(
-                "--algorithms contains auto, which cannot be measured: auto chooses by a \
-                 calibration",
-            )
-            .with_advice("give algorithms by name, such as direct,ring")),
-        });
-        named.collect()
-    }
 }

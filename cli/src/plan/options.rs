@@ -8,9 +8,7 @@ use peerlane::Rank;
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
-use crate::options::{
-    AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_algorithm, parse_ranks,
-};
+use crate::options::{AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_ranks};
 use crate::units::Size;
 
 /// Largest number of cells that are printed or verified. Verifying more takes minutes.
@@ -38,7 +36,7 @@ pub(crate) struct Options {
     pub(super) tiers: bool,
     /// Select the algorithm: direct, pull, ring, double-ring, hierarchical or hierarchical-ring;
     /// auto means direct
-    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_algorithm)]
+    #[arg(long, default_value = "auto", value_name = "NAME")]
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
@@ -101,7 +99,7 @@ impl Options {
 
     /// Returns the algorithm; `auto` is direct, because nothing is predicted here.
     pub(super) fn algorithm(&self) -> Algorithm {
-        self.algorithm.named().unwrap_or(Algorithm::Direct)
+        self.algorithm.0.unwrap_or(Algorithm::Direct)
     }
 
     /// Returns the block of each rank in bytes; `None` without sizes.

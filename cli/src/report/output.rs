@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -32,15 +33,19 @@ pub(crate) struct OutputFile {
 }
 
 impl OutputFile {
-    /// Creates the output of `option`, whose file name must end in `extension`.
-    pub(crate) fn new(option: &'static str, path: &Path, extension: &str) -> Result<Self> {
-        if path.extension().is_none_or(|seen| !seen.eq_ignore_ascii_case(extension)) {
-            let text = format!("{option} {} does not end in .{extension}", path.display());
-            let advice =
-                format!("give a file name that ends in .{extension}; no other format is supported");
-            return Err(Failure::usage(text).with_advice(advice));
-        }
-        Ok(Self { option, path: path.to_owned() })
+    /// Returns the parser of an option whose file name must end in `extension`.
+    pub(crate) fn parser(
+        option: &'static str,
+        extension: &'static str,
+    ) -> impl TypedValueParser<Value = Self> {
+        PathBufValueParser::new().try_map(move |path| {
+            match path.extension().is_some_and(|seen| seen.eq_ignore_ascii_case(extension)) {
+                true => Ok(Self { option, path }),
+                false => Err(format!(
+                    "expected a file name that ends in .{extension}; no other format is supported"
+                )),
+            }
+        })
     }
 
     /// Writes the file.
@@ -149,26 +154,6 @@ mod tests {
     use super::super::row::Row;
     use super::super::row::tests::row;
     use super::*;
-
-    #[test]
-    fn a_file_of_another_format_is_refused() {
-        let refusal = |option, path: &str, extension| {
-            OutputFile::new(option, Path::new(path), extension).unwrap_err()
-        };
-        insta::assert_snapshot!(refusal("--plot", "sizes.png", "svg"), @"
-        error: --plot sizes.png does not end in .svg
-         help: give a file name that ends in .svg; no other format is supported
-        ");
-        insta::assert_snapshot!(refusal("--svg", "lanes", "svg"), @"
-        error: --svg lanes does not end in .svg
-         help: give a file name that ends in .svg; no other format is supported
-        ");
-        insta::assert_snapshot!(refusal("--trace", "trace.svg", "json"), @"
-        error: --trace trace.svg does not end in .json
-         help: give a file name that ends in .json; no other format is supported
-        ");
-        assert!(OutputFile::new("--plot", Path::new("sizes.SVG"), "svg").is_ok());
-    }
 
     #[test]
     fn a_row_is_one_json_line_and_can_be_parsed() {

@@ -1,11 +1,9 @@
 //! `peerlane simulate`: executes the plans of all ranks on modelled links.
 
-use std::path::Path;
-
 use peerlane_planning::simulate::Slice;
 
 use crate::error::{Failure, Result};
-use crate::report::{OutputFile, print};
+use crate::report::print;
 use crate::trace::{self, TraceEvent};
 
 mod chart;
@@ -28,12 +26,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let layout = layout.map_err(|error| Failure::usage(error.to_string()))?;
     let links = options.links.links()?;
     let scenario = Scenario { goal, layout, links, block_bytes, topology };
-    let file = |option, path: Option<&Path>, extension| {
-        path.map(|path| OutputFile::new(option, path, extension)).transpose()
-    };
-    let svg = file("--svg", options.svg.as_deref(), "svg")?;
-    let trace = file("--trace", options.trace.as_deref(), "json")?;
-    let algorithms = options.algorithms(goal.collective).into_iter();
+    let algorithms = options.algorithm.of(goal.collective).into_iter();
     let runs: Vec<Run> =
         algorithms.map(|algorithm| scenario.simulate(options, algorithm)).collect::<Result<_>>()?;
     let report = Report { scenario: &scenario, runs: &runs, path: options.path };
@@ -43,10 +36,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return Ok(());
     };
     let title = report.title(fastest);
-    if let Some(svg) = svg {
+    if let Some(svg) = &options.svg {
         svg.write(&chart(&title, &fastest.simulation, &scenario.links)?)?;
     }
-    if let Some(trace) = trace {
+    if let Some(trace) = &options.trace {
         let slices = fastest.simulation.slices.iter();
         trace.write(&trace::render(&title, slices.map(event).collect()))?;
     }

@@ -3,17 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use peerlane::Algorithm;
 use peerlane::Rank;
-use peerlane::collective::Collective;
 use peerlane::planning::cost::{Calibration, Link, Links};
-use peerlane::planning::schedule;
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
-use crate::options::{
-    AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_algorithm, parse_ranks,
-};
+use crate::options::{AlgorithmList, Nodes, PlanOptions, block_bytes, parse_ranks};
+use crate::report::OutputFile;
 use crate::text_file;
 use crate::units::{Delay, Rate, Size};
 
@@ -35,10 +31,10 @@ pub(crate) struct Options {
     /// such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     block_bytes: Vec<Size>,
-    /// Select the algorithm: auto (the lowest predicted time), all, or direct, pull, ring,
-    /// double-ring, hierarchical or hierarchical-ring
-    #[arg(long, default_value = "auto", value_name = "NAME", value_parser = parse_wanted)]
-    algorithm: AlgorithmArg,
+    /// Select the algorithms: auto (the lowest predicted time), all, or a list of direct, pull, ring,
+    /// double-ring, hierarchical and hierarchical-ring, such as direct,ring
+    #[arg(long, default_value = "auto", value_name = "NAME,…")]
+    pub(super) algorithm: AlgorithmList,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
     /// Connect all ranks with one fabric [default: a second fabric, the network, connects nodes]
@@ -56,33 +52,12 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 12, value_name = "N")]
     pub(super) path: usize,
     /// Draw the lanes of the fastest algorithm over time, and the use of the links, into FILE.svg
-    #[arg(long, value_name = "FILE.svg")]
-    pub(super) svg: Option<PathBuf>,
+    #[arg(long, value_name = "FILE.svg", value_parser = OutputFile::parser("--svg", "svg"))]
+    pub(super) svg: Option<OutputFile>,
     /// Write the steps of the fastest algorithm to FILE.json, as trace events for Perfetto and
     /// Chrome
-    #[arg(long, value_name = "FILE.json")]
-    pub(super) trace: Option<PathBuf>,
-}
-
-/// Algorithms to simulate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AlgorithmArg {
-    /// The algorithm that the cost model chooses.
-    Auto,
-    /// Simulates all algorithms.
-    All,
-    /// Simulates one algorithm.
-    Named(Algorithm),
-}
-
-fn parse_wanted(name: &str) -> std::result::Result<AlgorithmArg, String> {
-    if name == "all" {
-        return Ok(AlgorithmArg::All);
-    }
-    parse_algorithm(name).map(|choice| match choice {
-        AlgorithmChoice::Auto => AlgorithmArg::Auto,
-        AlgorithmChoice::Named(algorithm) => AlgorithmArg::Named(algorithm),
-    })
+    #[arg(long, value_name = "FILE.json", value_parser = OutputFile::parser("--trace", "json"))]
+    pub(super) trace: Option<OutputFile>,
 }
 
 /// Largest number of ranks, to catch typing errors.
@@ -125,15 +100,6 @@ impl Options {
     /// Returns the block of each rank in bytes.
     pub(super) fn block_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
         block_bytes("--block-bytes", &self.block_bytes, ranks)
-    }
-
-    /// Returns the algorithms to simulate; `None` is the choice of the cost model.
-    pub(super) fn algorithms(&self, collective: Collective) -> Vec<Option<Algorithm>> {
-        match self.algorithm {
-            AlgorithmArg::Auto => vec![None],
-            AlgorithmArg::All => schedule::algorithms(collective).map(Some).collect(),
-            AlgorithmArg::Named(algorithm) => vec![Some(algorithm)],
-        }
     }
 
     /// Returns the start delay of each rank in picoseconds; later ranks have none.

@@ -111,8 +111,8 @@ fn impossible_simulations_are_refused() {
         ("--delay 3", "expected a rank and a time of at most 10s"),
         ("--network-bandwidth 0GB/s", "expected a number above 0 with a unit"),
         ("--nics 0", "node.nics is 0"),
-        ("--svg lanes.png", "--svg lanes.png does not end in .svg"),
-        ("--trace lanes.svg", "--trace lanes.svg does not end in .json"),
+        ("--svg lanes.png", "expected a file name that ends in .svg"),
+        ("--trace lanes.svg", "expected a file name that ends in .json"),
         ("--nodes 16384 --ranks-per-node 8", "the maximum of a simulation"),
     ] {
         let ended = run(&format!("simulate {words}"));

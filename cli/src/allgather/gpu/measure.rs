@@ -14,7 +14,7 @@ use super::gather;
 use super::limit::LimitBuffers;
 use super::overlap::{Compute, measure_overlap};
 use super::timer::{StartCounts, StreamTimer};
-use crate::allgather::options::Options;
+use crate::allgather::options::{Options, self_copy_name};
 use crate::allgather::printer::{Activity, ProgressEvent, Sink};
 use crate::allgather::row::{self, Measured};
 use crate::allgather::setup::{Setup, Variant};
@@ -260,7 +260,7 @@ fn row(
         host_us: microseconds(times.host),
         starts_in_a_row: starts,
         captured: setup.options.graph,
-        self_copy: setup.options.self_copy.name().to_owned(),
+        self_copy: self_copy_name(&setup.options.self_copy).to_owned(),
     };
     Row { device: Some(device), ..row::row(setup, report, measured) }
 }
