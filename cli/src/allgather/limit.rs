@@ -9,12 +9,12 @@ use peerlane::planning::layout::{Layout, Span};
 use peerlane::planning::plan::{Cell, Source};
 use peerlane::{Group, Rank};
 
-use super::timer::TimingOptions;
+use super::timer::{Reduce, TimingOptions};
 use crate::error::Result;
 use crate::ranks::affinity;
 use crate::ranks::bare_fabric::{BareEngine, BareFabric};
 use crate::ranks::comm::Comm;
-use crate::ranks::statistics::{Interval, longest_of_each, span_of_each};
+use crate::ranks::statistics::{longest_of_each, span_of_each};
 
 /// The copies of one operation.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct LimitCopies<'a> {
 pub(crate) struct Limit {
     copiers: Vec<(BareFabric, BareEngine)>,
     /// Reduces the times of all ranks to one time per iteration.
-    reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
+    reduce: Reduce,
 }
 
 impl Limit {
@@ -69,7 +69,7 @@ fn measure_one(
     LimitCopies { layout, in_place }: LimitCopies<'_>,
     timing_options: TimingOptions,
     (comm, group): (&Comm, &mut Group),
-    reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
+    reduce: Reduce,
 ) -> Result<Duration> {
     let (rank, ranks) = (comm.rank(), comm.ranks());
     let output = fabric.allocate(layout.output_bytes(rank), Role::Data)?;
@@ -90,13 +90,13 @@ fn measure_one(
             bytes,
         })
         .collect();
-    let mut copy = || {
+    let copy = |engine: &mut &mut BareEngine| {
         // SAFETY: the regions outlive the last ticket on this rank and, because of the barrier below,
         // on every rank. Nothing else reads or writes the ranges that the puts cover.
         let ticket = unsafe { engine.submit(&puts) }?;
         engine.finish(ticket)
     };
-    let timings = timing_options.time(comm, group, reduce, &mut [&mut copy])?;
+    let timings = timing_options.time(comm, group, reduce, &mut [engine], copy)?;
     // Peers may still copy into the output of this rank.
     group.barrier()?;
     Ok(timings[0].statistics.median)

@@ -1,67 +1,147 @@
-//! Measures one size: the limit of the machine, a check, the timed iterations, and a second check.
+//! Measures size by size: the limit of the machine, a check, the timed iterations, and a second check.
+//!
+//! A [`Bench`] does what differs between host memory and GPU memory.
 
 use std::time::Duration;
 
 use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
+use peerlane::group::Report;
 
-use super::content::{self, Comparison};
-use super::host_operation::HostOperation;
-use super::limit::{Limit, LimitCopies};
 use super::printer::{Activity, ProgressEvent, Sink};
-use super::row::{self, Measured};
-use super::setup::{Setup, Variant};
-use super::timeline;
-use super::timer::{Timing, TimingOptions};
+use super::setup::Setup;
+use super::timer::Timing;
+use super::{row, timeline};
 use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
 use crate::ranks::data::TestData;
-use crate::ranks::statistics::longest_of_each;
-use crate::report::Row;
+use crate::report::{Overlap, Row};
 
-/// The state of a measuring rank.
-pub(crate) struct Measurement<'a> {
-    pub(crate) setup: Setup<'a>,
-    pub(crate) seed: u64,
-    pub(crate) timing_options: TimingOptions,
-    pub(crate) comm: Comm,
-    pub(crate) group: Group,
-    pub(crate) limit: Option<Limit>,
-    pub(crate) sink: Sink<'a>,
+/// The state of a measuring rank whose group is open.
+pub(super) struct Measurement<'a> {
+    pub(super) setup: Setup<'a>,
+    pub(super) comm: Comm,
+    pub(super) group: Group,
+    pub(super) seed: u64,
+    pub(super) sink: Sink<'a>,
+}
+
+/// One size of a sweep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    pub(super) index: usize,
+    /// Elements of a block on average.
+    pub(super) block_length: u64,
+    pub(super) total_bytes: u64,
+}
+
+/// A prepared operation with its memory.
+pub(super) trait Checked {
+    /// Returns the name for texts.
+    fn name(&self) -> &'static str;
+
+    /// Gathers new data into outputs with a known byte, and compares every byte on this rank. Returns the text of
+    /// the first difference. Collective.
+    fn check(&mut self, run: &Measurement<'_>, data: TestData) -> Result<Option<String>>;
+}
+
+/// Peerlane's operations, one for each report, and after them those of other libraries.
+pub(super) struct Candidates<C> {
+    pub(super) all: Vec<C>,
+    pub(super) reports: Vec<Report>,
+}
+
+/// Prepares and times operations on host memory or on GPU memory. All methods are collective.
+pub(super) trait Bench {
+    type Candidate: Checked;
+
+    /// Returns the time of bare copies, if it is measured.
+    fn limit(&mut self, run: &mut Measurement<'_>, at: Point) -> Result<Option<Duration>>;
+
+    fn prepare(
+        &mut self,
+        run: &mut Measurement<'_>,
+        at: Point,
+    ) -> Result<Candidates<Self::Candidate>>;
+
+    /// Times all candidates in turn.
+    fn time(
+        &mut self,
+        run: &mut Measurement<'_>,
+        candidates: &mut [Self::Candidate],
+        at: Point,
+    ) -> Result<Vec<Timing>>;
+
+    /// Times all candidates together with compute work, if that is measured.
+    fn overlap(
+        &mut self,
+        _run: &mut Measurement<'_>,
+        _candidates: &mut [Self::Candidate],
+        _at: Point,
+    ) -> Result<Vec<Overlap>> {
+        Ok(Vec::new())
+    }
+
+    /// Adds to a row what only this bench measures; `others` are the times of other libraries.
+    fn complete(&self, _setup: &Setup<'_>, _row: &mut Row, _own: Timing, _others: &[Timing]) {}
 }
 
 impl Measurement<'_> {
     /// Sends an event to the printer, on rank 0 only.
-    pub(crate) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
+    pub(super) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
 
-    /// Measures and checks blocks of `block_length` elements; `index` is the index of the size.
-    /// Collective.
-    pub(crate) fn size(&mut self, index: usize, block_length: u64) -> Result<()> {
-        let total_bytes = self.setup.layout(block_length)?.total_bytes();
-        let activity_event = |activity| ProgressEvent::Activity { activity, total_bytes };
-        let limit = if self.limit.is_some() {
-            self.report_event(activity_event(Activity::Limit))?;
-            self.measure_limit(block_length)?
-        } else {
-            None
-        };
-        let mut candidates = self.candidates(block_length)?;
-        let data = |round| TestData { seed: self.seed, size: index as u64, round };
-        let (before, after) = (data(0), data(1));
-        self.report_event(activity_event(Activity::Check))?;
-        self.check(&mut candidates, block_length, before)?;
-        self.report_event(activity_event(Activity::Measure))?;
-        let timings = self.time(&mut candidates)?;
-        self.report_event(activity_event(Activity::Check))?;
-        self.check(&mut candidates, block_length, after)?;
-        for (operation, timing) in candidates.iter().zip(timings) {
-            let report = operation.report();
+    pub(super) fn report_activity(&mut self, activity: Activity, point: Point) -> Result<()> {
+        let total_bytes = point.total_bytes;
+        self.report_event(ProgressEvent::Activity { activity, total_bytes })
+    }
+
+    /// Measures all sizes, and then traces the largest one if that is asked for. Collective.
+    pub(super) fn sweep(&mut self, bench: &mut impl Bench) -> Result<()> {
+        let options = self.setup.options;
+        let lengths = options.sweep(self.comm.ranks()).block_lengths();
+        let rows = lengths.len() * self.setup.algorithms().len();
+        self.report_event(ProgressEvent::Begin { rows })?;
+        let mut last = None;
+        for (index, &block_length) in lengths.iter().enumerate() {
+            let total_bytes = self.setup.layout(block_length)?.total_bytes();
+            let point = Point { index, block_length, total_bytes };
+            self.size(bench, point)?;
+            last = Some(point);
+        }
+        let Some(point) = last.filter(|_| options.trace.is_some()) else { return Ok(()) };
+        self.report_activity(Activity::Trace, point)?;
+        let Self { setup, comm, group, .. } = self;
+        let starts = timeline::trace(setup, comm, group, point.block_length)?;
+        self.report_event(ProgressEvent::Trace { starts })
+    }
+
+    fn size(&mut self, bench: &mut impl Bench, point: Point) -> Result<()> {
+        let limit = bench.limit(self, point)?;
+        self.report_activity(Activity::Check, point)?;
+        let Candidates { all: mut candidates, reports } = bench.prepare(self, point)?;
+        self.check(&mut candidates, point, 0)?;
+        self.report_activity(Activity::Measure, point)?;
+        let timings = bench.time(self, &mut candidates, point)?;
+        let overlaps = bench.overlap(self, &mut candidates, point)?;
+        self.report_activity(Activity::Check, point)?;
+        self.check(&mut candidates, point, 1)?;
+
+        let (own, others) = timings.split_at(reports.len());
+        let mut overlaps = overlaps.into_iter();
+        let own_overlaps: Vec<_> = overlaps.by_ref().take(reports.len()).collect();
+        for (index, (report, &timing)) in reports.iter().zip(own).enumerate() {
+            let mut row = row::row(&self.setup, report, timing, limit);
+            bench.complete(&self.setup, &mut row, timing, others);
+            row.overlap = own_overlaps.get(index).cloned().into_iter().collect();
+            if index == 0 {
+                // The overlaps of other libraries belong to the first row.
+                row.overlap.extend(overlaps.by_ref());
+            }
             if let Some(text) = self.setup.explanation(report) {
                 self.report_event(ProgressEvent::Explanation { text })?;
             }
-            let row = self.row(&**operation, timing, limit);
             self.report_event(ProgressEvent::Row { row: Box::new(row) })?;
         }
         drop(candidates);
@@ -70,84 +150,23 @@ impl Measurement<'_> {
         Ok(self.group.barrier()?)
     }
 
-    /// Traces one start with blocks of `block_length` elements. Collective.
-    pub(crate) fn trace(&mut self, block_length: u64) -> Result<()> {
-        let total_bytes = self.setup.layout(block_length)?.total_bytes();
-        self.report_event(ProgressEvent::Activity { activity: Activity::Trace, total_bytes })?;
-        let Self { setup, comm, group, .. } = self;
-        let starts = timeline::trace(setup, comm, group, block_length)?;
-        self.report_event(ProgressEvent::Trace { starts })
-    }
-
-    fn measure_limit(&mut self, block_length: u64) -> Result<Option<Duration>> {
-        let Self { setup, timing_options, comm, group, limit, .. } = self;
-        let Some(limit) = limit else { return Ok(None) };
-        let layout = setup.layout(block_length)?;
-        let copies = LimitCopies { layout: &layout, in_place: setup.options.in_place };
-        limit.measure(copies, *timing_options, comm, group).map(Some)
-    }
-
-    fn candidates(&mut self, block_length: u64) -> Result<Vec<Box<dyn HostOperation>>> {
-        let Self { setup, group, .. } = self;
-        let candidate = |algorithm| {
-            let variant = Variant { algorithm, captured: false, traced: false };
-            setup.prepare_on_host(group, block_length, variant)
-        };
-        setup.algorithms().into_iter().map(candidate).collect()
-    }
-
-    fn time(&mut self, candidates: &mut [Box<dyn HostOperation>]) -> Result<Vec<Timing>> {
-        let Self { timing_options, comm, group, .. } = self;
-        let mut runs: Vec<_> = candidates.iter_mut().map(|operation| || operation.run()).collect();
-        let mut operations: Vec<&mut dyn FnMut() -> Result<()>> =
-            runs.iter_mut().map(|run| run as _).collect();
-        timing_options.time(comm, group, longest_of_each, &mut operations)
-    }
-
-    /// Gathers new data into outputs with a known byte, compares every byte, and exchanges the
-    /// result with all ranks.
-    fn check(
-        &mut self,
-        candidates: &mut [Box<dyn HostOperation>],
-        block_length: u64,
-        data: TestData,
-    ) -> Result<()> {
-        let rank = self.comm.rank();
-        for operation in candidates {
-            let mut found: Comparison = Ok(());
-            // With two outputs each start fills the other one. After these starts every output has been
-            // overwritten, filled and compared.
-            for _ in 0..operation.report().outputs {
-                content::fill(&self.setup, &mut **operation, (rank, block_length), data)?;
-                operation.run()?;
-                found = found.and(content::compare(
-                    &self.setup,
-                    &mut **operation,
-                    (rank, block_length),
-                    data,
-                )?);
-            }
-            let texts = self.comm.share("check", &found.err().map(|wrong| wrong.to_string()))?;
-            let wrong = texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)));
-            if let Some((rank, text)) = wrong {
-                let algorithm = operation.report().algorithm;
-                let text = format!("{algorithm}: wrong data in the output of rank {rank}: {text}");
+    /// Checks all candidates with the data of a round, and fails on all ranks if one of them found wrong bytes.
+    fn check(&self, candidates: &mut [impl Checked], point: Point, round: u64) -> Result<()> {
+        let data = TestData { seed: self.seed, size: point.index as u64, round };
+        for candidate in candidates {
+            let found = candidate.check(self, data)?;
+            if let Some((rank, text)) = self.comm.first_fault(found)? {
+                let collective = self.setup.options.goal.collective.with_article();
+                let text = format!(
+                    "wrong data in the output of rank {rank} after {collective} by {}: {text}",
+                    candidate.name()
+                );
                 return Err(Failure::failed(text).with_advice(
-                    "this is a bug in Peerlane or a hardware fault: please report it",
+                    "this is a bug in the library that copied the bytes, or a hardware fault: please \
+                     report it",
                 ));
             }
         }
         Ok(())
-    }
-
-    fn row(
-        &self,
-        operation: &dyn HostOperation,
-        Timing { statistics, iterations }: Timing,
-        limit: Option<Duration>,
-    ) -> Row {
-        let (setup, report) = (&self.setup, operation.report());
-        let predicted = setup.predicted(report);
-        row::row(setup, report, Measured { statistics, iterations, limit, predicted })
     }
 }

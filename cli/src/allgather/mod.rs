@@ -9,12 +9,11 @@
 //! | `node_options` | options of nodes and the fabric between them |
 //! | `topology` | the nodes of the ranks, and opening their group |
 //! | `backend` | the choice of backend and GPUs |
-//! | `rank`, `context` | one rank from its start to its end |
+//! | `rank` | one rank from its start to its end |
 //! | `setup` | how an all-gather is prepared |
-//! | `measure`, `timer` | measuring and checking one size on the host |
-//! | `limit` | bare copies as the limit |
-//! | `content`, `host_operation` | filling and comparing host memory |
-//! | `gpu` | measuring on GPUs |
+//! | `measure`, `timer` | measuring, checking and timing size by size, on any memory |
+//! | `host`, `host_operation`, `content`, `limit` | host memory: operations, test data, and bare copies as the limit |
+//! | `gpu` | GPU memory |
 //! | `timeline` | traced starts |
 //! | `row`, `printer` | rows and their output |
 
@@ -32,8 +31,8 @@ use crate::ranks::{self, LaunchedBy};
 mod algorithm;
 mod backend;
 mod content;
-mod context;
 mod gpu;
+mod host;
 mod host_operation;
 mod limit;
 mod measure;

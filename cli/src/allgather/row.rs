@@ -8,24 +8,21 @@ use peerlane::hal::BackendId;
 use peerlane::planning::plan::Tier;
 
 use super::setup::Setup;
+use super::timer::Timing;
 use crate::error::Failure;
 use crate::ranks::statistics::Statistics;
 use crate::report::{
     LaneRow, Limit, MissingRow, Predicted, Row, TierRow, bandwidths, microseconds,
 };
 
-/// Measured values of one all-gather.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Measured {
-    pub(super) statistics: Statistics,
-    pub(super) iterations: usize,
-    pub(super) limit: Option<Duration>,
-    pub(super) predicted: Option<Duration>,
-}
-
 /// Creates the result row of a measured operation.
-pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row {
-    let Statistics { median, p99, max } = measured.statistics;
+pub(super) fn row(
+    setup: &Setup<'_>,
+    report: &Report,
+    timing: Timing,
+    limit: Option<Duration>,
+) -> Row {
+    let Statistics { median, p99, max } = timing.statistics;
     let (algbw_gbs, busbw_gbs) =
         bandwidths(report.collective, report.total_bytes, report.ranks, median);
     let lanes = report.lanes.iter().map(|lane| LaneRow {
@@ -57,15 +54,15 @@ pub(super) fn row(setup: &Setup<'_>, report: &Report, measured: Measured) -> Row
         outputs: report.outputs,
         total_bytes: report.total_bytes,
         block_bytes: report.longest_block_bytes,
-        iterations: measured.iterations,
+        iterations: timing.iterations,
         median_us: microseconds(median),
         p99_us: microseconds(p99),
         max_us: microseconds(max),
         algbw_gbs,
         busbw_gbs,
         checked: true,
-        limit: measured.limit.map(|limit| Limit::new(limit, median)),
-        predicted: measured.predicted.map(|predicted| Predicted::new(predicted, median)),
+        limit: limit.map(|limit| Limit::new(limit, median)),
+        predicted: setup.predicted(report).map(|predicted| Predicted::new(predicted, median)),
         device: None,
         baselines_version: None,
         baselines: Vec::new(),

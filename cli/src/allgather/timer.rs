@@ -1,4 +1,4 @@
-//! Times an operation on all ranks: untimed barrier, clock, operation, clock.
+//! Times candidates on all ranks in turn; on the host: untimed barrier, clock, operation, clock.
 
 use std::time::Duration;
 
@@ -22,48 +22,74 @@ pub(crate) struct TimingOptions {
     pub(crate) iterations: Option<u32>,
 }
 
-/// Statistics of a timed operation.
+/// Times of a candidate; the longest time of all ranks counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) statistics: Statistics,
     pub(crate) iterations: usize,
+    /// Host time of one start, where the device does not include it.
+    pub(crate) host: Option<Duration>,
+}
+
+/// Reduces the times of all ranks to one time per iteration.
+pub(crate) type Reduce = fn(&[Vec<Interval>]) -> Vec<Duration>;
+
+/// Runs `measure` for all candidates in turn, so that a disturbance affects all of them alike. Each run returns `N`
+/// times. Collective.
+pub(crate) fn in_turn<C, const N: usize>(
+    comm: &Comm,
+    candidates: &mut [C],
+    rounds: u32,
+    reduce: Reduce,
+    mut measure: impl FnMut(&mut C) -> Result<[Interval; N]>,
+) -> Result<Vec<[Statistics; N]>> {
+    let mut own = vec![Vec::new(); candidates.len() * N];
+    for _ in 0..rounds {
+        for (candidate, series) in candidates.iter_mut().zip(own.chunks_mut(N)) {
+            for (times, time) in series.iter_mut().zip(measure(candidate)?) {
+                times.push(time);
+            }
+        }
+    }
+    let all: Vec<Vec<Vec<Interval>>> = comm.share("times", &own)?;
+    let statistics = |series: usize| {
+        let ranks: Vec<_> = all.iter().map(|rank| rank[series].clone()).collect();
+        Statistics::of(reduce(&ranks))
+    };
+    let of = |candidate| std::array::from_fn(|kind| statistics(candidate * N + kind));
+    Ok((0..candidates.len()).map(of).collect())
 }
 
 impl TimingOptions {
-    /// Times operations on every rank in turn, so that a disturbance affects all of them alike.
-    /// `reduce` makes one time per iteration from the times of all ranks. Collective.
-    pub(crate) fn time(
+    /// Times candidates after a barrier by the clock of the host; `run` runs one iteration. Collective.
+    pub(crate) fn time<C>(
         &self,
         comm: &Comm,
         group: &mut Group,
-        reduce: fn(&[Vec<Interval>]) -> Vec<Duration>,
-        operations: &mut [&mut dyn FnMut() -> Result<()>],
+        reduce: Reduce,
+        candidates: &mut [C],
+        run: impl Fn(&mut C) -> Result<()>,
     ) -> Result<Vec<Timing>> {
-        let mut timed = |operation: &mut dyn FnMut() -> Result<()>| -> Result<Interval> {
+        let mut timed = |candidate: &mut C| -> Result<[Interval; 1]> {
             group.barrier()?;
             let begin = Interval::now();
-            operation()?;
-            Ok(Interval { begin, end: Interval::now() })
+            run(candidate)?;
+            Ok([Interval { begin, end: Interval::now() }])
         };
         let started_at = Interval::now();
         for _ in 0..self.warmup {
-            operations.iter_mut().try_for_each(|operation| timed(operation).map(drop))?;
+            candidates.iter_mut().try_for_each(|candidate| timed(candidate).map(drop))?;
         }
-        let turns = self.warmup.max(1) * u32::try_from(operations.len().max(1)).unwrap_or(u32::MAX);
+        let turns = self.warmup.max(1) * u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX);
         let estimate = Interval { begin: started_at, end: Interval::now() }.length();
-        let iterations = self.agree(comm, estimate / turns)?;
-        let mut times = vec![Vec::new(); operations.len()];
-        for _ in 0..iterations {
-            for (operation, times) in operations.iter_mut().zip(&mut times) {
-                times.push(timed(operation)?);
-            }
-        }
-        let all: Vec<Vec<Vec<Interval>>> = comm.share("times", &times)?;
-        let timing = |index: usize| {
-            let ranks: Vec<_> = all.iter().map(|rank| rank[index].clone()).collect();
-            Timing { statistics: Statistics::of(reduce(&ranks)), iterations: iterations as usize }
+        let rounds = self.agree(comm, estimate / turns)?;
+        let timing = |[statistics]: [Statistics; 1]| Timing {
+            statistics,
+            iterations: rounds as usize,
+            host: None,
         };
-        Ok((0..operations.len()).map(timing).collect())
+        let statistics = in_turn(comm, candidates, rounds, reduce, timed)?;
+        Ok(statistics.into_iter().map(timing).collect())
     }
 
     /// Returns the number of iterations. Ranks measure different times but must make the same

@@ -144,10 +144,7 @@ impl<'a> Pair<'a> {
     /// Compares the received data and frees the buffers when both ranks are done. Collective.
     pub(super) fn finish(&self, buffers: Buffers, work: PerfTest) -> Result<()> {
         let found = buffers.check(work, self.comm.rank());
-        let texts = self.comm.share("check", &found.err())?;
-        if let Some((rank, text)) =
-            texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?)))
-        {
+        if let Some((rank, text)) = self.comm.first_fault(found.err())? {
             let work = work.name();
             let text = format!("{work}: wrong data at rank {rank}: {text}");
             return Err(Failure::failed(text)

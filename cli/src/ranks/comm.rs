@@ -56,6 +56,12 @@ impl Comm {
         let all = self.bootstrap.exchange(label, &mine, self.deadline())?;
         all.into_iter().enumerate().map(parse).collect()
     }
+
+    /// Exchanges what each rank has found wrong, and returns the text of the first rank with one. Collective.
+    pub(crate) fn first_fault(&self, mine: Option<String>) -> Result<Option<(usize, String)>> {
+        let texts = self.share("check", &mine)?;
+        Ok(texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?))))
+    }
 }
 
 // SAFETY: all calls are passed on to a bootstrap that upholds the contract.

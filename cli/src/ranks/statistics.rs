@@ -19,6 +19,11 @@ impl Interval {
         seconds + Duration::from_nanos(now.tv_nsec.unsigned_abs())
     }
 
+    /// Creates an interval of this length, for times without a common clock.
+    pub(crate) fn of(length: Duration) -> Self {
+        Self { begin: Duration::ZERO, end: length }
+    }
+
     pub(crate) fn length(self) -> Duration {
         self.end.saturating_sub(self.begin)
     }

@@ -6,11 +6,13 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use peerlane::bootstrap::Bootstrap;
+
 use super::content;
 use super::device::{Gpu, Graph, Span, Stream};
+use crate::allgather::measure::{Checked, Measurement};
 use crate::error::{Failure, Result};
-use crate::ranks::comm::Comm;
-use crate::ranks::data::{Numbering, TestData};
+use crate::ranks::data::TestData;
 
 /// Starts in one graph.
 const STARTS_IN_A_GRAPH: u32 = 10;
@@ -89,11 +91,6 @@ impl<'a> Candidate<'a> {
         Ok(candidate)
     }
 
-    /// Returns the name for texts.
-    pub(super) fn name(&self) -> &'static str {
-        self.implementation.name()
-    }
-
     /// Runs `work`. If the implementation [may hang](Implementation::may_hang), ends the process
     /// after twice the timeout.
     pub(super) fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
@@ -134,39 +131,6 @@ impl<'a> Candidate<'a> {
         self.implementation.join()
     }
 
-    /// Gathers new data into outputs with a known byte, and compares every byte on every rank.
-    /// Collective.
-    pub(super) fn check(
-        &mut self,
-        comm: &Comm,
-        numbering: Numbering,
-        data: TestData,
-    ) -> Result<()> {
-        comm.share("to check", &())?;
-        content::overwrite(&self.gpu, &self.outputs)?;
-        content::fill(&self.gpu, data, numbering, &self.input)?;
-        // In place, the overwritten output contains the block of this rank, so the block is filled
-        // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
-        // because peers write into them.
-        comm.share("overwritten and filled", &())?;
-        let mut found = Ok(());
-        for index in 0..self.outputs.len() {
-            let output = match self.graph {
-                None => {
-                    self.implementation.start()?;
-                    self.implementation.output()?
-                }
-                Some(_) => {
-                    self.enqueue(STARTS_IN_A_GRAPH)?;
-                    self.outputs[index].clone()
-                }
-            };
-            self.finish()?;
-            found = found.and(content::compare(&self.gpu, data, numbering, &output)?);
-        }
-        content::agree(comm, self.name(), found)
-    }
-
     fn finish(&self) -> Result<()> {
         self.gpu.finish(&self.stream, self.implementation.name())
     }
@@ -181,6 +145,41 @@ impl<'a> Candidate<'a> {
         started?;
         self.graph = Some(graph?);
         Ok(())
+    }
+}
+
+impl Checked for Candidate<'_> {
+    fn name(&self) -> &'static str {
+        self.implementation.name()
+    }
+
+    fn check(&mut self, run: &Measurement<'_>, data: TestData) -> Result<Option<String>> {
+        let numbering = run.setup.numbering(run.comm.rank());
+        self.guarded(|candidate| {
+            run.comm.share("to check", &())?;
+            content::overwrite(&candidate.gpu, &candidate.outputs)?;
+            content::fill(&candidate.gpu, data, numbering, &candidate.input)?;
+            // In place, the overwritten output contains the block of this rank, so the block is filled
+            // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
+            // because peers write into them.
+            run.comm.share("overwritten and filled", &())?;
+            let mut found = Ok(());
+            for index in 0..candidate.outputs.len() {
+                let output = match candidate.graph {
+                    None => {
+                        candidate.implementation.start()?;
+                        candidate.implementation.output()?
+                    }
+                    Some(_) => {
+                        candidate.enqueue(STARTS_IN_A_GRAPH)?;
+                        candidate.outputs[index].clone()
+                    }
+                };
+                candidate.finish()?;
+                found = found.and(content::compare(&candidate.gpu, data, numbering, &output)?);
+            }
+            Ok(found.err().map(|wrong| wrong.to_string()))
+        })
     }
 }
 

@@ -5,7 +5,6 @@ use std::thread;
 
 use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
-use crate::ranks::comm::Comm;
 use crate::ranks::data::{Block, Mismatch, Numbering, TestData, UNWRITTEN};
 
 /// Bytes of a chunk, a multiple of the pieces of the test data.
@@ -86,28 +85,6 @@ fn compare_block(
         }
     }
     Ok(Ok(()))
-}
-
-/// Exchanges the results of a check. Collective.
-pub(super) fn agree(
-    comm: &Comm,
-    what: &str,
-    found: std::result::Result<(), Mismatch>,
-) -> Result<()> {
-    let texts = comm.share("check", &found.err().map(|wrong| wrong.to_string()))?;
-    let rank = texts.iter().position(Option::is_some);
-    match rank.and_then(|rank| Some((rank, texts[rank].as_ref()?))) {
-        None => Ok(()),
-        Some((rank, text)) => {
-            let text = format!(
-                "wrong data in the output of rank {rank} after an all-gather by {what}: {text}"
-            );
-            Err(Failure::failed(text).with_advice(
-                "this is a bug in the library that copied the bytes, or a hardware fault: please \
-                 report it",
-            ))
-        }
-    }
 }
 
 fn chunks(span: Span) -> impl Iterator<Item = Span> {

@@ -3,7 +3,7 @@
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `measure` | measuring and checking one size |
+//! | `measure` | preparing, checking and timing candidates |
 //! | `candidate` | what is timed, eagerly or from a graph |
 //! | `gather` | Peerlane's all-gather |
 //! | `baselines` | NCCL's all-gathers |
@@ -19,11 +19,10 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::{Algorithm, Group};
 
 use super::backend::GpuSlot;
-use super::context::RankContext;
-use super::printer::ProgressEvent;
+use super::measure::Measurement;
+use super::rank::RankContext;
 use super::setup::Setup;
 use super::target::Backend;
-use super::topology;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 
@@ -40,7 +39,7 @@ mod timer;
 use baselines::Baselines;
 use device::Gpu;
 use limit::LimitBuffers;
-use measure::GpuMeasurement;
+use measure::GpuBench;
 use overlap::Compute;
 use timer::StreamTimer;
 
@@ -49,49 +48,40 @@ const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs this rank on its GPU.
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
-    let RankContext { options, comm, rank_topology, seed, sink } = context;
-    let lengths = options.sweep(comm.ranks()).block_lengths();
+    let options = context.options;
+    let lengths = options.sweep(context.comm.ranks()).block_lengths();
     // Longer than the group's, so that the group names the rank that is to blame.
     let timeout = options.run.timeout + AGREEMENT_TIMEOUT;
     let gpu = Gpu::open(backend, slot.ordinal, timeout)?;
-    let device = Some(slot.ordinal);
-    let mut group = topology::open(options, &comm, rank_topology, backend, device)?;
-    let setup = Setup::of(options, &comm, rank_topology, &group)?;
+    let mut measurement = context.open(backend, Some(slot.ordinal))?;
+    let Measurement { setup, comm, group, .. } = &mut measurement;
     let layout = setup.layout(lengths.last().copied().unwrap_or(0))?;
     let input_bytes = layout.input_bytes_max();
     let largest = (input_bytes, layout.output_bytes_max());
-    check_device_memory(&setup, largest, &gpu)?;
+    check_device_memory(setup, largest, &gpu)?;
     let start_barrier = group.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1).outputs(1);
     let start_barrier = start_barrier.timeout(options.run.timeout).prepare()?;
     let mut timer = StreamTimer::new(gpu.clone(), gpu.stream()?, start_barrier)?;
     let mut limits = Vec::new();
     if options.limit {
-        let buffers = LimitBuffers::open(&gpu, &comm, largest)?;
-        limits = measure::limits(&setup, &comm, &mut timer, &buffers, &lengths)?;
-        buffers.close(&comm)?;
+        let buffers = LimitBuffers::open(&gpu, comm, largest)?;
+        limits = measure::limits(setup, comm, &mut timer, &buffers, &lengths)?;
+        buffers.close(comm)?;
     }
     let baselines = match options.vs {
         None => None,
-        Some(_) => Some(Baselines::open(options, &comm, &gpu, input_bytes)?),
+        Some(_) => Some(Baselines::open(options, comm, &gpu, input_bytes)?),
     };
     let compute = options.overlap.map(|_| Compute::open(options, &gpu)).transpose()?;
-    let mut measurement =
-        GpuMeasurement { setup, seed, comm, sink, timer, limits, baselines, compute, group };
-    measurement.report_event(ProgressEvent::Begin {
-        rows: lengths.len() * measurement.setup.algorithms().len(),
-    })?;
-    let traced = lengths.last().filter(|_| options.trace.is_some());
-    let mut lengths = lengths.iter().enumerate();
-    let measured = lengths.try_for_each(|(index, length)| measurement.size(index, *length));
-    let measured =
-        measured.and_then(|()| traced.map_or(Ok(()), |length| measurement.trace(*length)));
+    let mut bench = GpuBench { timer, limits, baselines, compute };
+    let measured = measurement.sweep(&mut bench);
     measured.map_err(|failure| cause(&mut measurement.group, failure))?;
-    let GpuMeasurement { timer, baselines, compute, group, .. } = measurement;
+    let GpuBench { timer, baselines, compute, .. } = bench;
     drop((timer, compute));
     if let Some(baselines) = baselines {
         baselines.close()?;
     }
-    Ok(group.close()?)
+    Ok(measurement.group.close()?)
 }
 
 /// Returns the error with which the group has ended, or `failure` if the group has not ended.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::candidate::Candidate;
 use super::device::{Event, Gpu, Memory, Stream};
 use super::timer::{StartCounts, StreamTimer};
+use crate::allgather::measure::Checked;
 use crate::allgather::options::Options;
 use crate::cublas::{Cublas, Matrices};
 use crate::error::Result;

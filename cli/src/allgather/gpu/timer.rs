@@ -11,6 +11,7 @@ use peerlane::Operation;
 
 use super::candidate::Candidate;
 use super::device::{Event, Gpu, Stream};
+use crate::allgather::measure::Checked;
 use crate::error::Result;
 
 /// Starts whose host time is measured; few enough that the queue does not fill.
