@@ -1,4 +1,4 @@
-//! Agreement between ranks: values that must be equal, and data of each rank.
+//! Lets ranks agree on an operation: compares values that must be equal, and exchanges data of each rank.
 //!
 //! A rank that fails still takes part and reports its failure, so all ranks return an error at once and none waits.
 
@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::group::shared::Shared;
 
-/// The values and the data that a rank offers for an operation.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Offer {
     fields: Vec<(String, String)>,
@@ -18,14 +17,12 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Adds a value that must be equal on all ranks.
     #[must_use]
     pub(crate) fn field(mut self, name: &str, value: impl ToString) -> Self {
         self.fields.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// Adds data of this rank.
     #[must_use]
     pub(crate) fn blob(mut self, bytes: Vec<u8>) -> Self {
         self.blobs.push(bytes);
@@ -36,7 +33,7 @@ impl Offer {
 #[derive(Serialize, Deserialize)]
 enum Said {
     Ready(Offer),
-    /// `peer` is the rank that caused the failure, if it is known.
+    /// The agreement failed; `peer` is the rank that caused the failure, if it is known.
     Failed {
         kind: String,
         text: String,
@@ -44,7 +41,7 @@ enum Said {
     },
 }
 
-/// Exchanges offers; either all ranks get all offers, or all ranks get an error.
+/// Exchanges the offers of all ranks: either every rank gets all offers, or every rank gets an error.
 ///
 /// # Errors
 /// This rank's own failure; another rank's, naming it; or
@@ -124,7 +121,6 @@ fn compare(label: &str, offers: &[Offer]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the data of `peer` at `index`.
 pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Error> {
     offer.blobs.get(index).map(Vec::as_slice).ok_or_else(|| {
         let text = format!(

@@ -1,4 +1,4 @@
-//! Registered memory as slices of elements, and its addresses.
+//! Gives access to registered memory: as slices of elements, or by its address.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,21 +10,20 @@ use peerlane_hal::{DynRegion, ErrorKind, Region, Space};
 use crate::element::{self, Element};
 use crate::error::Error;
 
-/// A range of registered memory of this rank.
+/// The address range of registered memory on this rank.
 ///
 /// For device memory, a kernel takes its address. The method that returns a range says when the bytes may be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRange {
-    /// The address of the first byte, in the address space of `space`.
+    /// The address of the first byte of the range, in the address space of `space`.
     pub base: NonNull<u8>,
-    /// The number of bytes.
+    /// The length of the range in bytes.
     pub bytes: u64,
-    /// The processors that can load and store the bytes.
+    /// The kind of processor, host or device, that can load and store the bytes.
     pub space: Space,
 }
 
 impl MemoryRange {
-    /// Returns `bytes` bytes of a region, starting at `offset`.
     pub(crate) fn within(region: &dyn Region, offset: u64, bytes: u64) -> Self {
         let offset = usize::try_from(offset).expect("a region fits the address space");
         let base = NonNull::new(region.base().as_ptr().wrapping_add(offset));
@@ -34,7 +33,7 @@ impl MemoryRange {
     }
 }
 
-/// Registered memory of this rank, for the input or output of an operation.
+/// Registered memory of this rank that holds the input or the output of an operation.
 pub struct Buffer<T> {
     region: DynRegion,
     elements: PhantomData<T>,
@@ -49,27 +48,27 @@ impl<T: Element> Buffer<T> {
         self.region
     }
 
-    /// Returns the registered region.
+    /// Returns the registered region that contains the buffer's elements.
     pub fn region(&self) -> &DynRegion {
         &self.region
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements in the buffer.
     pub fn len(&self) -> usize {
         usize::try_from(self.region.bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the memory of the elements.
+    /// Returns the address range of the buffer's elements.
     pub fn memory(&self) -> MemoryRange {
         MemoryRange::within(&self.region, 0, self.region.bytes())
     }
 
-    /// Returns the elements for reading.
+    /// Returns the elements of the buffer as a slice for reading.
     ///
     /// # Errors
     /// If only a device can read them.
@@ -78,7 +77,7 @@ impl<T: Element> Buffer<T> {
         element::cast(unsafe { bytes(&self.region, 0..self.region.bytes()) }?)
     }
 
-    /// Returns the elements for writing.
+    /// Returns the elements of the buffer as a slice for writing.
     ///
     /// # Errors
     /// If only a device can write them.
@@ -94,7 +93,7 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Bytes of a region that the host can read.
+/// Returns bytes of a registered region as a slice that the host can read.
 ///
 /// # Safety
 /// Nobody writes to them while the slice lives.
@@ -108,7 +107,7 @@ pub(crate) unsafe fn bytes(region: &dyn Region, range: Range<u64>) -> Result<&[u
     Ok(unsafe { std::slice::from_raw_parts(base, length) })
 }
 
-/// Bytes of a region that the host can write.
+/// Returns bytes of a registered region as a slice that the host can write.
 ///
 /// # Safety
 /// Nobody else touches them while the slice lives.

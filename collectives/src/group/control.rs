@@ -1,4 +1,4 @@
-//! Decides why a group ends: [`Control`], one for each rank.
+//! Decides when and why a group ends, by a protocol between its ranks: see [`Control`].
 //!
 //! The state is driven by events with the time at which they occur, and does no I/O. The group's threads and
 //! the simulation of the control plane drive the same.
@@ -26,89 +26,82 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::Notice;
 use crate::bootstrap::abort::AbortRecord;
 
-/// Limits of the time that ranks have to answer an inquiry.
+/// The shortest and the longest time that ranks have to answer an inquiry.
 const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
-/// Ranks have this part of the timeout that has passed to answer an inquiry.
+/// Ranks have one twentieth of the timeout that has passed to answer an inquiry.
 const INQUIRY_PART: u32 = 20;
-/// Ranks have the time of this many exchanges to answer an inquiry. An exchange takes longer where processors are busy.
+/// The time to answer an inquiry, as a multiple of the measured time of an exchange between all ranks. An exchange
+/// takes longer where processors are busy.
 const INQUIRY_EXCHANGES: u32 = 5;
-/// Time until a rank asks again before it blames a rank that answered.
+/// The pause before a second inquiry, which a rank sends before it blames a rank that answered the first one.
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
-/// Longest time until all ranks have acknowledged the end of the group.
+/// The longest time that a rank waits until all other ranks have acknowledged the end of the group.
 pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Longest time until all ranks have acknowledged the end of the group, if a rank did not answer an inquiry.
+/// The longest wait for acknowledgments after an inquiry that one rank did not answer: all others have just answered.
 const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A message of the control protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Message {
-    /// A deadline of the sender passed; every other rank answers.
+    /// Sent by a rank after its deadline has passed, to ask all ranks which ranks they wait for.
     Inquiry {
-        /// The ranks that the sender waits for.
         waits: Vec<u32>,
-        /// The record of the timeout, without the other ranks' answers.
+        /// The abort record that the sender proposes, without the other ranks' answers.
         record: AbortRecord,
-        /// Whether the sender has asked before, and now checks its conclusion.
+        /// Whether this is the second inquiry of the sender, which checks the conclusion of its first one.
         confirms: bool,
-        /// The time that the other ranks have to answer.
         limit: Duration,
     },
-    /// The answer of a rank to an inquiry.
     Answer(Answer),
 }
 
-/// The answer of a rank to an inquiry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Answer {
-    /// The ranks that must act before this rank can go on; empty if it does not wait.
+    /// The ranks that must act before the answering rank can continue; empty if that rank does not wait.
     waits: Vec<u32>,
-    /// The record that this rank has adopted because it could not reach the others.
+    /// The abort record with which the answering rank has ended the group alone, because it could not reach the
+    /// others.
     adopted: Option<AbortRecord>,
 }
 
-/// A request of the protocol to the bootstrap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Send these bytes to all ranks.
     Broadcast(Vec<u8>),
-    /// End the group with this record.
     Abort(AbortRecord),
 }
 
-/// The control protocol of one rank.
+/// The state of the control protocol on one rank.
 #[derive(Debug)]
 pub(crate) struct Control {
     rank: Rank,
     left: Vec<bool>,
-    /// The rank that relays the messages, if one of the group does.
+    /// The rank that relays all control messages, if the bootstrap's hub runs in a rank of the group.
     relay: Option<Rank>,
     record: Option<AbortRecord>,
-    /// Time by which the other ranks must have acknowledged the record; `None` once they have.
+    /// The time by which the other ranks must have acknowledged the abort record; `None` once they have.
     acknowledge_by: Option<Instant>,
-    /// The first inquiry that was delivered.
+    /// The first inquiry that the bootstrap has delivered to this rank.
     inquiry: Option<Inquiry>,
-    /// What this rank sent and has not received itself.
+    /// The message that this rank has sent and that the bootstrap has not delivered back yet.
     pending: Option<Pending>,
-    /// The conclusion of this rank's first inquiry, which it checks with a second one.
+    /// The conclusion from this rank's first inquiry, which it checks with a second one.
     conclusion: Option<Conclusion>,
-    /// The hardware queues that this rank's starts share.
+    /// The hardware queues that operations of this rank share; an abort record names them.
     queues: Option<SharedQueues>,
-    /// The timeout of this rank that has passed, or is about to.
+    /// The timeout of the wait that is in progress or has just expired; the time to answer an inquiry depends on it.
     timeout: Duration,
-    /// The shortest time of an exchange of all ranks so far.
+    /// The shortest time that an exchange between all ranks has taken so far.
     exchange: Option<Duration>,
 }
 
-/// The rank that an inquiry blames although it answered.
+/// The rank that is blamed after an inquiry although it has answered.
 #[derive(Debug)]
 struct Conclusion {
     blamed: Option<u32>,
-    /// Time of the second inquiry; `None` once it was sent.
+    /// The time at which the second inquiry is sent; `None` once it was sent.
     confirm_at: Option<Instant>,
 }
 
-/// An inquiry and the answers that have arrived.
 #[derive(Debug)]
 struct Inquiry {
     from: Rank,
@@ -119,16 +112,14 @@ struct Inquiry {
     limit: Duration,
 }
 
-/// A message of this rank that the bootstrap has not delivered to this rank yet.
+/// A control message that this rank has sent and that the bootstrap has not delivered back yet.
 #[derive(Debug)]
 struct Pending {
     until: Instant,
-    /// The record of an abort; `None` for an inquiry.
     record: Option<AbortRecord>,
 }
 
 impl Control {
-    /// Creates the state of a rank in a group of `ranks` ranks.
     pub(crate) fn new(rank: Rank, ranks: usize, relay: Option<Rank>) -> Self {
         Self {
             rank,
@@ -145,44 +136,41 @@ impl Control {
         }
     }
 
-    /// Notes the timeout of the call that this rank waits in; from it the time for inquiries is derived.
+    /// Sets the timeout of the wait in progress, from which the time to answer an inquiry is derived.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Notes how long an exchange of all ranks took; from it the time for inquiries is derived, too.
+    /// Adds the measured time of an exchange between all ranks, from which the time to answer an inquiry is derived.
     pub(crate) fn add_exchange(&mut self, took: Duration) {
         self.exchange = Some(self.exchange.map_or(took, |shortest| shortest.min(took)));
     }
 
-    /// Returns the time that other ranks have to answer an inquiry.
+    /// Returns how long other ranks have to answer an inquiry of this rank.
     fn inquiry_timeout(&self) -> Duration {
         let exchanges = self.exchange.unwrap_or_default().saturating_mul(INQUIRY_EXCHANGES);
         let limit = exchanges.max(self.timeout / INQUIRY_PART);
         limit.clamp(INQUIRY_TIMEOUT_MIN, INQUIRY_TIMEOUT_MAX)
     }
 
-    /// Notes the hardware queues of an operation. If all ranks wait for each other, the record names them.
     pub(crate) fn add_queues(&mut self, queues: Option<SharedQueues>) {
         self.queues = self.queues.or(queues);
     }
 
-    /// Returns the reason why the group has ended, if it has.
     pub(crate) fn record(&self) -> Option<&AbortRecord> {
         self.record.as_ref()
     }
 
-    /// Returns whether the group has ended, and every live rank knows it or cannot be reached.
+    /// Returns whether the group has ended, and every live rank has acknowledged it or cannot be reached.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.record.is_some() && self.acknowledge_by.is_none()
     }
 
-    /// Returns whether `rank` has left the group.
     pub(crate) fn has_left(&self, rank: Rank) -> bool {
         self.left.get(rank.index()).is_some_and(|left| *left)
     }
 
-    /// Handles a deadline of this rank that has passed. `record` blames the rank that this rank waits for.
+    /// Starts an inquiry after a deadline of this rank has passed. `record` blames the rank that this rank waits for.
     #[must_use]
     pub(crate) fn overdue(
         &mut self,
@@ -198,7 +186,6 @@ impl Control {
         Some(Message::Inquiry { waits, record, confirms: false, limit }.broadcast())
     }
 
-    /// Ends the group with `record`, unless it has ended.
     #[must_use]
     pub(crate) fn abort(&mut self, now: Instant, record: AbortRecord) -> Option<Action> {
         let is_pending = self.pending.as_ref().is_some_and(|pending| pending.record.is_some());
@@ -210,13 +197,13 @@ impl Control {
         Some(Action::Abort(record))
     }
 
-    /// Ends the group on this rank alone, with `record`, because the other ranks cannot be reached.
+    /// Ends the group on this rank alone, because the other ranks cannot be reached.
     pub(crate) fn adopt(&mut self, now: Instant, record: AbortRecord) {
         self.end(now, record);
         self.acknowledge_by = None;
     }
 
-    /// Handles a notice of the bootstrap. `waits` returns the ranks that this rank waits for.
+    /// Handles a message or an event that the bootstrap reports. `waits` returns the ranks that this rank waits for.
     #[must_use]
     pub(crate) fn receive(
         &mut self,
@@ -242,8 +229,8 @@ impl Control {
         None
     }
 
-    /// Returns the longest time from a message of this rank until it is delivered to this rank itself. It is longer than an
-    /// inquiry, so that a rank which decides has heard all answers.
+    /// Returns how long a sent message may take until the bootstrap delivers it back to this rank. It is longer than
+    /// an inquiry, so that a rank which decides has heard all answers.
     pub(crate) fn relay_timeout(&self) -> Duration {
         let limit = self.inquiry_timeout() * 7 / 5;
         // A relay in this process does not stop alone.
@@ -288,7 +275,7 @@ impl Control {
         self.decide_if_complete(now)
     }
 
-    /// Handles the passage of time.
+    /// Handles timeouts of the control protocol; called when the time of [`next_tick`](Self::next_tick) has come.
     #[must_use]
     pub(crate) fn tick(&mut self, now: Instant) -> Option<Action> {
         if self.acknowledge_by.is_some_and(|by| by <= now) {
@@ -325,7 +312,7 @@ impl Control {
         sent.into_iter().chain(self.decide_at()).min()
     }
 
-    /// Returns the time at which this rank decides the inquiry, with or without all answers.
+    /// Returns when this rank decides the outcome of the inquiry, even if answers are missing.
     ///
     /// The rank that asked decides first. Others follow, in case that rank has stopped since.
     fn decide_at(&self) -> Option<Instant> {
@@ -384,7 +371,7 @@ impl Control {
         self.pending = None;
     }
 
-    /// Creates the record of a relay that does not deliver; it is the same on all ranks.
+    /// Creates the abort record for a relay that delivers no messages; the record is the same on all ranks.
     fn relay_record(&self) -> AbortRecord {
         let relay = self.relay.map_or_else(|| "the hub".to_owned(), |rank| format!("rank {rank}"));
         let text =
@@ -399,7 +386,8 @@ impl Message {
     }
 }
 
-/// Returns the record of an inquiry and the rank to blame: that at which the waits of the rank that asked end.
+/// Finds the rank to blame after an inquiry, by following from rank to rank who waits for whom, and returns the abort
+/// record too.
 ///
 /// If the rank that asked does not wait for another rank, it is that rank, and its record stays unchanged.
 fn blame(

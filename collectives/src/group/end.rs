@@ -1,4 +1,4 @@
-//! Tells callers that call nothing else when a group has ended.
+//! Reports the end of a group to callers that wait for it with a file descriptor, a future or a check.
 
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use crate::error::Error;
 use crate::group::shared::{EndEvent, Shared};
 
-/// Reports the end of a group to a caller that only replays graphs, or that waits for many things at once.
+/// Reports when a group has ended, to a caller that only replays graphs or that waits for many events at once.
 ///
 /// Its descriptor becomes readable, and stays so, when the group has ended or was closed; do not read from it. As a future it
 /// returns the error with which the group has ended. [`check`](Self::check) costs one atomic load.

@@ -1,4 +1,4 @@
-//! Default links of a group, if none were measured.
+//! Estimates the rates of a group's links if the caller has not supplied measured ones.
 //!
 //! Every rank reports its own links, and the slowest of each tier counts, so all ranks choose by the same figures.
 
@@ -10,7 +10,6 @@ use crate::group::agreement::Offer;
 use crate::group::agreement::blob;
 use crate::topology::Topology;
 
-/// Returns the links of this rank's connected fabrics.
 pub(super) fn of_fabrics(
     local: &DynFabric,
     network: Option<&DynFabric>,
@@ -32,7 +31,6 @@ pub(super) fn of_fabrics(
     links
 }
 
-/// Returns the slowest link to these ranks.
 fn slowest(fabric: &DynFabric, ranks: impl Iterator<Item = Rank>) -> Option<FabricLink> {
     let rate = |link: &FabricLink| {
         link.bytes_per_second.unwrap_or_else(|| Link::of_kind(link.kind).bytes_per_second)
@@ -42,7 +40,7 @@ fn slowest(fabric: &DynFabric, ranks: impl Iterator<Item = Rank>) -> Option<Fabr
         .min_by(|one, other| rate(one).total_cmp(&rate(other)))
 }
 
-/// Limits a link to what the platform reports.
+/// Sets the rates of a link to the rate that the platform reports, if it is known.
 fn limit(link: &mut Link, known: Option<f64>) {
     let Some(known) = known.filter(|rate| rate.is_finite() && *rate > 0.0) else { return };
     link.bytes_per_second = known;
@@ -55,7 +53,7 @@ pub(super) fn encode(links: &Links) -> Vec<u8> {
     postcard::to_stdvec(links).expect("plain data always encodes")
 }
 
-/// Returns the slowest link that the ranks have reported at `index`.
+/// Returns, for each tier, the slowest link that any rank has reported in its offer.
 pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
     let mut slowest: Option<Links> = None;
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {

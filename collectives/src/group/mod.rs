@@ -54,7 +54,7 @@ use crate::error::Error;
 use crate::plan::Algorithm;
 use crate::topology::Topology;
 
-/// The ranks that are connected over a fabric, and optionally over another fabric between nodes.
+/// The ranks that run collective operations together, connected over one fabric or over a local and a network fabric.
 ///
 /// A group prepares [operations](Operation) such as all-gathers, each with its memory. All ranks call
 /// the methods marked *collective* in the same order. When a rank is lost or a deadline passes, the group ends on every rank:
@@ -79,23 +79,20 @@ use crate::topology::Topology;
 /// ```
 pub struct Group {
     fabric: DynFabric,
-    /// The fabric between nodes, if there is one.
     network: Option<DynFabric>,
     topology: Topology,
     strict: bool,
-    /// Whether the local fabrics belong to several backends.
+    /// Whether the local fabrics of the nodes belong to different backends.
     mixed: bool,
-    /// The reason why the network fabric cannot register this rank's memory.
+    /// The reason why the network fabric cannot register this rank's memory; `None` if it can.
     refusal: Option<Arc<str>>,
-    /// The links that the choice of algorithms is based on; equal on all ranks.
+    /// The link rates from which algorithms are chosen; equal on all ranks.
     links: Links,
-    /// Whether the caller supplied the links.
     links_measured: bool,
     shared: Arc<Shared>,
     watchdog: Option<JoinHandle<()>>,
-    /// Number of operations prepared so far; part of the fingerprint.
+    /// The number of operations prepared so far, from which operations get their numbers.
     prepared: u64,
-    /// Number of windows opened so far.
     windows: u64,
     users: Arc<WindowUses>,
     barrier: Option<Operation<u8>>,
@@ -110,44 +107,44 @@ impl Group {
         GroupOptions::default().open(bootstrap, fabric)
     }
 
-    /// Returns this rank.
+    /// Returns the number of this rank in the group.
     pub fn rank(&self) -> Rank {
         self.shared.bootstrap.rank()
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the group.
     pub fn ranks(&self) -> usize {
         self.shared.bootstrap.ranks()
     }
 
-    /// Returns the node of every rank.
+    /// Returns the topology of the group: which rank belongs to which node.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Returns the default timeout of operations and exchanges.
+    /// Returns the default timeout of the group's operations and exchanges.
     pub fn timeout(&self) -> Duration {
         self.shared.timeout
     }
 
-    /// Returns the fabric that connects the ranks of a node, or all ranks if there is no other fabric.
+    /// Returns the fabric that connects the ranks of a node, or all ranks if the group has only one fabric.
     ///
     /// [`DynFabric::downcast_ref`] returns it with its type.
     pub fn fabric(&self) -> &DynFabric {
         &self.fabric
     }
 
-    /// Returns the links that the choice of algorithms is based on, unless an operation has its own.
+    /// Returns the link rates from which the group chooses algorithms, unless an operation has links of its own.
     pub fn links(&self) -> &Links {
         &self.links
     }
 
-    /// Returns the reason why the group has ended, if it has.
+    /// Returns the abort record of the group, which names the cause of its end; `None` if it has not ended.
     pub fn abort_record(&self) -> Option<AbortRecord> {
         self.shared.record()
     }
 
-    /// Returns a handle that reports the end of the group: by a check, by a descriptor and as a future.
+    /// Returns a handle that reports the end of the group: by a check, by a file descriptor and as a future.
     ///
     /// # Errors
     /// [`Other`](ErrorKind::Other) if the process has no descriptor left.
@@ -155,7 +152,7 @@ impl Group {
         GroupEnd::new(&self.shared)
     }
 
-    /// Allocates zeroed memory for `len` elements that peers can write to.
+    /// Allocates zeroed, registered memory for `len` elements, which peers can write to.
     ///
     /// # Errors
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
@@ -165,7 +162,7 @@ impl Group {
         region.map(Buffer::new).map_err(|error| Error::of_fabric("allocate a buffer", error))
     }
 
-    /// Registers memory of the caller.
+    /// Registers a slice of the caller, so that operations can use it as input or output.
     ///
     /// # Errors
     /// If the fabric cannot register such memory.
@@ -178,7 +175,7 @@ impl Group {
         unsafe { self.register_at(std::ptr::NonNull::from(&mut *slice).cast(), slice.len()) }
     }
 
-    /// Registers memory of the caller by its address, such as device memory that is no slice of the host.
+    /// Registers the caller's memory at an address, such as device memory that the host cannot access as a slice.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -196,7 +193,7 @@ impl Group {
         region.map(Buffer::new).map_err(|error| Error::of_fabric("register a buffer", error))
     }
 
-    /// Waits until every rank has called this. Collective.
+    /// Waits until every rank of the group has called `barrier`. Collective.
     ///
     /// # Errors
     /// The reason why the group has ended, or the rank that did not come in time.
@@ -210,7 +207,7 @@ impl Group {
         passed
     }
 
-    /// Opens a group of the ranks that remain after this group has ended, with new fabrics on the same devices.
+    /// Opens a new group of the ranks that remain after this group has ended, with new fabrics on the same devices.
     ///
     /// Every remaining rank calls it. The ranks keep their order and are numbered from 0, and the topology, timeout and other
     /// options stay. The rank that the [abort record](Self::abort_record) names does not take part. Other ranks do if their
@@ -279,7 +276,7 @@ impl Group {
             .open_with(bootstrap, reopen(&self.fabric)?, network.transpose()?)
     }
 
-    /// Closes the group after every rank has called this; its operations can no longer start. Collective.
+    /// Closes the group once every rank has called `close`; its operations can no longer start. Collective.
     ///
     /// Peers treat a group that is dropped without being closed as lost.
     ///

@@ -1,4 +1,5 @@
-//! Decides how the fabric between nodes accesses the memory of the local fabric.
+//! Finds out whether the network fabric can register the local fabric's memory, and stages it in host memory
+//! otherwise.
 
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Region, Role, Space};
 use peerlane_staged::Staged;
@@ -9,12 +10,11 @@ use crate::group::agreement::Offer;
 use crate::group::agreement::blob;
 use crate::topology::Topology;
 
-/// The index of the encoded [`FabricReport`] among the data of an offer.
 const REPORT: usize = 3;
-/// Bytes of the memory that is registered as a trial: a page.
+/// The size of the memory that is registered with the network as a trial: one page.
 const PROBE_BYTES: u64 = 4096;
 
-/// Returns the reason why `network` cannot register device memory of `local`, found by trying, or `None` if it can.
+/// Registers device memory of `local` with `network` as a trial, and returns the reason if it fails.
 pub(super) fn refusal(network: &DynFabric, local: &DynFabric) -> Result<Option<String>, Error> {
     let region = local.memory().allocate(PROBE_BYTES, Role::Data);
     let region = region.map_err(|error| Error::of_fabric("allocate a page of memory", error))?;
@@ -26,8 +26,8 @@ pub(super) fn refusal(network: &DynFabric, local: &DynFabric) -> Result<Option<S
     Ok(registered.err().map(|error| error.to_string()))
 }
 
-/// Wraps `network` in a fabric that copies device memory through host memory. `local` is connected to itself, and `refused` says
-/// whether its memory needs that.
+/// Wraps the network fabric so that it copies device memory through host memory. `local` is connected to itself, and
+/// `refused` says whether its memory needs that.
 pub(super) fn staged(
     network: DynFabric,
     local: &mut DynFabric,
@@ -38,16 +38,15 @@ pub(super) fn staged(
     Ok(DynFabric::new(Staged::open(local, network, ranks, refused, deadline)?))
 }
 
-/// Returns the fabric that [`staged`] has wrapped `network` in, if it has.
+/// Returns the staging fabric that contains the network fabric, if [`staged`] has wrapped it.
 pub(super) fn wrapper(network: &DynFabric) -> Option<&Staged<DynFabric, DynFabric>> {
     network.downcast_ref()
 }
 
-/// Describes the local fabric of a rank to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FabricReport {
     pub(super) backend: String,
-    /// The reason why the network cannot register its memory, if it cannot.
+    /// The reason why the network cannot register memory of the local fabric, if it cannot.
     pub(super) refusal: Option<String>,
 }
 
@@ -56,7 +55,6 @@ impl FabricReport {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// Returns the reports of all ranks.
     pub(super) fn all(offers: &[Offer]) -> Result<Vec<Self>, Error> {
         let reports = |(peer, offer)| {
             postcard::from_bytes(blob(offer, peer, REPORT)?).map_err(|error| {
@@ -71,13 +69,11 @@ impl FabricReport {
     }
 }
 
-/// Returns whether the local fabrics belong to several backends.
 pub(super) fn is_mixed(reports: &[FabricReport]) -> bool {
     reports.windows(2).any(|pair| pair[0].backend != pair[1].backend)
 }
 
-/// # Errors
-/// If ranks of one node have local fabrics of two backends.
+/// Returns an error if ranks of one node have local fabrics of different backends.
 pub(super) fn check_backends(topology: &Topology, reports: &[FabricReport]) -> Result<(), Error> {
     for node in 0..topology.nodes() {
         let members = topology.members(Rank::at(node).0);

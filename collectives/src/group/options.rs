@@ -1,4 +1,4 @@
-//! Options for opening groups.
+//! The options with which a group is opened, and the exchange of addresses that opens it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::group::network::FabricReport;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
 
-/// The indices of an offer's data.
+/// The indices of the data that each rank offers when a group is opened.
 const HOST: usize = 0;
 const LOCAL_ADDRESS: usize = 1;
-/// With two fabrics.
+/// The index of the network address, which a rank offers only if the group has two fabrics.
 const NETWORK_ADDRESS: usize = 2;
 
-/// Options of a group.
+/// Options for opening a group, such as its timeout and topology.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     timeout: Duration,
@@ -38,29 +38,31 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// Sets the default timeout of calls that wait for other ranks; initially 30 s.
+    /// Sets the default timeout of all calls that wait for other ranks; initially 30 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Sets the node of every rank, equal on all ranks. By default, ranks whose bootstrap reports the same host share a node.
+    /// Sets which rank belongs to which node; must be equal on all ranks. By default, ranks whose bootstrap reports
+    /// the same host share a node.
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = Some(topology);
         self
     }
 
-    /// Sets the links for the choice of algorithms and chunks, equal on all ranks, such as the
-    /// [links of a calibration](crate::cost::Calibration). By default, links are estimated from their kinds.
+    /// Sets the link rates from which algorithms and chunks are chosen, such as the [links of a
+    /// calibration](crate::cost::Calibration); they must be equal on all ranks. By default, links are estimated from
+    /// their kinds.
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
         self.links = Some(links);
         self
     }
 
-    /// Sets whether every [fallback](crate::group::Fallback) is an error when an operation is prepared; initially not.
+    /// Sets whether preparing an operation fails if it needs a [fallback](crate::group::Fallback); off by default.
     ///
     /// An operation can override it.
     #[must_use]
@@ -69,8 +71,7 @@ impl GroupOptions {
         self
     }
 
-    /// Opens the group over one fabric, which reaches every rank: ranks exchange addresses and
-    /// connect. Collective.
+    /// Opens a group over one fabric that reaches every rank: ranks exchange addresses and connect. Collective.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a zero timeout, or a topology of another
@@ -85,10 +86,10 @@ impl GroupOptions {
         self.open_with(Box::new(bootstrap), DynFabric::new(fabric), None)
     }
 
-    /// Opens the group over two fabrics: `local` reaches the ranks of a node, `network` those of other
-    /// nodes. Collective. The caller's memory is the local fabric's; the network registers it too. Where
-    /// it cannot, as with memory of a device that the network does not reach, the bytes go through
-    /// memory of the host, and the [report](crate::group::Report) says so.
+    /// Opens a group over two fabrics: `local` reaches the ranks of a node, `network` those of other nodes.
+    /// Collective. The caller's memory is the local fabric's; the network registers it too. Where it cannot, as with
+    /// memory of a device that the network does not reach, the bytes go through memory of the host, and the
+    /// [report](crate::group::Report) says so.
     ///
     /// The local fabrics of different nodes may be of different backends.
     ///
@@ -104,7 +105,6 @@ impl GroupOptions {
         self.open_with(Box::new(bootstrap), DynFabric::new(local), Some(network))
     }
 
-    /// Sets the links that were measured, if they were.
     pub(super) fn measured_links(mut self, links: Option<Links>) -> Self {
         self.links = links;
         self
@@ -269,16 +269,14 @@ impl GroupOptions {
     }
 }
 
-/// The ranks that a fabric reaches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PeersOf {
-    /// The ranks of the node, or all ranks without another fabric.
+    /// The ranks of this node, or all ranks if the group has only one fabric.
     Node,
-    /// The ranks of other nodes.
     OtherNodes,
 }
 
-/// Connects a fabric to the ranks that it reaches, including this one.
+/// Connects a fabric to the ranks that it reaches, including this rank itself.
 fn connect(
     fabric: &mut DynFabric,
     topology: &Topology,
@@ -300,14 +298,12 @@ fn connect(
     Ok(())
 }
 
-/// Returns the topology in which ranks with the same host share a node; nodes are numbered in order of appearance.
+/// Returns the topology in which ranks on the same host share a node; nodes are numbered in order of appearance.
 fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
     let hosts = Rank::all(offers.len()).zip(offers).map(|(rank, offer)| blob(offer, rank, HOST));
     Topology::by_key(hosts.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// # Errors
-/// If it is zero.
 pub(super) fn check_timeout(timeout: Duration) -> Result<(), Error> {
     if timeout.is_zero() {
         let text = "timeout is 0 s, expected more than 0 s";

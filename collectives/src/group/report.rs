@@ -1,4 +1,4 @@
-//! Reports: how a prepared operation runs, for logs and tables.
+//! Reports how a prepared operation runs, for logs and tables.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,111 +9,111 @@ use crate::collective::Collective;
 use crate::cost::Choice;
 use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
-/// How a prepared operation runs.
+/// Describes how a prepared operation runs: its algorithm, lanes, links and fallbacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The collective that was prepared.
+    /// The collective that the operation executes.
     pub collective: Collective,
-    /// The algorithm that moves the blocks.
+    /// The algorithm that moves the blocks between ranks.
     pub algorithm: Algorithm,
-    /// The choice of the algorithm, with its alternatives and the predicted cost.
+    /// The reason for the algorithm: the alternatives and their predicted costs.
     pub choice: Choice,
-    /// The number of ranks.
+    /// The number of ranks that take part in the operation.
     pub ranks: usize,
-    /// The number of chunks of a block.
+    /// The number of chunks into which each block is cut.
     pub chunks: u32,
-    /// The number of outputs that starts use in turn.
+    /// The number of output buffers that consecutive starts alternate between, 1 or 2.
     pub outputs: u32,
-    /// The order of flags and copies.
+    /// The order in which engines execute flag operations relative to copies.
     pub flags: FlagOrder,
-    /// Whether starts may be recorded into graphs.
+    /// Whether the operation may be recorded into graphs.
     pub capturable: bool,
-    /// Bytes of the input of this rank; in place, of its block of the output.
+    /// The size of this rank's input in bytes; in place, the size of its block in the output.
     pub input_bytes: u64,
-    /// Bytes of the output of this rank.
+    /// The size of this rank's output in bytes.
     pub output_bytes: u64,
-    /// Bytes of the shortest block of all ranks.
+    /// The size of the shortest block of all ranks, in bytes.
     pub shortest_block_bytes: u64,
-    /// Bytes of the longest block of all ranks.
+    /// The size of the longest block of all ranks, in bytes.
     pub longest_block_bytes: u64,
-    /// The number of tensors.
+    /// The number of tensors that the operation moves.
     pub tensors: usize,
-    /// Bytes of the largest input or output of a rank.
+    /// The size in bytes of the largest input or output that any rank has.
     pub total_bytes: u64,
-    /// The links to the peers that the fabrics name, including this rank.
+    /// The links from this rank to its peers and to itself, as the fabrics report them.
     pub links: Vec<LinkReport>,
-    /// The lanes in which this rank has work.
+    /// The lanes of the plan in which this rank has steps.
     pub lanes: Vec<LaneReport>,
     /// The bytes that this rank moves over each fabric.
     pub tiers: Vec<TierReport>,
-    /// The fallbacks in use.
+    /// The fallbacks that the operation uses.
     pub fallbacks: Vec<Fallback>,
-    /// The claim of the proof of the plans.
+    /// The statement that the verifier has proved for the plans of all ranks.
     pub proof: String,
 }
 
-/// The link to one peer.
+/// Describes the link from this rank to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkReport {
     /// The rank at the other end of the link.
     pub peer: Rank,
-    /// The tier of the fabric.
+    /// The tier of the link: local or network.
     pub tier: Tier,
-    /// The kind of the link.
+    /// The kind of the link between two ranks, as the fabric reports it.
     pub kind: LinkKind,
 }
 
-/// One lane of this rank.
+/// Describes one lane of this rank and the engine that executes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneReport {
-    /// The number of the lane in the plan.
+    /// The identifier of the lane in the plan.
     pub lane: LaneId,
-    /// The tier of the fabric.
+    /// The tier of the lane's engine: local or network.
     pub tier: Tier,
-    /// The backend of the engine.
+    /// The backend that provides the lane's engine.
     pub backend: BackendId,
     /// The kind of the engine, such as `streams` or `sdma`.
     pub kind: &'static str,
-    /// Whether the engine queues waits; otherwise a thread of this rank polls flags.
+    /// Whether the engine executes waits for flags itself; otherwise a thread of this rank polls the flags.
     pub queued_waits: bool,
     /// Whether the engine makes progress only when a thread of this rank polls it.
     pub polled: bool,
 }
 
-/// The bytes that this rank moves over one fabric in a start.
+/// The number of bytes that this rank moves over one fabric in each start of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierReport {
-    /// The tier of the fabric.
+    /// The tier of the fabric: local or network.
     pub tier: Tier,
-    /// Bytes that the lane puts to other ranks.
+    /// The number of bytes that this rank writes to other ranks with puts.
     pub put_bytes: u64,
-    /// Bytes that the lane gets from other ranks.
+    /// The number of bytes that this rank reads from other ranks with gets.
     pub got_bytes: u64,
-    /// Bytes of the lane's self copies; 0 in place.
+    /// The number of bytes in self copies, from this rank's input to its output; 0 in place.
     pub own_bytes: u64,
-    /// Bytes that compute units of the device copy; copy engines, NICs or processors copy the others.
+    /// The number of bytes that the device's compute units copy; copy engines, NICs or processors copy the others.
     pub compute_bytes: u64,
 }
 
-/// A method that is slower, or uses compute units, where the best one is not available or not selected.
+/// A slower method, or one that uses compute units, because the best one is not available or not selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Data between nodes is staged in host memory.
+    /// Data between nodes is copied through host memory, because the network cannot register device memory.
     Staged {
         /// The reason why the network cannot register this rank's memory.
         reason: Arc<str>,
     },
     /// Data to a peer takes a slower path because the devices have no direct one.
     Link(LinkReport),
-    /// Compute units of the device make copies, such as a copy from the rank's input to its output.
+    /// Compute units of the device execute copies, such as a copy from the rank's input to its output.
     Compute(TierReport),
-    /// Starts on a stream need a thread of this rank, because an engine cannot wait by itself.
+    /// A thread of this rank must make progress on operations on a stream, because an engine cannot wait by itself.
     Driven(LaneReport),
 }
 
 impl Fallback {
-    /// Returns a short name for tables, such as `through host memory`.
+    /// Returns the short name of the fallback for tables, such as `through host memory`.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Staged { .. } => LinkKind::HostStaged.name(),
@@ -164,14 +164,15 @@ impl fmt::Display for Fallback {
 }
 
 impl Report {
-    /// Returns whether starts can be enqueued on streams: the engine of lane 0 queues waits and needs no polling.
+    /// Returns whether the operation can be enqueued on streams: the engine of lane 0 queues waits and needs no
+    /// polling.
     pub fn takes_streams(&self) -> bool {
         self.lanes.first().is_some_and(LaneReport::is_queued)
     }
 }
 
 impl LaneReport {
-    /// Returns whether the lane runs without a thread that drives it.
+    /// Returns whether the lane's engine executes the lane without a thread that polls it.
     pub(crate) fn is_queued(&self) -> bool {
         self.queued_waits && !self.polled
     }

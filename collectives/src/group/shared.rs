@@ -1,4 +1,4 @@
-//! The state that a group's handles, its watchdog and its bootstrap share.
+//! The state that a group shares between its handles, its watchdog and its bootstrap.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::group::tracker::StartTracker;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
 
-/// The pause between two polls of starts that are driven while no caller waits for them.
+/// The pause between two polls of open operations that no caller waits for.
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
 
 pub(crate) struct Shared {
@@ -26,37 +26,35 @@ pub(crate) struct Shared {
     pub(crate) timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the group has ended; read without the lock at every start.
+    /// Whether the group has ended; operations read it without a lock each time they start.
     aborted: AtomicBool,
-    /// Whether a rank has left; read without the lock at every poll.
+    /// Whether any rank has left the group; read without a lock at every poll.
     has_left: AtomicBool,
-    /// The number of operations with an open start.
+    /// The number of operations that have started and are not complete.
     open: AtomicUsize,
-    /// Whether the watchdog sleeps without checking starts on streams.
+    /// Whether the watchdog sleeps and does not check operations on streams.
     pub(super) watchdog_sleeps: AtomicBool,
-    /// What is told when the group has ended or was closed.
+    /// The events that are signaled when the group has ended or was closed.
     ends: Mutex<Vec<Weak<EndEvent>>>,
-    /// Buffers of operations of an aborted group; see [`quarantine`](Self::quarantine).
+    /// Buffers of operations of an aborted group, to which peers may still write; see
+    /// [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<TierBuffers>>,
     pub(super) progress: Mutex<Option<JoinHandle<()>>>,
     pub(super) progress_sleeps: AtomicBool,
-    /// With `state`.
+    /// Wakes the progress thread; used with the mutex of `state`.
     pub(super) progress_wanted: Condvar,
 }
 
 pub(super) struct State {
     pub(super) control: Control,
-    /// How the group ended, if it has.
     pub(super) closed: Option<Closed>,
     pub(super) tracked: Vec<TrackedOperation>,
 }
 
-/// How a group ended on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// Together with all ranks; nothing is open.
+    /// All ranks have closed the group together, and no operation is open.
     Together,
-    /// Without the other ranks.
     Alone,
 }
 
@@ -72,7 +70,7 @@ impl TrackedOperation {
         (Arc::clone(&self.tracker), Arc::clone(&self.executor))
     }
 
-    /// Returns the executor, unless another thread drives it.
+    /// Returns the locked executor, or `None` while another thread uses it.
     pub(super) fn free_executor(&self) -> Option<MutexGuard<'_, Executor>> {
         match self.executor.try_lock() {
             Ok(executor) => Some(executor),
@@ -116,7 +114,7 @@ impl Shared {
         self.after_change(state, action);
     }
 
-    /// Returns the ranks that must act before the calls and the open starts of this rank can complete.
+    /// Returns the ranks for which open operations and exchanges of this rank wait.
     fn waits(&self, tracked: &[TrackedOperation]) -> Vec<u32> {
         let exchange = self.bootstrap.missing().into_iter();
         let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
@@ -125,7 +123,7 @@ impl Shared {
         ranks.into_iter().map(|rank| rank.0).collect()
     }
 
-    /// Publishes a change of the control state, wakes all waiting threads, and runs `action`.
+    /// Publishes a change of the control state, wakes all waiting threads, and then executes `action`.
     fn after_change(&self, state: MutexGuard<'_, State>, action: Option<Action>) {
         if state.control.record().is_some() {
             self.aborted.store(true, Ordering::Release);
@@ -156,14 +154,14 @@ impl Shared {
         }
     }
 
-    /// Changes the control state.
+    /// Changes the control state under the lock and publishes the change.
     fn change(&self, change: impl FnOnce(&mut Control, Instant) -> Option<Action>) {
         let mut state = self.state();
         let action = change(&mut state.control, Instant::now());
         self.after_change(state, action);
     }
 
-    /// Waits until `done`, and drives the control state meanwhile.
+    /// Waits until the control state fulfils a condition, and handles timeouts of the control protocol meanwhile.
     fn wait_until(&self, done: impl Fn(&Control) -> bool) {
         let mut state = self.state();
         while !done(&state.control) {
@@ -190,8 +188,7 @@ impl Shared {
         self.aborted.load(Ordering::Acquire)
     }
 
-    /// # Errors
-    /// The abort record, or that the group is closed.
+    /// Returns the abort record as an error, or an error if the group is closed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !self.is_aborted() {
             return Ok(());
@@ -202,7 +199,7 @@ impl Shared {
         }
     }
 
-    /// Makes the watchdog look at the replays of `tracker` from now on.
+    /// Makes the watchdog check an operation that graphs may replay.
     pub(crate) fn watch_replays(&self, tracker: &StartTracker) {
         tracker.mark_captured();
         // The watchdog holds the lock from its look at the operations until it sleeps.
@@ -210,7 +207,6 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Returns the abort record, if there is one.
     pub(crate) fn record(&self) -> Option<AbortRecord> {
         self.state().control.record().cloned()
     }
@@ -224,7 +220,7 @@ impl Shared {
         self.state().control.has_left(rank)
     }
 
-    /// Ends the group with `record`, or with the record of the rank that was first.
+    /// Ends the group on all ranks; if several ranks do so at once, the first record counts.
     pub(crate) fn raise(&self, record: AbortRecord) {
         if self.check().is_err() {
             return;
@@ -233,7 +229,7 @@ impl Shared {
         self.wait_until(|control| control.record().is_some());
     }
 
-    /// Ends the group because a deadline of this rank passed, after the other ranks were asked for the cause.
+    /// Ends the group after a deadline of this rank has passed, and after an inquiry among all ranks for the cause.
     ///
     /// `waits` are the ranks that this rank waits for; `record` is the record without the others' answers.
     pub(crate) fn raise_overdue(&self, waits: Vec<u32>, record: AbortRecord) {
@@ -244,14 +240,14 @@ impl Shared {
         self.wait_until(|control| control.record().is_some());
     }
 
-    /// Ends the group because a start of `tracker` is overdue.
+    /// Ends the group because an operation has not completed before its deadline.
     pub(crate) fn raise_late(&self, tracker: &StartTracker, timeout: Duration) {
         self.set_timeout(timeout);
         let waits = tracker.missing_writers().into_iter().map(|rank| rank.0).collect();
         self.raise_overdue(waits, tracker.overdue(timeout));
     }
 
-    /// Tells `event` when the group has ended or was closed, or at once.
+    /// Adds an event that is signaled when the group has ended or was closed; if it has already, signals at once.
     pub(crate) fn add_end(&self, event: &Arc<EndEvent>) {
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.retain(|event| event.strong_count() > 0);
@@ -268,17 +264,16 @@ impl Shared {
         ends.iter().filter_map(Weak::upgrade).for_each(|event| event.signal());
     }
 
-    /// Notes the timeout of the call that this rank waits in.
+    /// Sets the timeout of the wait in progress, from which the time to answer an inquiry is derived.
     pub(crate) fn set_timeout(&self, timeout: Duration) {
         self.state().control.set_timeout(timeout);
     }
 
-    /// Notes how long an exchange of all ranks took.
     pub(crate) fn add_exchange(&self, took: Duration) {
         self.state().control.add_exchange(took);
     }
 
-    /// Returns the error of the group's end if it explains `error`, or `error`.
+    /// Returns the error with which the group has ended if it explains `error`; otherwise returns `error`.
     pub(crate) fn cause(&self, error: Error) -> Error {
         let kinds = [ErrorKind::Timeout, ErrorKind::PeerLost, ErrorKind::Aborted];
         if !kinds.contains(&error.kind()) {
@@ -294,7 +289,7 @@ impl Shared {
         self.check().err().unwrap_or(error)
     }
 
-    /// Returns the error of the abort record, after every live rank has received it or cannot be reached.
+    /// Waits until every live rank has received the abort record or cannot be reached, and returns its error.
     pub(crate) fn wait_acknowledged(&self) -> Error {
         self.wait_until(Control::is_acknowledged);
         match self.check() {
@@ -303,7 +298,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the state changes, at most for `limit`.
+    /// Sleeps until the control state changes, at most for `limit`.
     pub(super) fn sleep<'s>(
         &self,
         state: MutexGuard<'s, State>,
@@ -325,7 +320,7 @@ impl Shared {
         state.tracked.push(TrackedOperation { tracker, executor, wakers });
     }
 
-    /// Removes an operation, whose executor the caller has locked.
+    /// Removes a dropped operation from the watchdog's list. The caller has locked its executor.
     pub(crate) fn remove(&self, tracker: &Arc<StartTracker>) {
         if tracker.due().is_some() {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -333,7 +328,7 @@ impl Shared {
         self.state().tracked.retain(|tracked| !Arc::ptr_eq(&tracked.tracker, tracker));
     }
 
-    /// Keeps the buffers of an operation until the group and all handles are dropped.
+    /// Keeps the buffers of an operation allocated until the group and all handles are dropped.
     ///
     /// After an abort, peers may still write to them, and so may graphs of this rank that are still running.
     pub(crate) fn quarantine(&self, buffers: TierBuffers) {
@@ -341,7 +336,7 @@ impl Shared {
         quarantined.push(buffers);
     }
 
-    /// Ends the watchdog; operations can no longer start.
+    /// Closes the group on this rank and ends the watchdog; operations can no longer start.
     pub(crate) fn close(&self, how: Closed) {
         self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
@@ -349,7 +344,7 @@ impl Shared {
         self.progress_wanted.notify_all();
     }
 
-    /// Records that start `epoch` of an operation is open. The caller has locked its executor.
+    /// Records that an operation has started, with its epoch and deadline. The caller has locked its executor.
     pub(crate) fn open(&self, tracker: &StartTracker, epoch: u64, deadline: Deadline) {
         if tracker.due().is_none() {
             self.open.fetch_add(1, Ordering::Relaxed);
@@ -365,7 +360,8 @@ impl Shared {
         }
     }
 
-    /// Closes the complete starts of the locked `executor`, and returns the last one. After an abort, completion means nothing.
+    /// Marks all complete starts of an operation as closed, and returns the epoch of the last one. After an abort,
+    /// completion means nothing.
     pub(crate) fn close_done(&self, tracker: &StartTracker, executor: &Executor) -> u64 {
         let done = executor.done();
         if done > tracker.closed() && !self.is_aborted() {
@@ -378,14 +374,14 @@ impl Shared {
         done
     }
 
-    /// Drives the open starts of all operations except `own`, and returns whether some are not complete. Peers may wait for them
-    /// in another order than this rank.
+    /// Makes progress on all open operations except one, and returns whether some are not complete. Peers may wait
+    /// for them in another order than this rank.
     pub(crate) fn drive_others(&self, own: &Arc<StartTracker>) -> bool {
         self.open.load(Ordering::Relaxed) > 1
             && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own))
     }
 
-    /// Drives all open starts until they are complete, before this rank blocks.
+    /// Makes progress on all open operations until they are complete, before this rank blocks in another call.
     pub(crate) fn finish_open(&self, deadline: Deadline) {
         while self.open.load(Ordering::Relaxed) > 0
             && self.drive_open(|_| true)
@@ -455,7 +451,7 @@ impl EndEvent {
     }
 }
 
-/// Passes the events of the bootstrap to a group that still exists.
+/// Passes events of the bootstrap to the group, if the group still exists.
 struct GroupListener(Weak<Shared>);
 
 impl Listener for GroupListener {

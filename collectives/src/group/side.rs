@@ -1,4 +1,4 @@
-//! Sets up the buffers, imports and engines of an operation on one fabric.
+//! Sets up the buffers, imported regions and engines of an operation on one fabric.
 //!
 //! With two fabrics, one registers the memory that the other has allocated.
 
@@ -16,11 +16,11 @@ use crate::plan::Tier;
 use crate::run::buffers::{BufferId, DoubleBuffering, OperationBuffers, RankRegions, Start};
 use crate::run::port::{BoundStep, EnginePort, Port, resolve};
 
-/// The keys of one rank's buffers on one fabric.
+/// The remote keys of one rank's buffers on one fabric.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
 
-/// A buffer that several operations on one fabric use.
+/// A buffer with its imported regions that several operations on one fabric use.
 #[derive(Clone)]
 pub(crate) struct SharedBuffer {
     backend: BackendId,
@@ -29,13 +29,12 @@ pub(crate) struct SharedBuffer {
 }
 
 impl SharedBuffer {
-    /// Returns the region of this rank.
     pub(crate) fn region(&self) -> &DynRegion {
         self.window.local()
     }
 }
 
-/// The buffers, imports and engines of an operation on one fabric, while it is prepared.
+/// The buffers, imported regions and engines of an operation on one fabric, while the operation is prepared.
 pub(crate) struct Side<'f> {
     fabric: &'f mut DynFabric,
     engines: Vec<DynEngine>,
@@ -52,17 +51,16 @@ impl<'f> Side<'f> {
         self.fabric.backend()
     }
 
-    /// Returns the link to `peer`.
     pub(crate) fn link(&self, peer: Rank) -> Option<Link> {
         self.fabric.link(peer)
     }
 
-    /// Uses a region of the caller.
+    /// Adds a region of the caller as a buffer of the operation.
     pub(crate) fn insert(&mut self, buffer: BufferId, region: DynRegion) {
         self.windows.insert(buffer, RankRegions::new(region));
     }
 
-    /// Allocates a buffer; flags must be allocated after the engines.
+    /// Allocates and registers a buffer of the operation; flags must be allocated after the engines.
     pub(crate) fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
         let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
         let memory = self.fabric.memory();
@@ -76,7 +74,7 @@ impl<'f> Side<'f> {
         Ok(())
     }
 
-    /// Registers a buffer of another fabric of this rank.
+    /// Registers a buffer that this rank has on the other fabric, so that this fabric can access it too.
     pub(crate) fn register(&mut self, buffer: BufferId, other: &Side<'_>) -> Result<(), Error> {
         let region = other.window(buffer).local().clone();
         let is_foreign = other.backend() != self.backend();
@@ -98,20 +96,20 @@ impl<'f> Side<'f> {
         Ok(())
     }
 
-    /// Returns a buffer and its imports, for other operations to [adopt](Self::adopt).
+    /// Returns a buffer and its imported regions, for other operations to [adopt](Self::adopt).
     pub(crate) fn share(&self, buffer: BufferId) -> SharedBuffer {
         let window = self.window(buffer).clone();
         SharedBuffer { backend: self.backend(), window, keep: self.keep.clone() }
     }
 
-    /// Uses a buffer that an operation on this fabric has shared.
+    /// Adds a buffer that another operation on this fabric has shared.
     pub(crate) fn adopt(&mut self, buffer: BufferId, shared: &SharedBuffer) {
         debug_assert_eq!(shared.backend, self.backend());
         self.windows.insert(buffer, shared.window.clone());
         self.keep.extend(shared.keep.iter().cloned());
     }
 
-    /// Returns the keys with which peers import these buffers.
+    /// Returns the remote keys with which peers import these buffers.
     pub(crate) fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error> {
         let key = |&buffer| {
             let key = self.fabric.memory().export(self.window(buffer).local());
@@ -121,7 +119,8 @@ impl<'f> Side<'f> {
         buffers.iter().map(key).collect::<Result<_, Error>>().map(Keys)
     }
 
-    /// Imports a buffer of `peer`, which must have at least `bytes` bytes. Repeated calls import it once.
+    /// Imports a buffer of a peer with its remote key, and checks that it has at least `bytes` bytes. Repeated calls
+    /// import it once.
     pub(crate) fn import(
         &mut self,
         peer: Rank,
@@ -160,12 +159,10 @@ impl<'f> Side<'f> {
         Ok(())
     }
 
-    /// Returns whether the host can read the flags of a buffer.
     pub(crate) fn has_host_flags(&self, buffer: BufferId) -> bool {
         self.window(buffer).local().flags().is_some()
     }
 
-    /// Creates one more engine.
     pub(crate) fn engine(&mut self, requirements: EngineRequirements) -> Result<Caps, Error> {
         let engine = self.fabric.engine(requirements);
         let engine = engine.map_err(|error| Error::of_fabric("create an engine", error))?;
@@ -174,12 +171,12 @@ impl<'f> Side<'f> {
         Ok(caps)
     }
 
-    /// Returns whether the engine with that number works on streams.
+    /// Returns whether the engine with number `engine` supports streams.
     pub(crate) fn has_streams(&mut self, engine: usize) -> bool {
         self.engines[engine].streams().is_some()
     }
 
-    /// Returns the bytes that compute units copy in the slices of a start, by the engine with that number.
+    /// Returns how many bytes an engine copies with the device's compute units in one start of an operation.
     pub(crate) fn compute_bytes<'s>(
         &mut self,
         engine: usize,
@@ -196,7 +193,7 @@ impl<'f> Side<'f> {
         slices.map(bytes).sum()
     }
 
-    /// Returns the ports of the engines, in the order of their creation, and the buffers.
+    /// Returns the ports of the engines, in the order in which the engines were created, and the buffers.
     pub(crate) fn finish(
         self,
         buffering: DoubleBuffering,
@@ -221,7 +218,7 @@ impl<'f> Side<'f> {
         }
     }
 
-    /// Returns the buffers from number 0 to the last one; missing ones are empty.
+    /// Returns the regions of consecutively numbered buffers; missing ones are empty.
     fn numbered(&self, name: fn(u32) -> BufferId) -> Vec<RankRegions> {
         let (first, last) = (name(0), name(u32::MAX));
         let count = match self.windows.range(first..=last).next_back() {
@@ -233,10 +230,10 @@ impl<'f> Side<'f> {
     }
 }
 
-/// The setup of an operation on both fabrics.
+/// The buffers and engines of an operation on both fabrics, while the operation is prepared.
 pub(in crate::group) struct Sides<'g> {
     pub(in crate::group) local: Side<'g>,
-    /// `None` if the plan has no lanes on the network.
+    /// The setup on the network fabric; `None` if the plan has no lanes on the network.
     pub(in crate::group) network: Option<Side<'g>>,
 }
 
@@ -246,16 +243,11 @@ impl<'g> Sides<'g> {
         [(Tier::Local, &self.local)].into_iter().chain(network)
     }
 
-    /// Returns the backend of the engines of a tier.
     pub(in crate::group) fn backend(&self, tier: Tier) -> BackendId {
         let network = self.network.as_ref().filter(|_| tier == Tier::Network);
         network.unwrap_or(&self.local).backend()
     }
 
-    /// Returns the setup on a tier.
-    ///
-    /// # Errors
-    /// If there is no network.
     pub(in crate::group) fn of(&mut self, tier: Tier) -> Result<&mut Side<'g>, Error> {
         match (tier, &mut self.network) {
             (Tier::Local, _) => Ok(&mut self.local),

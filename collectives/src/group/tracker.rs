@@ -1,4 +1,4 @@
-//! The state of an operation's open starts, for the watchdog and for error texts.
+//! Tracks the open starts of an operation, for the watchdog and for error texts.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,20 +11,18 @@ use crate::error::Error;
 use crate::run::buffers::{Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
-/// The current use of an operation.
+/// How an operation uses its buffers now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
-    /// No start is open.
     Idle,
-    /// A start is open.
     Open,
-    /// A start is open on a stream of the caller, which orders it.
+    /// The operation has started on a stream of the caller, which orders it with other work.
     OnStream,
-    /// The operation was recorded into a graph, whose replays are not known.
+    /// A graph has recorded the operation; when the graph is replayed is not known.
     Captured,
 }
 
-/// The state of one prepared operation, for the watchdog and for error texts.
+/// The progress of one prepared operation, as the watchdog and error texts need it.
 pub(crate) struct StartTracker {
     operation: String,
     rank: Rank,
@@ -74,17 +72,16 @@ impl StartTracker {
         self.timeout
     }
 
-    /// Returns the buffers of the operation.
     pub(crate) fn buffers(&self) -> &TierBuffers {
         &self.views
     }
 
-    /// Allows the local fabric to use the flags for other operations. No peer writes to them any more.
+    /// Allows the local fabric to reuse the flags for other operations. No peer writes to them any more.
     pub(crate) fn allow_reuse_of_flags(&self) {
         self.views.local.flags.local().allow_reuse();
     }
 
-    /// Records that there can be starts on a stream.
+    /// Records that the operation may have open starts on a stream.
     pub(crate) fn mark_on_stream(&self) {
         self.on_stream.store(true, Ordering::Release);
     }
@@ -93,22 +90,21 @@ impl StartTracker {
         self.on_stream.load(Ordering::Acquire)
     }
 
-    /// Records that there can be replays of a graph.
+    /// Records that a graph has recorded the operation, so that replays are possible.
     pub(crate) fn mark_captured(&self) {
         self.captured.store(true, Ordering::Release);
     }
 
-    /// Records whether a replay waits for a flag.
+    /// Records whether a replayed graph waits for a flag of this operation.
     pub(crate) fn set_replay_waits(&self, waits: bool) {
         self.replay_waits.store(waits, Ordering::Release);
     }
 
-    /// Records that the progress thread drives open starts.
+    /// Records that the progress thread makes progress on this operation.
     pub(crate) fn mark_driven_by_thread(&self) {
         self.driven_by_thread.store(true, Ordering::SeqCst);
     }
 
-    /// Returns whether the progress thread drives open starts.
     pub(crate) fn is_driven_by_thread(&self) -> bool {
         self.driven_by_thread.load(Ordering::SeqCst) && (self.is_captured() || self.due().is_some())
     }
@@ -125,7 +121,8 @@ impl StartTracker {
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
-    /// Records that every start up to `epoch` is complete. The caller holds the lock of the executor.
+    /// Records that every start of the operation up to `epoch` is complete. The caller holds the lock of the
+    /// executor.
     pub(crate) fn close(&self, epoch: u64) {
         self.closed.fetch_max(epoch, Ordering::Release);
         if self.opened.load(Ordering::Relaxed) > epoch {
@@ -133,25 +130,23 @@ impl StartTracker {
         }
     }
 
-    /// Returns the deadline of the oldest open start, or a new one.
+    /// Returns the deadline of the oldest open start, or a new deadline if no start is open.
     pub(crate) fn deadline(&self) -> Deadline {
         let left = self.due().map(|due| due.saturating_duration_since(Instant::now()));
         Deadline::after(left.unwrap_or(self.timeout))
     }
 
-    /// Returns the time at which the oldest open start is overdue, if there is one.
+    /// Returns the deadline of the oldest open start of the operation; `None` if no start is open.
     pub(crate) fn due(&self) -> Option<Instant> {
         let open = self.opened.load(Ordering::SeqCst) > self.closed.load(Ordering::Acquire);
         let nanos = self.deadline_nanos.load(Ordering::Relaxed);
         open.then(|| self.origin + Duration::from_nanos(nanos))
     }
 
-    /// Returns whether the oldest open start is overdue.
     pub(crate) fn is_overdue(&self) -> bool {
         self.due().is_some_and(|due| due <= Instant::now())
     }
 
-    /// Returns the last start that is known to be complete.
     pub(crate) fn closed(&self) -> u64 {
         self.closed.load(Ordering::Acquire)
     }
@@ -161,12 +156,13 @@ impl StartTracker {
         self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Returns the first flag that the waiting start still misses, in the order of the plan, and its value if it is known.
+    /// Returns the first flag, in the order of the plan, that has not reached the value an open start waits for. Its
+    /// value is returned too, if it is known.
     pub(crate) fn missing(&self) -> Option<(AwaitedFlag, Option<u64>)> {
         self.missing_flags().next()
     }
 
-    /// Returns the ranks whose signals the waiting start still misses.
+    /// Returns the ranks whose signals the oldest open start or a replay still waits for.
     ///
     /// A replay resets the flags that it has passed, so the ranks that signaled these are included.
     pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
@@ -174,7 +170,7 @@ impl StartTracker {
         writers.filter(|rank| *rank != self.rank).collect()
     }
 
-    /// Returns the flags that the waiting start still misses.
+    /// Returns the flags that have not reached the values that the oldest open start or a replay waits for.
     ///
     /// A read of a flag can be stuck behind copies on the device. This and all further flags are then taken as missing, so that
     /// the answer to an inquiry is not late.
@@ -191,29 +187,27 @@ impl StartTracker {
         })
     }
 
-    /// Returns the value of a flag of the output that the waiting start does not use, if there are two: the start before signals it
-    /// there.
+    /// Returns the value of the flag in the other of two outputs, where the start before this one signals.
     fn other_output(&self, wait: &AwaitedFlag) -> Option<u64> {
         self.views.of(wait.tier)?.flag_value(wait.address, Start::Eager(self.epoch() + 1))
     }
 
-    /// Returns the oldest open start, or the start that a replay waits in.
+    /// Returns the oldest open start of the operation, or the replay that waits for a flag.
     fn waiting(&self) -> Option<Start> {
         let replay = self.replay_waits.load(Ordering::Acquire).then_some(Start::Captured);
         self.due().map(|_| Start::Eager(self.epoch())).or(replay)
     }
 
-    /// Returns whether a start is open, or a replay waits for a flag.
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting().is_some()
     }
 
-    /// Returns the oldest open start.
+    /// Returns the epoch of the oldest open start.
     fn epoch(&self) -> u64 {
         self.closed() + 1
     }
 
-    /// Creates the record of a passed deadline.
+    /// Creates the abort record for an operation that has missed its deadline.
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let rank = self.rank;
         if let Some(Start::Captured) = self.waiting()
@@ -250,7 +244,7 @@ impl StartTracker {
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }
 
-    /// Creates the record of waiting for a rank that has left the group.
+    /// Creates the abort record for an operation that waits for a rank which has left the group.
     pub(crate) fn left(&self, has_left: impl Fn(Rank) -> bool) -> Option<AbortRecord> {
         let (wait, _) = self.missing()?;
         let writer = self.writers.of(wait.flag);
@@ -265,7 +259,7 @@ impl StartTracker {
         Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
-    /// Creates the record of a failed engine.
+    /// Creates the abort record for an engine that has failed.
     pub(crate) fn broken(&self, error: &Error) -> AbortRecord {
         let text = format!("because the engine of rank {} failed: {error}", self.rank);
         let lost = error.kind() == ErrorKind::DeviceLost;
@@ -291,7 +285,6 @@ impl StartTracker {
         }
     }
 
-    /// Returns whether and how the operation uses its buffers now.
     pub(crate) fn activity(&self) -> Activity {
         match (self.is_captured(), self.due().is_some()) {
             (true, _) => Activity::Captured,

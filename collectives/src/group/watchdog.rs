@@ -1,4 +1,5 @@
-//! Runs the two threads of a group: the watchdog and the progress thread.
+//! Runs the two threads of a group: the watchdog, which enforces deadlines, and the progress thread, which polls
+//! engines.
 //!
 //! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts for which no caller waits, and wakes
 //! callers that sleep without a timer. After an abort it releases the waits of starts on streams and of graphs, because no
@@ -22,27 +23,27 @@ use crate::group::tracker::StartTracker;
 use crate::run::backoff::Backoff;
 use crate::run::executor::{DRAIN_TIMEOUT, Executor};
 
-/// The pause between two releases of engines that are not drained.
+/// The pause between two attempts to release the waits of engines that have not drained.
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
-/// Longest pause between two releases while graphs may be replayed, or while an engine does not drain.
+/// The longest pause between two releases of engines, while graphs may be replayed or an engine does not drain.
 const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(20);
-/// Longest interval at which starts on streams and replays are checked, and thus how late a deadline may be noticed.
+/// The longest interval between checks of operations on streams, and thus how late a missed deadline may be noticed.
 const STREAM_CHECK_MAX: Duration = Duration::from_millis(50);
-/// Number of operations with starts on streams for which the first check allocates nothing.
+/// The number of operations on streams that the watchdog can check without allocating memory.
 const STREAMS_MIN: usize = 16;
-/// Number of checks within the timeout of an operation, at least.
+/// The minimum number of checks that the watchdog makes within the timeout of an operation.
 const STREAM_CHECKS: u32 = 16;
 
-/// The longest nap: a graph may be replayed at any time, and its network lanes should then start soon.
+/// The longest sleep of the progress thread: a graph may be replayed at any time, and its network lanes should start
+/// soon after.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
 type Driven = (Arc<StartTracker>, Arc<Mutex<Executor>>);
 
-/// Tracks the release of engines after an abort.
 struct Release {
     /// The time after which an engine that does not drain is released less often.
     drain: Deadline,
-    /// The last time at which a replay waited.
+    /// The last time at which a replayed graph was seen to wait for a flag.
     replay_at: Instant,
 }
 
@@ -53,7 +54,7 @@ impl Release {
 }
 
 impl Shared {
-    /// Runs until the group is closed.
+    /// Runs the watchdog until the group is closed.
     ///
     /// If no start is open, it wakes after the group's timeout, before any new start can be overdue. The first start on a stream
     /// after that wakes it.
@@ -113,7 +114,7 @@ impl Shared {
         self.end(&streams, how);
     }
 
-    /// Polls overdue starts, and ends the group if one is not complete.
+    /// Polls operations whose deadlines have passed, and ends the group if one is not complete.
     fn judge(&self, overdue: &[TrackedOperation]) {
         for tracked in overdue {
             let tracker = &tracked.tracker;
@@ -140,8 +141,8 @@ impl Shared {
         }
     }
 
-    /// Notes which starts on streams are complete, since the next one's deadline begins then. Ends the group if a replay has
-    /// waited for longer than the timeout of its operation.
+    /// Finds the operations on streams that are complete, because the deadline of the next start begins then. Ends
+    /// the group if a replay has waited for longer than the timeout of its operation.
     fn check_streams(&self, streams: &[TrackedOperation]) {
         for tracked in streams {
             let tracker = &tracked.tracker;
@@ -189,7 +190,7 @@ impl Shared {
         }
     }
 
-    /// Releases everything that could stay blocked after the group has ended.
+    /// Releases all waits of engines and graphs that could stay blocked after the group has ended.
     fn end(&self, streams: &[TrackedOperation], how: Closed) {
         let blocked: Vec<TrackedOperation> = streams
             .iter()
@@ -216,7 +217,6 @@ impl Shared {
     }
 }
 
-/// Adds the operations with starts on streams.
 fn on_streams(state: &MutexGuard<'_, State>, streams: &mut Vec<TrackedOperation>) {
     let on_stream = |tracked: &&TrackedOperation| {
         let tracker = &tracked.tracker;
@@ -229,14 +229,13 @@ fn overdue(state: &MutexGuard<'_, State>) -> Vec<TrackedOperation> {
     state.tracked.iter().filter(|tracked| tracked.tracker.is_overdue()).cloned().collect()
 }
 
-/// Returns the time until the next start is due.
 fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {
     let now = Instant::now();
     let dues = state.tracked.iter().filter_map(|tracked| tracked.tracker.due());
     dues.filter(|due| *due > now).min().map(|due| due - now)
 }
 
-/// Returns the interval of checks; `None` if no start on a stream is open and no operation is captured.
+/// Returns the interval of the watchdog's checks; `None` if no operation is open on a stream and none is captured.
 fn check_interval(state: &MutexGuard<'_, State>) -> Option<Duration> {
     let checked = |tracker: &StartTracker| {
         tracker.is_captured() || tracker.is_on_stream() && tracker.due().is_some()
@@ -246,7 +245,7 @@ fn check_interval(state: &MutexGuard<'_, State>) -> Option<Duration> {
     timeouts.min().map(|timeout| (timeout / STREAM_CHECKS).min(STREAM_CHECK_MAX))
 }
 
-/// Returns whether a replay waits, as of the last release.
+/// Returns whether a replayed graph waited for a flag at the last release.
 fn replay_waits(streams: &[TrackedOperation]) -> bool {
     let waits = |tracked: &TrackedOperation| {
         let executor = tracked.free_executor();
@@ -255,7 +254,7 @@ fn replay_waits(streams: &[TrackedOperation]) -> bool {
     streams.iter().any(waits)
 }
 
-/// Releases engines that no other thread drives, and returns whether all are drained.
+/// Releases the engines that no other thread uses, and returns whether all engines have drained.
 fn release(executors: &[TrackedOperation]) -> bool {
     let mut drained = true;
     for tracked in executors {
@@ -265,7 +264,7 @@ fn release(executors: &[TrackedOperation]) -> bool {
 }
 
 impl Shared {
-    /// Makes the thread drive the operation of `tracker` while it has open starts.
+    /// Makes the progress thread poll the engines of an operation while it has open starts.
     ///
     /// # Errors
     /// [`Other`](ErrorKind::Other) if the system cannot create a thread.
@@ -283,7 +282,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Wakes the thread, if there is one, after a start was opened.
+    /// Wakes the progress thread, if there is one, after an operation has started.
     pub(crate) fn wake_progress(&self) {
         if self.progress_sleeps.load(Ordering::SeqCst) {
             // The thread holds the lock from its look until it sleeps.
@@ -292,7 +291,7 @@ impl Shared {
         }
     }
 
-    /// Returns the thread, to be joined after the group is closed.
+    /// Returns the handle of the progress thread, to be joined after the group is closed.
     pub(crate) fn take_progress(&self) -> Option<JoinHandle<()>> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -315,7 +314,7 @@ impl Shared {
         }
     }
 
-    /// Waits until there is something to drive; returns false at the end of the group.
+    /// Waits until there are operations to make progress on; returns false at the end of the group.
     fn pick(&self, driven: &mut Vec<Driven>) -> bool {
         let mut state = self.state();
         loop {
@@ -339,7 +338,7 @@ impl Shared {
         }
     }
 
-    /// Drives each operation once, and returns whether one made progress.
+    /// Makes progress once on each operation, and returns whether any of them advanced.
     fn drive_picked(&self, driven: &[Driven]) -> bool {
         let mut moved = false;
         for (tracker, executor) in driven {

@@ -91,6 +91,7 @@ fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
 struct Preparation<'g> {
     operation: OperationPlan,
     shared: Arc<Shared>,
+    /// The reason why the network fabric cannot register this rank's memory; `None` if it can.
     refusal: Option<Arc<str>>,
     sides: Sides<'g>,
     caps: Vec<Caps>,

@@ -1,4 +1,4 @@
-//! Windows: memory of every rank whose keys are exchanged once, for any number of operations.
+//! Windows: memory of every rank whose remote keys are exchanged once, for any number of operations.
 //!
 //! An operation over a window exchanges only its description and its flags when it is prepared. So a caller can keep the memory of
 //! a whole model in one window, and prepare an operation for each of its parts, even if parts overlap.
@@ -26,7 +26,8 @@ use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
 use crate::run::buffers::BufferId;
 
-/// Memory of every rank that operations share; [`Group::window`](crate::group::Group::window) opens one.
+/// Registered memory on every rank that several operations share; [`Group::window`](crate::group::Group::window)
+/// opens one.
 ///
 /// Operations keep the memory allocated. Operations that overlap can be prepared at the same time, but not run at the same time: a
 /// start is refused while another one uses the same elements, or while the host has [borrowed](Self::slice) them.
@@ -35,9 +36,7 @@ pub struct Window<T> {
     elements: PhantomData<T>,
 }
 
-/// The state of a window that operations share.
 pub(in crate::group) struct Inner {
-    /// The number of the window in its group, from 1.
     pub(in crate::group) number: u64,
     pub(in crate::group) shared: Arc<Shared>,
     users: Arc<WindowUses>,
@@ -46,7 +45,7 @@ pub(in crate::group) struct Inner {
 }
 
 impl Inner {
-    /// Adds the window to an operation as one of its buffers.
+    /// Adds the memory of the window to an operation as one of its buffers.
     pub(in crate::group) fn lend(
         &self,
         tier: Tier,
@@ -64,7 +63,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the byte range of elements, and checks that the window contains it.
+    /// Checks that the window contains a range of elements, and returns the range in bytes.
     pub(in crate::group) fn bytes_of(
         &self,
         dtype: DType,
@@ -89,17 +88,17 @@ impl<T: Element> Window<T> {
         Self { inner: Arc::new(inner), elements: PhantomData }
     }
 
-    /// Returns the number of elements on every rank.
+    /// Returns the number of elements that the window has on every rank.
     pub fn len(&self) -> usize {
         usize::try_from(self.inner.local.region().bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
     }
 
-    /// Returns whether there are no elements.
+    /// Returns whether the window has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the memory of elements, for work that is enqueued on a stream or done while no start is open.
+    /// Returns the address range of elements in the window, for work on a stream or while no operation is open.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.
@@ -108,7 +107,8 @@ impl<T: Element> Window<T> {
         Ok(MemoryRange::within(self.inner.local.region(), bytes.start, bytes.end - bytes.start))
     }
 
-    /// Borrows elements for reading. As long as the slice lives, no operation that writes them can start.
+    /// Borrows elements of the window for reading. As long as the slice lives, no operation that writes them can
+    /// start.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window, if an operation that writes them has an
@@ -118,7 +118,7 @@ impl<T: Element> Window<T> {
         WindowSlice::borrow(&self.inner, bytes)
     }
 
-    /// Borrows elements for writing. As long as the slice lives, no operation that uses them can start.
+    /// Borrows elements of the window for writing. As long as the slice lives, no operation that uses them can start.
     ///
     /// # Errors
     /// As [`slice`](Self::slice), for any operation that uses them.

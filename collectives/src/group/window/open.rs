@@ -1,4 +1,5 @@
-//! Opens windows: each rank offers its region on every fabric, and imports the regions of the ranks that the fabric reaches.
+//! Opens windows: each rank offers its region on every fabric, and imports the regions of the ranks that the fabric
+//! reaches.
 
 use std::sync::Arc;
 
@@ -17,10 +18,10 @@ use crate::topology::Topology;
 /// The buffer number under which a window is imported.
 const WINDOW: BufferId = BufferId::OUTPUT;
 
-/// The setup on both fabrics, the local one first.
+/// Setups on the local fabric and, if there is one, the network fabric, in this order.
 type Sides<'g> = Vec<Side<'g>>;
 
-/// Opens a window. If `bytes` is an error, all ranks get it.
+/// Opens a window on all ranks. If `bytes` is an error on one rank, all ranks get it.
 pub(in crate::group) fn open(
     group: &mut Group,
     dtype: DType,
@@ -83,8 +84,8 @@ fn offer(dtype: DType, sides: &Sides<'_>, bytes: u64) -> Result<Offer, Error> {
     Ok(offer)
 }
 
-/// Imports the window from the ranks that each fabric reaches. A single fabric reaches all ranks. Of two, the local one reaches
-/// the ranks of the node, and the network the others.
+/// Imports the window's memory from the ranks that each fabric reaches. A single fabric reaches all ranks. Of two,
+/// the local one reaches the ranks of the node, and the network the others.
 fn import(
     sides: &mut Sides<'_>,
     me: Rank,

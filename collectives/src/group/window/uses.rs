@@ -1,4 +1,4 @@
-//! Tracks the operations and borrows that use bytes of windows.
+//! Tracks which operations and host borrows use which bytes of windows, to refuse conflicting uses.
 //!
 //! Several operations run over one window, and the host accesses it between their starts. The borrow checker cannot see
 //! overlaps; this table checks them at run time, as `RefCell` does.
@@ -11,27 +11,25 @@ use peerlane_hal::ErrorKind;
 use crate::error::Error;
 use crate::group::tracker::Activity;
 
-/// Bytes of one window.
+/// A range of bytes in one window, and whether its user writes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// The number of the window in its group.
     pub(crate) window: u64,
     pub(crate) bytes: Range<u64>,
     pub(crate) writes: bool,
 }
 
 impl Extent {
-    /// Returns whether two concurrent users could see each other's writes.
+    /// Returns whether two ranges overlap in the same window and at least one of their users writes.
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         let overlap = self.bytes.start.max(other.bytes.start) < self.bytes.end.min(other.bytes.end);
         self.window == other.window && overlap && (self.writes || other.writes)
     }
 }
 
-/// Returns the activity of an operation.
 type ActivityOf = Box<dyn Fn() -> Activity + Send>;
 
-/// The operations and borrows of all windows of a group.
+/// The table of all operations and host borrows that use the windows of a group.
 #[derive(Default)]
 pub(crate) struct WindowUses(Mutex<State>);
 
@@ -43,26 +41,24 @@ struct State {
 
 struct User {
     number: u64,
-    /// The name for error texts.
     name: String,
     extents: Vec<Extent>,
-    /// `None` if the host has borrowed the bytes.
+    /// Returns how an operation uses its buffers now; `None` if the host has borrowed the bytes.
     activity: Option<ActivityOf>,
-    /// The use that the operation is about to begin.
+    /// The use that an operation is about to begin, counted before it has started.
     begun: Option<Activity>,
 }
 
-/// A start that is being made. Its bytes count as used until this is dropped.
+/// Marks an operation that is about to start; its bytes count as used until this value is dropped.
 pub(crate) struct BegunStart<'a>(&'a WindowUse);
 
-/// An entry of the table, removed when this is dropped.
+/// A user's entry in the table of window uses; dropping it removes the entry.
 pub(crate) struct WindowUse {
     users: Arc<WindowUses>,
     number: u64,
 }
 
 impl WindowUses {
-    /// Adds an operation, which uses nothing yet.
     pub(crate) fn enter(
         self: &Arc<Self>,
         name: String,
@@ -72,10 +68,6 @@ impl WindowUses {
         self.add(&mut self.state(), name, extents, Some(Box::new(activity)))
     }
 
-    /// Borrows bytes for the host.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if an operation or another borrow uses them.
     pub(crate) fn borrow(self: &Arc<Self>, extent: Extent) -> Result<WindowUse, Error> {
         let mut state = self.state();
         state.check(None, std::slice::from_ref(&extent), false)?;
@@ -102,7 +94,8 @@ impl WindowUses {
 }
 
 impl WindowUse {
-    /// Begins a start of this operation, if nothing else uses its bytes. Starts on streams are ordered by the streams.
+    /// Marks the bytes of an operation as used before it starts, unless a conflicting user has them. Starts on
+    /// streams are ordered by the streams.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if an operation or a borrow uses its bytes.
