@@ -1,4 +1,4 @@
-//! Fits links to measured all-gathers by robust least squares.
+//! Fits link rates to measured all-gathers by robust least squares.
 //!
 //! The fit minimises the sum of squared relative errors of the model; errors above 30 % count linearly. The model has maxima
 //! and no useful derivative, so the search changes one parameter at a time, by decreasing factors. A parameter on which no sample
@@ -15,19 +15,20 @@ use peerlane_collectives::schedule::{Movement, movement};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::ErrorKind;
 
-/// The relative error above which errors count linearly.
+/// The relative error above which an error counts linearly and no longer squared, so that outliers weigh less.
 const OUTLIER: f64 = 0.3;
-/// The factors by which a parameter is changed, in order.
+/// The factors by which the search changes a parameter, from coarse to fine.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
-/// Maximum number of rounds over all parameters with one factor.
+/// The maximum number of search rounds over all parameters with the same factor.
 const ROUNDS_MAX: usize = 40;
-/// Factor between points of [`CacheFactor`]; it is smaller than that between cache sizes.
+/// The factor between the memory sizes at which a [`CacheFactor`] is fitted; smaller than the factor between cache
+/// sizes.
 const REACH_STEP: u64 = 4;
 
-/// Returns a reference to one parameter of the links, which the fit changes.
+/// A function that returns the link parameter which the search changes.
 type Parameter = fn(&mut Links) -> &mut f64;
 
-/// Fits links to samples, starting from default links.
+/// Fits link rates to measured all-gathers, starting from default rates.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no sample, or an impossible one.
@@ -55,14 +56,15 @@ pub fn calibrate(
     Ok(Calibration { key, links, samples, errors })
 }
 
-/// Returns the correction for a sample whose prediction has this relative error.
+/// Returns the correction for a sample, from the relative error of its predicted time.
 fn residual(sample: &Sample, error: f64) -> Residual {
     let &Sample { algorithm, in_place, outputs, flags, tiers, block_bytes, .. } = sample;
     let factor = (1.0 / (1.0 + error)).clamp(Residual::FACTOR_MIN, Residual::FACTOR_MAX);
     Residual { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
 }
 
-/// Changes `links` until they predict the samples best, and returns the remaining relative error of each sample.
+/// Changes link parameters until the predicted times fit the samples best, and returns the remaining relative error
+/// of each sample.
 fn fit(
     mut links: Links,
     topology: &Topology,
@@ -117,7 +119,7 @@ fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
     }
 }
 
-/// Returns the factors of [`CacheFactor`] that the fit changes.
+/// Returns the factors for memory sizes ([`CacheFactor`]) that the search changes.
 fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
     let points = links.node.cache_factors.iter_mut();
     let both = points
@@ -125,8 +127,8 @@ fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
     both.collect()
 }
 
-/// Removes the limits of lanes and ranks from a link over which one thread copies, because it makes one copy
-/// at a time and at one rate.
+/// Removes the rate limits of lanes and ranks from a link on which one thread copies, because it makes one copy at a
+/// time.
 fn remove_shared_limits(link: &mut Link) {
     if link.by_processor {
         link.engine_bytes_per_second = Link::UNLIMITED;
@@ -135,7 +137,7 @@ fn remove_shared_limits(link: &mut Link) {
     }
 }
 
-/// Scales the rates to the slope of a line through the times of the direct samples. The search begins
+/// Scales link rates to the slope of a line through the measured times of direct all-gathers. The search begins
 /// there.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
@@ -158,8 +160,8 @@ fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     }
 }
 
-/// Fits the line `seconds = α + β · bytes` with the least squares of relative errors; returns `None` if the
-/// points have fewer than two different sizes.
+/// Fits the line `seconds = α + β · bytes` by least squares of relative errors; `None` with fewer than two different
+/// sizes.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for &(x, y) in points.iter().filter(|(_, y)| *y > 0.0) {
@@ -178,7 +180,7 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     Some(((wy - beta * wx) / w, beta))
 }
 
-/// Returns points over the range of memory that the samples use.
+/// Returns the memory sizes at which cache factors are fitted, over the range that the samples use.
 fn cache_points(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
     let memory: Vec<u64> = samples
         .iter()
@@ -207,7 +209,7 @@ fn rates(link: &mut Link) -> [&mut f64; 4] {
     ]
 }
 
-/// Returns the parameters that the samples can determine.
+/// Returns the link parameters that the samples can determine.
 fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Parameter> {
     let mut parameters: Vec<Parameter> = vec![
         |links| &mut links.start_seconds,
@@ -263,7 +265,7 @@ fn loss(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<f64, E
     Ok(each.sum())
 }
 
-/// Returns the relative errors of the predictions; positive ones are too long.
+/// Returns the relative error of each predicted time; positive if the prediction is too long.
 fn relative_errors(
     links: &Links,
     topology: &Topology,
@@ -283,7 +285,7 @@ fn moved(sample: &Sample, topology: &Topology) -> Movement {
     movement(sample.algorithm, topology, sample.tiers)
 }
 
-/// Returns whether every rank puts its own block to every peer in one lane.
+/// Returns whether, in a sample, every rank puts its block to every peer in one lane.
 fn puts_to_every_peer(sample: &Sample, topology: &Topology) -> bool {
     moved(sample, topology) == Movement { gets: false, forwards: false, lanes: 1 }
 }

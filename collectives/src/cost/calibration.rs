@@ -1,4 +1,4 @@
-//! Calibrations: measured links, with the conditions of the measurement and corrections at measured sizes.
+//! Calibrations: measured link rates, with the conditions of the measurement and corrections for measured sizes.
 //!
 //! The figures of the links are fitted to all samples together, so a full cache or a short queue shows as an error at a few
 //! sizes. A calibration keeps these errors: at a measured size the prediction equals the measurement, and a choice follows it.
@@ -17,42 +17,43 @@ use crate::schedule::Shape;
 use crate::schedule::estimate::CostRequest;
 use crate::topology::Topology;
 
-/// The relative error up to which a prediction counts as good.
+/// The relative error, 20 %, up to which a predicted time counts as good.
 pub const GOOD: f64 = 0.2;
 
-/// The conditions for which a calibration is valid: another machine, backend, topology or version needs another one.
+/// The conditions under which a calibration is valid: another machine, backend, topology or version needs another
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
-    /// The version of Peerlane.
+    /// The version of Peerlane that made the calibration.
     pub version: String,
-    /// The backend, such as `host`; several tiers are joined by `+`.
+    /// The name of the backend, such as `host`; the names of several tiers are joined by `+`.
     pub backend: String,
-    /// The processors or GPUs, as the system names them.
+    /// The model names of the processors or GPUs, as the system reports them.
     pub machine: String,
-    /// The topology in its [notation](Topology::notation).
+    /// The topology of the measured group in its [notation](Topology::notation).
     pub topology: String,
-    /// The topology's [fingerprint](Topology::fingerprint).
+    /// The [fingerprint](Topology::fingerprint) of the measured group's topology.
     pub fingerprint: u64,
 }
 
-/// Measured links.
+/// Link rates that were fitted to measured all-gathers on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// The conditions of the measurement.
+    /// The conditions under which the measurements were made.
     pub key: Key,
-    /// The links that the measurements were fitted to.
+    /// The link rates that were fitted to the measurements.
     pub links: Links,
-    /// The measurements that the links were fitted to.
+    /// The measured all-gathers to which the link rates were fitted.
     pub samples: Vec<Sample>,
-    /// The relative error of the prediction for each sample, before the correction by
+    /// The relative error of the predicted time for each sample, before the correction by
     /// [residuals](Links::residuals).
     pub errors: Vec<f64>,
 }
 
 impl Key {
-    /// Creates a key for this version of Peerlane.
+    /// Creates the key of a calibration made with this version of Peerlane.
     pub fn new(backend: &str, machine: &str, topology: &Topology) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -63,7 +64,7 @@ impl Key {
         }
     }
 
-    /// Returns an error if the calibration is for other conditions.
+    /// Checks that the calibration was made under the expected conditions.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming the first field that differs.
@@ -93,7 +94,7 @@ impl Key {
 }
 
 impl Calibration {
-    /// Returns the fraction of the samples with a [good](GOOD) prediction.
+    /// Returns the fraction of the samples whose predicted time is [good](GOOD).
     pub fn good_share(&self) -> f64 {
         let good = self.errors.iter().filter(|error| error.abs() <= GOOD).count();
         good as f64 / self.errors.len().max(1) as f64
@@ -116,30 +117,30 @@ impl fmt::Display for Calibration {
     }
 }
 
-/// A measured all-gather of equal blocks.
+/// One measured all-gather in which all blocks have the same length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// The algorithm that was measured.
+    /// The algorithm of the measured all-gather.
     pub algorithm: Algorithm,
-    /// Chunks of a block.
+    /// The number of chunks into which each block was cut.
     pub chunks: u32,
-    /// Whether the operation was in place.
+    /// Whether the measured all-gather was in place.
     pub in_place: bool,
-    /// The number of outputs.
+    /// The number of output buffers that consecutive starts alternated between.
     pub outputs: u32,
-    /// The order of signals and waits relative to copies.
+    /// The order in which flag operations were executed relative to copies.
     pub flags: FlagOrder,
-    /// Whether network lanes reached the other nodes.
+    /// Whether other nodes were reached over a network fabric, and not over the local one.
     pub tiers: bool,
-    /// The bytes of each block.
+    /// The length of each rank's block in bytes.
     pub block_bytes: u64,
-    /// The median time of a start in the fastest of several rounds.
+    /// The median time of one all-gather, in seconds, in the fastest of several rounds.
     pub seconds: f64,
 }
 
 impl Sample {
-    /// Returns the shape of the plan.
+    /// Returns the shape of the plan that was measured.
     pub fn shape(&self) -> Shape {
         let &Self { chunks, in_place, outputs, flags, tiers, .. } = self;
         Shape { chunks, in_place, outputs, flags, tiers, ..Shape::default() }
@@ -156,8 +157,8 @@ impl Residual {
     }
 }
 
-/// Returns the measured time divided by the predicted one for a plan of this algorithm, shape and size; 1 if
-/// there is no measurement, or blocks are not equal.
+/// Returns the ratio of measured to predicted time for a plan of this algorithm, shape and size; 1 if there is no
+/// measurement, or blocks are not equal.
 pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
     let (least, most) = (request.sums.block_bytes_min, request.sums.block_bytes_max);
     let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.block_bytes; 2];

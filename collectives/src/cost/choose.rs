@@ -14,15 +14,16 @@ use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
-/// Predictions that differ by less than one over this number count as equal, and the simpler plan wins. No model is more exact.
+/// If predicted times differ by less than one part in 50, they count as equal and the simpler plan wins. No model is
+/// more exact.
 const TOLERANCE_DIVISOR: u64 = 50;
-/// The divisor if the links were not measured.
+/// The divisor of the tolerance if the link rates are assumed and not measured: one part in 5.
 const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
-/// The difference that does not count either if the links were not measured and processors copy, in picoseconds: about the
-/// time of a context switch, which each further flag can take where ranks share cores.
+/// An extra tolerance in picoseconds, if link rates are assumed and processors copy: about the time of a context
+/// switch, which each further flag can take where ranks share cores.
 const TOLERANCE_ASSUMED: u64 = 5_000_000;
 
-/// The difference up to which times count as equal.
+/// The difference up to which two predicted times count as equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tolerance {
     divisor: u64,
@@ -44,60 +45,61 @@ impl Tolerance {
         (picoseconds / self.divisor.max(1)).saturating_add(self.picoseconds)
     }
 }
-/// The smallest chunk and the largest number of chunks that are tried.
+/// Limits of the chunking that is tried: the smallest chunk, and the largest number of chunks in a block.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
 const CHUNKS_TRIED_MAX: u32 = 64;
-/// The largest chunk over a network, because a node can distribute the first chunk only when it has arrived.
+/// The largest chunk that is sent over a network, because a node can distribute a chunk only after all of it has
+/// arrived.
 const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 
-/// The input of a choice. Equal inputs on all ranks give equal choices.
+/// The inputs from which an algorithm is chosen. Equal inputs on all ranks give equal choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// The nodes of the ranks.
+    /// The topology of the group: which rank belongs to which node.
     pub topology: &'a Topology,
-    /// The bytes that each rank provides.
+    /// The length of each rank's block in bytes.
     pub block_bytes: &'a [u64],
-    /// The shape of the plan, except for [`Shape::chunks`].
+    /// The shape of the plan, without the number of chunks ([`Shape::chunks`]).
     pub shape: Shape,
-    /// The links that costs are predicted for.
+    /// The link rates from which times are predicted.
     pub links: &'a Links,
-    /// Whether the links were measured here. Otherwise a less simple plan must be faster by a fifth, and by 5 µs where
-    /// processors copy.
+    /// Whether the link rates were measured on this machine. Otherwise a less simple plan must be faster by a fifth,
+    /// and by 5 µs where processors copy.
     pub measured: bool,
-    /// The algorithm, if the caller has selected one.
+    /// The algorithm that the caller has selected; `None` to compare all.
     pub algorithm: Option<Algorithm>,
-    /// The number of chunks, if the caller has selected it.
+    /// The number of chunks that the caller has selected; `None` to compare several.
     pub chunks: Option<u32>,
-    /// Algorithms that are excluded, with the reasons.
+    /// The algorithms that must not be chosen, with the reasons.
     pub refused: &'a [(Algorithm, &'a str)],
 }
 
-/// The algorithm that was chosen, and the alternatives.
+/// The chosen algorithm and number of chunks, with the alternatives and their predicted costs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// The algorithm that was chosen.
+    /// The algorithm with the best predicted time.
     pub algorithm: Algorithm,
-    /// Chunks of a block.
+    /// The number of chunks into which each block is cut.
     pub chunks: u32,
-    /// The predicted cost of the algorithm.
+    /// The predicted cost of the chosen algorithm.
     pub cost: Cost,
-    /// The best candidate of every algorithm, the fastest first.
+    /// The best plan of every algorithm, the fastest first.
     pub candidates: Vec<Candidate>,
-    /// The excluded algorithms, with the reasons.
+    /// The algorithms that were excluded from the choice, with the reasons.
     pub refused: Vec<(Algorithm, String)>,
     subject: String,
     #[serde(skip)]
     tolerance: Tolerance,
 }
 
-/// One algorithm with its best number of chunks.
+/// One algorithm with its best number of chunks and its predicted cost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     /// The algorithm that was considered.
     pub algorithm: Algorithm,
-    /// Chunks of a block.
+    /// The number of chunks that is fastest for this algorithm.
     pub chunks: u32,
-    /// The predicted cost of the algorithm.
+    /// The predicted cost of the algorithm with this number of chunks.
     pub cost: Cost,
 }
 
@@ -155,19 +157,19 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance })
 }
 
-/// Returns the algorithm with the reason why it has no advantage on this topology, if there is one.
+/// Returns the reason why an algorithm has no advantage on this topology; `None` if it may have one.
 fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
     Some((algorithm, (schedule(algorithm).redundant)(sums)?))
 }
 
-/// Returns the first candidate within the tolerance of the fastest one.
+/// Returns the first candidate whose time is within the tolerance of the fastest one.
 fn simplest(candidates: Vec<Candidate>, tolerance: Tolerance) -> Option<Candidate> {
     let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
     let limit = fastest.saturating_add(tolerance.of(fastest));
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
-/// Returns the numbers of chunks to try, ascending powers of two. Chunks help only if data is forwarded.
+/// Returns the numbers of chunks to try, in ascending powers of two. Chunks help only if data is forwarded.
 fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
@@ -204,7 +206,8 @@ fn invalid(text: String) -> Error {
 }
 
 impl Choice {
-    /// Returns the reasons in a few lines: the best of every algorithm, what was excluded, and the terms of the chosen time.
+    /// Explains the choice in a few lines of text: the best plan of every algorithm, what was excluded, and the terms
+    /// of the chosen time.
     pub fn explain(&self) -> String {
         self.to_string()
     }
@@ -228,7 +231,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Describes how the time of an alternative compares with that of the chosen algorithm.
+/// Describes in words how the time of an alternative compares with the chosen one.
 fn relation(chosen: u64, other: u64, tolerance: Tolerance) -> String {
     let times = other as f64 / chosen.max(1) as f64;
     if other.saturating_sub(tolerance.of(other)) <= chosen {

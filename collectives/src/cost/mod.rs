@@ -1,4 +1,4 @@
-//! Predicts the time, bytes and memory of operations from the rates of links, and chooses algorithm and number of chunks.
+//! Predicts the time, traffic and memory of operations from link rates, and chooses the fastest algorithm.
 //!
 //! [`predict`] estimates one algorithm, [`choose`] compares all of them, and a [`Calibration`] holds links that were fitted to
 //! measurements, by the crate `peerlane-planning` or the program `peerlane calibrate`.

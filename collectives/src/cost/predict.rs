@@ -1,4 +1,4 @@
-//! Predicts the cost of an operation.
+//! Predicts the time, traffic and memory of an operation from link rates.
 
 use std::fmt;
 
@@ -15,24 +15,25 @@ use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
-/// A predicted cost.
+/// The predicted time, traffic and memory of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cost {
-    /// The time from start to start when many follow each other: the sum of the [terms](Self::terms).
+    /// The predicted time per operation in picoseconds, when many run one after another: the sum of the
+    /// [terms](Self::terms).
     pub picoseconds: u64,
-    /// The terms of the longest path, in order.
+    /// The parts of the predicted time along the longest path, in order.
     pub terms: Vec<Term>,
-    /// The copies from this rank to itself.
+    /// The self copies, from each rank's input to its output.
     pub own: Traffic,
-    /// Puts and gets over the local fabric.
+    /// The puts and gets over the local fabric.
     pub local: Traffic,
-    /// Puts and gets over the network.
+    /// The puts and gets over the network.
     pub network: Traffic,
-    /// The largest memory of one rank: input, outputs and flags.
+    /// The largest number of bytes that one rank needs for input, outputs and flags.
     pub memory_bytes: u64,
 }
 
-/// Predicts the cost of an operation in which `block_bytes` are the lengths of the ranks' blocks.
+/// Predicts the cost of an operation in which rank r's block has `block_bytes[r]` bytes.
 ///
 /// Equal arguments give equal results on all machines.
 ///
@@ -59,10 +60,6 @@ pub fn predict(
     Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
 }
 
-/// Checks that there is one block for each rank.
-///
-/// # Errors
-/// If there are not as many blocks as ranks.
 pub(super) fn check_blocks(topology: &Topology, block_bytes: &[u64]) -> Result<(), Error> {
     if block_bytes.len() == topology.ranks() {
         return Ok(());
@@ -71,7 +68,7 @@ pub(super) fn check_blocks(topology: &Topology, block_bytes: &[u64]) -> Result<(
     Err(invalid(format!("block_bytes has {blocks} blocks, expected one for each of {ranks} ranks")))
 }
 
-/// Returns the cost over links that are already [adjusted](Links::adjusted_to) to the size.
+/// Returns the predicted cost over links whose rates are already [adjusted](Links::adjusted_to) to the size.
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
     let mut terms = terms(request);
@@ -87,7 +84,7 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     Cost { picoseconds, terms, own, local, network, memory_bytes }
 }
 
-/// Returns the terms of the longest path, in order; their sum is the time of a start.
+/// Returns the parts of the predicted time along the longest path; their sum is the time of one operation.
 fn terms(request: &CostRequest<'_>) -> Vec<Term> {
     let estimate = schedule::schedule(request.algorithm).estimate;
     let paths = request.sums.node_ranks().map(|node_ranks| {
@@ -108,7 +105,6 @@ fn terms(request: &CostRequest<'_>) -> Vec<Term> {
         .unwrap_or_default()
 }
 
-/// Multiplies all terms by a measured factor.
 fn correct(terms: &mut [Term], factor: f64) {
     if factor == 1.0 {
         return;
@@ -140,7 +136,7 @@ impl Cost {
 }
 
 impl fmt::Display for Cost {
-    /// Writes the time, the terms of the longest path one per line, and the traffic.
+    /// Writes the predicted time, its terms one per line, and the traffic.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", time(self.picoseconds))?;
         for Term { name, picoseconds, note } in &self.terms {
