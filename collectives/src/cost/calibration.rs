@@ -1,4 +1,4 @@
-//! Calibrations: measured link rates, with the conditions of the measurement and corrections for measured sizes.
+//! Stores measured link rates, with the conditions of the measurement and corrections for measured sizes.
 //!
 //! The figures of the links are fitted to all samples together, so a full cache or a short queue shows as an error at a few
 //! sizes. A calibration keeps these errors: at a measured size the prediction equals the measurement, and a choice follows it.
@@ -20,8 +20,7 @@ use crate::topology::Topology;
 /// The relative error, 20 %, up to which a predicted time counts as good.
 pub const GOOD: f64 = 0.2;
 
-/// The conditions under which a calibration is valid: another machine, backend, topology or version needs another
-/// one.
+/// The conditions under which a calibration is valid, such as the machine, the backend and the topology.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {

@@ -17,7 +17,7 @@ use crate::units::{bytes, time};
 /// If predicted times differ by less than one part in 50, they count as equal and the simpler plan wins. No model is
 /// more exact.
 const TOLERANCE_DIVISOR: u64 = 50;
-/// The divisor of the tolerance if the link rates are assumed and not measured: one part in 5.
+/// If link rates are assumed and not measured, predicted times count as equal up to a difference of one part in 5.
 const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
 /// An extra tolerance in picoseconds, if link rates are assumed and processors copy: about the time of a context
 /// switch, which each further flag can take where ranks share cores.
@@ -45,7 +45,7 @@ impl Tolerance {
         (picoseconds / self.divisor.max(1)).saturating_add(self.picoseconds)
     }
 }
-/// Limits of the chunking that is tried: the smallest chunk, and the largest number of chunks in a block.
+/// The smallest chunk size in bytes, and the largest number of chunks in a block, that are tried.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
 const CHUNKS_TRIED_MAX: u32 = 64;
 /// The largest chunk that is sent over a network, because a node can distribute a chunk only after all of it has
@@ -55,7 +55,7 @@ const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 /// The inputs from which an algorithm is chosen. Equal inputs on all ranks give equal choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// The topology of the group: which rank belongs to which node.
+    /// The nodes of the group, and the ranks that belong to each of them.
     pub topology: &'a Topology,
     /// The length of each rank's block in bytes.
     pub block_bytes: &'a [u64],
@@ -206,8 +206,8 @@ fn invalid(text: String) -> Error {
 }
 
 impl Choice {
-    /// Explains the choice in a few lines of text: the best plan of every algorithm, what was excluded, and the terms
-    /// of the chosen time.
+    /// Explains the choice in a few lines of text, with the best plan of every algorithm, what was excluded, and the
+    /// terms of the chosen time.
     pub fn explain(&self) -> String {
         self.to_string()
     }

@@ -1,4 +1,4 @@
-//! Lets ranks agree on an operation: compares values that must be equal, and exchanges data of each rank.
+//! Compares the options of an operation on all ranks, and exchanges data that each rank offers.
 //!
 //! A rank that fails still takes part and reports its failure, so all ranks return an error at once and none waits.
 

@@ -1,4 +1,4 @@
-//! Gives access to registered memory: as slices of elements, or by its address.
+//! Buffers in registered memory, accessible as slices of elements or by address.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! Decides when and why a group ends, by a protocol between its ranks: see [`Control`].
+//! Decides when and why a group ends, by the protocol of [`Control`] between its ranks.
 //!
 //! The state is driven by events with the time at which they occur, and does no I/O. The group's threads and
 //! the simulation of the control plane drive the same.
@@ -38,7 +38,8 @@ const INQUIRY_EXCHANGES: u32 = 5;
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
 /// The longest time that a rank waits until all other ranks have acknowledged the end of the group.
 pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The longest wait for acknowledgments after an inquiry that one rank did not answer: all others have just answered.
+/// The longest wait for acknowledgments if an inquiry has found one silent rank, because all others have just
+/// answered.
 const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -117,7 +117,7 @@ impl Group {
         self.shared.bootstrap.ranks()
     }
 
-    /// Returns the topology of the group: which rank belongs to which node.
+    /// Returns the topology of the group, which says what rank belongs to which node.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -144,7 +144,7 @@ impl Group {
         self.shared.record()
     }
 
-    /// Returns a handle that reports the end of the group: by a check, by a file descriptor and as a future.
+    /// Returns a handle that reports the end of the group by a check, by a file descriptor and as a future.
     ///
     /// # Errors
     /// [`Other`](ErrorKind::Other) if the process has no descriptor left.

@@ -11,7 +11,7 @@ use crate::group::agreement::blob;
 use crate::topology::Topology;
 
 const REPORT: usize = 3;
-/// The size of the memory that is registered with the network as a trial: one page.
+/// The size of the memory, one page, that is registered with the network as a trial.
 const PROBE_BYTES: u64 = 4096;
 
 /// Registers device memory of `local` with `network` as a trial, and returns the reason if it fails.

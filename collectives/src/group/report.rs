@@ -9,14 +9,14 @@ use crate::collective::Collective;
 use crate::cost::Choice;
 use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
-/// Describes how a prepared operation runs: its algorithm, lanes, links and fallbacks.
+/// Describes how a prepared operation runs, with its algorithm, lanes, links and fallbacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The collective that the operation executes.
     pub collective: Collective,
     /// The algorithm that moves the blocks between ranks.
     pub algorithm: Algorithm,
-    /// The reason for the algorithm: the alternatives and their predicted costs.
+    /// The comparison of algorithms, with predicted costs, that led to the chosen one.
     pub choice: Choice,
     /// The number of ranks that take part in the operation.
     pub ranks: usize,
@@ -57,7 +57,7 @@ pub struct Report {
 pub struct LinkReport {
     /// The rank at the other end of the link.
     pub peer: Rank,
-    /// The tier of the link: local or network.
+    /// The tier of the link, local or network.
     pub tier: Tier,
     /// The kind of the link between two ranks, as the fabric reports it.
     pub kind: LinkKind,
@@ -68,7 +68,7 @@ pub struct LinkReport {
 pub struct LaneReport {
     /// The identifier of the lane in the plan.
     pub lane: LaneId,
-    /// The tier of the lane's engine: local or network.
+    /// The tier of the lane's engine, local or network.
     pub tier: Tier,
     /// The backend that provides the lane's engine.
     pub backend: BackendId,
@@ -83,7 +83,7 @@ pub struct LaneReport {
 /// The number of bytes that this rank moves over one fabric in each start of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierReport {
-    /// The tier of the fabric: local or network.
+    /// The tier of the fabric, local or network.
     pub tier: Tier,
     /// The number of bytes that this rank writes to other ranks with puts.
     pub put_bytes: u64,

@@ -1,5 +1,4 @@
-//! Runs the two threads of a group: the watchdog, which enforces deadlines, and the progress thread, which polls
-//! engines.
+//! Runs the watchdog thread, which enforces deadlines, and the progress thread, which polls engines.
 //!
 //! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts for which no caller waits, and wakes
 //! callers that sleep without a timer. After an abort it releases the waits of starts on streams and of graphs, because no
@@ -34,8 +33,7 @@ const STREAMS_MIN: usize = 16;
 /// The minimum number of checks that the watchdog makes within the timeout of an operation.
 const STREAM_CHECKS: u32 = 16;
 
-/// The longest sleep of the progress thread: a graph may be replayed at any time, and its network lanes should start
-/// soon after.
+/// The longest sleep of the progress thread, because a replayed graph should not wait long for its network lanes.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
 type Driven = (Arc<StartTracker>, Arc<Mutex<Executor>>);

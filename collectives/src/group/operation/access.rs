@@ -252,7 +252,7 @@ impl<T: Element> Operation<T> {
         Ok(Received { operation: self })
     }
 
-    /// Waits for an open start, and returns all elements of the output buffer: see [`Received::output`].
+    /// Waits for an open start, and returns all elements of the output buffer, like [`Received::output`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::output`].
@@ -260,7 +260,7 @@ impl<T: Element> Operation<T> {
         self.received()?.output()
     }
 
-    /// Waits for an open start, and returns all elements of one output buffer: see [`Received::output_buffer`].
+    /// Waits for an open start, and returns all elements of one output buffer, like [`Received::output_buffer`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::output_buffer`].
@@ -268,7 +268,7 @@ impl<T: Element> Operation<T> {
         self.received()?.output_buffer(number)
     }
 
-    /// Waits for an open start, and returns the block received from `rank`: see [`Received::block`].
+    /// Waits for an open start, and returns the block received from `rank`, like [`Received::block`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::block`].
@@ -276,7 +276,7 @@ impl<T: Element> Operation<T> {
         self.received()?.block(rank)
     }
 
-    /// Waits for an open start, and returns the piece of a tensor received from `rank`: see [`Received::piece`].
+    /// Waits for an open start, and returns the piece of a tensor received from `rank`, like [`Received::piece`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::piece`].
@@ -284,7 +284,7 @@ impl<T: Element> Operation<T> {
         self.received()?.piece(tensor, rank)
     }
 
-    /// Waits for an open start, and returns all elements of an output tensor: see [`Received::tensor`].
+    /// Waits for an open start, and returns all elements of an output tensor, like [`Received::tensor`].
     ///
     /// # Errors
     /// As [`received`](Self::received) and [`Received::tensor`].

@@ -78,8 +78,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Makes the operation run in place: this rank's data in the output buffer is the input, and there is no input
-    /// buffer.
+    /// Makes the operation run in place, with this rank's data in the output buffer as its input.
     ///
     /// The output can be a list, several tensors or a range of a window. An all-to-all cannot run in place.
     #[must_use]
@@ -160,8 +159,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self.input_buffers(vec![input])
     }
 
-    /// Sets the buffers that hold the input: one with the pieces of all tensors one after another, or one for each
-    /// tensor.
+    /// Sets the buffers that hold the input, either one for all tensors or one for each tensor. One buffer contains
+    /// the pieces of all tensors one after another.
     #[must_use]
     pub fn input_buffers(mut self, inputs: Vec<Buffer<T>>) -> Self {
         self.spec.inputs = inputs.into_iter().map(Buffer::into_region).collect();
@@ -181,7 +180,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self.output_buffers(vec![output])
     }
 
-    /// Sets the buffers that receive the output: one with all tensors one after another, or one for each tensor.
+    /// Sets the buffers that receive the output, either one for all tensors or one for each tensor. One buffer
+    /// contains all tensors one after another.
     ///
     /// For a list, these are the buffers that its destinations count. Bytes outside the destinations are not touched.
     #[must_use]
@@ -252,8 +252,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Prepares the operation: plans and verifies it, compares its options on all ranks, and exchanges remote keys.
-    /// Collective.
+    /// Plans and verifies the operation, compares its options on all ranks, and exchanges remote keys. Collective.
     ///
     /// An error on one rank is an error on all.
     ///

@@ -25,7 +25,7 @@ impl Group {
         OperationBuilder::new(self, collective, lens.into())
     }
 
-    /// Returns a builder for an all-gather: every rank gets the block of every rank, in rank order.
+    /// Returns a builder for an all-gather, in which every rank gets the block of every rank, in rank order.
     ///
     /// The blocks have [equal or different lengths](BlockLens), and can consist of the pieces of several tensors. In the output,
     /// each tensor has its pieces in rank order, without gaps. Chunks divide the data of a rank for all tensors together.
@@ -91,7 +91,7 @@ impl Group {
         self.operation(Collective::Broadcast { root }, len)
     }
 
-    /// Returns a builder for an all-to-all: every rank gets a different block from every rank.
+    /// Returns a builder for an all-to-all, in which every rank gets a different block from every rank.
     ///
     /// The input of each rank consists of one block for every rank, in rank order. The output consists of one block
     /// from every rank, in rank order. It cannot run in place. Blocks of different lengths are described by
@@ -128,7 +128,7 @@ impl Group {
         self.operation(Collective::AllToAll, lens)
     }
 
-    /// Returns a builder for a gather: rank `root` gets the block of every rank, in rank order.
+    /// Returns a builder for a gather, in which rank `root` gets the block of every rank, in rank order.
     ///
     /// Other ranks have no output. It cannot run in place.
     ///
@@ -156,7 +156,7 @@ impl Group {
         self.operation(Collective::Gather { root }, lens)
     }
 
-    /// Returns a builder for a scatter: every rank gets a different block from rank `root`.
+    /// Returns a builder for a scatter, in which every rank gets a different block from rank `root`.
     ///
     /// The input of the root consists of one block for every rank, in rank order. Other ranks have no input. It cannot run in
     /// place.
@@ -187,8 +187,7 @@ impl Group {
         self.operation(Collective::Scatter { root }, lens)
     }
 
-    /// Opens a window: allocates zeroed memory for `len` elements on every rank, and exchanges the remote keys.
-    /// Collective.
+    /// Opens a window with zeroed memory for `len` elements on every rank, and exchanges the remote keys. Collective.
     ///
     /// Any number of operations can [use it](OperationBuilder::output_into) without another exchange of keys.
     ///

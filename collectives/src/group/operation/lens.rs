@@ -47,8 +47,8 @@ impl BlockLens {
         Self(Kind::Tensors(lens.into_iter().map(Into::into).collect()))
     }
 
-    /// Returns the block lengths of an [all-to-all](crate::group::Group::all_to_all) in which each pair of ranks has
-    /// its own: `send[r]` elements for rank r and `receive[r]` elements from rank r.
+    /// Returns the block lengths of an [all-to-all](crate::group::Group::all_to_all) whose blocks differ in length:
+    /// `send[r]` elements for rank r and `receive[r]` elements from rank r.
     ///
     /// Each rank gives its own lengths. They are exchanged when the operation is prepared, and what one rank sends to another
     /// must be what the other receives from it.

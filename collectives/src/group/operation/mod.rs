@@ -1,4 +1,4 @@
-//! Operations: collectives that are described by a builder, prepared once, and started any number of times.
+//! Collective operations, which are described by a builder, prepared once, and started any number of times.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -87,7 +87,7 @@ struct State {
 }
 
 impl<T: Element> Operation<T> {
-    /// Runs the operation once: starts it and waits until the output is complete. Collective.
+    /// Starts the operation and waits until its output is complete. Collective.
     ///
     /// # Errors
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank;
@@ -169,7 +169,7 @@ impl<T: Element> Operation<T> {
         Some(Trace { rank: self.state.rank.0, lanes: lanes.collect(), starts, is_cut })
     }
 
-    /// Returns the report that says how the operation runs: algorithm, lanes, links and fallbacks.
+    /// Returns the report that says how the operation runs, with its algorithm, lanes, links and fallbacks.
     pub fn report(&self) -> &Report {
         &self.state.report
     }

@@ -144,8 +144,8 @@ impl<'g> Preparation<'g> {
         Ok(())
     }
 
-    /// Returns the offer for the other ranks: the values that must be equal, then the keys of the local fabric and of
-    /// the network.
+    /// Returns the values that must be equal on all ranks, and the remote keys of this rank's buffers. The keys of
+    /// the local fabric come before those of the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let OperationPlan { spec, plan, request, .. } = &self.operation;
         let gets = schedule(plan.algorithm).gets;
@@ -311,8 +311,8 @@ impl<'g> Preparation<'g> {
     }
 }
 
-/// Returns whether a lane runs on the caller's stream: only lane 0, so that its last wait does not hold up another lane
-/// in the same queue.
+/// Returns whether a lane runs on the caller's stream. Only lane 0 does, so that its last wait does not hold up
+/// another lane in the same queue.
 fn takes_stream(lane: LaneId) -> bool {
     lane == LaneId::HOME
 }
@@ -390,8 +390,8 @@ fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     Rank::all(offers.len()).zip(offers).map(places).collect()
 }
 
-/// Returns whether a lane needs an engine: for its own steps, or to poll a network engine that receives for lanes of
-/// the other tier.
+/// Returns whether a lane needs an engine, for its own steps or to poll a network engine that receives for the other
+/// tier.
 fn has_engine(plan: &Plan, id: LaneId) -> bool {
     let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
     let is_silent = |lane: &PlanLane| lane.tier != Tier::Network || lane.steps.is_empty();

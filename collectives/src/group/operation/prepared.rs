@@ -232,7 +232,7 @@ impl Prepared {
         })
     }
 
-    /// Handles an abort of the group: waits until every live rank knows of it, then releases the engines.
+    /// Waits after an abort until every live rank knows of it, and then releases the engines.
     fn fail<T>(&mut self) -> Result<T, Error> {
         let error = self.shared.wait_acknowledged();
         self.executor().release();

@@ -195,7 +195,8 @@ impl Request {
         self.windows.get(&buffer)
     }
 
-    /// Returns whether the operation can alternate between two outputs: only in one buffer that the operation owns.
+    /// Returns whether the operation can alternate between two outputs, which needs one buffer that the operation
+    /// owns.
     pub(super) fn takes_turns(&self) -> bool {
         self.places.output == Placement::CONTIGUOUS.output
             && self.window(BufferId::OUTPUT).is_none()

@@ -1,4 +1,4 @@
-//! Windows: memory of every rank whose remote keys are exchanged once, for any number of operations.
+//! Windows, which are memory of every rank whose remote keys are exchanged once for any number of operations.
 //!
 //! An operation over a window exchanges only its description and its flags when it is prepared. So a caller can keep the memory of
 //! a whole model in one window, and prepare an operation for each of its parts, even if parts overlap.

@@ -1,5 +1,4 @@
-//! Opens windows: each rank offers its region on every fabric, and imports the regions of the ranks that the fabric
-//! reaches.
+//! Opens a window by offering this rank's region on every fabric and importing the regions of its peers.
 
 use std::sync::Arc;
 
