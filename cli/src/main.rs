@@ -54,7 +54,7 @@ enum Command {
     Bench(bench::Options),
     Perf(Box<perf::Options>),
     Plan(plan::Options),
-    Simulate(simulate::Options),
+    Simulate(Box<simulate::Options>),
     Explain(explain::Options),
     Calibrate(calibrate::Options),
     Doctor(doctor::Options),

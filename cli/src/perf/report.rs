@@ -9,7 +9,7 @@ use super::options::{Options, PerfTest};
 use crate::error::{Failure, Result};
 use crate::ranks::OutputHandler;
 use crate::ranks::statistics::Statistics;
-use crate::report::{JsonLines, aligned, microseconds};
+use crate::report::{Columns, JsonLines, microseconds, yes_or_no};
 use crate::units::Size;
 
 /// Result of one size; the field names are those of the JSON output.
@@ -105,45 +105,34 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
     let latencies: Vec<_> = rows.iter().filter_map(|row| Some((row, row.latency?))).collect();
     let mut tables = Vec::new();
     if !rates.is_empty() {
-        let header = [
-            "work", "message", "engines", "pairs", "window", "messages", "GB/s", "1000/s",
-            "checked",
-        ];
-        let cells = rates.into_iter().map(|(row, rate)| {
-            vec![
-                row.work.name().to_owned(),
-                Size(row.bytes).to_string(),
-                row.engines.to_string(),
-                row.queue_pairs.to_string(),
-                row.window.to_string(),
-                (u64::from(row.iterations) * u64::from(row.engines)).to_string(),
-                format!("{:.3}", rate.gbs),
-                format!("{:.1}", rate.messages_per_second / 1e3),
-                checked(row),
-            ]
-        });
-        tables.push(aligned(header.into(), cells, &[0]));
+        let messages = |row: &PerfRow| u64::from(row.iterations) * u64::from(row.engines);
+        let table = Columns::of(&rates)
+            .left("work", |(row, _)| row.work.name())
+            .right("message", |(row, _)| Size(row.bytes))
+            .right("engines", |(row, _)| row.engines)
+            .right("pairs", |(row, _)| row.queue_pairs)
+            .right("window", |(row, _)| row.window)
+            .right("messages", |(row, _)| messages(row))
+            .right("GB/s", |(_, rate)| format!("{:.3}", rate.gbs))
+            .right("1000/s", |(_, rate)| format!("{:.1}", rate.messages_per_second / 1e3))
+            .right("checked", |(row, _)| yes_or_no(row.checked));
+        tables.push(table.text());
     }
     if !latencies.is_empty() {
-        let header = ["work", "message", "round trips", "min µs", "median µs", "mean µs", "p99 µs"];
-        let header = header.into_iter().chain(["max µs", "checked"]).collect();
-        let cells = latencies.into_iter().map(|(row, latency)| {
-            let Latency { min_us, median_us, mean_us, p99_us, max_us } = latency;
-            let times = [min_us, median_us, mean_us, p99_us, max_us].map(|us| format!("{us:.2}"));
-            let start = [
-                row.work.name().to_owned(),
-                Size(row.bytes).to_string(),
-                row.iterations.to_string(),
-            ];
-            start.into_iter().chain(times).chain([checked(row)]).collect()
-        });
-        tables.push(aligned(header, cells, &[0]));
+        let time = |microseconds: f64| format!("{microseconds:.2}");
+        let table = Columns::of(&latencies)
+            .left("work", |(row, _)| row.work.name())
+            .right("message", |(row, _)| Size(row.bytes))
+            .right("round trips", |(row, _)| row.iterations)
+            .right("min µs", |(_, latency)| time(latency.min_us))
+            .right("median µs", |(_, latency)| time(latency.median_us))
+            .right("mean µs", |(_, latency)| time(latency.mean_us))
+            .right("p99 µs", |(_, latency)| time(latency.p99_us))
+            .right("max µs", |(_, latency)| time(latency.max_us))
+            .right("checked", |(row, _)| yes_or_no(row.checked));
+        tables.push(table.text());
     }
     tables.join("\n\n")
-}
-
-fn checked(row: &PerfRow) -> String {
-    if row.checked { "yes" } else { "no" }.to_owned()
 }
 
 /// Prints the results of a run.

@@ -6,9 +6,9 @@ mod row;
 mod table;
 
 pub(crate) use output::{JsonLines, OutputFile, Progress, pretty_json, print};
-pub(crate) use plot::plot;
+pub(crate) use plot::{Line, Panel, panels, plot};
 pub(crate) use row::{
     Baseline, DeviceTimes, LaneRow, Limit, MissingRow, Overlap, Predicted, Row, TierRow,
     bandwidths, microseconds,
 };
-pub(crate) use table::{aligned, lanes, tables};
+pub(crate) use table::{Columns, lanes, tables, yes_or_no};

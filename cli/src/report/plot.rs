@@ -9,35 +9,80 @@ use crate::units::Size;
 
 const WIDTH: u32 = 1280;
 const HEIGHT: u32 = 560;
-const MEDIAN: RGBColor = RGBColor(31, 90, 180);
-const SECOND: RGBColor = RGBColor(214, 106, 20);
-const LIMIT: RGBColor = RGBColor(110, 110, 110);
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(31, 90, 180),
+    RGBColor(214, 106, 20),
+    RGBColor(110, 110, 110),
+    RGBColor(40, 140, 60),
+    RGBColor(150, 60, 160),
+    RGBColor(190, 40, 50),
+    RGBColor(20, 150, 160),
+];
 
-/// One line of a panel: name, colour, and points of total bytes and value.
-struct Line {
+/// A line of a panel.
+pub(crate) struct Line {
     name: &'static str,
     colour: RGBColor,
+    /// Total bytes and value of each point that a logarithmic axis can show.
     points: Vec<(f64, f64)>,
+}
+
+/// A coordinate system with several lines over the total size.
+pub(crate) struct Panel<'a> {
+    pub(crate) caption: &'a str,
+    pub(crate) unit: &'a str,
+    pub(crate) lines: Vec<Line>,
+}
+
+impl Line {
+    /// Creates a line; `index` selects its colour.
+    pub(crate) fn new(
+        name: &'static str,
+        index: usize,
+        points: impl Iterator<Item = (f64, f64)>,
+    ) -> Self {
+        let is_shown =
+            |(bytes, value): &(f64, f64)| *bytes > 0.0 && *value > 0.0 && value.is_finite();
+        Self {
+            name,
+            colour: COLOURS[index % COLOURS.len()],
+            points: points.filter(is_shown).collect(),
+        }
+    }
 }
 
 /// Draws the rows as an SVG file with one panel for bandwidth and one for time.
 pub(crate) fn plot(title: &str, rows: &[Row]) -> Result<String> {
-    render(title, rows).map_err(|error| Failure::failed(error.to_string()))
+    let bandwidth = Panel {
+        caption: "Bandwidth",
+        unit: "GB/s (10^9 bytes per second)",
+        lines: bandwidth_lines(rows),
+    };
+    let time =
+        Panel { caption: "Time of one all-gather", unit: "microseconds", lines: time_lines(rows) };
+    panels(title, &bandwidth, &time)
 }
 
-fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std::error::Error>> {
+/// Draws a panel for bandwidth and a panel for time as an SVG file.
+pub(crate) fn panels(title: &str, bandwidth: &Panel<'_>, time: &Panel<'_>) -> Result<String> {
+    render(title, bandwidth, time).map_err(|error| Failure::failed(error.to_string()))
+}
+
+fn render(
+    title: &str,
+    bandwidth: &Panel<'_>,
+    time: &Panel<'_>,
+) -> std::result::Result<String, Box<dyn std::error::Error>> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
         area.fill(&WHITE)?;
         let area = area.titled(title, ("sans-serif", 22))?;
         let (left, right) = area.split_horizontally(WIDTH / 2);
-        let (bandwidth, time) = (bandwidth_lines(rows), time_lines(rows));
-        // Both lines rise to the right: the bandwidth panel has room at the lower right, the time panel
+        // All lines rise to the right: the bandwidth panel has room at the lower right, the time panel
         // at the upper left.
-        let corners = (SeriesLabelPosition::LowerRight, SeriesLabelPosition::UpperLeft);
-        panel(&left, "Bandwidth", "GB/s (10^9 bytes per second)", &bandwidth, corners.0)?;
-        panel(&right, "Time of one all-gather", "microseconds", &time, corners.1)?;
+        draw(&left, bandwidth, SeriesLabelPosition::LowerRight)?;
+        draw(&right, time, SeriesLabelPosition::UpperLeft)?;
         area.present()?;
     }
     Ok(svg)
@@ -46,40 +91,33 @@ fn render(title: &str, rows: &[Row]) -> std::result::Result<String, Box<dyn std:
 fn bandwidth_lines(rows: &[Row]) -> Vec<Line> {
     let limit = |row: &Row| row.limit.map(|limit| row.total_bytes as f64 / 1000.0 / limit.limit_us);
     vec![
-        line("algorithm", MEDIAN, rows, |row| Some(row.algbw_gbs)),
-        line("bus", SECOND, rows, |row| Some(row.busbw_gbs)),
-        line("algorithm, limit of bare copies", LIMIT, rows, limit),
+        line("algorithm", 0, rows, |row| Some(row.algbw_gbs)),
+        line("bus", 1, rows, |row| Some(row.busbw_gbs)),
+        line("algorithm, limit of bare copies", 2, rows, limit),
     ]
 }
 
 fn time_lines(rows: &[Row]) -> Vec<Line> {
     vec![
-        line("median", MEDIAN, rows, |row| Some(row.median_us)),
-        line("99th percentile", SECOND, rows, |row| Some(row.p99_us)),
-        line("limit of bare copies", LIMIT, rows, |row| row.limit.map(|limit| limit.limit_us)),
+        line("median", 0, rows, |row| Some(row.median_us)),
+        line("99th percentile", 1, rows, |row| Some(row.p99_us)),
+        line("limit of bare copies", 2, rows, |row| row.limit.map(|limit| limit.limit_us)),
     ]
 }
 
-/// Creates a line of the points that a logarithmic axis can show.
 fn line(
     name: &'static str,
-    colour: RGBColor,
+    index: usize,
     rows: &[Row],
     value: impl Fn(&Row) -> Option<f64>,
 ) -> Line {
-    let points = rows
-        .iter()
-        .filter_map(|row| Some((row.total_bytes as f64, value(row)?)))
-        .filter(|(bytes, value)| *bytes > 0.0 && *value > 0.0 && value.is_finite())
-        .collect();
-    Line { name, colour, points }
+    let points = rows.iter().filter_map(|row| Some((row.total_bytes as f64, value(row)?)));
+    Line::new(name, index, points)
 }
 
-fn panel<B>(
+fn draw<B>(
     area: &DrawingArea<B, plotters::coord::Shift>,
-    caption: &str,
-    unit: &str,
-    lines: &[Line],
+    Panel { caption, unit, lines }: &Panel<'_>,
     legend: SeriesLabelPosition,
 ) -> std::result::Result<(), Box<dyn std::error::Error>>
 where
@@ -90,7 +128,7 @@ where
     let (x, x_ticks) = axis(points().map(|(bytes, _)| bytes), 2.0);
     let (y, y_ticks) = axis(points().map(|(_, value)| value), 10.0);
     let mut chart = ChartBuilder::on(area)
-        .caption(caption, ("sans-serif", 19))
+        .caption(*caption, ("sans-serif", 19))
         .margin(14)
         .margin_right(36)
         .x_label_area_size(52)
@@ -106,7 +144,7 @@ where
         .label_style(("sans-serif", 15))
         .axis_desc_style(("sans-serif", 16))
         .x_desc("total size (all blocks)")
-        .y_desc(unit)
+        .y_desc(*unit)
         .x_label_formatter(&|bytes| Size(*bytes as u64).to_string())
         .y_label_formatter(&|value| value.to_string())
         .draw()?;
@@ -157,7 +195,7 @@ mod tests {
                 row(1024 << (2 * step), time, Some(time * 9 / 10))
             })
             .collect();
-        let svg = render("all-gather, 4 ranks", &rows).unwrap();
+        let svg = plot("all-gather, 4 ranks", &rows).unwrap();
         for text in [
             "all-gather, 4 ranks",
             "Bandwidth",
@@ -177,10 +215,10 @@ mod tests {
     fn one_row_of_one_rank_has_no_bus_bandwidth_and_is_drawn() {
         let mut row = row(1024, Duration::from_micros(1), None);
         row.busbw_gbs = 0.0;
-        let svg = render("one", &[row]).unwrap();
+        let svg = plot("one", &[row]).unwrap();
         assert!(!svg.contains(">\nbus\n<"));
         assert!(svg.contains("1 KiB"));
-        assert!(render("none", &[]).is_ok());
+        assert!(plot("none", &[]).is_ok());
     }
 
     #[test]

@@ -174,10 +174,10 @@ pub(crate) struct Overlap {
 }
 
 impl Row {
-    /// Returns the time of the fastest baseline.
-    pub(crate) fn best_baseline_us(&self) -> Option<f64> {
+    /// Returns the times of the fastest baseline.
+    pub(crate) fn best_baseline(&self) -> Option<BaselineTimes> {
         let times = self.baselines.iter().filter_map(|baseline| baseline.times);
-        times.map(|times| times.baseline_us).min_by(f64::total_cmp)
+        times.min_by(|left, right| left.baseline_us.total_cmp(&right.baseline_us))
     }
 }
 

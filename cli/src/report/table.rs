@@ -1,9 +1,11 @@
 //! Formats rows as tables: results, comparison with baselines, overlap with compute work, and
 //! lanes.
 
+use std::fmt::Display;
+
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
-use super::row::{Baseline, Row};
+use super::row::{BaselineTimes, Overlap, Row};
 use crate::units::Size;
 
 /// Returns the table of the rows and one table for each comparison.
@@ -12,102 +14,115 @@ pub(crate) fn tables(rows: &[Row]) -> String {
     tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
 }
 
-/// Optional columns, which appear only if a row has a value for them.
-#[derive(Clone, Copy)]
-struct Columns {
-    chunks: bool,
-    limits: bool,
-    predictions: bool,
-    device: bool,
+/// Builds a text table column by column, so that the name of a column is next to its cells.
+pub(crate) struct Columns<'r, R> {
+    rows: &'r [R],
+    names: Vec<&'static str>,
+    cells: Vec<Vec<String>>,
+    left: Vec<usize>,
 }
 
-/// Returns the table of the rows.
-fn table(rows: &[Row]) -> String {
-    let columns = Columns {
-        chunks: rows.iter().any(|row| row.chunks > 1),
-        limits: rows.iter().any(|row| row.limit.is_some()),
-        predictions: rows.iter().any(|row| row.predicted.is_some()),
-        device: rows.iter().any(|row| row.device.is_some()),
-    };
-    let engine = if columns.chunks { 4 } else { 3 };
-    aligned(header(columns), rows.iter().map(|row| cells(row, columns)), &[2, engine])
-}
-
-/// Returns a table with right-aligned columns, except for the columns in `left`.
-pub(crate) fn aligned(
-    header: Vec<&'static str>,
-    rows: impl Iterator<Item = Vec<String>>,
-    left: &[usize],
-) -> String {
-    let mut table = Table::new();
-    let line = LineStyle::none().fill('─').junction('─');
-    table.load_style(TableStyle::new().header_separator(line));
-    table.set_header(header);
-    for row in rows {
-        table.add_row(row);
+impl<'r, R> Columns<'r, R> {
+    pub(crate) fn of(rows: &'r [R]) -> Self {
+        let cells = vec![Vec::new(); rows.len()];
+        Self { rows, names: Vec::new(), cells, left: Vec::new() }
     }
-    for (index, column) in table.column_iter_mut().enumerate() {
-        if !left.contains(&index) {
-            column.set_cell_alignment(CellAlignment::Right);
+
+    /// Adds a right-aligned column.
+    pub(crate) fn right<D: Display>(
+        mut self,
+        name: &'static str,
+        cell: impl Fn(&'r R) -> D,
+    ) -> Self {
+        self.names.push(name);
+        for (row, cells) in self.rows.iter().zip(&mut self.cells) {
+            cells.push(cell(row).to_string());
         }
+        self
     }
-    table.trim_fmt()
+
+    /// Adds a left-aligned column.
+    pub(crate) fn left<D: Display>(
+        mut self,
+        name: &'static str,
+        cell: impl Fn(&'r R) -> D,
+    ) -> Self {
+        self.left.push(self.names.len());
+        self.right(name, cell)
+    }
+
+    /// Adds columns if at least one row has a value for them.
+    pub(crate) fn if_any(
+        self,
+        has_value: impl Fn(&R) -> bool,
+        columns: impl FnOnce(Self) -> Self,
+    ) -> Self {
+        if self.rows.iter().any(has_value) { columns(self) } else { self }
+    }
+
+    pub(crate) fn text(self) -> String {
+        let mut table = Table::new();
+        let line = LineStyle::none().fill('─').junction('─');
+        table.load_style(TableStyle::new().header_separator(line));
+        table.set_header(self.names);
+        table.add_rows(self.cells);
+        for (index, column) in table.column_iter_mut().enumerate() {
+            if !self.left.contains(&index) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        table.trim_fmt()
+    }
 }
 
-fn header(Columns { chunks, limits, predictions, device }: Columns) -> Vec<&'static str> {
-    let mut header = vec!["total", "block", "algorithm"];
-    if chunks {
-        header.push("chunks");
-    }
-    header.extend(["engine", "median µs"]);
-    header.push(if device { "host µs" } else { "p99 µs" });
-    header.extend(["algbw GB/s", "busbw GB/s", "checked"]);
-    if limits {
-        header.extend(["limit µs", "of limit"]);
-    }
-    if predictions {
-        header.extend(["predicted µs", "of median"]);
-    }
-    header
+fn table(rows: &[Row]) -> String {
+    let has_device = rows.iter().any(|row| row.device.is_some());
+    let second_name = if has_device { "host µs" } else { "p99 µs" };
+    let second = |row: &Row| match &row.device {
+        Some(device) => time(device.host_us),
+        None if has_device => "-".to_owned(),
+        None => time(row.p99_us),
+    };
+    let limit = |row: &Row| row.limit.map(|limit| (limit.limit_us, limit.limit_share));
+    let predicted = |row: &Row| row.predicted.map(|by| (by.predicted_us, by.predicted_ratio));
+    Columns::of(rows)
+        .right("total", |row| Size(row.total_bytes))
+        .right("block", |row| Size(row.block_bytes))
+        .left("algorithm", |row| &row.algorithm)
+        .if_any(|row| row.chunks > 1, |table| table.right("chunks", |row| row.chunks))
+        .left("engine", |row| &row.engine)
+        .right("median µs", |row| time(row.median_us))
+        .right(second_name, second)
+        .right("algbw GB/s", |row| format!("{:.3}", row.algbw_gbs))
+        .right("busbw GB/s", |row| format!("{:.3}", row.busbw_gbs))
+        .right("checked", |row| yes_or_no(row.checked))
+        .if_any(
+            |row| row.limit.is_some(),
+            |table| {
+                let table = table.right("limit µs", |row| time_or_dash(limit(row)));
+                table.right("of limit", |row| share_or_dash(limit(row)))
+            },
+        )
+        .if_any(
+            |row| row.predicted.is_some(),
+            |table| {
+                let table = table.right("predicted µs", |row| time_or_dash(predicted(row)));
+                table.right("of median", |row| share_or_dash(predicted(row)))
+            },
+        )
+        .text()
 }
 
-fn cells(row: &Row, Columns { chunks, limits, predictions, device }: Columns) -> Vec<String> {
-    let mut cells = vec![
-        Size(row.total_bytes).to_string(),
-        Size(row.block_bytes).to_string(),
-        row.algorithm.clone(),
-    ];
-    if chunks {
-        cells.push(row.chunks.to_string());
-    }
-    cells.extend([
-        row.engine.clone(),
-        time(row.median_us),
-        match &row.device {
-            Some(device) => time(device.host_us),
-            None if device => "-".to_owned(),
-            None => time(row.p99_us),
-        },
-        format!("{:.3}", row.algbw_gbs),
-        format!("{:.3}", row.busbw_gbs),
-        if row.checked { "yes" } else { "no" }.to_owned(),
-    ]);
-    if limits {
-        cells.extend(time_and_share(row.limit.map(|limit| (limit.limit_us, limit.limit_share))));
-    }
-    if predictions {
-        let predicted = row.predicted.map(|by| (by.predicted_us, by.predicted_ratio));
-        cells.extend(time_and_share(predicted));
-    }
-    cells
+pub(crate) fn yes_or_no(is_true: bool) -> &'static str {
+    if is_true { "yes" } else { "no" }
 }
 
-/// Formats the time of a part of an iteration, and its share of the median.
-fn time_and_share(time_and_share: Option<(f64, f64)>) -> [String; 2] {
-    match time_and_share {
-        Some((other, share)) => [time(other), format!("{:.0} %", share * 100.0)],
-        None => ["-".to_owned(), "-".to_owned()],
-    }
+fn time_or_dash(time_and_share: Option<(f64, f64)>) -> String {
+    time_and_share.map_or("-".to_owned(), |(microseconds, _)| time(microseconds))
+}
+
+fn share_or_dash(time_and_share: Option<(f64, f64)>) -> String {
+    time_and_share.map_or("-".to_owned(), |(_, share)| format!("{:.0} %", share * 100.0))
 }
 
 /// Formats a time for a cell.
@@ -122,14 +137,31 @@ fn baselines(rows: &[Row]) -> Option<String> {
     let mut text = format!(
         "NCCL {version}, timed in turn with Peerlane; × is its time divided by Peerlane's\n\n"
     );
-    let mut header = vec!["total", "Peerlane µs"];
-    header.extend(first.baselines.iter().map(|baseline| match baseline.path.as_str() {
-        "symmetric" => "symmetric µs",
-        "copy engines" => "copy engines µs",
-        _ => "default µs",
-    }));
-    header.extend(["× best", "× copy engines", "host µs of best"]);
-    text += &aligned(header, rows.iter().map(baseline_cells), &[]);
+    let mut table = Columns::of(rows)
+        .right("total", |row| Size(row.total_bytes))
+        .right("Peerlane µs", |row| time(row.median_us));
+    for (index, baseline) in first.baselines.iter().enumerate() {
+        let name = match baseline.path.as_str() {
+            "symmetric" => "symmetric µs",
+            "copy engines" => "copy engines µs",
+            _ => "default µs",
+        };
+        let times = move |row: &Row| row.baselines.get(index)?.times;
+        table = table.right(name, |row| or_missing(times(row), |by| time(by.baseline_us)));
+    }
+    let ratio = |row: &Row, times: Option<BaselineTimes>| {
+        let ratio = |by: BaselineTimes| by.baseline_us / row.median_us.max(0.001);
+        or_missing(times, |by| format!("{:.2}", ratio(by)))
+    };
+    let copy_engines =
+        |row: &Row| row.baselines.iter().find(|baseline| baseline.path == "copy engines")?.times;
+    text += &table
+        .right("× best", |row| ratio(row, row.best_baseline()))
+        .right("× copy engines", |row| ratio(row, copy_engines(row)))
+        .right("host µs of best", |row| {
+            or_missing(row.best_baseline(), |best| time(best.baseline_host_us))
+        })
+        .text();
     for baseline in &first.baselines {
         if let Some(why) = &baseline.missing {
             text += &format!("\nNCCL {}: n/a, {why}", baseline.path);
@@ -138,63 +170,36 @@ fn baselines(rows: &[Row]) -> Option<String> {
     Some(text)
 }
 
-fn baseline_cells(row: &Row) -> Vec<String> {
-    let peerlane_us = row.median_us;
-    let us = |baseline: &Baseline| baseline.times.map(|times| times.baseline_us);
-    let copy_engines =
-        row.baselines.iter().find(|baseline| baseline.path == "copy engines").and_then(us);
-    let ratio = |baseline_us: Option<f64>| {
-        baseline_us.map_or("n/a".to_owned(), |baseline_us| {
-            format!("{:.2}", baseline_us / peerlane_us.max(0.001))
-        })
-    };
-    let best = row.baselines.iter().filter_map(|baseline| baseline.times);
-    let best = best.min_by(|left, right| left.baseline_us.total_cmp(&right.baseline_us));
-    let mut cells = vec![Size(row.total_bytes).to_string(), time(peerlane_us)];
-    cells.extend(row.baselines.iter().map(|baseline| us(baseline).map_or("n/a".to_owned(), time)));
-    cells.extend([
-        ratio(row.best_baseline_us()),
-        ratio(copy_engines),
-        best.map_or("n/a".to_owned(), |best| time(best.baseline_host_us)),
-    ]);
-    cells
+fn or_missing(times: Option<BaselineTimes>, text: impl FnOnce(BaselineTimes) -> String) -> String {
+    times.map_or("n/a".to_owned(), text)
 }
 
 /// Returns the times of all-gathers and compute work that ran together; `None` if they were not
 /// measured.
 fn overlap(rows: &[Row]) -> Option<String> {
-    let mut overlaps =
-        rows.iter().flat_map(|row| row.overlap.iter().map(move |overlap| (row, overlap)));
-    let mut cells = Vec::new();
-    let mut partial = false;
-    for (row, overlap) in &mut overlaps {
-        partial |= !overlap.overlapped;
-        cells.push(vec![
-            Size(row.total_bytes).to_string(),
-            overlap.path.clone(),
-            time(overlap.compute_alone_us),
-            time(overlap.compute_us),
-            format!("{:.3}", overlap.compute_ratio),
-            time(overlap.gather_alone_us),
-            time(overlap.gather_us),
-            format!("{:.3}{}", overlap.gather_ratio, if overlap.overlapped { "" } else { " *" }),
-        ]);
-    }
-    if cells.is_empty() {
+    let of_row = |row| move |overlap| (row, overlap);
+    let overlaps: Vec<(&Row, &Overlap)> =
+        rows.iter().flat_map(|row| row.overlap.iter().map(of_row(row))).collect();
+    if overlaps.is_empty() {
         return None;
     }
-    let header = vec![
-        "total",
-        "library",
-        "GEMM alone µs",
-        "together µs",
-        "× alone",
-        "all-gather alone µs",
-        "together µs",
-        "× alone",
-    ];
-    let table = aligned(header, cells.into_iter(), &[1]);
-    let note = if partial { "\n* one side ended before the other was timed" } else { "" };
+    let star = |is_whole: bool| if is_whole { "" } else { " *" };
+    let table = Columns::of(&overlaps)
+        .right("total", |(row, _)| Size(row.total_bytes))
+        .left("library", |(_, overlap)| &overlap.path)
+        .right("GEMM alone µs", |(_, overlap)| time(overlap.compute_alone_us))
+        .right("together µs", |(_, overlap)| time(overlap.compute_us))
+        .right("× alone", |(_, overlap)| format!("{:.3}", overlap.compute_ratio))
+        .right("all-gather alone µs", |(_, overlap)| time(overlap.gather_alone_us))
+        .right("together µs", |(_, overlap)| time(overlap.gather_us))
+        .right("× alone", |(_, overlap)| {
+            format!("{:.3}{}", overlap.gather_ratio, star(overlap.overlapped))
+        })
+        .text();
+    let note = match overlaps.iter().all(|(_, overlap)| overlap.overlapped) {
+        true => "",
+        false => "\n* one side ended before the other was timed",
+    };
     Some(format!("all-gathers together with a GEMM, bf16, 8192 × 8192 × 8192\n\n{table}{note}"))
 }
 
@@ -237,7 +242,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::row::tests::row;
-    use super::super::row::{DeviceTimes, LaneRow, Overlap, Predicted, TierRow};
+    use super::super::row::{Baseline, DeviceTimes, LaneRow, Predicted, TierRow};
     use super::super::table::tables;
     use super::*;
 

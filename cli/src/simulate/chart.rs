@@ -178,7 +178,7 @@ fn text(area: &Area<'_>, text: &str, at: (i32, i32), size: i32) -> Drawn {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use peerlane::Algorithm;
     use peerlane::Rank;
     use peerlane::planning::layout::Layout;
@@ -190,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    fn simulation(links: &Links) -> Simulation {
+    pub(crate) fn simulation(links: &Links) -> Simulation {
         let topology: Topology = "2x2".parse().unwrap();
         let shape = Shape { chunks: 2, tiers: true, ..Shape::default() };
         let layout = Layout::new(Collective::AllGather, &[1 << 20; 4], 2).unwrap();

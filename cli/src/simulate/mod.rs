@@ -2,19 +2,21 @@
 
 use peerlane_planning::simulate::Slice;
 
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::report::print;
 use crate::trace::{self, TraceEvent};
 
 mod chart;
 mod options;
+mod plot;
 mod report;
 mod scenario;
 
 use chart::chart;
 pub(crate) use options::Options;
+use plot::plot;
 use report::Report;
-use scenario::{Run, Scenario};
+use scenario::{Scenario, fastest};
 
 /// Simulates the algorithms, prints the results and writes the files.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -22,22 +24,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let ranks = topology.ranks();
     let goal = options.plan.goal.goal(ranks)?;
     let block_bytes = options.block_bytes(ranks)?;
-    let layout = goal.layout(std::slice::from_ref(&block_bytes), 1);
-    let layout = layout.map_err(|error| Failure::usage(error.to_string()))?;
-    let links = options.links.links()?;
-    let scenario = Scenario { goal, layout, links, block_bytes, topology };
-    let algorithms = options.algorithm.of(goal.collective).into_iter();
-    let runs: Vec<Run> =
-        algorithms.map(|algorithm| scenario.simulate(options, algorithm)).collect::<Result<_>>()?;
+    let scenario = Scenario::new(topology, goal, block_bytes, options.links.links()?)?;
+    let runs = scenario.runs(options)?;
     let report = Report { scenario: &scenario, runs: &runs, path: options.path };
     let text = if options.plan.json { report.json()? } else { report.text() };
     print(&text)?;
-    let Some(fastest) = runs.iter().min_by_key(|run| run.simulation.end_ps()) else {
-        return Ok(());
-    };
+    let Some(fastest) = fastest(&runs) else { return Ok(()) };
     let title = report.title(fastest);
     if let Some(svg) = &options.svg {
         svg.write(&chart(&title, &fastest.simulation, &scenario.links)?)?;
+    }
+    if let Some(file) = &options.plot {
+        file.write(&plot(&title, &scenario, options)?)?;
     }
     if let Some(trace) = &options.trace {
         let slices = fastest.simulation.slices.iter();

@@ -54,6 +54,10 @@ pub(crate) struct Options {
     /// Draw the lanes of the fastest algorithm over time, and the use of the links, into FILE.svg
     #[arg(long, value_name = "FILE.svg", value_parser = OutputFile::parser("--svg", "svg"))]
     pub(super) svg: Option<OutputFile>,
+    /// Draw a plot of the fastest algorithm into FILE.svg: bandwidth, and duration by cause on the
+    /// critical path, by size up to the given one
+    #[arg(long, value_name = "FILE.svg", value_parser = OutputFile::parser("--plot", "svg"))]
+    pub(super) plot: Option<OutputFile>,
     /// Write the steps of the fastest algorithm to FILE.json, as trace events for Perfetto and
     /// Chrome
     #[arg(long, value_name = "FILE.json", value_parser = OutputFile::parser("--trace", "json"))]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::scenario::{Run, Scenario};
 use crate::error::Result;
-use crate::report::{aligned, pretty_json};
+use crate::report::{Columns, pretty_json};
 use crate::units::Size;
 
 /// Simulations of one scenario.
@@ -52,8 +52,7 @@ impl Report<'_> {
     /// Returns a table and the critical path of each run.
     pub(super) fn text(&self) -> String {
         let mut text = format!("{}, {}\n\n", self.scenario.topology, self.blocks());
-        let cells = self.runs.iter().map(|run| self.cells(run));
-        text += &aligned(HEADER.to_vec(), cells, &[0]);
+        text += &self.table();
         text += "\n";
         for run in self.runs.iter().filter(|_| self.path > 0) {
             text += &self.path_text(run);
@@ -86,29 +85,34 @@ impl Report<'_> {
         }
     }
 
-    fn cells(&self, run: &Run) -> Vec<String> {
-        let Run { algorithm, chunks, predicted_ps, simulation } = run;
+    fn table(&self) -> String {
         let links = &self.scenario.links;
-        let carried = |class: LinkClass| match simulation.bytes(class) {
-            0 => ["-".to_owned(), "-".to_owned()],
-            bytes => {
-                let share = simulation.utilisation(class, class.link(links));
-                [Size(bytes).to_string(), format!("{:.0} %", share.most * 100.0)]
+        let carried = |run: &Run, class| match run.simulation.bytes(class) {
+            0 => "-".to_owned(),
+            bytes => Size(bytes).to_string(),
+        };
+        let used = |run: &Run, class: LinkClass| match run.simulation.bytes(class) {
+            0 => "-".to_owned(),
+            _ => {
+                let share = run.simulation.utilisation(class, class.link(links));
+                format!("{:.0} %", share.most * 100.0)
             }
         };
-        let mut cells = vec![
-            algorithm.to_string(),
-            chunks.to_string(),
-            microseconds(simulation.end_ps()),
-            microseconds(*predicted_ps),
-            format!("{:.1}", self.gigabytes_per_second(simulation)),
-        ];
-        cells.extend(carried(LinkClass::Local));
-        cells.extend(carried(LinkClass::Network));
-        let [local, network] = simulation.incast;
-        cells.push(local.flows.to_string());
-        cells.push(network.flows.max(simulation.nic_incast.flows).to_string());
-        cells
+        Columns::of(self.runs)
+            .left("algorithm", |run| run.algorithm)
+            .right("chunks", |run| run.chunks)
+            .right("µs", |run| microseconds(run.simulation.end_ps()))
+            .right("predicted µs", |run| microseconds(run.predicted_ps))
+            .right("GB/s", |run| format!("{:.1}", self.gigabytes_per_second(&run.simulation)))
+            .right("local", |run| carried(run, LinkClass::Local))
+            .right("used", |run| used(run, LinkClass::Local))
+            .right("network", |run| carried(run, LinkClass::Network))
+            .right("used", |run| used(run, LinkClass::Network))
+            .right("local incast", |run| run.simulation.incast[0].flows)
+            .right("network incast", |run| {
+                run.simulation.incast[1].flows.max(run.simulation.nic_incast.flows)
+            })
+            .text()
     }
 
     fn gigabytes_per_second(&self, simulation: &Simulation) -> f64 {
@@ -189,20 +193,6 @@ impl Report<'_> {
         json!({"steps": path.len(), "left_out": left_out, "stages": stages.collect::<Vec<_>>()})
     }
 }
-
-const HEADER: [&str; 11] = [
-    "algorithm",
-    "chunks",
-    "µs",
-    "predicted µs",
-    "GB/s",
-    "local",
-    "used",
-    "network",
-    "used",
-    "local incast",
-    "network incast",
-];
 
 fn microseconds(picoseconds: u64) -> String {
     format!("{:.1}", picoseconds as f64 / 1e6)

@@ -1,5 +1,7 @@
 //! Simulates one scenario with one algorithm.
 
+use std::borrow::Borrow;
+
 use peerlane::planning::cost::{self, Choice, Links, Question};
 use peerlane::planning::layout::Layout;
 use peerlane::planning::plan::{Algorithm, FlagOrder};
@@ -32,9 +34,37 @@ pub(super) struct Run {
     pub(super) simulation: Simulation,
 }
 
+/// Returns the run with the lowest duration.
+pub(super) fn fastest<R: Borrow<Run>>(runs: impl IntoIterator<Item = R>) -> Option<R> {
+    runs.into_iter().min_by_key(|run| run.borrow().simulation.end_ps())
+}
+
 impl Scenario {
+    pub(super) fn new(
+        topology: Topology,
+        goal: Goal,
+        block_bytes: Vec<u64>,
+        links: Links,
+    ) -> Result<Self> {
+        let layout = goal.layout(std::slice::from_ref(&block_bytes), 1);
+        let layout = layout.map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(Self { topology, goal, block_bytes, layout, links })
+    }
+
+    /// Returns the scenario with smaller blocks, rounded up.
+    pub(super) fn divided_by(&self, divisor: u64) -> Result<Self> {
+        let block_bytes = self.block_bytes.iter().map(|bytes| bytes.div_ceil(divisor)).collect();
+        Self::new(self.topology.clone(), self.goal, block_bytes, self.links.clone())
+    }
+
+    /// Simulates all algorithms of the options.
+    pub(super) fn runs(&self, options: &Options) -> Result<Vec<Run>> {
+        let algorithms = options.algorithm.of(self.goal.collective).into_iter();
+        algorithms.map(|algorithm| self.simulate(options, algorithm)).collect()
+    }
+
     /// Simulates `algorithm`, or the one with the lowest predicted time.
-    pub(super) fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
+    fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Self { topology, goal, block_bytes, layout, links } = self;
         let collective = goal.collective;

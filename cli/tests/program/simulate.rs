@@ -95,6 +95,19 @@ fn a_chart_and_a_trace_are_written() {
 }
 
 #[test]
+fn a_plot_shows_the_duration_by_cause() {
+    let plot = file("causes.svg");
+    let words = format!("simulate --nodes 2x4 --block-bytes 4M --plot {}", plot.display());
+    let ended = run(&words);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    assert_eq!(ended.stdout, run("simulate --nodes 2x4 --block-bytes 4M").stdout);
+    let picture = fs::read_to_string(plot).unwrap();
+    for text in ["Bandwidth", "Duration by cause", "network", "flags", "32 KiB", "32 MiB"] {
+        assert!(picture.contains(text), "{text} is missing");
+    }
+}
+
+#[test]
 fn impossible_simulations_are_refused() {
     for (words, expected) in [
         ("--nodes 0", "the number of nodes is 0, expected at least 1"),
@@ -112,6 +125,7 @@ fn impossible_simulations_are_refused() {
         ("--network-bandwidth 0GB/s", "expected a number above 0 with a unit"),
         ("--nics 0", "node.nics is 0"),
         ("--svg lanes.png", "expected a file name that ends in .svg"),
+        ("--plot causes.png", "expected a file name that ends in .svg"),
         ("--trace lanes.svg", "expected a file name that ends in .json"),
         ("--nodes 16384 --ranks-per-node 8", "the maximum of a simulation"),
     ] {
