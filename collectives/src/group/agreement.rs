@@ -1,4 +1,4 @@
-//! Compares the options of an operation on all ranks, and exchanges data that each rank offers.
+//! Checks that all ranks prepare an operation with equal options, and exchanges data such as remote keys.
 //!
 //! A rank that fails still takes part and reports its failure, so all ranks return an error at once and none waits.
 
@@ -33,15 +33,10 @@ impl Offer {
 #[derive(Serialize, Deserialize)]
 enum Said {
     Ready(Offer),
-    /// The agreement failed; `peer` is the rank that caused the failure, if it is known.
-    Failed {
-        kind: String,
-        text: String,
-        peer: Option<u32>,
-    },
+    Failed { kind: String, text: String, peer: Option<u32> },
 }
 
-/// Exchanges the offers of all ranks: either every rank gets all offers, or every rank gets an error.
+/// Exchanges data between all ranks, so that either every rank gets the data of all or every rank gets an error.
 ///
 /// # Errors
 /// This rank's own failure; another rank's, naming it; or

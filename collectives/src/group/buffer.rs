@@ -93,7 +93,7 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Returns bytes of a registered region as a slice that the host can read.
+/// Borrows bytes of registered memory that the host can read.
 ///
 /// # Safety
 /// Nobody writes to them while the slice lives.
@@ -107,7 +107,7 @@ pub(crate) unsafe fn bytes(region: &dyn Region, range: Range<u64>) -> Result<&[u
     Ok(unsafe { std::slice::from_raw_parts(base, length) })
 }
 
-/// Returns bytes of a registered region as a slice that the host can write.
+/// Borrows bytes of registered memory that the host can write.
 ///
 /// # Safety
 /// Nobody else touches them while the slice lives.

@@ -1,4 +1,4 @@
-//! Decides when and why a group ends, by the protocol of [`Control`] between its ranks.
+//! Implements the protocol by which all ranks agree that a group has ended, and which rank is to blame.
 //!
 //! The state is driven by events with the time at which they occur, and does no I/O. The group's threads and
 //! the simulation of the control plane drive the same.
@@ -26,42 +26,26 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::Notice;
 use crate::bootstrap::abort::AbortRecord;
 
-/// The shortest and the longest time that ranks have to answer an inquiry.
 const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
-/// Ranks have one twentieth of the timeout that has passed to answer an inquiry.
 const INQUIRY_PART: u32 = 20;
-/// The time to answer an inquiry, as a multiple of the measured time of an exchange between all ranks. An exchange
-/// takes longer where processors are busy.
+/// An exchange between all ranks takes longer where processors are busy, so the time to answer is a multiple of its
+/// measured time.
 const INQUIRY_EXCHANGES: u32 = 5;
-/// The pause before a second inquiry, which a rank sends before it blames a rank that answered the first one.
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
-/// The longest time that a rank waits until all other ranks have acknowledged the end of the group.
 pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
-/// The longest wait for acknowledgments if an inquiry has found one silent rank, because all others have just
-/// answered.
 const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Message {
-    /// Sent by a rank after its deadline has passed, to ask all ranks which ranks they wait for.
-    Inquiry {
-        waits: Vec<u32>,
-        /// The abort record that the sender proposes, without the other ranks' answers.
-        record: AbortRecord,
-        /// Whether this is the second inquiry of the sender, which checks the conclusion of its first one.
-        confirms: bool,
-        limit: Duration,
-    },
+    Inquiry { waits: Vec<u32>, record: AbortRecord, confirms: bool, limit: Duration },
     Answer(Answer),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Answer {
-    /// The ranks that must act before the answering rank can continue; empty if that rank does not wait.
+    /// The ranks that the answering rank waits for; empty if it does not wait.
     waits: Vec<u32>,
-    /// The abort record with which the answering rank has ended the group alone, because it could not reach the
-    /// others.
     adopted: Option<AbortRecord>,
 }
 
@@ -71,35 +55,26 @@ pub(crate) enum Action {
     Abort(AbortRecord),
 }
 
-/// The state of the control protocol on one rank.
 #[derive(Debug)]
 pub(crate) struct Control {
     rank: Rank,
     left: Vec<bool>,
-    /// The rank that relays all control messages, if the bootstrap's hub runs in a rank of the group.
     relay: Option<Rank>,
     record: Option<AbortRecord>,
-    /// The time by which the other ranks must have acknowledged the abort record; `None` once they have.
+    /// The time limit for acknowledgments of the abort record; `None` once all other ranks have sent theirs.
     acknowledge_by: Option<Instant>,
-    /// The first inquiry that the bootstrap has delivered to this rank.
     inquiry: Option<Inquiry>,
-    /// The message that this rank has sent and that the bootstrap has not delivered back yet.
     pending: Option<Pending>,
-    /// The conclusion from this rank's first inquiry, which it checks with a second one.
     conclusion: Option<Conclusion>,
-    /// The hardware queues that operations of this rank share; an abort record names them.
     queues: Option<SharedQueues>,
-    /// The timeout of the wait that is in progress or has just expired; the time to answer an inquiry depends on it.
     timeout: Duration,
-    /// The shortest time that an exchange between all ranks has taken so far.
     exchange: Option<Duration>,
 }
 
-/// The rank that is blamed after an inquiry although it has answered.
 #[derive(Debug)]
 struct Conclusion {
     blamed: Option<u32>,
-    /// The time at which the second inquiry is sent; `None` once it was sent.
+    /// The time at which this rank sends its second inquiry; `None` once it has.
     confirm_at: Option<Instant>,
 }
 
@@ -113,7 +88,6 @@ struct Inquiry {
     limit: Duration,
 }
 
-/// A control message that this rank has sent and that the bootstrap has not delivered back yet.
 #[derive(Debug)]
 struct Pending {
     until: Instant,
@@ -137,17 +111,14 @@ impl Control {
         }
     }
 
-    /// Sets the timeout of the wait in progress, from which the time to answer an inquiry is derived.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Adds the measured time of an exchange between all ranks, from which the time to answer an inquiry is derived.
     pub(crate) fn add_exchange(&mut self, took: Duration) {
         self.exchange = Some(self.exchange.map_or(took, |shortest| shortest.min(took)));
     }
 
-    /// Returns how long other ranks have to answer an inquiry of this rank.
     fn inquiry_timeout(&self) -> Duration {
         let exchanges = self.exchange.unwrap_or_default().saturating_mul(INQUIRY_EXCHANGES);
         let limit = exchanges.max(self.timeout / INQUIRY_PART);
@@ -162,7 +133,6 @@ impl Control {
         self.record.as_ref()
     }
 
-    /// Returns whether the group has ended, and every live rank has acknowledged it or cannot be reached.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.record.is_some() && self.acknowledge_by.is_none()
     }
@@ -171,7 +141,6 @@ impl Control {
         self.left.get(rank.index()).is_some_and(|left| *left)
     }
 
-    /// Starts an inquiry after a deadline of this rank has passed. `record` blames the rank that this rank waits for.
     #[must_use]
     pub(crate) fn overdue(
         &mut self,
@@ -198,13 +167,11 @@ impl Control {
         Some(Action::Abort(record))
     }
 
-    /// Ends the group on this rank alone, because the other ranks cannot be reached.
     pub(crate) fn adopt(&mut self, now: Instant, record: AbortRecord) {
         self.end(now, record);
         self.acknowledge_by = None;
     }
 
-    /// Handles a message or an event that the bootstrap reports. `waits` returns the ranks that this rank waits for.
     #[must_use]
     pub(crate) fn receive(
         &mut self,
@@ -230,8 +197,8 @@ impl Control {
         None
     }
 
-    /// Returns how long a sent message may take until the bootstrap delivers it back to this rank. It is longer than
-    /// an inquiry, so that a rank which decides has heard all answers.
+    /// The bootstrap's time limit for delivering a message is longer than an inquiry, so that a rank which decides has
+    /// heard all answers.
     pub(crate) fn relay_timeout(&self) -> Duration {
         let limit = self.inquiry_timeout() * 7 / 5;
         // A relay in this process does not stop alone.
@@ -276,7 +243,6 @@ impl Control {
         self.decide_if_complete(now)
     }
 
-    /// Handles timeouts of the control protocol; called when the time of [`next_tick`](Self::next_tick) has come.
     #[must_use]
     pub(crate) fn tick(&mut self, now: Instant) -> Option<Action> {
         if self.acknowledge_by.is_some_and(|by| by <= now) {
@@ -304,7 +270,6 @@ impl Control {
         self.decide(now)
     }
 
-    /// Returns the time of the next [`tick`](Self::tick) that has an effect.
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         if self.record.is_some() {
             return self.acknowledge_by;
@@ -313,9 +278,8 @@ impl Control {
         sent.into_iter().chain(self.decide_at()).min()
     }
 
-    /// Returns when this rank decides the outcome of the inquiry, even if answers are missing.
-    ///
-    /// The rank that asked decides first. Others follow, in case that rank has stopped since.
+    /// The rank that started an inquiry decides its outcome first. Other ranks decide later, in case that rank has
+    /// stopped since.
     fn decide_at(&self) -> Option<Instant> {
         let inquiry = self.inquiry.as_ref()?;
         let has_decided = self.pending.as_ref().is_some_and(|sent| sent.record.is_some());
@@ -372,7 +336,6 @@ impl Control {
         self.pending = None;
     }
 
-    /// Creates the abort record for a relay that delivers no messages; the record is the same on all ranks.
     fn relay_record(&self) -> AbortRecord {
         let relay = self.relay.map_or_else(|| "the hub".to_owned(), |rank| format!("rank {rank}"));
         let text =
@@ -387,8 +350,7 @@ impl Message {
     }
 }
 
-/// Finds the rank to blame after an inquiry, by following from rank to rank who waits for whom, and returns the abort
-/// record too.
+/// Finds the rank to blame for a timeout, by following from rank to rank who waits for whom.
 ///
 /// If the rank that asked does not wait for another rank, it is that rank, and its record stays unchanged.
 fn blame(

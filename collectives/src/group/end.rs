@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use crate::error::Error;
 use crate::group::shared::{EndEvent, Shared};
 
-/// Reports when a group has ended, to a caller that only replays graphs or that waits for many events at once.
+/// A handle that becomes ready when a group has ended: as a file descriptor, as a future, or by a check.
 ///
 /// Its descriptor becomes readable, and stays so, when the group has ended or was closed; do not read from it. As a future it
 /// returns the error with which the group has ended. [`check`](Self::check) costs one atomic load.
@@ -45,7 +45,7 @@ impl GroupEnd {
         Ok(Self { shared: Arc::clone(shared), event })
     }
 
-    /// Returns the error with which the group has ended, if it has.
+    /// Returns the reason as an error if the group has ended.
     ///
     /// # Errors
     /// The reason why the group has ended, or that it was closed.

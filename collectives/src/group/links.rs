@@ -1,4 +1,4 @@
-//! Estimates the rates of a group's links if the caller has not supplied measured ones.
+//! Estimates the bandwidths of the links between ranks if the caller has not supplied measured ones.
 //!
 //! Every rank reports its own links, and the slowest of each tier counts, so all ranks choose by the same figures.
 
@@ -40,7 +40,6 @@ fn slowest(fabric: &DynFabric, ranks: impl Iterator<Item = Rank>) -> Option<Fabr
         .min_by(|one, other| rate(one).total_cmp(&rate(other)))
 }
 
-/// Sets the rates of a link to the rate that the platform reports, if it is known.
 fn limit(link: &mut Link, known: Option<f64>) {
     let Some(known) = known.filter(|rate| rate.is_finite() && *rate > 0.0) else { return };
     link.bytes_per_second = known;
@@ -53,7 +52,6 @@ pub(super) fn encode(links: &Links) -> Vec<u8> {
     postcard::to_stdvec(links).expect("plain data always encodes")
 }
 
-/// Returns, for each tier, the slowest link that any rank has reported in its offer.
 pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
     let mut slowest: Option<Links> = None;
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {

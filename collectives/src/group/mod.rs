@@ -1,4 +1,4 @@
-//! Connects ranks to groups, which run operations together and end together.
+//! Connects ranks to a group, in which they run collective operations together.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -54,7 +54,7 @@ use crate::error::Error;
 use crate::plan::Algorithm;
 use crate::topology::Topology;
 
-/// The ranks that run collective operations together, connected over one fabric or over a local and a network fabric.
+/// The ranks that run collective operations together, like a communicator in MPI or NCCL.
 ///
 /// A group prepares [operations](Operation) such as all-gathers, each with its memory. All ranks call
 /// the methods marked *collective* in the same order. When a rank is lost or a deadline passes, the group ends on every rank:
@@ -82,16 +82,13 @@ pub struct Group {
     network: Option<DynFabric>,
     topology: Topology,
     strict: bool,
-    /// Whether the local fabrics of the nodes belong to different backends.
     mixed: bool,
-    /// The reason why the network fabric cannot register this rank's memory; `None` if it can.
     refusal: Option<Arc<str>>,
-    /// The link rates from which algorithms are chosen; equal on all ranks.
+    /// All ranks have the same link rates, so that they choose the same algorithm.
     links: Links,
     links_measured: bool,
     shared: Arc<Shared>,
     watchdog: Option<JoinHandle<()>>,
-    /// The number of operations prepared so far, from which operations get their numbers.
     prepared: u64,
     windows: u64,
     users: Arc<WindowUses>,
@@ -99,7 +96,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Opens a group with the default [options](GroupOptions). Collective.
+    /// Opens a group of the ranks that a bootstrap connects, with the default [options](GroupOptions). Collective.
     ///
     /// # Errors
     /// As [`GroupOptions::open`].
@@ -117,7 +114,7 @@ impl Group {
         self.shared.bootstrap.ranks()
     }
 
-    /// Returns the topology of the group, which says what rank belongs to which node.
+    /// Returns the topology of the group, that is, which rank belongs to which node.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -134,17 +131,17 @@ impl Group {
         &self.fabric
     }
 
-    /// Returns the link rates from which the group chooses algorithms, unless an operation has links of its own.
+    /// Returns the link rates from which the group chooses algorithms.
     pub fn links(&self) -> &Links {
         &self.links
     }
 
-    /// Returns the abort record of the group, which names the cause of its end; `None` if it has not ended.
+    /// Returns the record that names the cause of the group's end; `None` if the group has not ended.
     pub fn abort_record(&self) -> Option<AbortRecord> {
         self.shared.record()
     }
 
-    /// Returns a handle that reports the end of the group by a check, by a file descriptor and as a future.
+    /// Returns a handle that reports the end of the group: as a file descriptor, as a future, or by a check.
     ///
     /// # Errors
     /// [`Other`](ErrorKind::Other) if the process has no descriptor left.
@@ -207,7 +204,7 @@ impl Group {
         passed
     }
 
-    /// Opens a new group of the ranks that remain after this group has ended, with new fabrics on the same devices.
+    /// Opens a new group of the ranks that remain after a rank was lost.
     ///
     /// Every remaining rank calls it. The ranks keep their order and are numbered from 0, and the topology, timeout and other
     /// options stay. The rank that the [abort record](Self::abort_record) names does not take part. Other ranks do if their

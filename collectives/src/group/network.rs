@@ -1,5 +1,4 @@
-//! Finds out whether the network fabric can register the local fabric's memory, and stages it in host memory
-//! otherwise.
+//! Tests whether the NIC can register device memory, and otherwise copies the data through host memory.
 
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Region, Role, Space};
 use peerlane_staged::Staged;
@@ -11,10 +10,8 @@ use crate::group::agreement::blob;
 use crate::topology::Topology;
 
 const REPORT: usize = 3;
-/// The size of the memory, one page, that is registered with the network as a trial.
 const PROBE_BYTES: u64 = 4096;
 
-/// Registers device memory of `local` with `network` as a trial, and returns the reason if it fails.
 pub(super) fn refusal(network: &DynFabric, local: &DynFabric) -> Result<Option<String>, Error> {
     let region = local.memory().allocate(PROBE_BYTES, Role::Data);
     let region = region.map_err(|error| Error::of_fabric("allocate a page of memory", error))?;
@@ -26,8 +23,6 @@ pub(super) fn refusal(network: &DynFabric, local: &DynFabric) -> Result<Option<S
     Ok(registered.err().map(|error| error.to_string()))
 }
 
-/// Wraps the network fabric so that it copies device memory through host memory. `local` is connected to itself, and
-/// `refused` says whether its memory needs that.
 pub(super) fn staged(
     network: DynFabric,
     local: &mut DynFabric,
@@ -38,7 +33,6 @@ pub(super) fn staged(
     Ok(DynFabric::new(Staged::open(local, network, ranks, refused, deadline)?))
 }
 
-/// Returns the staging fabric that contains the network fabric, if [`staged`] has wrapped it.
 pub(super) fn wrapper(network: &DynFabric) -> Option<&Staged<DynFabric, DynFabric>> {
     network.downcast_ref()
 }
@@ -46,7 +40,6 @@ pub(super) fn wrapper(network: &DynFabric) -> Option<&Staged<DynFabric, DynFabri
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FabricReport {
     pub(super) backend: String,
-    /// The reason why the network cannot register memory of the local fabric, if it cannot.
     pub(super) refusal: Option<String>,
 }
 
@@ -73,7 +66,6 @@ pub(super) fn is_mixed(reports: &[FabricReport]) -> bool {
     reports.windows(2).any(|pair| pair[0].backend != pair[1].backend)
 }
 
-/// Returns an error if ranks of one node have local fabrics of different backends.
 pub(super) fn check_backends(topology: &Topology, reports: &[FabricReport]) -> Result<(), Error> {
     for node in 0..topology.nodes() {
         let members = topology.members(Rank::at(node).0);

@@ -1,4 +1,4 @@
-//! The options with which a group is opened, and the exchange of addresses that opens it.
+//! The options with which a group of ranks is opened, and the exchange of addresses that opens it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,8 @@ use crate::group::network::FabricReport;
 use crate::group::shared::Shared;
 use crate::topology::Topology;
 
-/// The indices of the data that each rank offers when a group is opened.
 const HOST: usize = 0;
 const LOCAL_ADDRESS: usize = 1;
-/// The index of the network address, which a rank offers only if the group has two fabrics.
 const NETWORK_ADDRESS: usize = 2;
 
 /// Options for opening a group, such as its timeout and topology.
@@ -45,7 +43,7 @@ impl GroupOptions {
         self
     }
 
-    /// Sets which rank belongs to which node; must be equal on all ranks. By default, ranks whose bootstrap reports
+    /// Sets which rank belongs to which node. It must be equal on all ranks. By default, ranks whose bootstrap reports
     /// the same host share a node.
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> Self {
@@ -53,16 +51,18 @@ impl GroupOptions {
         self
     }
 
-    /// Sets the link rates from which algorithms and chunks are chosen, such as the [links of a
-    /// calibration](crate::cost::Calibration); they must be equal on all ranks. By default, links are estimated from
-    /// their kinds.
+    /// Sets the link rates from which the group chooses algorithms and chunk sizes.
+    ///
+    /// They can be the [links of a calibration](crate::cost::Calibration), and must be equal on all ranks. By default,
+    /// links are estimated from their kinds.
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
         self.links = Some(links);
         self
     }
 
-    /// Sets whether preparing an operation fails if it needs a [fallback](crate::group::Fallback); off by default.
+    /// Sets whether preparing an operation fails instead of using a slower [fallback](crate::group::Fallback); off by
+    /// default.
     ///
     /// An operation can override it.
     #[must_use]
@@ -71,7 +71,9 @@ impl GroupOptions {
         self
     }
 
-    /// Opens a group over one fabric that reaches every rank: ranks exchange addresses and connect. Collective.
+    /// Opens a group over one fabric that reaches every rank. Collective.
+    ///
+    /// The ranks exchange addresses and connect.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a zero timeout, or a topology of another
@@ -271,12 +273,10 @@ impl GroupOptions {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PeersOf {
-    /// The ranks of this node, or all ranks if the group has only one fabric.
     Node,
     OtherNodes,
 }
 
-/// Connects a fabric to the ranks that it reaches, including this rank itself.
 fn connect(
     fabric: &mut DynFabric,
     topology: &Topology,
@@ -298,7 +298,6 @@ fn connect(
     Ok(())
 }
 
-/// Returns the topology in which ranks on the same host share a node; nodes are numbered in order of appearance.
 fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
     let hosts = Rank::all(offers.len()).zip(offers).map(|(rank, offer)| blob(offer, rank, HOST));
     Topology::by_key(hosts.collect::<Result<Vec<_>, _>>()?)

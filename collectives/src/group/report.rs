@@ -1,4 +1,4 @@
-//! Reports how a prepared operation runs, for logs and tables.
+//! Describes how a prepared operation runs, for logs and tables.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use crate::collective::Collective;
 use crate::cost::Choice;
 use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
-/// Describes how a prepared operation runs, with its algorithm, lanes, links and fallbacks.
+/// Describes how a prepared operation runs: its algorithm, engines, links and fallbacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The collective that the operation executes.
     pub collective: Collective,
     /// The algorithm that moves the blocks between ranks.
     pub algorithm: Algorithm,
-    /// The comparison of algorithms, with predicted costs, that led to the chosen one.
+    /// The predicted costs of all algorithms, from which the algorithm of the operation was chosen.
     pub choice: Choice,
     /// The number of ranks that take part in the operation.
     pub ranks: usize,
     /// The number of chunks into which each block is cut.
     pub chunks: u32,
-    /// The number of output buffers that consecutive starts alternate between, 1 or 2.
+    /// The number of output buffers that the operation alternates between, 1 or 2.
     pub outputs: u32,
-    /// The order in which engines execute flag operations relative to copies.
+    /// The order of signals, waits and copies in the plan.
     pub flags: FlagOrder,
     /// Whether the operation may be recorded into graphs.
     pub capturable: bool,
@@ -40,15 +40,15 @@ pub struct Report {
     pub tensors: usize,
     /// The size in bytes of the largest input or output that any rank has.
     pub total_bytes: u64,
-    /// The links from this rank to its peers and to itself, as the fabrics report them.
+    /// The links from this rank to its peers and to itself.
     pub links: Vec<LinkReport>,
-    /// The lanes of the plan in which this rank has steps.
+    /// The sequences of steps that this rank executes, each with its engine.
     pub lanes: Vec<LaneReport>,
     /// The bytes that this rank moves over each fabric.
     pub tiers: Vec<TierReport>,
     /// The fallbacks that the operation uses.
     pub fallbacks: Vec<Fallback>,
-    /// The statement that the verifier has proved for the plans of all ranks.
+    /// The properties that the verifier has proved for the plans of all ranks.
     pub proof: String,
 }
 
@@ -57,20 +57,20 @@ pub struct Report {
 pub struct LinkReport {
     /// The rank at the other end of the link.
     pub peer: Rank,
-    /// The tier of the link, local or network.
+    /// Whether the link is inside a node or crosses the network.
     pub tier: Tier,
-    /// The kind of the link between two ranks, as the fabric reports it.
+    /// The kind of the link, such as NVLink or PCIe, as the fabric reports it.
     pub kind: LinkKind,
 }
 
-/// Describes one lane of this rank and the engine that executes it.
+/// Describes the engine that executes one lane, that is, one sequence of steps of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneReport {
-    /// The identifier of the lane in the plan.
+    /// The identifier of the sequence of steps in the plan.
     pub lane: LaneId,
-    /// The tier of the lane's engine, local or network.
+    /// Whether the engine copies inside a node or over the network.
     pub tier: Tier,
-    /// The backend that provides the lane's engine.
+    /// The backend that provides the engine, such as CUDA or RDMA.
     pub backend: BackendId,
     /// The kind of the engine, such as `streams` or `sdma`.
     pub kind: &'static str,
@@ -80,40 +80,40 @@ pub struct LaneReport {
     pub polled: bool,
 }
 
-/// The number of bytes that this rank moves over one fabric in each start of an operation.
+/// The number of bytes that this rank moves inside its node, or over the network, in each start of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierReport {
-    /// The tier of the fabric, local or network.
+    /// Whether the bytes move inside a node or over the network.
     pub tier: Tier,
     /// The number of bytes that this rank writes to other ranks with puts.
     pub put_bytes: u64,
     /// The number of bytes that this rank reads from other ranks with gets.
     pub got_bytes: u64,
-    /// The number of bytes in self copies, from this rank's input to its output; 0 in place.
+    /// The number of bytes that this rank copies from its own input to its own output; 0 in place.
     pub own_bytes: u64,
     /// The number of bytes that the device's compute units copy; copy engines, NICs or processors copy the others.
     pub compute_bytes: u64,
 }
 
-/// A slower method, or one that uses compute units, because the best one is not available or not selected.
+/// A slower path, or one that uses compute units, that an operation takes because the best one is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Data between nodes is copied through host memory, because the network cannot register device memory.
+    /// Data between nodes is copied through host memory, because the NIC cannot register device memory.
     Staged {
-        /// The reason why the network cannot register this rank's memory.
+        /// The reason why the NIC cannot register this rank's memory.
         reason: Arc<str>,
     },
     /// Data to a peer takes a slower path because the devices have no direct one.
     Link(LinkReport),
     /// Compute units of the device execute copies, such as a copy from the rank's input to its output.
     Compute(TierReport),
-    /// A thread of this rank must make progress on operations on a stream, because an engine cannot wait by itself.
+    /// A host thread must poll an engine to finish operations on a stream.
     Driven(LaneReport),
 }
 
 impl Fallback {
-    /// Returns the short name of the fallback for tables, such as `through host memory`.
+    /// Returns the short name of the fallback, such as `through host memory`.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Staged { .. } => LinkKind::HostStaged.name(),
@@ -164,15 +164,15 @@ impl fmt::Display for Fallback {
 }
 
 impl Report {
-    /// Returns whether the operation can be enqueued on streams: the engine of lane 0 queues waits and needs no
-    /// polling.
+    /// Returns whether the operation can be enqueued on a stream.
+    ///
+    /// The engine of lane 0 must queue waits and need no polling.
     pub fn takes_streams(&self) -> bool {
         self.lanes.first().is_some_and(LaneReport::is_queued)
     }
 }
 
 impl LaneReport {
-    /// Returns whether the lane's engine executes the lane without a thread that polls it.
     pub(crate) fn is_queued(&self) -> bool {
         self.queued_waits && !self.polled
     }

@@ -1,4 +1,4 @@
-//! The state that a group shares between its handles, its watchdog and its bootstrap.
+//! The state that a group shares between its handles and its background threads.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,6 @@ use crate::group::tracker::StartTracker;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
 
-/// The pause between two polls of open operations that no caller waits for.
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
 
 pub(crate) struct Shared {
@@ -26,22 +25,16 @@ pub(crate) struct Shared {
     pub(crate) timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the group has ended; operations read it without a lock each time they start.
     aborted: AtomicBool,
-    /// Whether any rank has left the group; read without a lock at every poll.
     has_left: AtomicBool,
-    /// The number of operations that have started and are not complete.
     open: AtomicUsize,
-    /// Whether the watchdog sleeps and does not check operations on streams.
     pub(super) watchdog_sleeps: AtomicBool,
-    /// The events that are signaled when the group has ended or was closed.
     ends: Mutex<Vec<Weak<EndEvent>>>,
-    /// Buffers of operations of an aborted group, to which peers may still write; see
+    /// After an abort, peers may still write to the buffers of an operation, so the buffers stay allocated; see
     /// [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<TierBuffers>>,
     pub(super) progress: Mutex<Option<JoinHandle<()>>>,
     pub(super) progress_sleeps: AtomicBool,
-    /// Wakes the progress thread; used with the mutex of `state`.
     pub(super) progress_wanted: Condvar,
 }
 
@@ -53,7 +46,6 @@ pub(super) struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// All ranks have closed the group together, and no operation is open.
     Together,
     Alone,
 }
@@ -70,7 +62,6 @@ impl TrackedOperation {
         (Arc::clone(&self.tracker), Arc::clone(&self.executor))
     }
 
-    /// Returns the locked executor, or `None` while another thread uses it.
     pub(super) fn free_executor(&self) -> Option<MutexGuard<'_, Executor>> {
         match self.executor.try_lock() {
             Ok(executor) => Some(executor),
@@ -114,7 +105,6 @@ impl Shared {
         self.after_change(state, action);
     }
 
-    /// Returns the ranks for which open operations and exchanges of this rank wait.
     fn waits(&self, tracked: &[TrackedOperation]) -> Vec<u32> {
         let exchange = self.bootstrap.missing().into_iter();
         let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
@@ -123,7 +113,6 @@ impl Shared {
         ranks.into_iter().map(|rank| rank.0).collect()
     }
 
-    /// Publishes a change of the control state, wakes all waiting threads, and then executes `action`.
     fn after_change(&self, state: MutexGuard<'_, State>, action: Option<Action>) {
         if state.control.record().is_some() {
             self.aborted.store(true, Ordering::Release);
@@ -154,14 +143,12 @@ impl Shared {
         }
     }
 
-    /// Changes the control state under the lock and publishes the change.
     fn change(&self, change: impl FnOnce(&mut Control, Instant) -> Option<Action>) {
         let mut state = self.state();
         let action = change(&mut state.control, Instant::now());
         self.after_change(state, action);
     }
 
-    /// Waits until the control state fulfils a condition, and handles timeouts of the control protocol meanwhile.
     fn wait_until(&self, done: impl Fn(&Control) -> bool) {
         let mut state = self.state();
         while !done(&state.control) {
@@ -183,12 +170,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the group was aborted or closed, without taking a lock.
     pub(crate) fn is_aborted(&self) -> bool {
         self.aborted.load(Ordering::Acquire)
     }
 
-    /// Returns the abort record as an error, or an error if the group is closed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !self.is_aborted() {
             return Ok(());
@@ -199,7 +184,6 @@ impl Shared {
         }
     }
 
-    /// Makes the watchdog check an operation that graphs may replay.
     pub(crate) fn watch_replays(&self, tracker: &StartTracker) {
         tracker.mark_captured();
         // The watchdog holds the lock from its look at the operations until it sleeps.
@@ -211,7 +195,6 @@ impl Shared {
         self.state().control.record().cloned()
     }
 
-    /// Returns whether a rank has left the group, without taking a lock.
     pub(crate) fn has_any_left(&self) -> bool {
         self.has_left.load(Ordering::Acquire)
     }
@@ -220,7 +203,6 @@ impl Shared {
         self.state().control.has_left(rank)
     }
 
-    /// Ends the group on all ranks; if several ranks do so at once, the first record counts.
     pub(crate) fn raise(&self, record: AbortRecord) {
         if self.check().is_err() {
             return;
@@ -229,9 +211,6 @@ impl Shared {
         self.wait_until(|control| control.record().is_some());
     }
 
-    /// Ends the group after a deadline of this rank has passed, and after an inquiry among all ranks for the cause.
-    ///
-    /// `waits` are the ranks that this rank waits for; `record` is the record without the others' answers.
     pub(crate) fn raise_overdue(&self, waits: Vec<u32>, record: AbortRecord) {
         if self.check().is_err() {
             return;
@@ -240,14 +219,12 @@ impl Shared {
         self.wait_until(|control| control.record().is_some());
     }
 
-    /// Ends the group because an operation has not completed before its deadline.
     pub(crate) fn raise_late(&self, tracker: &StartTracker, timeout: Duration) {
         self.set_timeout(timeout);
         let waits = tracker.missing_writers().into_iter().map(|rank| rank.0).collect();
         self.raise_overdue(waits, tracker.overdue(timeout));
     }
 
-    /// Adds an event that is signaled when the group has ended or was closed; if it has already, signals at once.
     pub(crate) fn add_end(&self, event: &Arc<EndEvent>) {
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.retain(|event| event.strong_count() > 0);
@@ -264,7 +241,6 @@ impl Shared {
         ends.iter().filter_map(Weak::upgrade).for_each(|event| event.signal());
     }
 
-    /// Sets the timeout of the wait in progress, from which the time to answer an inquiry is derived.
     pub(crate) fn set_timeout(&self, timeout: Duration) {
         self.state().control.set_timeout(timeout);
     }
@@ -273,7 +249,6 @@ impl Shared {
         self.state().control.add_exchange(took);
     }
 
-    /// Returns the error with which the group has ended if it explains `error`; otherwise returns `error`.
     pub(crate) fn cause(&self, error: Error) -> Error {
         let kinds = [ErrorKind::Timeout, ErrorKind::PeerLost, ErrorKind::Aborted];
         if !kinds.contains(&error.kind()) {
@@ -289,7 +264,6 @@ impl Shared {
         self.check().err().unwrap_or(error)
     }
 
-    /// Waits until every live rank has received the abort record or cannot be reached, and returns its error.
     pub(crate) fn wait_acknowledged(&self) -> Error {
         self.wait_until(Control::is_acknowledged);
         match self.check() {
@@ -298,7 +272,6 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the control state changes, at most for `limit`.
     pub(super) fn sleep<'s>(
         &self,
         state: MutexGuard<'s, State>,
@@ -320,7 +293,7 @@ impl Shared {
         state.tracked.push(TrackedOperation { tracker, executor, wakers });
     }
 
-    /// Removes a dropped operation from the watchdog's list. The caller has locked its executor.
+    /// The caller must hold the lock of the operation's executor.
     pub(crate) fn remove(&self, tracker: &Arc<StartTracker>) {
         if tracker.due().is_some() {
             self.open.fetch_sub(1, Ordering::Relaxed);
@@ -328,15 +301,13 @@ impl Shared {
         self.state().tracked.retain(|tracked| !Arc::ptr_eq(&tracked.tracker, tracker));
     }
 
-    /// Keeps the buffers of an operation allocated until the group and all handles are dropped.
-    ///
-    /// After an abort, peers may still write to them, and so may graphs of this rank that are still running.
+    /// After an abort, peers may still write to the buffers of an operation, and so may graphs of this rank that are
+    /// still running.
     pub(crate) fn quarantine(&self, buffers: TierBuffers) {
         let mut quarantined = self.quarantined.lock().unwrap_or_else(PoisonError::into_inner);
         quarantined.push(buffers);
     }
 
-    /// Closes the group on this rank and ends the watchdog; operations can no longer start.
     pub(crate) fn close(&self, how: Closed) {
         self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
@@ -344,7 +315,7 @@ impl Shared {
         self.progress_wanted.notify_all();
     }
 
-    /// Records that an operation has started, with its epoch and deadline. The caller has locked its executor.
+    /// The caller must hold the lock of the operation's executor.
     pub(crate) fn open(&self, tracker: &StartTracker, epoch: u64, deadline: Deadline) {
         if tracker.due().is_none() {
             self.open.fetch_add(1, Ordering::Relaxed);
@@ -360,8 +331,7 @@ impl Shared {
         }
     }
 
-    /// Marks all complete starts of an operation as closed, and returns the epoch of the last one. After an abort,
-    /// completion means nothing.
+    /// After an abort, the completion of an operation means nothing, so no start is marked as complete.
     pub(crate) fn close_done(&self, tracker: &StartTracker, executor: &Executor) -> u64 {
         let done = executor.done();
         if done > tracker.closed() && !self.is_aborted() {
@@ -374,14 +344,13 @@ impl Shared {
         done
     }
 
-    /// Makes progress on all open operations except one, and returns whether some are not complete. Peers may wait
-    /// for them in another order than this rank.
+    /// Peers may wait for open operations in another order than this rank, so this rank also makes progress on the
+    /// others.
     pub(crate) fn drive_others(&self, own: &Arc<StartTracker>) -> bool {
         self.open.load(Ordering::Relaxed) > 1
             && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own))
     }
 
-    /// Makes progress on all open operations until they are complete, before this rank blocks in another call.
     pub(crate) fn finish_open(&self, deadline: Deadline) {
         while self.open.load(Ordering::Relaxed) > 0
             && self.drive_open(|_| true)
@@ -413,7 +382,6 @@ impl Shared {
     }
 }
 
-/// Signals the end of a group to one [`GroupEnd`](super::GroupEnd).
 pub(crate) struct EndEvent {
     descriptor: OwnedFd,
     waker: Mutex<Option<Waker>>,
@@ -451,7 +419,6 @@ impl EndEvent {
     }
 }
 
-/// Passes events of the bootstrap to the group, if the group still exists.
 struct GroupListener(Weak<Shared>);
 
 impl Listener for GroupListener {

@@ -1,4 +1,4 @@
-//! Sets up the buffers, imported regions and engines of an operation on one fabric.
+//! Registers the buffers, imports the peers' memory and creates the engines of an operation on one fabric.
 //!
 //! With two fabrics, one registers the memory that the other has allocated.
 
@@ -16,11 +16,9 @@ use crate::plan::Tier;
 use crate::run::buffers::{BufferId, DoubleBuffering, OperationBuffers, RankRegions, Start};
 use crate::run::port::{BoundStep, EnginePort, Port, resolve};
 
-/// The remote keys of one rank's buffers on one fabric.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Keys(BTreeMap<BufferId, Vec<u8>>);
 
-/// A buffer with its imported regions that several operations on one fabric use.
 #[derive(Clone)]
 pub(crate) struct SharedBuffer {
     backend: BackendId,
@@ -34,7 +32,6 @@ impl SharedBuffer {
     }
 }
 
-/// The buffers, imported regions and engines of an operation on one fabric, while the operation is prepared.
 pub(crate) struct Side<'f> {
     fabric: &'f mut DynFabric,
     engines: Vec<DynEngine>,
@@ -55,12 +52,11 @@ impl<'f> Side<'f> {
         self.fabric.link(peer)
     }
 
-    /// Adds a region of the caller as a buffer of the operation.
     pub(crate) fn insert(&mut self, buffer: BufferId, region: DynRegion) {
         self.windows.insert(buffer, RankRegions::new(region));
     }
 
-    /// Allocates and registers a buffer of the operation; flags must be allocated after the engines.
+    /// The flags of an operation must be allocated after its engines.
     pub(crate) fn allocate(&mut self, buffer: BufferId, bytes: u64) -> Result<(), Error> {
         let polled = self.engines.iter().any(|engine| !engine.caps().queued_wait);
         let memory = self.fabric.memory();
@@ -74,7 +70,6 @@ impl<'f> Side<'f> {
         Ok(())
     }
 
-    /// Registers a buffer that this rank has on the other fabric, so that this fabric can access it too.
     pub(crate) fn register(&mut self, buffer: BufferId, other: &Side<'_>) -> Result<(), Error> {
         let region = other.window(buffer).local().clone();
         let is_foreign = other.backend() != self.backend();
@@ -96,20 +91,17 @@ impl<'f> Side<'f> {
         Ok(())
     }
 
-    /// Returns a buffer and its imported regions, for other operations to [adopt](Self::adopt).
     pub(crate) fn share(&self, buffer: BufferId) -> SharedBuffer {
         let window = self.window(buffer).clone();
         SharedBuffer { backend: self.backend(), window, keep: self.keep.clone() }
     }
 
-    /// Adds a buffer that another operation on this fabric has shared.
     pub(crate) fn adopt(&mut self, buffer: BufferId, shared: &SharedBuffer) {
         debug_assert_eq!(shared.backend, self.backend());
         self.windows.insert(buffer, shared.window.clone());
         self.keep.extend(shared.keep.iter().cloned());
     }
 
-    /// Returns the remote keys with which peers import these buffers.
     pub(crate) fn keys(&self, buffers: &[BufferId]) -> Result<Keys, Error> {
         let key = |&buffer| {
             let key = self.fabric.memory().export(self.window(buffer).local());
@@ -119,8 +111,6 @@ impl<'f> Side<'f> {
         buffers.iter().map(key).collect::<Result<_, Error>>().map(Keys)
     }
 
-    /// Imports a buffer of a peer with its remote key, and checks that it has at least `bytes` bytes. Repeated calls
-    /// import it once.
     pub(crate) fn import(
         &mut self,
         peer: Rank,
@@ -171,12 +161,10 @@ impl<'f> Side<'f> {
         Ok(caps)
     }
 
-    /// Returns whether the engine with number `engine` supports streams.
     pub(crate) fn has_streams(&mut self, engine: usize) -> bool {
         self.engines[engine].streams().is_some()
     }
 
-    /// Returns how many bytes an engine copies with the device's compute units in one start of an operation.
     pub(crate) fn compute_bytes<'s>(
         &mut self,
         engine: usize,
@@ -193,7 +181,6 @@ impl<'f> Side<'f> {
         slices.map(bytes).sum()
     }
 
-    /// Returns the ports of the engines, in the order in which the engines were created, and the buffers.
     pub(crate) fn finish(
         self,
         buffering: DoubleBuffering,
@@ -218,7 +205,6 @@ impl<'f> Side<'f> {
         }
     }
 
-    /// Returns the regions of consecutively numbered buffers; missing ones are empty.
     fn numbered(&self, name: fn(u32) -> BufferId) -> Vec<RankRegions> {
         let (first, last) = (name(0), name(u32::MAX));
         let count = match self.windows.range(first..=last).next_back() {
@@ -230,10 +216,8 @@ impl<'f> Side<'f> {
     }
 }
 
-/// The buffers and engines of an operation on both fabrics, while the operation is prepared.
 pub(in crate::group) struct Sides<'g> {
     pub(in crate::group) local: Side<'g>,
-    /// The setup on the network fabric; `None` if the plan has no lanes on the network.
     pub(in crate::group) network: Option<Side<'g>>,
 }
 

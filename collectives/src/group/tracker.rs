@@ -1,4 +1,4 @@
-//! Tracks the open starts of an operation, for the watchdog and for error texts.
+//! Tracks which starts of an operation are not complete, for the watchdog thread and for error texts.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,18 +11,14 @@ use crate::error::Error;
 use crate::run::buffers::{Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
-/// How an operation uses its buffers now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
     Idle,
     Open,
-    /// The operation has started on a stream of the caller, which orders it with other work.
     OnStream,
-    /// A graph has recorded the operation; when the graph is replayed is not known.
     Captured,
 }
 
-/// The progress of one prepared operation, as the watchdog and error texts need it.
 pub(crate) struct StartTracker {
     operation: String,
     rank: Rank,
@@ -32,7 +28,7 @@ pub(crate) struct StartTracker {
     views: TierBuffers,
     opened: AtomicU64,
     closed: AtomicU64,
-    /// The deadline of the oldest open start, in nanoseconds after `origin`.
+    /// The deadline of the oldest incomplete start, in nanoseconds after `origin`.
     deadline_nanos: AtomicU64,
     origin: Instant,
     on_stream: AtomicBool,
@@ -76,12 +72,11 @@ impl StartTracker {
         &self.views
     }
 
-    /// Allows the local fabric to reuse the flags for other operations. No peer writes to them any more.
+    /// Flags may be reused by other operations only when no peer writes to them any more.
     pub(crate) fn allow_reuse_of_flags(&self) {
         self.views.local.flags.local().allow_reuse();
     }
 
-    /// Records that the operation may have open starts on a stream.
     pub(crate) fn mark_on_stream(&self) {
         self.on_stream.store(true, Ordering::Release);
     }
@@ -90,17 +85,14 @@ impl StartTracker {
         self.on_stream.load(Ordering::Acquire)
     }
 
-    /// Records that a graph has recorded the operation, so that replays are possible.
     pub(crate) fn mark_captured(&self) {
         self.captured.store(true, Ordering::Release);
     }
 
-    /// Records whether a replayed graph waits for a flag of this operation.
     pub(crate) fn set_replay_waits(&self, waits: bool) {
         self.replay_waits.store(waits, Ordering::Release);
     }
 
-    /// Records that the progress thread makes progress on this operation.
     pub(crate) fn mark_driven_by_thread(&self) {
         self.driven_by_thread.store(true, Ordering::SeqCst);
     }
@@ -121,8 +113,7 @@ impl StartTracker {
         self.opened.store(epoch, Ordering::SeqCst);
     }
 
-    /// Records that every start of the operation up to `epoch` is complete. The caller holds the lock of the
-    /// executor.
+    /// The caller must hold the lock of the operation's executor.
     pub(crate) fn close(&self, epoch: u64) {
         self.closed.fetch_max(epoch, Ordering::Release);
         if self.opened.load(Ordering::Relaxed) > epoch {
@@ -130,13 +121,11 @@ impl StartTracker {
         }
     }
 
-    /// Returns the deadline of the oldest open start, or a new deadline if no start is open.
     pub(crate) fn deadline(&self) -> Deadline {
         let left = self.due().map(|due| due.saturating_duration_since(Instant::now()));
         Deadline::after(left.unwrap_or(self.timeout))
     }
 
-    /// Returns the deadline of the oldest open start of the operation; `None` if no start is open.
     pub(crate) fn due(&self) -> Option<Instant> {
         let open = self.opened.load(Ordering::SeqCst) > self.closed.load(Ordering::Acquire);
         let nanos = self.deadline_nanos.load(Ordering::Relaxed);
@@ -156,24 +145,18 @@ impl StartTracker {
         self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Returns the first flag, in the order of the plan, that has not reached the value an open start waits for. Its
-    /// value is returned too, if it is known.
     pub(crate) fn missing(&self) -> Option<(AwaitedFlag, Option<u64>)> {
         self.missing_flags().next()
     }
 
-    /// Returns the ranks whose signals the oldest open start or a replay still waits for.
-    ///
-    /// A replay resets the flags that it has passed, so the ranks that signaled these are included.
+    /// A graph replay resets the flags that it has passed, so the ranks that signaled these flags count as missing too.
     pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
         let writers = self.missing_flags().map(|(wait, _)| self.writers.of(wait.flag));
         writers.filter(|rank| *rank != self.rank).collect()
     }
 
-    /// Returns the flags that have not reached the values that the oldest open start or a replay waits for.
-    ///
-    /// A read of a flag can be stuck behind copies on the device. This and all further flags are then taken as missing, so that
-    /// the answer to an inquiry is not late.
+    /// A read of a flag can be stuck behind copies on the device. This and all further flags are then taken as missing,
+    /// so that the answer to an inquiry is not late.
     fn missing_flags(&self) -> impl Iterator<Item = (AwaitedFlag, Option<u64>)> {
         let start = self.waiting();
         let mut is_stuck = false;
@@ -187,12 +170,10 @@ impl StartTracker {
         })
     }
 
-    /// Returns the value of the flag in the other of two outputs, where the start before this one signals.
     fn other_output(&self, wait: &AwaitedFlag) -> Option<u64> {
         self.views.of(wait.tier)?.flag_value(wait.address, Start::Eager(self.epoch() + 1))
     }
 
-    /// Returns the oldest open start of the operation, or the replay that waits for a flag.
     fn waiting(&self) -> Option<Start> {
         let replay = self.replay_waits.load(Ordering::Acquire).then_some(Start::Captured);
         self.due().map(|_| Start::Eager(self.epoch())).or(replay)
@@ -202,12 +183,10 @@ impl StartTracker {
         self.waiting().is_some()
     }
 
-    /// Returns the epoch of the oldest open start.
     fn epoch(&self) -> u64 {
         self.closed() + 1
     }
 
-    /// Creates the abort record for an operation that has missed its deadline.
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let rank = self.rank;
         if let Some(Start::Captured) = self.waiting()
@@ -244,7 +223,6 @@ impl StartTracker {
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }
 
-    /// Creates the abort record for an operation that waits for a rank which has left the group.
     pub(crate) fn left(&self, has_left: impl Fn(Rank) -> bool) -> Option<AbortRecord> {
         let (wait, _) = self.missing()?;
         let writer = self.writers.of(wait.flag);
@@ -259,7 +237,6 @@ impl StartTracker {
         Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
-    /// Creates the abort record for an engine that has failed.
     pub(crate) fn broken(&self, error: &Error) -> AbortRecord {
         let text = format!("because the engine of rank {} failed: {error}", self.rank);
         let lost = error.kind() == ErrorKind::DeviceLost;

@@ -1,4 +1,8 @@
-//! Runs the watchdog thread, which enforces deadlines, and the progress thread, which polls engines.
+//! Runs the watchdog thread, which ends the group when an operation is overdue, and the progress thread, which polls
+//! engines.
+//!
+//! The watchdog keeps the deadlines of starts for which no caller waits, and wakes callers that sleep without a timer.
+//! After an abort it releases the waits of starts on streams and of graphs, because no other thread does.
 //!
 //! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts for which no caller waits, and wakes
 //! callers that sleep without a timer. After an abort it releases the waits of starts on streams and of graphs, because no
@@ -22,26 +26,20 @@ use crate::group::tracker::StartTracker;
 use crate::run::backoff::Backoff;
 use crate::run::executor::{DRAIN_TIMEOUT, Executor};
 
-/// The pause between two attempts to release the waits of engines that have not drained.
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
-/// The longest pause between two releases of engines, while graphs may be replayed or an engine does not drain.
 const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(20);
-/// The longest interval between checks of operations on streams, and thus how late a missed deadline may be noticed.
+/// This interval bounds how late the watchdog may notice a missed deadline of an operation on a stream.
 const STREAM_CHECK_MAX: Duration = Duration::from_millis(50);
-/// The number of operations on streams that the watchdog can check without allocating memory.
 const STREAMS_MIN: usize = 16;
-/// The minimum number of checks that the watchdog makes within the timeout of an operation.
 const STREAM_CHECKS: u32 = 16;
 
-/// The longest sleep of the progress thread, because a replayed graph should not wait long for its network lanes.
+/// A replayed graph should not wait long for its network transfers, so the progress thread sleeps at most this long.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
 type Driven = (Arc<StartTracker>, Arc<Mutex<Executor>>);
 
 struct Release {
-    /// The time after which an engine that does not drain is released less often.
     drain: Deadline,
-    /// The last time at which a replayed graph was seen to wait for a flag.
     replay_at: Instant,
 }
 
@@ -52,10 +50,8 @@ impl Release {
 }
 
 impl Shared {
-    /// Runs the watchdog until the group is closed.
-    ///
-    /// If no start is open, it wakes after the group's timeout, before any new start can be overdue. The first start on a stream
-    /// after that wakes it.
+    /// If no start is open, the watchdog wakes after the group's timeout, before any new start can be overdue. The
+    /// first start on a stream after that wakes it.
     pub(super) fn run_watchdog(&self) {
         let mut release = None;
         let mut checked_at = Instant::now();
@@ -112,7 +108,6 @@ impl Shared {
         self.end(&streams, how);
     }
 
-    /// Polls operations whose deadlines have passed, and ends the group if one is not complete.
     fn judge(&self, overdue: &[TrackedOperation]) {
         for tracked in overdue {
             let tracker = &tracked.tracker;
@@ -139,8 +134,8 @@ impl Shared {
         }
     }
 
-    /// Finds the operations on streams that are complete, because the deadline of the next start begins then. Ends
-    /// the group if a replay has waited for longer than the timeout of its operation.
+    /// The deadline of a start on a stream begins when the start before it is complete, so complete starts must be
+    /// found.
     fn check_streams(&self, streams: &[TrackedOperation]) {
         for tracked in streams {
             let tracker = &tracked.tracker;
@@ -166,10 +161,9 @@ impl Shared {
         }
     }
 
-    /// Releases engines after an abort, and returns the pause before the next release.
-    ///
-    /// A signal of a peer that arrives late can overwrite a released flag on engines whose signals write the whole word, so releases
-    /// are repeated. A replay that has just ended may be followed by another, so the pause grows with the time since the last one.
+    /// A signal of a peer that arrives late can overwrite a released flag on engines whose signals write the whole
+    /// word, so releases are repeated. A replay that has just ended may be followed by another, so the pause grows with
+    /// the time since the last one.
     fn release_streams(&self, streams: &[TrackedOperation], state: &mut Release) -> Duration {
         if streams.is_empty() {
             return self.timeout;
@@ -188,7 +182,6 @@ impl Shared {
         }
     }
 
-    /// Releases all waits of engines and graphs that could stay blocked after the group has ended.
     fn end(&self, streams: &[TrackedOperation], how: Closed) {
         let blocked: Vec<TrackedOperation> = streams
             .iter()
@@ -233,7 +226,6 @@ fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {
     dues.filter(|due| *due > now).min().map(|due| due - now)
 }
 
-/// Returns the interval of the watchdog's checks; `None` if no operation is open on a stream and none is captured.
 fn check_interval(state: &MutexGuard<'_, State>) -> Option<Duration> {
     let checked = |tracker: &StartTracker| {
         tracker.is_captured() || tracker.is_on_stream() && tracker.due().is_some()
@@ -243,7 +235,6 @@ fn check_interval(state: &MutexGuard<'_, State>) -> Option<Duration> {
     timeouts.min().map(|timeout| (timeout / STREAM_CHECKS).min(STREAM_CHECK_MAX))
 }
 
-/// Returns whether a replayed graph waited for a flag at the last release.
 fn replay_waits(streams: &[TrackedOperation]) -> bool {
     let waits = |tracked: &TrackedOperation| {
         let executor = tracked.free_executor();
@@ -252,7 +243,6 @@ fn replay_waits(streams: &[TrackedOperation]) -> bool {
     streams.iter().any(waits)
 }
 
-/// Releases the engines that no other thread uses, and returns whether all engines have drained.
 fn release(executors: &[TrackedOperation]) -> bool {
     let mut drained = true;
     for tracked in executors {
@@ -262,10 +252,6 @@ fn release(executors: &[TrackedOperation]) -> bool {
 }
 
 impl Shared {
-    /// Makes the progress thread poll the engines of an operation while it has open starts.
-    ///
-    /// # Errors
-    /// [`Other`](ErrorKind::Other) if the system cannot create a thread.
     pub(crate) fn drive_by_thread(self: &Arc<Self>, tracker: &StartTracker) -> Result<(), Error> {
         tracker.mark_driven_by_thread();
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
@@ -280,7 +266,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Wakes the progress thread, if there is one, after an operation has started.
     pub(crate) fn wake_progress(&self) {
         if self.progress_sleeps.load(Ordering::SeqCst) {
             // The thread holds the lock from its look until it sleeps.
@@ -289,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Returns the handle of the progress thread, to be joined after the group is closed.
+    /// The thread must be joined after the group is closed.
     pub(crate) fn take_progress(&self) -> Option<JoinHandle<()>> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -312,7 +297,6 @@ impl Shared {
         }
     }
 
-    /// Waits until there are operations to make progress on; returns false at the end of the group.
     fn pick(&self, driven: &mut Vec<Driven>) -> bool {
         let mut state = self.state();
         loop {
@@ -336,7 +320,6 @@ impl Shared {
         }
     }
 
-    /// Makes progress once on each operation, and returns whether any of them advanced.
     fn drive_picked(&self, driven: &[Driven]) -> bool {
         let mut moved = false;
         for (tracker, executor) in driven {

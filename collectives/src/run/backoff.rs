@@ -5,18 +5,17 @@
 
 use std::time::{Duration, Instant};
 
-/// The time after the last progress during which a thread polls without sleeping, a few times the latency of a small
-/// message.
+/// A thread polls without sleeping for this long after the last progress, a few times the latency of a small message.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP_MIN: Duration = Duration::from_micros(50);
-/// The divisor that turns the wait so far into the length of a nap, so that a wait ends at most 1/16 later.
+/// A nap lasts at most 1/16 of the wait so far, so that a wait ends at most 1/16 later.
 const WAIT_FRACTION: u32 = 16;
-/// The number of polls that a nap may last if polls are slow, so that a long wait never uses much of a processor.
+/// A nap may last as long as this number of polls if polls are slow, so that a long wait never uses much of a
+/// processor.
 const POLLS_PER_NAP: u32 = 16;
-/// The longest nap if polls are slow, because the scheduler may have interrupted a single slow poll.
+/// A single slow poll may have been interrupted by the scheduler, so a nap after slow polls is limited to this time.
 const SLOW_NAP_MAX: Duration = Duration::from_millis(50);
 
-/// The back-off of one thread, which decides how long the thread sleeps between polls.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     nap_max: Duration,
@@ -24,19 +23,15 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Creates a back-off with naps of at most `nap_max`, or longer naps if a single poll takes a considerable part of
-    /// that.
     pub(crate) fn new(nap_max: Duration) -> Self {
         Self { nap_max, idle_since: None }
     }
 
-    /// Records that the last poll made progress.
     pub(crate) fn reset(&mut self) {
         self.idle_since = None;
     }
 
-    /// Returns how long to sleep after a poll without progress, or `None` to poll again at once. The poll began at
-    /// `polled_at`.
+    /// Returns how long to sleep after a poll without progress; `None` means to poll again at once.
     pub(crate) fn nap(&mut self, polled_at: Instant) -> Option<Duration> {
         self.nap_at(polled_at, Instant::now())
     }

@@ -1,5 +1,4 @@
-//! Maps the buffers of one operation to the regions of one fabric, and to the parts that each start of the operation
-//! uses.
+//! Finds the registered memory and the offset of every buffer and flag that an operation uses.
 //!
 //! A bound step names bytes by rank, buffer and offset. [`OperationBuffers`] maps these names to the regions of one fabric. Two
 //! fabrics over the same bytes share no type: each has its own registrations and imports, and only the names are common.
@@ -20,21 +19,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::Tier;
 
-/// The alignment of each output relative to the first output, in bytes.
 const OUTPUT_ALIGN_BYTES: u64 = 4096;
-/// The flag value that a start signals if it is captured into a graph.
 const CAPTURED_VALUE: u64 = 1;
 
-/// The name of a buffer of an operation, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum BufferId {
-    /// The input buffer of this rank with this number. An operation in place has none.
+    /// An operation in place has no input buffer.
     Input(u32),
-    /// The output buffer with this number.
     Output(u32),
-    /// The buffer of the flags between lanes of one tier.
     Flags,
-    /// The buffer of the flags between lanes of different tiers, in host memory that both fabrics have registered.
+    /// Flags between the local fabric and the network are in host memory that both fabrics have registered.
     CrossTierFlags,
 }
 
@@ -67,27 +61,21 @@ impl fmt::Display for BufferId {
     }
 }
 
-/// The address of a byte in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferOffset {
     pub(crate) buffer: BufferId,
-    /// The offset in bytes from the beginning of the buffer, or of one output in the buffer.
     pub(crate) offset: u64,
 }
 
-/// The address of a flag, equal for its writer and its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlagAddress {
-    /// Whether the lanes that write and read the flag are of different tiers.
     pub(crate) crosses_tiers: bool,
-    /// The index of the flag's 64-bit word in one set of flags.
     pub(crate) word: u64,
-    /// The number of operation starts between the signal and the wait for it; 0 for a signal.
+    /// The number of operation starts between a flag's signal and the wait for it; 0 for a signal.
     pub(crate) lag: u32,
 }
 
 impl FlagAddress {
-    /// Returns the start whose signal a wait in `start` consumes; 0 if that would be before the first start.
     pub(crate) fn signalled_in(self, start: Start) -> Start {
         match start {
             Start::Eager(epoch) => Start::Eager(epoch.saturating_sub(self.lag.into())),
@@ -100,17 +88,13 @@ impl FlagAddress {
     }
 }
 
-/// The identity of one start of an operation, which determines the flag values and the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// A start of the operation that runs now, with its number counted from 1.
     Eager(u64),
-    /// A start of the operation that is recorded into a graph and runs at each replay.
     Captured,
 }
 
 impl Start {
-    /// Returns the value to which this start of the operation sets flags.
     pub(crate) fn value(self) -> u64 {
         match self {
             Self::Eager(epoch) => epoch,
@@ -119,7 +103,6 @@ impl Start {
     }
 }
 
-/// The layout of regions that hold several outputs and several sets of flags for starts that use them in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoubleBuffering {
     outputs: u64,
@@ -129,7 +112,6 @@ pub(crate) struct DoubleBuffering {
 }
 
 impl DoubleBuffering {
-    /// Creates the layout for `outputs` outputs, or returns `None` if the regions would be larger than any memory.
     pub(crate) fn new(
         outputs: u32,
         output_bytes: u64,
@@ -152,23 +134,18 @@ impl DoubleBuffering {
         })
     }
 
-    /// Returns the length in bytes of the memory for all outputs.
     pub(crate) fn output_bytes(&self) -> u64 {
         self.outputs * self.output_stride_bytes
     }
 
-    /// Returns the length that a buffer needs if one start of the operation uses `bytes` bytes of it.
     pub(crate) fn buffer_bytes(&self, bytes: u64) -> u64 {
         (self.outputs - 1).saturating_mul(self.output_stride_bytes).saturating_add(bytes)
     }
 
-    /// Returns the length in bytes of the memory for all flags.
     pub(crate) fn flag_bytes(&self) -> u64 {
         self.flag_sets * self.flag_stride_words * size_of::<u64>() as u64
     }
 
-    /// Returns the offset of the output that a start uses in the memory for all outputs. Captured starts have one
-    /// output.
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
         match start {
             Start::Eager(epoch) => epoch % self.outputs * self.output_stride_bytes,
@@ -176,7 +153,6 @@ impl DoubleBuffering {
         }
     }
 
-    /// Returns the offset in its buffer of a byte that a start uses. Inputs are the same in all starts.
     pub(crate) fn offset(&self, address: BufferOffset, start: Start) -> u64 {
         match address.buffer {
             BufferId::Output(_) => self.output_offset(start) + address.offset,
@@ -184,7 +160,6 @@ impl DoubleBuffering {
         }
     }
 
-    /// Returns the index of the word that a flag uses in a start.
     pub(crate) fn flag_word(&self, word: u64, start: Start) -> u64 {
         let set = match start {
             Start::Eager(epoch) => epoch % self.outputs,
@@ -194,12 +169,10 @@ impl DoubleBuffering {
     }
 }
 
-/// The regions of one buffer, on this rank and on the peers that steps name.
 #[derive(Clone, Default)]
 pub(crate) struct RankRegions {
-    /// The region of this rank, or `None` if only peers have this buffer.
     local: Option<DynRegion>,
-    /// The imported regions of the peers, by rank; this rank is a peer of itself too.
+    /// The imported regions by rank, which include an import of this rank itself.
     peers: Vec<Option<DynImport>>,
 }
 
@@ -219,7 +192,6 @@ impl RankRegions {
         self.peers[peer.index()] = Some(region);
     }
 
-    /// Returns whether the region of `peer` has been imported.
     pub(crate) fn has(&self, peer: Rank) -> bool {
         self.peers.get(peer.index()).is_some_and(Option::is_some)
     }
@@ -229,18 +201,13 @@ impl RankRegions {
     }
 }
 
-/// All buffers of one operation on one fabric.
 pub(crate) struct OperationBuffers {
-    /// The regions of the input buffers; empty for an operation in place.
     pub(crate) inputs: Vec<RankRegions>,
     pub(crate) outputs: Vec<RankRegions>,
     pub(crate) flags: RankRegions,
-    /// The flags between lanes of different tiers, or `None` if all lanes are of one tier.
     pub(crate) cross_tier_flags: Option<RankRegions>,
-    /// The layout that divides outputs and flags among starts, equal on all ranks.
     pub(crate) buffering: DoubleBuffering,
-    /// Memory that the other fabric allocated and this fabric registered, kept alive until the other fields are
-    /// dropped.
+    /// Memory that another fabric allocated must stay registered until all other fields are dropped.
     pub(crate) _keep: Vec<DynRegion>,
 }
 
@@ -256,13 +223,11 @@ impl OperationBuffers {
         }
     }
 
-    /// Returns the position in this rank's memory of a byte that a start uses.
     pub(crate) fn local(&self, address: BufferOffset, start: Start) -> At<'_, DynRegion> {
         let region = self.regions(address.buffer).local();
         At { region, offset: self.buffering.offset(address, start) }
     }
 
-    /// Returns the position in the memory of `peer` of a byte that a start uses.
     pub(crate) fn remote(
         &self,
         peer: Rank,
@@ -273,14 +238,12 @@ impl OperationBuffers {
         At { region, offset: self.buffering.offset(address, start) }
     }
 
-    /// Returns the flag in this rank's memory that a start uses.
     pub(crate) fn local_flag(&self, address: FlagAddress, start: Start) -> Flag<'_, DynRegion> {
         let region = self.regions(address.buffer()).local();
         let start = address.signalled_in(start);
         Flag { region, word: self.buffering.flag_word(address.word, start) }
     }
 
-    /// Returns the flag in the memory of `peer` that a start uses.
     pub(crate) fn remote_flag(
         &self,
         peer: Rank,
@@ -299,21 +262,19 @@ impl OperationBuffers {
         self.buffering.output_offset(start)
     }
 
-    /// Returns the word of a flag that a start uses, or `None` if the host cannot read it.
     pub(crate) fn flag(&self, address: FlagAddress, start: Start) -> Option<&AtomicU64> {
         let start = address.signalled_in(start);
         let word = usize::try_from(self.buffering.flag_word(address.word, start)).ok()?;
         self.region(address.buffer()).flags()?.get(word)
     }
 
-    /// Returns the value of a flag that a start uses, even if the host cannot read the flag directly; this is slow.
+    /// A read is slow if the host cannot read the flag directly.
     pub(crate) fn flag_value(&self, address: FlagAddress, start: Start) -> Option<u64> {
         let word = self.buffering.flag_word(address.word, address.signalled_in(start));
         self.region(address.buffer()).flag_value(word)
     }
 }
 
-/// The buffers of an operation on the local fabric and on the network fabric.
 #[derive(Clone)]
 pub(crate) struct TierBuffers {
     pub(crate) local: Arc<OperationBuffers>,
@@ -321,7 +282,6 @@ pub(crate) struct TierBuffers {
 }
 
 impl TierBuffers {
-    /// Returns the buffers of a tier, or `None` if the plan has no lanes of that tier.
     pub(crate) fn of(&self, tier: Tier) -> Option<&OperationBuffers> {
         match tier {
             Tier::Local => Some(&self.local),

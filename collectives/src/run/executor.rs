@@ -1,4 +1,4 @@
-//! Submits the steps of a prepared plan's lanes and tracks their completion.
+//! Executes the copies and flag operations of a prepared operation, and tracks their completion.
 //!
 //! Usually the thread that waits for an operation drives its executor. A thread that waits for another operation drives this
 //! one too, because peers may be waiting for it. The watchdog examines starts on a stream when they are due.
@@ -12,50 +12,36 @@ use crate::error::Error;
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
-/// The longest time that an engine may take to drain after a release.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The largest number of starts whose steps are recorded in a trace.
 const TRACED_STARTS_MAX: usize = 1 << 12;
 
-/// Executes the lanes of this rank in one plan.
 pub(crate) struct Executor {
     lanes: Vec<Lane>,
     options: ExecutorOptions,
-    /// Whether a park on one lane can miss events of another lane or of another fabric.
     park_misses_events: bool,
-    /// The number of the last start of the operation that was begun.
     started: u64,
-    /// The times at which the traced starts began, on the monotonic clock and on the wall clock.
     start_times: Vec<(Instant, SystemTime)>,
 }
 
-/// The options of an operation that its executor needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ExecutorOptions {
-    /// Whether the operation has flags for captured starts, so that a graph can record a start.
     pub(crate) capturable: bool,
-    /// Whether a start on a stream is refused if a thread would have to drive its lanes.
     pub(crate) strict: bool,
-    /// Whether the executor records the times of steps.
     pub(crate) traced: bool,
 }
 
-/// The reason why a start was not enqueued on a stream.
 #[derive(Debug)]
 pub(crate) enum StartFailure {
-    /// The start of the operation was refused before anything was submitted; the group continues.
+    /// Nothing was submitted, so the group continues.
     Refused(Error),
     /// An engine failed, so the group must end.
     Broken(Error),
-    /// The engine's queue stayed full until the deadline passed.
     Overdue,
-    /// The group ended before the start of the operation was enqueued.
     Aborted,
 }
 
 impl StartFailure {
-    /// Converts an error from before the first submission, which in some cases only refuses the start.
     fn before_submit(error: Error) -> Self {
         let refusals = [ErrorKind::Mismatch, ErrorKind::InvalidArgument, ErrorKind::Unavailable];
         if refusals.contains(&error.kind()) { Self::Refused(error) } else { Self::Broken(error) }
@@ -63,7 +49,7 @@ impl StartFailure {
 }
 
 impl Executor {
-    /// Creates an executor for the lanes of this rank in one plan.
+    /// Creates an executor for this rank's part of a verified plan.
     ///
     /// # Safety
     /// The programs of the lanes must stay inside their regions, which their ports keep alive. The plans of all ranks must be
@@ -82,35 +68,27 @@ impl Executor {
         self.started
     }
 
-    /// Returns the number of the last start that all lanes have completed.
     pub(crate) fn done(&self) -> u64 {
         self.lanes.iter().map(Lane::done).min().unwrap_or(self.started)
     }
 
-    /// Returns whether the steps of all starts have been submitted.
-    ///
-    /// Lanes that take no stream and need a thread to drive them are left out.
     pub(crate) fn is_submitted(&self) -> bool {
         let mut lanes = self.lanes.iter().filter(|lane| lane.takes_stream() || !lane.is_driven());
         lanes.all(|lane| lane.is_submitted(self.started))
     }
 
-    /// Returns whether a start on a stream needs a thread that drives some of its lanes.
     pub(crate) fn is_driven(&self) -> bool {
         self.lanes.iter().any(Lane::is_driven)
     }
 
-    /// Returns whether a thread has to drive some lanes at every replay of a graph.
     pub(crate) fn is_armed_by_capture(&self) -> bool {
         !self.lanes.iter().all(Lane::takes_stream)
     }
 
-    /// Returns whether an engine makes progress only when it is polled.
     pub(crate) fn is_polled(&self) -> bool {
         self.lanes.iter().any(Lane::is_polled)
     }
 
-    /// Begins the next start of the operation, whose steps [`drive`](Self::drive) submits.
     pub(crate) fn start(&mut self) -> u64 {
         self.started += 1;
         if self.options.traced && self.start_times.len() < TRACED_STARTS_MAX {
@@ -119,7 +97,6 @@ impl Executor {
         self.started
     }
 
-    /// Returns the traced starts, and whether some starts or steps are missing from the trace.
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
         if !self.options.traced {
             return None;
@@ -135,11 +112,10 @@ impl Executor {
         Some(((1..).zip(&self.start_times).map(start).collect(), is_cut))
     }
 
-    /// Submits the steps that need no wait and tracks completion, without blocking.
+    /// The entry of lane 0 is submitted before the other lanes, and these before the rest of lane 0. On CUDA, a queue
+    /// that waits for work that the same process submits later may never continue.
     ///
-    /// Returns whether a lane made progress, or can make more at once. The entry of lane 0 is submitted before the other lanes,
-    /// and these before the rest of lane 0: on CUDA, a queue that waits for work that the same process submits later may never
-    /// continue.
+    /// Returns whether a lane made progress, or can make more at once.
     pub(crate) fn drive(&mut self) -> Result<bool, Error> {
         let mut progressed = false;
         if let [home, others @ ..] = &mut self.lanes[..] {
@@ -159,7 +135,6 @@ impl Executor {
         self.park_misses_events
     }
 
-    /// Parks the engine of the first lane that has not completed all starts.
     pub(crate) fn park(&mut self, limit: Duration) -> Result<(), Error> {
         match self.lanes.iter_mut().find(|lane| lane.done() < self.started) {
             Some(lane) => lane.park(limit),
@@ -167,7 +142,6 @@ impl Executor {
         }
     }
 
-    /// Returns whether a start on `stream` is captured, or an error if the stream can take no start.
     pub(crate) fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, StartFailure> {
         let refuse =
             |text: &str| Err(StartFailure::Refused(Error::new(ErrorKind::InvalidArgument, text)));
@@ -195,7 +169,6 @@ impl Executor {
         Ok(captures)
     }
 
-    /// Forks the lanes that take the stream, runs `body`, and joins these lanes even after an error.
     pub(crate) fn forked<T>(
         &mut self,
         stream: &dyn Any,
@@ -223,9 +196,6 @@ impl Executor {
         answer
     }
 
-    /// Records one start into the graph that the caller's stream captures, in the order of [`drive`](Self::drive).
-    ///
-    /// Lanes that are not forked are armed instead, and driven at every replay.
     pub(crate) fn capture(&mut self) -> Result<(), StartFailure> {
         let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
         // SAFETY: the caller of `new` guarantees that the steps stay inside regions that live as
@@ -243,7 +213,6 @@ impl Executor {
         unsafe { home.capture_rest() }.map_err(StartFailure::before_submit)
     }
 
-    /// Returns how long a graph replay has waited for a flag, or `None` if no replay waits.
     pub(crate) fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
         let mut longest = None;
         for lane in &mut self.lanes {
@@ -252,7 +221,6 @@ impl Executor {
         Ok(longest)
     }
 
-    /// Releases all queued waits after an abort, until the engines are drained or a timeout passes.
     pub(crate) fn release(&mut self) {
         let deadline = Deadline::after(DRAIN_TIMEOUT);
         while !self.release_once() && !deadline.has_passed() {
@@ -260,7 +228,6 @@ impl Executor {
         }
     }
 
-    /// Releases all queued waits once, and returns whether the engines are drained.
     pub(crate) fn release_once(&mut self) -> bool {
         let mut drained = true;
         for lane in &mut self.lanes {
@@ -289,13 +256,10 @@ mod tests {
         captures: bool,
     }
 
-    /// The state that all ports of a test share.
     #[derive(Default)]
     struct PortLog {
         lines: Vec<String>,
-        /// The names of the busy engines.
         busy: String,
-        /// The call that is to fail, written as its line in the log.
         fails: Option<(String, ErrorKind)>,
     }
 
@@ -304,7 +268,6 @@ mod tests {
         caps: Caps,
         log: Arc<Mutex<PortLog>>,
         tickets: u64,
-        /// The number of slices that the queue still accepts; each park adds one.
         room: u64,
     }
 
@@ -394,12 +357,10 @@ mod tests {
         shared_queues: None,
     };
 
-    /// Creates an executor of two lanes that take the stream, with three steps each.
     fn executor(caps: Caps, capturable: bool) -> (Executor, Arc<Mutex<PortLog>>) {
         executor_with(caps, capturable, u64::MAX, 0)
     }
 
-    /// Creates an executor in which lane a has `entry` entry steps and each queue accepts `room` slices.
     fn executor_with(
         caps: Caps,
         capturable: bool,

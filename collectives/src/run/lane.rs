@@ -1,4 +1,4 @@
-//! Submits the steps of one lane of a prepared plan in every start, and tracks their completion.
+//! Executes one sequence of copies and flag operations of a prepared operation on one engine.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,30 +15,24 @@ use crate::run::port::{BoundStep, Port};
 use crate::run::program::Program;
 use crate::trace::TracedStep;
 
-/// The number of open starts that a lane tracks without allocating memory.
 const OPEN_STARTS_RESERVED: usize = 64;
 
-/// Submits the steps of one lane and tracks their completion.
 pub(crate) struct Lane {
     program: Program,
     port: Box<dyn Port>,
     takes_stream: bool,
     tracer: Option<Tracer>,
-    /// The index of the next step of the current graph replay, or `None` if the lane takes no part in replays.
     armed: Option<usize>,
-    /// The number of the start that is being submitted.
     epoch: u64,
     next: usize,
-    /// The starts that are completely submitted but not complete, each with its last ticket.
     open: VecDeque<(u64, Ticket)>,
     last: Ticket,
     done: u64,
 }
 
 impl Lane {
-    /// Creates a lane, which with `takes_stream` forks from and joins the stream of a start.
-    ///
-    /// Every other lane begins and ends with flags.
+    /// With `takes_stream`, the lane forks from the caller's stream and joins it. Every other lane begins and ends with
+    /// flags.
     pub(crate) fn new(
         id: LaneId,
         mut program: Program,
@@ -51,13 +45,11 @@ impl Lane {
         Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
     }
 
-    /// Returns the timed steps of start `epoch`, with times relative to `origin`.
     pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
         let tracer = self.tracer.as_ref();
         tracer.map_or_else(Vec::new, |tracer| tracer.steps(epoch, origin, &self.program.steps))
     }
 
-    /// Returns whether the trace lacks steps because it reached its limit.
     pub(crate) fn is_trace_cut(&self) -> bool {
         self.tracer.as_ref().is_some_and(Tracer::is_cut)
     }
@@ -66,7 +58,6 @@ impl Lane {
         self.port.caps().queued_wait
     }
 
-    /// Returns the hardware queues that the engines of the process share, if the engine has such queues.
     pub(crate) fn shared_queues(&self) -> Option<SharedQueues> {
         self.port.caps().shared_queues
     }
@@ -75,18 +66,16 @@ impl Lane {
         self.port.caps().polled
     }
 
-    /// Returns whether engines of another fabric signal this lane. Such a signal does not wake the lane's parked engine.
+    /// A signal from an engine of another fabric does not wake a parked engine.
     pub(crate) fn has_cross_tier_waits(&self) -> bool {
         let mut steps = self.program.steps.iter();
         steps.any(|step| matches!(step, BoundStep::Wait { flag } if flag.crosses_tiers))
     }
 
-    /// Returns whether the lane makes progress only while a thread drives it.
     pub(crate) fn is_driven(&self) -> bool {
         self.is_polled() || !self.queues_waits()
     }
 
-    /// Makes the lane take part in every graph replay from now on.
     pub(crate) fn arm(&mut self) {
         self.armed.get_or_insert(0);
     }
@@ -107,17 +96,14 @@ impl Lane {
         self.port.join(into)
     }
 
-    /// Returns how long a graph replay has waited for a flag, or `None` if no replay waits.
     pub(crate) fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
         if self.takes_stream { self.port.replay_wait() } else { Ok(None) }
     }
 
-    /// Returns whether all starts up to `started` have been submitted.
     pub(crate) fn is_submitted(&self, started: u64) -> bool {
         self.epoch > started
     }
 
-    /// Returns the number of the last start of the operation that this lane has completed.
     pub(crate) fn done(&self) -> u64 {
         self.done
     }
@@ -130,7 +116,7 @@ impl Lane {
         self.port.park(limit)
     }
 
-    /// Submits the entry steps of the next start, if the number of that start is at most `started`.
+    /// Submits the first steps of the next start, but only if the caller has begun that start.
     ///
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
@@ -144,7 +130,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the next slice of steps before step `end`, and returns whether the engine's queue had room.
+    /// Submits steps to the engine, and returns whether the engine's queue had room for them.
     ///
     /// # Safety
     /// As [`Port::submit`].
@@ -167,7 +153,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Submits the steps of the starts up to `started`, and records the starts that are complete.
+    /// Submits as many steps as possible without blocking, and records what the engine has completed.
     ///
     /// Returns whether the lane made progress, or its engine can make more at once.
     ///
@@ -184,7 +170,7 @@ impl Lane {
         Ok(before != after || self.port.is_busy())
     }
 
-    /// Submits the steps of graph replays, one replay after another, until a flag is not signalled.
+    /// Submits the steps of graph replays until a flag is not signalled yet.
     ///
     /// # Safety
     /// As [`Port::submit`].
@@ -217,7 +203,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the entry steps of a start into the graph that is being captured.
+    /// Submits the first steps of the operation into the graph that is being captured.
     ///
     /// A captured start has neither epoch nor ticket.
     ///
@@ -229,7 +215,7 @@ impl Lane {
         unsafe { capture(&mut *self.port, entry) }
     }
 
-    /// Submits the steps after the entry into the graph that is being captured.
+    /// Submits the remaining steps of the operation into the graph that is being captured.
     ///
     /// # Safety
     /// As [`capture_entry`](Self::capture_entry).
@@ -239,7 +225,6 @@ impl Lane {
         unsafe { capture(&mut *self.port, rest) }
     }
 
-    /// Records which submitted steps and starts are complete.
     fn update_done(&mut self) -> Result<(), Error> {
         let completed = self.port.completed()?;
         if let Some(tracer) = &mut self.tracer {
@@ -254,7 +239,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits steps of the starts up to `started` until a flag is not signalled or the queue is full.
+    /// Submits steps until a flag is not signalled yet or the engine's queue is full.
     ///
     /// # Safety
     /// As [`Port::submit`].
@@ -290,10 +275,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Returns how many steps of `rest` the next slice contains.
-    ///
-    /// It is at most the engine's limit, and ends before the next wait if waits cannot be queued. If steps are timed, each is a
-    /// slice of its own.
+    /// A slice of steps ends before the next wait if the engine cannot queue waits. If steps are timed, each is a slice
+    /// of its own.
     fn slice_len(&self, rest: &[BoundStep]) -> usize {
         let caps = self.port.caps();
         let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };
@@ -304,7 +287,6 @@ impl Lane {
         steps_before_wait(&rest[..most])
     }
 
-    /// Releases blocked waits, drops unsubmitted steps, and returns whether the engine is drained.
     pub(crate) fn release(&mut self) -> Result<bool, Error> {
         self.armed = None;
         self.port.release()?;
@@ -329,13 +311,11 @@ fn steps_before_wait(steps: &[BoundStep]) -> usize {
     wait.unwrap_or(steps.len())
 }
 
-/// Returns whether a flag has at least the value that a start signals.
 fn is_signalled(flag: &AtomicU64, start: Start) -> bool {
     // Acquire: the data that the signal published is visible to steps that are submitted next.
     flag.load(Ordering::Acquire) >= start.value()
 }
 
-/// Returns whether a flag has been signalled; resets the flag of a captured start.
 fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool, Error> {
     let signalled_in = flag.signalled_in(start);
     let flag = port.flag(flag, start).ok_or_else(|| {
@@ -352,18 +332,14 @@ fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool,
     Ok(is_set)
 }
 
-/// The largest number of steps that the trace of a lane records; each takes about 100 bytes.
+/// Each recorded step takes about 100 bytes.
 const TRACED_STEPS_MAX: usize = 1 << 18;
 
-/// Records when the steps of one lane were submitted and seen complete.
 struct Tracer {
     lane: LaneId,
-    /// For each bound step, the step of the plan from which it was made.
     origins: Box<[Step]>,
     records: Vec<StepRecord>,
-    /// The index of the first record whose step has not ended.
     open: usize,
-    /// The time at which the lane first polled the flag of its next step.
     polled_since: Option<Instant>,
     is_cut: bool,
 }
@@ -371,7 +347,7 @@ struct Tracer {
 struct StepRecord {
     epoch: u64,
     index: usize,
-    /// The ticket of the step, or `None` for a wait that the executor polls.
+    /// `None` for a wait that the host polls.
     ticket: Option<Ticket>,
     submitted: Instant,
     end: Option<Instant>,
@@ -391,19 +367,16 @@ impl Tracer {
         self.push(StepRecord { epoch, index, ticket: Some(ticket), submitted: at, end: None });
     }
 
-    /// Records that the lane polls the flag of its next step.
     fn polls(&mut self) {
         self.polled_since.get_or_insert_with(Instant::now);
     }
 
-    /// Records that the flag of step `index` was signalled.
     fn signalled(&mut self, epoch: u64, index: usize) {
         let now = Instant::now();
         let submitted = self.polled_since.take().unwrap_or(now);
         self.push(StepRecord { epoch, index, ticket: None, submitted, end: Some(now) });
     }
 
-    /// Records that the engine has completed everything up to `ticket`.
     fn completed(&mut self, ticket: Ticket) {
         let now = Instant::now();
         while let Some(record) = self.records.get_mut(self.open)
@@ -422,7 +395,6 @@ impl Tracer {
         }
     }
 
-    /// Returns the recorded steps of start `epoch`, with times relative to `origin`.
     fn steps(&self, epoch: u64, origin: Instant, bound: &[BoundStep]) -> Vec<TracedStep> {
         let nanos = |at: Instant| {
             u64::try_from(at.saturating_duration_since(origin).as_nanos()).unwrap_or(u64::MAX)

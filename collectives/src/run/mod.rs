@@ -1,4 +1,4 @@
-//! Executes verified plans on engines.
+//! Executes the verified plan of a collective operation on copy engines and NICs.
 //!
 //! | file | holds |
 //! | --- | --- |

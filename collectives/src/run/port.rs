@@ -1,4 +1,4 @@
-//! Connects an engine with the buffers of one operation.
+//! Translates the steps of a plan into ops of one engine on registered memory.
 //!
 //! Above a port, a step names peer, buffer and offset; below it, a region and an offset.
 
@@ -16,7 +16,6 @@ use peerlane_hal::{
 use crate::error::Error;
 use crate::run::buffers::{BufferOffset, FlagAddress, OperationBuffers, Start};
 
-/// A step of a plan with offsets in buffers, before regions and an epoch are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BoundStep {
     Put { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
@@ -25,17 +24,16 @@ pub(crate) enum BoundStep {
     Wait { flag: FlagAddress },
 }
 
-/// Access to the engine of one lane, in terms of an operation's buffers and offsets.
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
-    /// Submits a slice of steps, in which signals and waits carry the value of `start`.
+    /// Submits copies and flag operations to the engine; signals and waits carry the value of `start`.
     ///
     /// # Safety
     /// As [`CopyEngine::submit`].
     unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error>;
 
-    /// Returns the word of a flag of this rank, or `None` if the host cannot read it.
+    /// `None` if the host cannot read the flag.
     fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
@@ -50,18 +48,17 @@ pub(crate) trait Port: Send {
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error>;
     fn join(&mut self, into: &dyn Any) -> Result<(), Error>;
 
-    /// Returns how long a graph replay has waited for a flag, or `None` if no replay waits.
+    /// `None` if no graph replay waits for a flag.
     fn replay_wait(&mut self) -> Result<Option<Duration>, Error>;
 }
 
 type Ops<'a> = Vec<Op<'a, DynRegion, DynImport>>;
 
-/// The port of one engine, which resolves buffers and offsets to the regions of an operation.
 pub(crate) struct EnginePort {
     engine: DynEngine,
     backend: BackendId,
     buffers: Arc<OperationBuffers>,
-    /// A vector for the ops of one slice, empty between calls so that only its allocation is reused.
+    /// The vector is empty between calls, so that only its allocation is reused.
     ops: Ops<'static>,
 }
 
@@ -173,7 +170,8 @@ pub(crate) fn resolve<'a>(
     }
 }
 
-/// Reuses the allocation of a vector for ops of another lifetime.
+/// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates
+/// nothing.
 ///
 /// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates nothing.
 fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {

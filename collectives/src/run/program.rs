@@ -1,4 +1,4 @@
-//! Binds plans to a layout, so that chunks of blocks become byte offsets and flags become words.
+//! Translates the chunks and flags of a plan into byte offsets and flag words.
 //!
 //! A plan names the flags that its rank waits for, and not their writers. Two questions need the writers:
 //!
@@ -16,40 +16,32 @@ use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
 use crate::run::port::BoundStep;
 use crate::topology::Topology;
 
-/// The steps of one lane, bound to the byte offsets and flag words of a layout.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) steps: Box<[BoundStep]>,
-    /// For each bound step, the step of the plan from which it was made; `None` if steps are not timed.
+    /// `None` if steps are not timed.
     pub(crate) origins: Option<Box<[Step]>>,
-    /// The number of steps in the entry of the lane.
     pub(crate) entry_steps: usize,
-    /// The flags that the lane waits for, in order, for error texts.
     pub(crate) waits: Box<[AwaitedFlag]>,
 }
 
-/// A flag that this rank waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AwaitedFlag {
     pub(crate) flag: Flag,
-    /// The tier of the lane that waits for the flag.
     pub(crate) tier: Tier,
     pub(crate) address: FlagAddress,
 }
 
-/// A plan and the layout to which it is bound.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Binding<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) layout: &'a Layout,
     pub(crate) flags: FlagLayout,
     pub(crate) flag_tiers: &'a FlagTiers,
-    /// Whether each program also keeps the plan's steps, so that they can be timed.
     pub(crate) with_origins: bool,
 }
 
 impl Program {
-    /// Returns the slices in which a lane submits its steps if waits are queued, first the entry, then the rest.
     pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[BoundStep]> {
         let (entry, rest) = self.steps.split_at(self.entry_steps);
         entry.chunks(slice_ops_max).chain(rest.chunks(slice_ops_max))
@@ -57,7 +49,7 @@ impl Program {
 }
 
 impl Binding<'_> {
-    /// Binds one lane of the plan, and leaves out copies of no bytes.
+    /// Copies of no bytes are left out.
     pub(crate) fn bind(&self, lane: LaneId) -> Program {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
@@ -80,7 +72,6 @@ impl Binding<'_> {
         Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
     }
 
-    /// Appends the bound steps of one plan step, which for a copy is one step for each contiguous part of its chunk.
     fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
         let in_place = self.plan.in_place;
         match *step {
@@ -109,7 +100,7 @@ impl Binding<'_> {
         }
     }
 
-    /// Returns the buffer that a copy reads, which is always the output for an operation in place.
+    /// The source of a copy is always the output for an operation in place.
     fn source(&self, of: Rank, from: Source) -> (Rank, Source) {
         (of, if self.plan.in_place { Source::Output } else { from })
     }
@@ -120,7 +111,6 @@ impl Binding<'_> {
     }
 }
 
-/// Returns the source and the destination of a span, as buffers with offsets.
 fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, BufferOffset) {
     let src = match from {
         Source::Input if !in_place => BufferId::Input(span.src.buffer),
@@ -130,27 +120,20 @@ fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, Buffer
     (BufferOffset { buffer: src, offset: span.src.offset }, dst)
 }
 
-/// Returns whether a step of lane 0 belongs to its entry, the only steps that signal `go`.
+/// Only steps in the entry of lane 0 signal the `go` flag.
 fn is_entry(step: &Step) -> bool {
     matches!(step, Step::Signal { flag: Flag::Go { .. }, .. })
 }
 
-/// The tiers of the lanes that write and read the flags of one rank.
-///
-/// A writer knows both lanes. A reader does not know the writer of an `arrived` flag. But a local lane signals only ranks of
-/// its own node, so every flag that no rank of the reader's node signals comes over the network. The plans of this rank's node
-/// are therefore enough.
+/// A local lane signals only ranks of its own node, so a flag that no rank of the reader's node signals comes over the
+/// network. The plans of this rank's node are therefore enough to find where each flag comes from.
 #[derive(Debug)]
 pub(crate) struct FlagTiers {
-    /// The tier of each lane, equal on all ranks.
     lanes: Box<[Tier]>,
-    /// The tier of the lane that writes each flag, for writers on the node of this rank.
     node_writers: BTreeMap<Flag, Tier>,
 }
 
 impl FlagTiers {
-    /// Finds the tiers of the lanes that write and read the flags of `plan`.
-    ///
     /// `node_plans` are the plans of the other ranks of the node, which are read only if there are network lanes.
     pub(crate) fn new<'p>(plan: &'p Plan, node_plans: impl IntoIterator<Item = &'p Plan>) -> Self {
         let lanes = plan.lanes.iter().map(|lane| lane.tier).collect();
@@ -163,12 +146,10 @@ impl FlagTiers {
         Self { lanes, node_writers }
     }
 
-    /// Returns whether a flag that a lane of tier `from` signals is read by a lane of another tier.
     fn is_signal_across(&self, from: Tier, flag: Flag) -> bool {
         from != self.reader_tier(flag)
     }
 
-    /// Returns whether a flag that this rank waits for is signalled by a lane of another tier.
     fn is_wait_across(&self, flag: Flag) -> bool {
         let other_nodes =
             if self.lanes.contains(&Tier::Network) { Tier::Network } else { Tier::Local };
@@ -181,12 +162,10 @@ impl FlagTiers {
     }
 }
 
-/// Returns whether a plan has network lanes.
 pub(crate) fn is_tiered(plan: &Plan) -> bool {
     plan.lanes.iter().any(|lane| lane.tier == Tier::Network)
 }
 
-/// Adds the flags of `reader` that `writer` signals, with the tier of the signalling lane.
 fn add_signals(writer: &Plan, reader: &Plan, tiers: &mut BTreeMap<Flag, Tier>) {
     for lane in writer.lane_ids() {
         let tier = writer.lanes[lane.index()].tier;
@@ -202,10 +181,8 @@ fn add_signals(writer: &Plan, reader: &Plan, tiers: &mut BTreeMap<Flag, Tier>) {
 
 type Planner = Box<dyn Fn(Rank) -> Option<Plan> + Send + Sync>;
 
-/// Finds the ranks that signal the flags of one reader.
-///
-/// A group can have too many ranks to make all plans at every preparation, so a writer is searched when an error text needs
-/// it, in likely plans first.
+/// A group can have too many ranks to make all plans at every preparation, so the writer of a flag is searched when an
+/// error text needs it, in likely plans first.
 pub(crate) struct FlagWriters {
     reader: Rank,
     topology: Topology,
@@ -214,7 +191,6 @@ pub(crate) struct FlagWriters {
 }
 
 impl FlagWriters {
-    /// Creates a search for writers in the plans that `planner` makes.
     pub(crate) fn new(
         reader: Rank,
         topology: Topology,
@@ -223,7 +199,7 @@ impl FlagWriters {
         Self { reader, topology, planner: Box::new(planner), found: Mutex::default() }
     }
 
-    /// Returns the rank that signals `flag`; a verified plan has exactly one.
+    /// A verified plan has exactly one rank that signals a flag.
     pub(crate) fn of(&self, flag: Flag) -> Rank {
         let cell = match flag {
             Flag::Ready { from, .. } | Flag::Free { from, .. } => return from,
@@ -238,8 +214,8 @@ impl FlagWriters {
         })
     }
 
-    /// Returns all ranks in the order in which they are likely to signal a flag, some of them twice. The order is the
-    /// provider of the block, the neighbours of a ring, the node of this rank, then the rest.
+    /// The ranks that most likely signal a flag come first, in the order: the provider of the block, the neighbours of a ring, the
+    /// node of this rank, then the rest.
     fn candidates(&self, block: Rank) -> impl Iterator<Item = Rank> {
         let (own_rank, ranks) = (self.reader.0, Rank::at(self.topology.ranks()).0);
         let neighbours =
@@ -289,7 +265,6 @@ mod tests {
         Step::Signal { peer: Rank(peer), flag }
     }
 
-    /// Checks the tiers of flags if ranks 0 and 1 share a node and rank 2 has a node of its own.
     #[test]
     fn writer_and_reader_agree_on_the_memory_of_a_flag() {
         let (home, network) = (LaneId::HOME, NETWORK);

@@ -28,7 +28,7 @@ impl<T: Element> Operation<T> {
         self.own_mut(bytes)
     }
 
-    /// Returns this rank's piece of an input tensor for writing. If an earlier start is not complete, waits for it
+    /// Returns this rank's part of an input tensor for writing. If an earlier start is not complete, waits for it
     /// first.
     ///
     /// # Errors
@@ -60,22 +60,22 @@ impl<T: Element> Operation<T> {
         self.own_mut(bytes)
     }
 
-    /// Returns the address range of the input, for work on a stream before the operation starts.
+    /// Returns the address range of the operation's input, which work on a stream can fill.
     ///
     /// With several tensors it may be in pieces; this is the first piece then.
     pub fn input_memory(&self) -> MemoryRange {
         self.memory(self.input_bytes().unwrap_or_else(|_| self.input_piece_bytes(0)))
     }
 
-    /// Returns the address range of the output that the last start wrote. With two outputs in turn, the next start
-    /// uses the other.
+    /// Returns the address range of the newest output, which work on a stream can read. With two outputs in turn, the
+    /// next start uses the other.
     ///
     /// With several output buffers this is the first.
     pub fn output_memory(&self) -> MemoryRange {
         self.memory_of_output(Start::Eager(self.state.prepared.started()))
     }
 
-    /// Returns the address range of the piece that `rank` contributed to a tensor in the last start.
+    /// Returns the address range of the elements that `rank` contributed to a tensor in the last start.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.

@@ -1,4 +1,4 @@
-//! The builder with which a caller sets the options of an operation.
+//! The builder with which a caller sets the options of a collective operation.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -87,7 +87,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets the number of output buffers that consecutive starts alternate between, 1 or 2.
+    /// Sets how many output buffers the starts of an operation alternate between, 1 or 2.
     ///
     /// With two, no put waits until a peer has entered the start, because a start writes where the start before the
     /// last one did; [`Operation::output`] is always the newest. The default is two for small outputs that are out of place,
@@ -99,7 +99,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Allows [`Operation::start_on`] to record the operation into a graph. The operation has one output then.
+    /// Allows the operation to be recorded into a graph, such as a CUDA graph. The operation has one output then.
     ///
     /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no thread can drive beside one.
     /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
@@ -123,8 +123,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets whether preparing the operation fails if it needs a [fallback](crate::group::Fallback); the default is
-    /// the group's setting. The error is then an error on every rank.
+    /// Sets whether preparing the operation fails instead of using a slower [fallback](crate::group::Fallback). The
+    /// default is the group's setting. The error is then an error on every rank.
     ///
     /// Then copy engines, NICs or processors make all copies, and compute units make none.
     /// A start on a stream that a thread has to drive is an error of the start, or of the preparation of a
@@ -167,7 +167,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Makes a range of a window, from element `begin`, the input of the operation.
+    /// Uses a range of a window, from element `begin`, as the input of the operation.
     #[must_use]
     pub fn input_from(mut self, window: &Window<T>, begin: usize) -> Self {
         self.spec.source = Some((Arc::clone(&window.inner), begin));
@@ -190,7 +190,9 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets where each block is written in the output buffers: `destinations[r]` is for the block from rank r.
+    /// Sets where the block from each rank is written in the output buffers.
+    ///
+    /// `destinations[r]` is for the block from rank r.
     ///
     /// The destinations are in the output buffers of this rank; other ranks can have different ones. Bytes outside of them do
     /// not change. Buffers that the caller does not supply are allocated with the length that their destinations need.
@@ -220,8 +222,9 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Makes a range of a window the output of the operation, from element `begin`, which must be the same on every
-    /// rank.
+    /// Uses a range of a window, from element `begin`, as the output of the operation.
+    ///
+    /// The range must be the same on every rank.
     ///
     /// The keys of the window are not exchanged again. Many operations can be prepared over one window, also over ranges that
     /// overlap.

@@ -1,4 +1,4 @@
-//! The methods of `Group` that return builders for collective operations, and open windows.
+//! The methods of `Group` that return builders for collective operations such as all-gather, and open windows.
 //!
 //! A start is complete when the whole output is; there are no handles for single blocks.
 

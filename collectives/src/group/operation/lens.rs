@@ -1,4 +1,4 @@
-//! Checks the lengths of blocks, and converts them from elements to bytes before ranks exchange anything.
+//! Checks the block lengths of a collective operation, and converts them from elements to bytes.
 
 use peerlane_hal::wire::checksum;
 use peerlane_hal::{ErrorKind, Rank};
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::group::agreement::{Offer, blob};
 use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Lengths};
 
-/// The length of each rank's block in an operation, in elements.
+/// The number of elements that each rank contributes to a collective operation.
 ///
 /// A block is what one rank provides for an output. Equal lengths are one number, and different lengths a list with one
 /// number for each rank, which can be 0: of the block that it provides, or in a scatter of the block that it receives.
@@ -47,8 +47,9 @@ impl BlockLens {
         Self(Kind::Tensors(lens.into_iter().map(Into::into).collect()))
     }
 
-    /// Returns the block lengths of an [all-to-all](crate::group::Group::all_to_all) whose blocks differ in length:
-    /// `send[r]` elements for rank r and `receive[r]` elements from rank r.
+    /// Returns the block lengths of an [all-to-all](crate::group::Group::all_to_all) whose blocks differ in length.
+    ///
+    /// This rank sends `send[r]` elements to rank r and receives `receive[r]` elements from rank r.
     ///
     /// Each rank gives its own lengths. They are exchanged when the operation is prepared, and what one rank sends to another
     /// must be what the other receives from it.
@@ -56,7 +57,7 @@ impl BlockLens {
         Self(Kind::SendReceive(PairLens { send: send.to_vec(), receive: receive.to_vec() }))
     }
 
-    /// Returns the lengths that this rank must exchange with the other ranks; `None` if all ranks know them already.
+    /// Returns the block lengths that this rank must tell the other ranks; `None` if all ranks know them already.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not one for each rank.
@@ -68,7 +69,7 @@ impl BlockLens {
         Some(checked.map(|()| Offer::default().blob(blob())))
     }
 
-    /// Checks that each rank sends what its peer expects, and returns the lengths of all pairs of ranks.
+    /// Checks that each rank receives as many elements as its peer sends.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming two ranks of which one sends another length than the other receives.
@@ -192,7 +193,7 @@ pub struct Destination {
     pub offset: usize,
 }
 
-/// The largest number of block lengths that ranks compare one by one, so that an error can name the one that differs.
+/// Up to this number, ranks compare block lengths one by one, so that an error can name the one that differs.
 const NAMED_LENGTHS_MAX: usize = 64;
 
 fn add_lengths(name: &str, lengths: &Lengths, fields: &mut Vec<(String, String)>) {

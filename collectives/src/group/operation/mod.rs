@@ -174,7 +174,6 @@ impl<T: Element> Operation<T> {
         &self.state.report
     }
 
-    /// Waits for an open start whose handle was dropped, so that the next one does not overlap it.
     fn settle(&mut self) -> Result<(), Error> {
         self.state.prepared.settle(self.state.timeout)
     }

@@ -1,4 +1,4 @@
-//! Chooses the algorithm of an operation, creates the plan of this rank, and verifies the plans of all ranks.
+//! Chooses the algorithm of a collective operation, creates this rank's plan, and verifies the plans of all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,18 +20,16 @@ use crate::schedule::{self, Shape, schedule};
 use crate::topology::Topology;
 use crate::verify::{self, Budget};
 
-/// The largest output, in bytes, for which an operation has two outputs by default. Above it, the second output costs
-/// more cache than the saved flags are worth: docs/adr/0007.
+/// Above this output size, a second output costs more cache than the saved flags are worth (docs/adr/0007).
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
-/// The largest output, in bytes, for which an operation with batched flags has two outputs, as on GPUs. Saving one
-/// phase of flags saves 7 to 20 µs up to this size, and 1 % beyond it (docs/perf/cuda-allgather.md).
+/// Saving one phase of flags with a second output saves 7 to 20 µs up to this output size on GPUs, and 1 % beyond it
+/// (docs/perf/cuda-allgather.md).
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 
 pub(super) struct GroupInfo<'a> {
     pub(super) rank: Rank,
     pub(super) topology: &'a Topology,
     pub(super) shared: &'a Arc<Shared>,
-    /// The links of the cost model, and whether their rates were measured.
     pub(super) links: (&'a Links, bool),
     pub(super) mixed: bool,
     pub(super) tiers: bool,
@@ -45,7 +43,6 @@ pub(super) struct OperationPlan {
     pub(super) requirements: EngineRequirements,
     pub(super) choice: Choice,
     shape: Shape,
-    /// The layout of the buffers; it includes the placements of all ranks after the exchange.
     pub(super) layout: Layout,
     pub(super) plan: Plan,
     pub(super) flag_tiers: FlagTiers,
@@ -55,7 +52,7 @@ pub(super) struct OperationPlan {
 }
 
 impl OperationPlan {
-    /// Creates the plan of this rank, and the engine of lane 0, because the plan depends on what that engine
+    /// Creates the plan of this rank together with its first copy engine, because the plan depends on what that engine
     /// supports.
     ///
     /// # Errors
@@ -122,7 +119,6 @@ impl OperationPlan {
         Ok((plan, caps))
     }
 
-    /// Returns the ranks that write each flag, to tell which peer is late.
     pub(super) fn writers(&self) -> FlagWriters {
         let (algorithm, shape) = (self.choice.algorithm, self.shape);
         let topology = self.topology.clone();
@@ -192,7 +188,6 @@ fn outputs(
     Ok(outputs)
 }
 
-/// Returns the plans of the other ranks of this node; needed only if ranks of different tiers share flags.
 fn node_plans(
     plan: &Plan,
     algorithm: Algorithm,
@@ -208,10 +203,8 @@ fn node_plans(
     others.map(|&rank| schedule::plan(algorithm, topology, rank, shape)).collect()
 }
 
-/// Chooses the algorithm and the number of chunks by predicted cost, unless the caller has set them.
-///
-/// Every rank chooses by itself from values that are equal on all ranks. `shape` contains everything but the number of chunks;
-/// `known` are the links of the group, and whether they were measured.
+/// Every rank chooses the algorithm by itself from values that are equal on all ranks. `shape` contains everything but
+/// the number of chunks; `known` are the links of the group, and whether they were measured.
 fn choose(
     method: &Method,
     topology: &Topology,
@@ -241,7 +234,6 @@ fn choose(
     })
 }
 
-/// Returns the algorithms that are used only if the caller selects them, with the reasons.
 fn refused(
     shape: &Shape,
     nodes: usize,

@@ -1,5 +1,4 @@
-//! Prepares an operation together with all ranks: plans it, exchanges offers and keys, imports memory, and confirms
-//! that all ranks have.
+//! Prepares a collective operation together with all ranks: plans it, exchanges remote keys, and imports memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -59,7 +58,6 @@ pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, E
     Ok(preparation.finish(report, name, &users))
 }
 
-/// Exchanges block lengths, for operations in which every rank knows only its own.
 fn agree_lens(
     group: &Group,
     spec: OperationSpec,
@@ -73,7 +71,7 @@ fn agree_lens(
     Ok(OperationSpec { lens: BlockLens::agreed(name, &offers)?, ..spec })
 }
 
-/// Checks that all ranks can record the operation into a graph, so that all ranks return the same error.
+/// Returns the same error on all ranks if one of them cannot record the operation into a graph.
 fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
     for (rank, vote) in Rank::all(votes.len()).zip(votes) {
         if blob(vote, rank, 0)? != [1] {
@@ -91,7 +89,6 @@ fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
 struct Preparation<'g> {
     operation: OperationPlan,
     shared: Arc<Shared>,
-    /// The reason why the network fabric cannot register this rank's memory; `None` if it can.
     refusal: Option<Arc<str>>,
     sides: Sides<'g>,
     caps: Vec<Caps>,
@@ -99,7 +96,6 @@ struct Preparation<'g> {
 }
 
 impl<'g> Preparation<'g> {
-    /// Plans the operation on this rank, and sets up its memory and engines.
     fn new(group: &'g mut Group, spec: OperationSpec) -> Result<Self, Error> {
         let rank = group.rank();
         let Group { fabric, network, topology, links, links_measured, mixed, .. } = group;
@@ -144,8 +140,7 @@ impl<'g> Preparation<'g> {
         Ok(())
     }
 
-    /// Returns the values that must be equal on all ranks, and the remote keys of this rank's buffers. The keys of
-    /// the local fabric come before those of the network.
+    /// The remote keys of the local fabric come before those of the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let OperationPlan { spec, plan, request, .. } = &self.operation;
         let gets = schedule(plan.algorithm).gets;
@@ -178,10 +173,6 @@ impl<'g> Preparation<'g> {
         Ok(offer.blob(blob(network.keys(&buffers)?)))
     }
 
-    /// Imports the peers' memory that the plan accesses, and reports how the operation will run.
-    ///
-    /// # Errors
-    /// Also with `strict`, if there is a fallback.
     fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Report, Error> {
         let Self { operation, sides, .. } = self;
         operation.layout = operation.layout.clone().with_placements(places_of(offers)?)?;
@@ -221,7 +212,6 @@ impl<'g> Preparation<'g> {
         Ok(report)
     }
 
-    /// Asks every lane's engine whether it supports streams, and how many bytes it copies with compute units.
     fn query_engines(&mut self) -> Result<(), Error> {
         let (spec, buffering) = (&self.operation.spec, self.operation.buffering);
         let starts: &[Start] = match spec.capturable {
@@ -244,8 +234,8 @@ impl<'g> Preparation<'g> {
         Ok(())
     }
 
-    /// Returns whether a graph can record the operation: a thread must be able to drive every lane that does not
-    /// support streams. The host must be able to read its flags, and a graph that waits must not hold up its copies.
+    /// A graph can record an operation only if a thread can drive every lane that does not support streams. The host
+    /// must be able to read its flags, and a graph that waits must not hold up its copies.
     fn is_recordable(&self) -> bool {
         let armed = || self.lanes.iter().filter(|lane| !takes_stream(lane.id));
         if armed().any(|lane| lane.has_streams) {
@@ -257,7 +247,6 @@ impl<'g> Preparation<'g> {
         })
     }
 
-    /// Creates the executor of the operation, and registers the operation as a user of its windows.
     fn finish(self, report: Report, name: String, users: &Arc<WindowUses>) -> State {
         let Self { operation, shared, sides, lanes, .. } = self;
         let (rank, buffering, spec) = (operation.rank, operation.buffering, &operation.spec);
@@ -311,14 +300,12 @@ impl<'g> Preparation<'g> {
     }
 }
 
-/// Returns whether a lane runs on the caller's stream. Only lane 0 does, so that its last wait does not hold up
-/// another lane in the same queue.
+/// Only lane 0 runs on the caller's stream, so that its last wait does not hold up another lane in the same hardware
+/// queue.
 fn takes_stream(lane: LaneId) -> bool {
     lane == LaneId::HOME
 }
 
-/// Passes the caller's buffers and windows to the local fabric, and allocates the buffers that the caller did not
-/// supply.
 fn lend_buffers(operation: &mut OperationPlan, local: &mut Side<'_>) -> Result<(), Error> {
     let outputs = std::mem::take(&mut operation.spec.output_buffers);
     let inputs = std::mem::take(&mut operation.spec.inputs);
@@ -336,7 +323,7 @@ fn lend_buffers(operation: &mut OperationPlan, local: &mut Side<'_>) -> Result<(
     Ok(())
 }
 
-/// Uses the caller's region as a buffer, or allocates one. A region may be longer than `bytes` unless `exact` is set.
+/// A region that the caller supplies may be longer than `bytes` unless `exact` is set.
 fn give(
     side: &mut Side<'_>,
     buffer: BufferId,
@@ -390,8 +377,6 @@ fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
     Rank::all(offers.len()).zip(offers).map(places).collect()
 }
 
-/// Returns whether a lane needs an engine, for its own steps or to poll a network engine that receives for the other
-/// tier.
 fn has_engine(plan: &Plan, id: LaneId) -> bool {
     let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
     let is_silent = |lane: &PlanLane| lane.tier != Tier::Network || lane.steps.is_empty();

@@ -1,4 +1,4 @@
-//! Starts a prepared plan any number of times, and waits for its completion.
+//! Starts a prepared operation any number of times, and waits for its completion.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +15,8 @@ use crate::run::executor::{Executor, StartFailure};
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
-/// The longest sleep between two polls when one thread waits for several engines, or for flags of another fabric.
-///
-/// After a peer that is late by seconds, the wait may take up to this much longer.
+/// After a peer that is late by seconds, a wait may take up to this much longer.
 const NAP_MAX: Duration = Duration::from_millis(10);
-/// The longest park of a thread that waits for free space in a full queue of an engine.
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
 pub(crate) struct Prepared {
@@ -31,7 +28,6 @@ pub(crate) struct Prepared {
 
 struct Progress {
     done: u64,
-    /// Whether a lane made progress, or can make more without waiting.
     progressed: bool,
 }
 
@@ -50,7 +46,6 @@ impl Prepared {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the error with which the group has ended, if it has.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.shared.check()
     }
@@ -63,7 +58,6 @@ impl Prepared {
         self.executor().traced()
     }
 
-    /// Waits until all open starts of the operation are complete; costs nothing if none is open.
     pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
         let (started, done) = {
             let executor = self.executor();
@@ -77,7 +71,6 @@ impl Prepared {
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
     }
 
-    /// Starts the operation after its earlier starts, and returns the epoch of the new one.
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.shared.check()?;
         let epoch = self.begin(&mut self.executor(), deadline);
@@ -85,7 +78,6 @@ impl Prepared {
         Ok(epoch)
     }
 
-    /// Enqueues the operation on the caller's stream, or records it into the graph that the stream is capturing.
     pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
         self.shared.check()?;
         if !self.executor().is_submitted() {
@@ -136,7 +128,6 @@ impl Prepared {
         epoch
     }
 
-    /// Submits all steps of the open starts; if a queue is full, waits for free space.
     fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
         loop {
             executor.drive().map_err(StartFailure::Broken)?;
@@ -154,7 +145,6 @@ impl Prepared {
         }
     }
 
-    /// Makes progress on the lanes, and returns whether the start with number `epoch` is complete.
     pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
         let done = self.drive()?.done;
         self.is_done(done, epoch)
@@ -168,8 +158,6 @@ impl Prepared {
         Ok(done >= epoch)
     }
 
-    /// Waits until the start with number `epoch` is complete, and makes progress on other open operations meanwhile.
-    ///
     /// Without `deadline`, every start up to this one keeps its own deadline.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         let mut backoff = Backoff::new(NAP_MAX);
@@ -207,7 +195,6 @@ impl Prepared {
         }
     }
 
-    /// Returns whether a rank that has left the group still owes a signal. That ends the group.
     fn misses_left_rank(&mut self, epoch: u64) -> Result<bool, Error> {
         // The signals of a rank arrive before its goodbye, so this poll sees all of them.
         if self.poll(epoch)? {
@@ -217,7 +204,6 @@ impl Prepared {
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
-    /// Makes progress once on every lane of this operation.
     fn drive(&mut self) -> Result<Progress, Error> {
         let driven = {
             let mut executor = self.executor();
@@ -232,7 +218,6 @@ impl Prepared {
         })
     }
 
-    /// Waits after an abort until every live rank knows of it, and then releases the engines.
     fn fail<T>(&mut self) -> Result<T, Error> {
         let error = self.shared.wait_acknowledged();
         self.executor().release();

@@ -1,4 +1,4 @@
-//! Creates the report that says how an operation runs.
+//! Creates the report of which algorithm, engines and links a prepared operation uses.
 
 use std::sync::Arc;
 
@@ -16,14 +16,11 @@ pub(super) struct BoundLane {
     pub(super) tier: Tier,
     pub(super) program: Program,
     pub(super) caps: Caps,
-    /// Whether the engine runs its work on streams, which a graph that waits for a peer can block.
+    /// A graph that waits for a peer can block other work on the engine's streams.
     pub(super) has_streams: bool,
-    /// The bytes that the device's compute units copy in one start of the operation.
     pub(super) compute_bytes: u64,
 }
 
-/// Creates the report of an operation, after the memory of its peers was imported. `refusal` is the reason why the
-/// network cannot register this rank's memory, if it cannot.
 pub(super) fn report(
     operation: &OperationPlan,
     refusal: Option<&Arc<str>>,

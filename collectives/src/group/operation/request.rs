@@ -1,4 +1,4 @@
-//! The specification of an operation, and how its data is placed in numbered buffers, windows and destinations.
+//! Describes a collective operation: its element type, block lengths, input and output memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,10 +19,8 @@ use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
 
 pub(in crate::group) enum Target {
-    /// The output is in one buffer, or in one buffer for each tensor.
     Buffers,
     List(Vec<Destination>),
-    /// The output is in a window, from the element with this index.
     Window(Arc<Inner>, usize),
 }
 
@@ -57,12 +55,10 @@ pub(super) struct OperationSpec {
     pub(super) traced: bool,
     pub(super) timeout: Duration,
     pub(super) inputs: Vec<DynRegion>,
-    /// The window that holds the input, and the index of the first input element in it.
     pub(super) source: Option<(Arc<Inner>, usize)>,
     pub(super) output_buffers: Vec<DynRegion>,
 }
 
-/// The buffers of an operation on this rank, and where its data is placed in them.
 pub(super) struct Request {
     pub(super) places: Placement,
     pub(super) extents: Vec<Extent>,
@@ -195,8 +191,6 @@ impl Request {
         self.windows.get(&buffer)
     }
 
-    /// Returns whether the operation can alternate between two outputs, which needs one buffer that the operation
-    /// owns.
     pub(super) fn takes_turns(&self) -> bool {
         self.places.output == Placement::CONTIGUOUS.output
             && self.window(BufferId::OUTPUT).is_none()
@@ -217,7 +211,6 @@ fn elements(dtype: DType, begin: usize, bytes: u64) -> Range<usize> {
     begin..begin.saturating_add(len)
 }
 
-/// Checks that the caller has specified the input and the output only once each.
 fn check(spec: &OperationSpec) -> Result<(), Error> {
     let text = if spec.in_place && (!spec.inputs.is_empty() || spec.source.is_some()) {
         "an input buffer is given, expected none: in place, the input is the rank's block of \

@@ -26,8 +26,9 @@ use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
 use crate::run::buffers::BufferId;
 
-/// Registered memory on every rank that several operations share; [`Group::window`](crate::group::Group::window)
-/// opens one.
+/// Registered memory on every rank that several operations share, like a window in MPI.
+///
+/// [`Group::window`](crate::group::Group::window) opens one.
 ///
 /// Operations keep the memory allocated. Operations that overlap can be prepared at the same time, but not run at the same time: a
 /// start is refused while another one uses the same elements, or while the host has [borrowed](Self::slice) them.
@@ -45,7 +46,6 @@ pub(in crate::group) struct Inner {
 }
 
 impl Inner {
-    /// Adds the memory of the window to an operation as one of its buffers.
     pub(in crate::group) fn lend(
         &self,
         tier: Tier,
@@ -63,7 +63,6 @@ impl Inner {
         Ok(())
     }
 
-    /// Checks that the window contains a range of elements, and returns the range in bytes.
     pub(in crate::group) fn bytes_of(
         &self,
         dtype: DType,
@@ -88,7 +87,7 @@ impl<T: Element> Window<T> {
         Self { inner: Arc::new(inner), elements: PhantomData }
     }
 
-    /// Returns the number of elements that the window has on every rank.
+    /// Returns the number of elements of the window, which is the same on every rank.
     pub fn len(&self) -> usize {
         usize::try_from(self.inner.local.region().bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
     }
@@ -98,7 +97,9 @@ impl<T: Element> Window<T> {
         self.len() == 0
     }
 
-    /// Returns the address range of elements in the window, for work on a stream or while no operation is open.
+    /// Returns the address range of some elements of the window, for work on a stream or by a host thread.
+    ///
+    /// No operation on the elements may be open while a host thread uses them.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.

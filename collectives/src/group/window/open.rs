@@ -1,4 +1,4 @@
-//! Opens a window by offering this rank's region on every fabric and importing the regions of its peers.
+//! Opens a window by exchanging the remote keys of its memory and importing the memory of every peer.
 
 use std::sync::Arc;
 
@@ -14,13 +14,11 @@ use crate::group::side::{Keys, Side};
 use crate::run::buffers::BufferId;
 use crate::topology::Topology;
 
-/// The buffer number under which a window is imported.
 const WINDOW: BufferId = BufferId::OUTPUT;
 
-/// Setups on the local fabric and, if there is one, the network fabric, in this order.
 type Sides<'g> = Vec<Side<'g>>;
 
-/// Opens a window on all ranks. If `bytes` is an error on one rank, all ranks get it.
+/// An error in `bytes` on one rank is an error on all ranks.
 pub(in crate::group) fn open(
     group: &mut Group,
     dtype: DType,
@@ -83,8 +81,6 @@ fn offer(dtype: DType, sides: &Sides<'_>, bytes: u64) -> Result<Offer, Error> {
     Ok(offer)
 }
 
-/// Imports the window's memory from the ranks that each fabric reaches. A single fabric reaches all ranks. Of two,
-/// the local one reaches the ranks of the node, and the network the others.
 fn import(
     sides: &mut Sides<'_>,
     me: Rank,

@@ -1,4 +1,4 @@
-//! Slices of a window that the host has borrowed.
+//! Slices of a window's memory that the host reads or writes.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -8,13 +8,13 @@ use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer;
 
-/// A slice of a window that the host reads; no operation may write its elements until it is dropped.
+/// A slice of a window that the host reads; no operation can write its elements until it is dropped.
 pub struct WindowSlice<'w, T> {
     elements: &'w [T],
     _borrowed: WindowUse,
 }
 
-/// A slice of a window that the host writes; no operation may use its elements until it is dropped.
+/// A slice of a window that the host writes; no operation can use its elements until it is dropped.
 pub struct WindowSliceMut<'w, T> {
     elements: &'w mut [T],
     _borrowed: WindowUse,

@@ -1,4 +1,4 @@
-//! Tracks which operations and host borrows use which bytes of windows, to refuse conflicting uses.
+//! Refuses an operation or a borrow if it conflicts with another one on the same bytes of a window.
 //!
 //! Several operations run over one window, and the host accesses it between their starts. The borrow checker cannot see
 //! overlaps; this table checks them at run time, as `RefCell` does.
@@ -11,7 +11,6 @@ use peerlane_hal::ErrorKind;
 use crate::error::Error;
 use crate::group::tracker::Activity;
 
-/// A range of bytes in one window, and whether its user writes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) window: u64,
@@ -20,7 +19,6 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Returns whether two ranges overlap in the same window and at least one of their users writes.
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         let overlap = self.bytes.start.max(other.bytes.start) < self.bytes.end.min(other.bytes.end);
         self.window == other.window && overlap && (self.writes || other.writes)
@@ -29,7 +27,6 @@ impl Extent {
 
 type ActivityOf = Box<dyn Fn() -> Activity + Send>;
 
-/// The table of all operations and host borrows that use the windows of a group.
 #[derive(Default)]
 pub(crate) struct WindowUses(Mutex<State>);
 
@@ -43,16 +40,12 @@ struct User {
     number: u64,
     name: String,
     extents: Vec<Extent>,
-    /// Returns how an operation uses its buffers now; `None` if the host has borrowed the bytes.
     activity: Option<ActivityOf>,
-    /// The use that an operation is about to begin, counted before it has started.
     begun: Option<Activity>,
 }
 
-/// Marks an operation that is about to start; its bytes count as used until this value is dropped.
 pub(crate) struct BegunStart<'a>(&'a WindowUse);
 
-/// A user's entry in the table of window uses; dropping it removes the entry.
 pub(crate) struct WindowUse {
     users: Arc<WindowUses>,
     number: u64,
@@ -94,11 +87,7 @@ impl WindowUses {
 }
 
 impl WindowUse {
-    /// Marks the bytes of an operation as used before it starts, unless a conflicting user has them. Starts on
-    /// streams are ordered by the streams.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if an operation or a borrow uses its bytes.
+    /// Starts on streams do not conflict, because the streams order them.
     pub(crate) fn begin(&self, on_stream: bool) -> Result<BegunStart<'_>, Error> {
         let mut state = self.users.state();
         let own = state.users.iter().find(|user| user.number == self.number);
