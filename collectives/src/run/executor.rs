@@ -33,9 +33,9 @@ pub(crate) struct ExecutorOptions {
 
 #[derive(Debug)]
 pub(crate) enum StartFailure {
-    /// Nothing was submitted, so the group continues.
+    /// The operation was refused before anything was submitted to an engine, so the group continues.
     Refused(Error),
-    /// An engine failed, so the group must end.
+    /// An engine failed, so the group of ranks must end.
     Broken(Error),
     Overdue,
     Aborted,

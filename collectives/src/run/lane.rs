@@ -332,7 +332,7 @@ fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool,
     Ok(is_set)
 }
 
-/// Each recorded step takes about 100 bytes.
+/// A step in a trace takes about 100 bytes of memory, so the number of steps is limited.
 const TRACED_STEPS_MAX: usize = 1 << 18;
 
 struct Tracer {
@@ -347,7 +347,7 @@ struct Tracer {
 struct StepRecord {
     epoch: u64,
     index: usize,
-    /// `None` for a wait that the host polls.
+    /// `None` if the host polls the flag instead of the engine.
     ticket: Option<Ticket>,
     submitted: Instant,
     end: Option<Instant>,

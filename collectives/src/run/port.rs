@@ -33,7 +33,7 @@ pub(crate) trait Port: Send {
     /// As [`CopyEngine::submit`].
     unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error>;
 
-    /// `None` if the host cannot read the flag.
+    /// Returns the flag's 64-bit word, or `None` if the host cannot read device memory directly.
     fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
@@ -48,7 +48,6 @@ pub(crate) trait Port: Send {
     fn fork(&mut self, from: &dyn Any) -> Result<(), Error>;
     fn join(&mut self, into: &dyn Any) -> Result<(), Error>;
 
-    /// `None` if no graph replay waits for a flag.
     fn replay_wait(&mut self) -> Result<Option<Duration>, Error>;
 }
 

@@ -19,7 +19,6 @@ use crate::topology::Topology;
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) steps: Box<[BoundStep]>,
-    /// `None` if steps are not timed.
     pub(crate) origins: Option<Box<[Step]>>,
     pub(crate) entry_steps: usize,
     pub(crate) waits: Box<[AwaitedFlag]>,
@@ -49,7 +48,7 @@ impl Program {
 }
 
 impl Binding<'_> {
-    /// Copies of no bytes are left out.
+    /// Translates one lane of a plan, without its copies of zero bytes.
     pub(crate) fn bind(&self, lane: LaneId) -> Program {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
@@ -214,8 +213,8 @@ impl FlagWriters {
         })
     }
 
-    /// The ranks that most likely signal a flag come first, in the order: the provider of the block, the neighbours of a ring, the
-    /// node of this rank, then the rest.
+    /// The ranks that most likely signal a flag come first.
+    /// The order is: the provider of the block, the neighbours of a ring, the node of this rank, then the rest.
     fn candidates(&self, block: Rank) -> impl Iterator<Item = Rank> {
         let (own_rank, ranks) = (self.reader.0, Rank::at(self.topology.ranks()).0);
         let neighbours =

@@ -140,7 +140,7 @@ impl<'g> Preparation<'g> {
         Ok(())
     }
 
-    /// The remote keys of the local fabric come before those of the network.
+    /// Offers the remote keys of the local fabric first, and then those of the network.
     pub(super) fn offer(&self) -> Result<Offer, Error> {
         let OperationPlan { spec, plan, request, .. } = &self.operation;
         let gets = schedule(plan.algorithm).gets;

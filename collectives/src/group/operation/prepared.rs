@@ -15,7 +15,7 @@ use crate::run::executor::{Executor, StartFailure};
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
-/// After a peer that is late by seconds, a wait may take up to this much longer.
+/// If a peer is late by seconds, a wait may take up to this much longer, because the thread sleeps between polls.
 const NAP_MAX: Duration = Duration::from_millis(10);
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
