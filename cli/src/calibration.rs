@@ -1,4 +1,4 @@
-//! Reads calibrations, and describes the machine that one is valid for.
+//! Reads calibration files, and describes the machine for which a calibration is valid.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use peerlane::{cuda, host};
 use crate::error::{Failure, Result};
 use crate::text_file;
 
-/// Reads a calibration from a file.
+/// Reads a calibration file, and rejects one that was made for another machine than `expected`.
 pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     let what = path.display();
     let text = text_file::read(path)?;
@@ -27,7 +27,7 @@ pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     Ok(calibration)
 }
 
-/// Returns the device or the cores on which the ranks of a backend run.
+/// Returns the name of the GPU or the processor on which the ranks of a backend run.
 pub(crate) fn machine(backend: &str) -> String {
     if backend == "cuda"
         && let Ok(devices) = cuda::discover()
@@ -47,7 +47,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the links of a backend that are known without a measurement.
+/// Returns the properties of a backend's links that are known without a measurement.
 pub(crate) fn known(backend: &str) -> Links {
     if backend == "cuda" {
         return Links::default();

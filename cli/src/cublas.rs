@@ -1,4 +1,5 @@
-//! Matrix products through cuBLAS, loaded at run time: the compute work of the overlap measurement.
+//! Multiplies matrices with cuBLAS, loaded at run time, as compute work for the overlap
+//! measurement.
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::ptr::null_mut;
 use crate::error::{Failure, Result};
 use crate::library::{LibrarySpec, functions};
 
-/// Search parameters of cuBLAS.
+/// The file names and folders by which cuBLAS is found.
 pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     name: "cuBLAS",
     option: "--cublas",
@@ -17,8 +18,8 @@ pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     advice: "pip install nvidia-cublas, or a CUDA toolkit",
 };
 
-/// Search parameters of cuBLASLt, on which cuBLAS depends. Packages keep it in the same folder,
-/// which the loader does not search.
+/// The file names and folders by which cuBLASLt is found, on which cuBLAS depends. Packages keep it
+/// in the same folder, which the loader does not search.
 const LIGHT: LibrarySpec =
     LibrarySpec { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12"], ..LIBRARY };
 
@@ -38,7 +39,6 @@ pub(crate) struct Context {
 }
 
 functions! {
-    /// The cuBLAS functions that this program calls.
     struct Functions {
         create = "cublasCreate_v2" (*mut *mut Context) -> c_int;
         destroy = "cublasDestroy_v2" (*mut Context) -> c_int;
@@ -52,7 +52,7 @@ functions! {
     }
 }
 
-/// A cuBLAS handle that runs on one stream.
+/// A cuBLAS handle that enqueues matrix products on one stream.
 pub(crate) struct Cublas {
     functions: Functions,
     context: *mut Context,
@@ -69,8 +69,8 @@ pub(crate) struct Matrices {
 }
 
 impl Cublas {
-    /// Loads the library from `given` or from the usual folders, and creates a handle for the
-    /// current GPU.
+    /// Loads cuBLAS from `given` or from the usual folders, and creates a handle for the current
+    /// GPU.
     pub(crate) fn open(given: Option<&Path>) -> Result<Self> {
         // cuBLAS finds cuBLASLt by its name if it is already loaded. If it is not found here, the
         // loader may still find it; otherwise the loader reports the error.
@@ -95,7 +95,7 @@ impl Cublas {
         Ok(cublas)
     }
 
-    /// Makes all later products run on `stream` with the caller's workspace.
+    /// Makes all later matrix products run on `stream` with the caller's workspace.
     ///
     /// # Safety
     /// The stream belongs to the GPU that was current when this handle was opened. Stream and
@@ -116,7 +116,7 @@ impl Cublas {
         self.check("cublasSetWorkspace", code)
     }
 
-    /// Enqueues one product on the stream.
+    /// Enqueues one matrix product on the stream.
     ///
     /// # Safety
     /// The matrices are device memory of the given size and stay allocated until the stream has

@@ -1,52 +1,51 @@
-//! Errors that end the program: a text, advice and the exit code.
+//! Defines the errors that end the program: a text, advice and the exit code.
 
 use std::process::ExitCode;
 use std::{fmt, io};
 
 use peerlane::{Error, ErrorKind};
 
-/// Result of every function whose error ends the program.
+/// The result of a function whose error ends the program.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// Describes why the program ends without the requested result.
+/// The reason why the program ends without the requested result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     text: String,
     advice: Option<String>,
     exit: Exit,
-    /// The kind of the library's error, if that is the cause.
+    /// The kind of the library error that is the cause, if there is one.
     kind: Option<ErrorKind>,
 }
 
-/// Kinds of program end with an error.
+/// The ways in which the program ends with an error, each with its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// The reader of stdout has closed the pipe (`peerlane … | head`): this is not an error, and
-    /// nothing is printed.
+    /// A closed pipe behind stdout (`peerlane … | head`), which prints nothing and is a success.
     Quiet,
-    /// An operation failed.
     Failed,
-    /// The command line is invalid for this machine or these ranks.
+    /// An invalid command line for this machine or these ranks.
     Usage,
 }
 
 impl Failure {
-    /// Creates a failure of an operation.
+    /// Creates a failure with exit code 1.
     pub(crate) fn failed(text: impl Into<String>) -> Self {
         Self { text: text.into(), advice: None, exit: Exit::Failed, kind: None }
     }
 
-    /// Creates the failure of a wait that reached its deadline.
+    /// Creates the failure of a wait that has reached its deadline.
     pub(crate) fn timeout(text: impl Into<String>) -> Self {
         Self::of_kind(ErrorKind::Timeout, text.into())
     }
 
-    /// Creates the error of an invalid command line.
+    /// Creates the failure of an invalid command line, with exit code 2.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, ..Self::failed(text) }
     }
 
-    /// Creates the failure of reading or writing `what`. A broken pipe is quiet.
+    /// Creates the failure of reading or writing a file, a pipe or a process, which `what` names. A
+    /// broken pipe is quiet.
     pub(crate) fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let failure = Self::failed(format!("{what}: {error}"));
         match error.kind() {
@@ -55,7 +54,7 @@ impl Failure {
         }
     }
 
-    /// Creates the failure for an error of a backend.
+    /// Creates the failure for an error of a backend, with the advice for its kind.
     pub(crate) fn of_backend(error: impl peerlane::hal::Error) -> Self {
         Self::of_kind(error.kind(), error.to_string())
     }
@@ -65,24 +64,22 @@ impl Failure {
         Self { advice, kind: Some(kind), ..Self::failed(text) }
     }
 
-    /// Returns the failure with advice for the user.
     #[must_use]
     pub(crate) fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// Returns the text without the advice.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// Returns the kind of the library's error, if that is the cause.
     pub(crate) fn kind(&self) -> Option<ErrorKind> {
         self.kind
     }
 
-    /// Returns the exit code: 0 for a closed pipe, 1 for a failure, 2 for a wrong command line.
+    /// Returns the exit code of the process: 0 for a closed pipe, 1 for a failure, 2 for an invalid
+    /// command line.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self.exit {
             Exit::Quiet => ExitCode::SUCCESS,
@@ -91,7 +88,7 @@ impl Failure {
         }
     }
 
-    /// Returns whether nothing is to be printed.
+    /// Returns whether the failure is not printed, because stdout is closed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.exit == Exit::Quiet
     }
@@ -103,7 +100,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Returns general advice for a kind of error, for texts that cannot contain it.
+/// Returns the advice for a kind of library error whose text contains none.
 fn advice(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::Unavailable => Some("`peerlane doctor` shows what this machine has"),

@@ -1,4 +1,4 @@
-//! `peerlane explain`: prints the algorithm that would be chosen, its predicted time and the
+//! Implements `peerlane explain`, which prints the chosen algorithm, its predicted time and the
 //! reasons.
 
 use std::path::PathBuf;
@@ -49,7 +49,6 @@ fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
     text.parse().map_err(|error: peerlane::Error| error.to_string())
 }
 
-/// Chooses the algorithm and prints the choice.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
     let goal = options.plan.goal.goal(topology.ranks())?;

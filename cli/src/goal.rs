@@ -1,4 +1,4 @@
-//! The collectives that commands plan, simulate and measure.
+//! Defines the collectives that commands plan, simulate and measure.
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -9,17 +9,17 @@ use peerlane::{Error, Rank};
 
 use crate::error::{Failure, Result};
 
-/// A collective, with equal or different blocks.
+/// A collective together with the choice between equal and different block lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Goal {
     pub(crate) collective: Collective,
-    /// Whether every pair of ranks has a block of its own length, as in an all-to-all-v.
+    /// Whether each pair of ranks has a block length of its own, as in an all-to-all-v.
     pub(crate) is_by_pair: bool,
 }
 
 const BY_PAIR: Goal = Goal { collective: Collective::AllToAll, is_by_pair: true };
 
-/// Selects the collective of a plan, a simulation or a prediction.
+/// The options that select the collective of a plan, a simulation or a prediction.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GoalOptions {
     /// Select the collective
@@ -29,7 +29,7 @@ pub(crate) struct GoalOptions {
     root: RootOption,
 }
 
-/// Selects the root.
+/// The option that selects the root of a collective.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct RootOption {
     /// Set the rank that the others send to (gather) or receive from (broadcast, scatter), such as 2
@@ -37,7 +37,6 @@ pub(crate) struct RootOption {
     root: u32,
 }
 
-/// Returns the parser of the name of a collective.
 pub(crate) fn parser() -> impl TypedValueParser<Value = Goal> {
     let values = Goal::all().map(|goal| PossibleValue::new(goal.name()).help(goal.about()));
     let find = |name: String| Goal::all().find(|goal| goal.name() == name);
@@ -50,12 +49,11 @@ impl Goal {
         Collective::ALL.iter().map(of).chain([BY_PAIR])
     }
 
-    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         if self.is_by_pair { "all-to-all-v" } else { self.collective.name() }
     }
 
-    /// Returns the name, with the root if there is one.
+    /// Returns the name of the collective, with its root if it has one.
     pub(crate) fn text(self) -> String {
         if self.is_by_pair { self.name().to_owned() } else { self.collective.to_string() }
     }
@@ -67,7 +65,7 @@ impl Goal {
         }
     }
 
-    /// Returns whether the blocks of ranks can have different lengths.
+    /// Returns whether the blocks of the ranks may have different lengths.
     pub(crate) fn takes_lengths(self) -> bool {
         match self.collective.has_block_per_pair() {
             true => self.is_by_pair,
@@ -75,12 +73,11 @@ impl Goal {
         }
     }
 
-    /// Returns whether there is one block, which all ranks get.
+    /// Returns whether all ranks receive the same single block, as in a broadcast.
     pub(crate) fn is_one_block(self) -> bool {
         self.collective.has_equal_outputs() && self.collective.only_provider().is_some()
     }
 
-    /// Returns the goal with this root.
     pub(crate) fn with_root(self, RootOption { root }: RootOption) -> Result<Self> {
         if root != 0 && self.collective.root().is_none() {
             let name = self.collective.with_article();
@@ -93,7 +90,6 @@ impl Goal {
         Ok(Self { collective: self.collective.with_root(Rank(root)), ..self })
     }
 
-    /// Checks that the root is one of `ranks` ranks.
     pub(crate) fn check_root(self, ranks: usize) -> Result<Self> {
         match self.collective.root().filter(|root| root.index() >= ranks) {
             Some(root) => {
@@ -104,7 +100,7 @@ impl Goal {
         }
     }
 
-    /// Returns the layout of blocks with these lengths in bytes, by tensor and rank.
+    /// Returns the layout of blocks whose lengths are given in bytes, by tensor and rank.
     pub(crate) fn layout(
         self,
         lengths: &[Vec<u64>],
@@ -121,7 +117,7 @@ impl Goal {
         Layout::of_blocks(self.collective, blocks, chunks)
     }
 
-    /// Returns the lengths of blocks for the library, as `rank` gives them.
+    /// Returns the block lengths as `rank` passes them to the library.
     pub(crate) fn lens(self, lengths: &[Vec<usize>], rank: Rank) -> BlockLens {
         let (ranks, rank) = (lengths[0].len(), rank.index());
         match lengths {
@@ -135,13 +131,13 @@ impl Goal {
     }
 }
 
-/// Returns what a rank exchanges with each peer: rank p sends to rank q the length of number q - p, modulo their count.
+/// Selects for each peer one of the lengths: rank p sends to rank q the length with index q - p,
+/// modulo the number of ranks.
 fn by_peer<T: Copy>(lengths: &[T], rank: usize, number: impl Fn(usize, usize) -> usize) -> Vec<T> {
     (0..lengths.len()).map(|peer| lengths[number(rank, peer) % lengths.len()]).collect()
 }
 
 impl GoalOptions {
-    /// Returns the goal between `ranks` ranks.
     pub(crate) fn goal(&self, ranks: usize) -> Result<Goal> {
         self.collective.with_root(self.root)?.check_root(ranks)
     }

@@ -1,4 +1,4 @@
-//! Finds and loads libraries of vendors at run time, for comparisons.
+//! Finds and loads vendor libraries at run time, such as NCCL and cuBLAS.
 //!
 //! The first library that loads is used, in this order: the value of the option, and then nothing
 //! else; the folder in an environment variable; the search path of the loader; the folders of
@@ -13,47 +13,47 @@ use libloading::Library;
 
 use crate::error::{Failure, Result};
 
-/// Search parameters of a library.
+/// The file names and folders by which a vendor library is found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LibrarySpec {
-    /// Name in messages.
+    /// The name of the library in messages.
     pub(crate) name: &'static str,
-    /// Option that names the file or folder.
+    /// The command line option that names the file or its folder.
     pub(crate) option: &'static str,
-    /// Environment variables that name the folder of an installation.
+    /// The environment variables that name the folder of an installation.
     pub(crate) variables: &'static [&'static str],
-    /// File names, newest version first.
+    /// The file names of the library, newest version first.
     pub(crate) files: &'static [&'static str],
-    /// Folders inside `site-packages` of a Python installation.
+    /// The folders of the library inside `site-packages` of a Python installation.
     pub(crate) packages: &'static [&'static str],
-    /// Advice on how to install the library.
+    /// The advice on how to install the library.
     pub(crate) advice: &'static str,
 }
 
-/// A library that is loaded, and its path.
 #[derive(Debug)]
 pub(crate) struct LoadedLibrary {
     pub(crate) library: Library,
     pub(crate) path: String,
 }
 
-/// Folders that may contain a Python installation or a toolkit, as patterns of folders.
+/// Patterns of folders that may contain a Python installation or a toolkit.
 const ROOTS: [&str; 5] = ["/usr/local", "/usr", "/opt", "/opt/*", "/opt/*/.venv"];
-/// Folders below the home folder: packages without an environment, and environments.
+/// Patterns of folders below the home folder that may contain a Python installation.
 const AT_HOME: [&str; 2] = [".local", "*"];
-/// Folders of Python packages below a root.
+/// Patterns of the package folders inside a Python installation.
 const PYTHONS: [&str; 4] = [
     "lib/python3*/site-packages",
     "lib/python3*/dist-packages",
     "lib64/python3*/site-packages",
     "local/lib/python3*/dist-packages",
 ];
-/// Folders of toolkits and Linux distributions.
+/// Patterns of the library folders of CUDA toolkits and Linux distributions.
 const FOLDERS: [&str; 4] =
     ["/usr/local/cuda/lib64", "/usr/local/cuda*/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 
 impl LibrarySpec {
-    /// Loads the library; `given` is the value of its option.
+    /// Loads the library from the value of its option, or else from the first folder where it
+    /// loads.
     pub(crate) fn open(&self, given: Option<&Path>) -> Result<LoadedLibrary> {
         if let Some(given) = given {
             return self.open_given(given);
@@ -74,7 +74,8 @@ impl LibrarySpec {
         )))
     }
 
-    /// Returns the other installed files of the library, besides `used`; links to the same file count once.
+    /// Returns the other installed files of the library, besides `used`; links to one file count
+    /// once.
     pub(crate) fn others(&self, used: &str) -> Vec<PathBuf> {
         let canonical = |path: &Path| path.canonicalize().ok();
         let mut seen: Vec<PathBuf> = canonical(Path::new(used)).into_iter().collect();
@@ -109,7 +110,8 @@ impl LibrarySpec {
             .with_advice(format!("give the file {} or its folder", self.files[0])))
     }
 
-    /// Returns the existing files, and the bare names that the loader searches.
+    /// Returns the files to try in order: existing files in known folders, and bare names for the
+    /// loader.
     fn candidates(&self) -> Vec<PathBuf> {
         let named = self.variables.iter().filter_map(std::env::var_os).map(PathBuf::from);
         let named = named.flat_map(|home| [home.join("lib"), home.join("lib64"), home]);
@@ -138,7 +140,7 @@ impl LibrarySpec {
     }
 }
 
-/// Returns the installations of each `python3` in `PATH`.
+/// Returns the folders of the Python installations that `PATH` contains.
 fn pythons_of_path() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).filter(|folder| folder.join("python3").exists());
@@ -154,7 +156,7 @@ fn load(path: &Path) -> std::result::Result<Library, String> {
     })
 }
 
-/// Returns the folders below `root` that match `pattern`, highest names first. Each segment may
+/// Returns the folders below `root` that match a pattern, highest names first. Each segment may
 /// contain one `*`.
 fn expand(root: &Path, pattern: &str) -> Vec<PathBuf> {
     let segments = pattern.split('/').filter(|segment| !segment.is_empty());
@@ -183,7 +185,7 @@ fn children(folder: &Path, segment: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Declares a table of functions of a library, with a lookup of all of them.
+/// Declares a struct with the functions of a vendor library, and their lookup by symbol name.
 macro_rules! functions {
     (
         $(#[$meta:meta])*
@@ -192,12 +194,14 @@ macro_rules! functions {
         $(#[$meta])*
         pub(crate) struct $table {
             $(pub(crate) $field: unsafe extern "C" fn($($arg),*) -> $result,)*
-            /// Keeps the code mapped. It is never unloaded, because vendor libraries start threads.
+            /// The handle that keeps the library mapped. It is never unloaded, because vendor
+            /// libraries start threads.
             _library: std::mem::ManuallyDrop<libloading::Library>,
         }
 
         impl $table {
-            /// Looks up all functions.
+            /// Looks up all functions, and returns the name of the first missing symbol as the
+            /// error.
             pub(crate) fn look_up(
                 library: libloading::Library,
             ) -> std::result::Result<Self, &'static str> {

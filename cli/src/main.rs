@@ -1,5 +1,5 @@
-//! The program `peerlane`: measures collectives, prints and simulates plans, and diagnoses a
-//! machine.
+//! Measures collectives, prints and simulates plans, and diagnoses a machine, as the program
+//! `peerlane`.
 //!
 //! | module | what it holds |
 //! | --- | --- |

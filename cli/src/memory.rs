@@ -1,4 +1,4 @@
-//! Determines the available host memory and checks whether a run fits.
+//! Determines the available host memory and checks whether a measurement fits.
 
 use std::fs;
 use std::path::Path;
@@ -6,22 +6,21 @@ use std::path::Path;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 
-/// Memory of a process in addition to its buffers.
+/// The memory in bytes that a process needs in addition to its buffers.
 const PROCESS_BYTES: u64 = 8 << 20;
 
-/// Host memory that a run allocates on this machine at its largest size.
+/// The host memory that a measurement allocates on this machine at its largest size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostMemory {
-    /// Number of ranks on this machine.
     pub(crate) ranks: u64,
-    /// Bytes of the output of one rank.
+    /// The bytes of the output of one rank.
     pub(crate) total_bytes: u64,
-    /// Bytes of the input of one rank; 0 in place.
+    /// The bytes of the input of one rank, 0 in place.
     pub(crate) input_bytes: u64,
 }
 
 impl HostMemory {
-    /// Checks the required memory against the available memory; `None` is not checked.
+    /// Fails if the measurement needs more than the available memory; `None` is not checked.
     pub(crate) fn check(&self, available: Option<u64>) -> Result<()> {
         let Some(available) = available.filter(|available| self.bytes() > *available) else {
             return Ok(());
@@ -52,16 +51,15 @@ impl HostMemory {
     }
 }
 
-/// Returns the bytes that are available without swapping, within the limits of this process's
-/// control groups; `None` if the system does not report them.
+/// Returns the bytes that are available without swapping, within the limits of the process's
+/// control groups.
 pub(crate) fn available_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let machine = field(&text, "MemAvailable:")?.checked_mul(1024)?;
     Some(control_group_bytes().map_or(machine, |group| group.min(machine)))
 }
 
-/// Returns the bytes that the tightest control group of this process leaves; `None` without a
-/// limit.
+/// Returns the bytes that the tightest control group of the process leaves; `None` without a limit.
 pub(crate) fn control_group_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -71,7 +69,7 @@ pub(crate) fn control_group_bytes() -> Option<u64> {
     folders.filter_map(group_available_bytes).min()
 }
 
-/// Returns the limit of a control group minus the memory that it uses and cannot reclaim.
+/// Returns the memory limit of a control group minus the memory that it uses and cannot reclaim.
 fn group_available_bytes(folder: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;
@@ -80,7 +78,7 @@ fn group_available_bytes(folder: &Path) -> Option<u64> {
     Some(limit.saturating_sub(used.saturating_sub(cached)))
 }
 
-/// Returns the number after `name` at the start of a line.
+/// Returns the number that follows `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! Options of NICs.
+//! Defines the options that select NICs, ports, addresses and queue pairs.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,7 +8,7 @@ use peerlane::rdma;
 use crate::error::{Failure, Result};
 use crate::options::first_given;
 
-/// Options of NICs.
+/// The options that select NICs, ports, addresses and queue pairs.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NicOptions {
     /// Use these RDMA devices, such as mlx5_0, or mlx5_0+mlx5_1 for one rank with two devices; the
@@ -29,17 +29,16 @@ pub(crate) struct NicOptions {
     pub(crate) queue_pairs: Option<u32>,
 }
 
-/// The rank that opens a NIC.
+/// What a rank needs to know about its machine to open a NIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NicRank {
-    /// Index among the ranks of this machine.
+    /// The index of the rank among the ranks of its machine.
     pub(crate) local_rank: usize,
-    /// Whether all ranks are on this machine.
     pub(crate) single_host: bool,
 }
 
 impl NicOptions {
-    /// Checks that this machine has the requested devices.
+    /// Checks that this machine has the RDMA devices that the options name.
     pub(crate) fn check(&self) -> Result<()> {
         let devices = rdma::discover().map_err(nic_failure)?;
         let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
@@ -62,7 +61,7 @@ impl NicOptions {
         }
     }
 
-    /// Returns the first of these options that was given.
+    /// Returns the name of the first NIC option that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
         first_given([
             ("--device", !self.device.is_empty()),
@@ -72,12 +71,12 @@ impl NicOptions {
         ])
     }
 
-    /// Returns the number of queue pairs for each peer and device.
+    /// Returns the number of queue pairs for each peer and device, by the option or by default.
     pub(crate) fn queue_pairs(&self) -> u32 {
         self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
     }
 
-    /// Returns the options of the fabric of a rank.
+    /// Returns the options of the RDMA fabric of one rank.
     pub(crate) fn options(&self, nic_rank: NicRank) -> rdma::Options {
         let NicRank { local_rank, single_host } = nic_rank;
         let own = local_rank.checked_rem(self.device.len()).map(|index| &self.device[index]);

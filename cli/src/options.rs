@@ -1,4 +1,4 @@
-//! Option groups and value parsers that several commands share.
+//! Defines the option groups and value parsers that several commands share.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::units::{Size, SizeError};
 
 type Parsed<T> = std::result::Result<T, String>;
 
-/// Options of commands that run ranks: `allgather` and `perf`.
+/// The options of the commands that run ranks, `allgather` and `perf`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RunOptions {
     /// Set how each spawned rank is bound to cores; ignored under a launcher
@@ -41,7 +41,7 @@ pub(crate) struct RunOptions {
     pub(crate) spawned_by: Option<u32>,
 }
 
-/// Total sizes of commands that measure several of them: `allgather` and `calibrate`.
+/// The options for total sizes of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepOptions {
     /// Set the smallest total size in bytes, such as 4096 or 4K; the suffixes K, M and G (or KiB,
@@ -56,7 +56,7 @@ pub(crate) struct SweepOptions {
     pub(crate) factor: u64,
 }
 
-/// Options of commands that only compute plans: `plan`, `simulate` and `explain`.
+/// The options of the commands that only compute plans: `plan`, `simulate` and `explain`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
     #[command(flatten)]
@@ -81,11 +81,11 @@ pub(crate) struct PlanOptions {
     pub(crate) json: bool,
 }
 
-/// An algorithm from the command line; `None` is `auto`, the choice of the library.
+/// An algorithm on the command line; `None` is `auto`, the choice of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AlgorithmChoice(pub(crate) Option<Algorithm>);
 
-/// The algorithms of a command that compares several of them.
+/// A list of algorithms on the command line, for commands that compare them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AlgorithmList {
     Listed(Vec<AlgorithmChoice>),
@@ -93,7 +93,7 @@ pub(crate) enum AlgorithmList {
 }
 
 impl AlgorithmList {
-    /// Returns the algorithms for a collective; `None` is the choice of the library.
+    /// Returns the algorithms for a collective; `None` leaves the choice to the cost model.
     pub(crate) fn of(&self, collective: Collective) -> Vec<Option<Algorithm>> {
         match self {
             Self::Listed(choices) => choices.iter().map(|choice| choice.0).collect(),
@@ -133,12 +133,12 @@ impl fmt::Display for AlgorithmList {
     }
 }
 
-/// The nodes from the command line.
+/// The nodes on the command line: a number of nodes, or the node of every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Nodes {
-    /// A number of nodes over which the ranks are spread evenly, such as `2`.
+    /// A number of nodes, such as `2`, over which the ranks are spread evenly.
     Count(usize),
-    /// A complete topology, such as `2x4`, `3+1+2` or `0,0,1,1`.
+    /// A topology that names the node of every rank, such as `2x4`, `3+1+2` or `0,0,1,1`.
     Each(Topology),
 }
 
@@ -158,7 +158,7 @@ impl FromStr for Nodes {
 }
 
 impl Nodes {
-    /// Returns the topology of `ranks` ranks.
+    /// Returns the topology of `ranks` ranks on these nodes.
     pub(crate) fn topology(&self, ranks: usize) -> Parsed<Topology> {
         let nodes = match self {
             Self::Each(topology) if topology.ranks() == ranks => return Ok(topology.clone()),
@@ -181,7 +181,7 @@ impl Nodes {
         Topology::of_nodes(&node_of_rank.collect::<Vec<_>>()).map_err(|error| error.to_string())
     }
 
-    /// Returns the number of ranks if the nodes determine it.
+    /// Returns the number of ranks if the nodes determine it, and `None` otherwise.
     pub(crate) fn ranks(&self) -> Option<usize> {
         match self {
             Self::Count(_) => None,
@@ -190,7 +190,7 @@ impl Nodes {
     }
 }
 
-/// Returns the block of every rank in bytes, from one size for all ranks or one size for each.
+/// Returns the bytes of every rank's block, from one size for all ranks or one size for each.
 pub(crate) fn block_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<Vec<u64>> {
     match sizes {
         [Size(all)] => Ok(vec![*all; ranks]),
@@ -203,7 +203,7 @@ pub(crate) fn block_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<
     }
 }
 
-/// Parses a number of ranks.
+/// Parses a number of ranks from 1 to 4096.
 pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
     match text.parse() {
         Ok(ranks @ 1..=4096) => Ok(ranks),
@@ -211,7 +211,6 @@ pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
     }
 }
 
-/// Parses a number of seconds above 0.
 pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
     let expected = || "expected a number of seconds above 0, such as 30 or 0.5".to_owned();
     let seconds: f64 = text.parse().map_err(|_| expected())?;
@@ -219,20 +218,21 @@ pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
     if timeout.is_zero() { Err(expected()) } else { Ok(timeout) }
 }
 
-/// Returns the error for an unknown algorithm; `others` are further words that the option takes.
+/// Returns the error text for an unknown algorithm; `others` are further words that the option
+/// accepts.
 pub(crate) fn unknown_algorithm(others: &str) -> String {
     let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
     format!("unknown algorithm; expected {others} or {}", names.join(", "))
 }
 
-/// Returns the first option that was given, by its name.
+/// Returns the name of the first option that was given.
 pub(crate) fn first_given<const N: usize>(
     options: [(&'static str, bool); N],
 ) -> Option<&'static str> {
     options.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
 }
 
-/// Refuses an option because the backend lacks what it needs, such as GPUs.
+/// Rejects an option if the backend lacks what it needs, such as GPUs.
 pub(crate) fn check_needs(
     option: Option<&str>,
     needed: &str,
@@ -244,7 +244,7 @@ pub(crate) fn check_needs(
     Err(Failure::usage(text).with_advice(advice))
 }
 
-/// Returns the parser of an option whose value is one of several names.
+/// Returns a parser that accepts only the names of the given values.
 pub(crate) fn one_of<T: Clone + Send + Sync + 'static>(
     values: impl IntoIterator<Item = T>,
     name: fn(&T) -> &'static str,
@@ -257,7 +257,6 @@ pub(crate) fn one_of<T: Clone + Send + Sync + 'static>(
     })
 }
 
-/// Parses a size of at least 1 byte.
 pub(crate) fn parse_size_above_0(text: &str) -> Parsed<Size> {
     match text.parse().map_err(|error: SizeError| error.to_string())? {
         Size(0) => Err("expected at least 1 byte".to_owned()),

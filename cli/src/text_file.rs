@@ -1,4 +1,4 @@
-//! Reads the text files that options name.
+//! Reads the text files that command line options name.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -7,10 +7,10 @@ use std::path::Path;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 
-/// Largest text file that is read.
+/// The maximum length of a text file in bytes.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 
-/// Reads a text file.
+/// Reads a text file of limited length.
 pub(crate) fn read(path: &Path) -> Result<String> {
     let what = path.display();
     let failed = |error: io::Error| Failure::io(format_args!("cannot read {what}"), &error);

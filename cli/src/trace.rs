@@ -7,25 +7,22 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// Largest number of threads of one lane; steps that still overlap share the last one.
+/// The maximum number of threads of one lane; steps that still overlap share the last one.
 const TRACKS: u64 = 16;
 
-/// One step on the timeline.
+/// One step of a lane on the timeline of a trace file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TraceEvent {
-    /// Rank that executes the step.
     pub(crate) rank: u32,
-    /// Lane that executes the step.
     pub(crate) lane: u32,
-    /// Text of the step.
     pub(crate) name: String,
-    /// Start in nanoseconds from an origin that all events share.
+    /// The start in nanoseconds from an origin that all events share.
     pub(crate) start_ns: f64,
-    /// Duration in nanoseconds; 0 is an instant event.
+    /// The duration in nanoseconds; 0 for an instant event.
     pub(crate) duration_ns: f64,
 }
 
-/// Returns the content of a trace file; `title` is stored in its metadata.
+/// Returns the content of a trace file with `title` in its metadata.
 pub(crate) fn render(title: &str, mut events: Vec<TraceEvent>) -> String {
     events.sort_by(|a, b| {
         let lanes = (a.rank, a.lane).cmp(&(b.rank, b.lane));

@@ -1,4 +1,4 @@
-//! Parses and prints sizes, rates and delays.
+//! Parses and prints sizes, rates and delays of the command line.
 //!
 //! Sizes of memory use powers of 1024. `KB` and `MB` are refused, because many readers take them
 //! for powers of 1000. Rates of networks use powers of 1000, as vendors state them.
@@ -7,11 +7,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes from the command line.
+/// A number of bytes on the command line, such as `64K`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) u64);
 
-/// Describes why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SizeError(String);
 
@@ -79,11 +78,11 @@ fn shift(suffix: &str) -> Option<u32> {
     }
 }
 
-/// A rate in bytes per second from the command line, above 0.
+/// A rate in bytes per second on the command line, such as `2GB/s`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rate(pub(crate) f64);
 
-/// A short time from the command line.
+/// A time of at most 10 s on the command line, such as `20us`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Delay(pub(crate) Duration);
 
@@ -113,7 +112,7 @@ impl FromStr for Delay {
     }
 }
 
-/// Returns the number in front of one of the units, scaled by the unit.
+/// Returns the number in front of one of the units, multiplied by the factor of the unit.
 fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, factor) = units.iter().find_map(|(unit, factor)| {
         let number = text.strip_suffix(unit)?.trim();

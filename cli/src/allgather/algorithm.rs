@@ -1,4 +1,4 @@
-//! Options for the choice of the algorithm and of the number of chunks.
+//! Defines the options that select algorithms and the number of chunks of a block.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,6 @@ pub(crate) struct AlgorithmOptions {
 }
 
 impl AlgorithmOptions {
-    /// Returns the requested number of chunks for the longest block.
     pub(super) fn chunks(&self, longest_block_bytes: u64) -> Result<Option<u32>> {
         let Some(Size(chunk)) = self.chunk_bytes else { return Ok(self.chunks) };
         let chunks = longest_block_bytes.div_ceil(chunk).max(1);
@@ -53,7 +52,8 @@ impl AlgorithmOptions {
         })
     }
 
-    /// Returns the algorithms to measure on `nodes` nodes; `None` is the choice of the library.
+    /// Returns the algorithms to measure on `nodes` nodes; `None` leaves the choice to the cost
+    /// model.
     pub(super) fn algorithms(
         &self,
         nodes: usize,
@@ -71,7 +71,6 @@ impl AlgorithmOptions {
         algorithms
     }
 
-    /// Returns the algorithms that are given by name.
     pub(super) fn named(&self) -> impl Iterator<Item = Algorithm> {
         let choices = match &self.selection {
             AlgorithmList::Listed(choices) => choices.as_slice(),
@@ -80,7 +79,7 @@ impl AlgorithmOptions {
         choices.iter().filter_map(|choice| choice.0)
     }
 
-    /// Returns whether rows show predictions.
+    /// Returns whether result rows show the predicted time next to the measured time.
     pub(super) fn predicts(&self) -> bool {
         self.predict || self.calibration.is_some()
     }

@@ -1,4 +1,4 @@
-//! Selects the backend that moves the bytes, its GPUs and its kind of engine.
+//! Selects the backend of a run, the GPU of each rank and the kind of copy engine.
 
 use peerlane::open::{self, Survey};
 use peerlane::rocm::EngineKind;
@@ -8,37 +8,35 @@ use super::target::{Backend, check_engine};
 use crate::error::{Failure, Result};
 use crate::options::check_needs;
 
-/// Number and distribution of the ranks before they connect.
+/// The ranks that are known before they connect: how many run here, and whether others run
+/// elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaunchInfo {
-    /// Number of ranks on this machine.
+    /// The number of ranks on this machine; `None` if the devices decide it.
     pub(crate) local_ranks: Option<usize>,
-    /// Whether other ranks run on other machines.
     pub(crate) multi_host: bool,
 }
 
-/// A GPU that a rank can use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSlot {
-    /// Number that the driver gives to the GPU.
+    /// The number by which the driver knows the GPU, from 0.
     pub(crate) ordinal: u32,
-    /// PCI address, such as `0000:1b:00.0`.
+    /// The PCI address of the GPU, such as `0000:1b:00.0`.
     pub(crate) pci_bus_id: String,
 }
 
-/// The backend of a run and its GPUs.
+/// The backend that was selected for a run, with the GPUs that its ranks use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Selected {
-    /// The backend; never `Auto`.
+    /// The selected backend, never `Auto`.
     pub(crate) backend: Backend,
-    /// GPUs that the ranks of this machine take in turn; empty on the host.
+    /// The GPUs that the ranks of this machine use in turn; empty for backends without GPUs.
     pub(crate) slots: Vec<GpuSlot>,
-    /// What `auto` selected, and why.
+    /// The text that says which backend `auto` has selected and for which reason.
     pub(crate) note: Option<String>,
 }
 
 impl Selected {
-    /// Selects the backend for the ranks of a launch.
     pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
         let selected = match options.target.backend {
             Backend::Auto => Self::auto(Survey::of_machine(), options, launch)?,
@@ -70,12 +68,12 @@ impl Selected {
         Ok(selected)
     }
 
-    /// Returns the name of the backend.
     pub(crate) fn name(&self) -> &'static str {
         self.backend.name()
     }
 
-    /// Selects GPUs if each rank can have its own, as the library does.
+    /// Selects a GPU backend if every rank can have a GPU of its own, and the host backend
+    /// otherwise.
     fn auto(survey: Survey, options: &Options, launch: LaunchInfo) -> Result<Self> {
         let requested = &options.target.devices;
         let count = (!requested.is_empty()).then_some(requested.len());
@@ -100,18 +98,16 @@ impl Selected {
         Self { backend: Backend::Host, slots: Vec::new(), note }
     }
 
-    /// Returns the number of ranks to spawn without `--ranks`.
     pub(crate) fn ranks_default(&self) -> usize {
         if self.slots.is_empty() { Options::RANKS_DEFAULT } else { self.slots.len() }
     }
 
-    /// Returns the GPU of the rank with index `local_rank` on this machine; `None` on the host.
+    /// Returns the GPU of the rank with this index on this machine; `None` without GPUs.
     pub(crate) fn slot(&self, local_rank: usize) -> Option<&GpuSlot> {
         self.slots.get(local_rank.checked_rem(self.slots.len())?)
     }
 }
 
-/// Returns the requested GPUs of a backend, or all of them.
 fn slots(backend: Backend, requested: &[u32]) -> Result<Vec<GpuSlot>> {
     let missing = |text: String| {
         Failure::failed(text)

@@ -1,4 +1,4 @@
-//! Fills host memory with random blocks and compares outputs byte by byte.
+//! Fills input buffers in host memory with random blocks, and compares output buffers byte by byte.
 
 use peerlane::Rank;
 
@@ -8,19 +8,18 @@ use super::shape::{GAP, destinations};
 use crate::error::Result;
 use crate::ranks::data::{Mismatch, TestData, UNWRITTEN, overwrite};
 
-/// Result of a comparison.
 pub(super) type Comparison = std::result::Result<(), Difference>;
 
-/// The first difference in an output.
+/// The first byte of an output buffer that has a wrong value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Difference {
-    /// A wrong byte in a block.
+    /// A byte of a block that differs from the byte that its rank has sent.
     Byte(Mismatch),
-    /// A written element in a gap between blocks.
+    /// An element between two blocks that was overwritten although no rank sends it.
     Gap { buffer: usize, element: usize },
 }
 
-/// Overwrites the output with a known byte, then fills the block of this rank.
+/// Overwrites the output buffers with a known byte, then fills the input blocks of this rank.
 pub(super) fn fill(
     setup: &Setup<'_>,
     operation: &mut dyn HostOperation,
@@ -48,7 +47,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Compares every byte of the output, and of the gaps of a list.
+/// Compares every byte of the output blocks, and of the gaps between the blocks of a list.
 pub(super) fn compare(
     setup: &Setup<'_>,
     operation: &mut dyn HostOperation,

@@ -1,4 +1,4 @@
-//! Measures over the host backend, or over NICs, also between ranks of one host.
+//! Measures collectives on host memory, over the host backend or over NICs.
 
 use std::time::Duration;
 
@@ -29,7 +29,6 @@ struct HostCandidate {
     block_length: u64,
 }
 
-/// Runs this rank on host memory.
 pub(super) fn run(context: RankContext<'_>, backend: Backend) -> Result<()> {
     let (options, hosts) = (context.options, context.rank_topology.hosts);
     let limit_fabrics = limit_fabrics(&context, backend)?;
@@ -46,8 +45,8 @@ pub(super) fn run(context: RankContext<'_>, backend: Backend) -> Result<()> {
     Ok(measurement.group.close()?)
 }
 
-/// Opens the fabrics for `--limit`. On the host, one copies through the cache, the other with streaming
-/// stores.
+/// Opens the fabrics whose bare copies are the limit. On the host, one copies through the cache,
+/// the other with streaming stores.
 fn limit_fabrics(context: &RankContext<'_>, backend: Backend) -> Result<Vec<DynFabric>> {
     let RankContext { options, comm, rank_topology, .. } = context;
     if !options.limit {

@@ -1,4 +1,4 @@
-//! Erases the element type of operations on host memory.
+//! Erases the element type of prepared operations on host memory.
 
 use std::ops::Range;
 
@@ -9,27 +9,24 @@ use peerlane::{Element, Operation, Rank};
 
 use crate::error::Result;
 
-/// An operation on host memory, without its element type.
+/// A prepared operation on host memory whose buffers are accessed as bytes.
 pub(super) trait HostOperation {
-    /// Starts the operation and waits until the output is complete. Collective.
+    /// Starts the operation and waits until this rank's output is complete. Collective.
     fn run(&mut self) -> Result<()>;
 
-    /// Returns how the operation runs.
     fn report(&self) -> &Report;
 
-    /// Returns the timed steps, if the operation was prepared with a trace.
+    /// Returns the timed steps of traced starts; `None` if the operation was prepared without a
+    /// trace.
     fn trace(&self) -> Option<Trace>;
 
-    /// Returns an output buffer for writing, in bytes.
     fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]>;
 
-    /// Returns the input of a tensor for writing, in bytes.
     fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]>;
 
-    /// Returns what a rank has contributed to a tensor of the output, in bytes.
+    /// Returns the bytes that `source` has contributed to a tensor of the output.
     fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]>;
 
-    /// Returns elements of an output buffer, in bytes.
     fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]>;
 }
 

@@ -1,5 +1,5 @@
-//! Measures the limit of an operation on the host: bare copies of the same sizes between buffers
-//! of the same kind, all at once. No flags are used; a barrier separates the iterations.
+//! Measures the limit of an operation on the host: bare copies of the same bytes between the same
+//! ranks. No flags are used; a barrier separates the iterations.
 
 use std::time::Duration;
 
@@ -16,15 +16,16 @@ use crate::ranks::bare_fabric::{BareEngine, BareFabric};
 use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{longest_of_each, span_of_each};
 
-/// The copies of one operation.
+/// The layout of an operation whose bytes are copied without flags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LimitCopies<'a> {
     pub(crate) layout: &'a Layout,
-    /// Whether the self copy is left out.
+    /// Whether input and output are the same memory, so that there is no self copy.
     pub(crate) in_place: bool,
 }
 
-/// Measures bare copies over several fabrics that copy in different ways; the fastest is the limit.
+/// Times bare copies over several fabrics that copy in different ways; the fastest fabric is the
+/// limit.
 pub(crate) struct Limit {
     copiers: Vec<(BareFabric, BareEngine)>,
     /// Reduces the times of all ranks to one time per iteration.
@@ -32,7 +33,7 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// Connects the fabrics of ranks on `hosts` hosts. Collective.
+    /// Connects the fabrics of all ranks, which run on `hosts` hosts. Collective.
     pub(crate) fn open(copiers: Vec<DynFabric>, comm: &Comm, hosts: usize) -> Result<Self> {
         let copiers = copiers.into_iter().map(|fabric| {
             let mut fabric = BareFabric::open(fabric, comm)?;
@@ -47,7 +48,7 @@ impl Limit {
         Ok(Self { copiers: copiers.collect::<Result<_>>()?, reduce })
     }
 
-    /// Returns the median time of the copies over the fastest fabric. Collective.
+    /// Returns the median time of the bare copies over the fastest fabric. Collective.
     pub(crate) fn measure(
         &mut self,
         copies: LimitCopies<'_>,

@@ -1,4 +1,4 @@
-//! Measures size by size: the limit of the machine, a check, the timed iterations, and a second check.
+//! Measures one size after another: the limit, a check, the timed iterations, and a second check.
 //!
 //! A [`Bench`] does what differs between host memory and GPU memory.
 
@@ -17,7 +17,7 @@ use crate::ranks::comm::Comm;
 use crate::ranks::data::TestData;
 use crate::report::{Overlap, Row};
 
-/// The state of a measuring rank whose group is open.
+/// The open group of a measuring rank, with its options and its receiver of events.
 pub(super) struct Measurement<'a> {
     pub(super) setup: Setup<'a>,
     pub(super) comm: Comm,
@@ -26,36 +26,38 @@ pub(super) struct Measurement<'a> {
     pub(super) sink: Sink<'a>,
 }
 
-/// One size of a sweep.
+/// One size of a sweep over total sizes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     pub(super) index: usize,
-    /// Elements of a block on average.
+    /// The average number of elements in a block.
     pub(super) block_length: u64,
     pub(super) total_bytes: u64,
 }
 
-/// A prepared operation with its memory.
+/// A prepared operation that can be checked.
 pub(super) trait Checked {
-    /// Returns the name for texts.
+    /// Returns the name of the algorithm or library for error texts.
     fn name(&self) -> &'static str;
 
-    /// Gathers new data into outputs with a known byte, and compares every byte on this rank. Returns the text of
-    /// the first difference. Collective.
+    /// Runs the operation on new data and compares every output byte of this rank. Returns the text
+    /// of the first difference. Collective.
     fn check(&mut self, run: &Measurement<'_>, data: TestData) -> Result<Option<String>>;
 }
 
-/// Peerlane's operations, one for each report, and after them those of other libraries.
+/// The operations to measure at one size: Peerlane's, one for each report, and after them those of
+/// other libraries.
 pub(super) struct Candidates<C> {
     pub(super) all: Vec<C>,
     pub(super) reports: Vec<Report>,
 }
 
-/// Prepares and times operations on host memory or on GPU memory. All methods are collective.
+/// Prepares and times operations in one kind of memory, on the host or on GPUs. All methods are
+/// collective.
 pub(super) trait Bench {
     type Candidate: Checked;
 
-    /// Returns the time of bare copies, if it is measured.
+    /// Returns the time of bare copies, or `None` if the limit is not measured.
     fn limit(&mut self, run: &mut Measurement<'_>, at: Point) -> Result<Option<Duration>>;
 
     fn prepare(
@@ -64,7 +66,6 @@ pub(super) trait Bench {
         at: Point,
     ) -> Result<Candidates<Self::Candidate>>;
 
-    /// Times all candidates in turn.
     fn time(
         &mut self,
         run: &mut Measurement<'_>,
@@ -72,7 +73,7 @@ pub(super) trait Bench {
         at: Point,
     ) -> Result<Vec<Timing>>;
 
-    /// Times all candidates together with compute work, if that is measured.
+    /// Times all candidates together with compute work; empty if that is not requested.
     fn overlap(
         &mut self,
         _run: &mut Measurement<'_>,
@@ -82,12 +83,13 @@ pub(super) trait Bench {
         Ok(Vec::new())
     }
 
-    /// Adds to a row what only this bench measures; `others` are the times of other libraries.
+    /// Adds to a result row what only this kind of memory has; `others` are the times of other
+    /// libraries.
     fn complete(&self, _setup: &Setup<'_>, _row: &mut Row, _own: Timing, _others: &[Timing]) {}
 }
 
 impl Measurement<'_> {
-    /// Sends an event to the printer, on rank 0 only.
+    /// Sends an event to the printer if this is rank 0.
     pub(super) fn report_event(&mut self, event: ProgressEvent) -> Result<()> {
         if self.comm.rank().0 == 0 { (self.sink)(event) } else { Ok(()) }
     }
@@ -97,7 +99,8 @@ impl Measurement<'_> {
         self.report_event(ProgressEvent::Activity { activity, total_bytes })
     }
 
-    /// Measures all sizes, and then traces the largest one if that is asked for. Collective.
+    /// Measures all sizes of the sweep, and then traces the largest one if `--trace` is given.
+    /// Collective.
     pub(super) fn sweep(&mut self, bench: &mut impl Bench) -> Result<()> {
         let options = self.setup.options;
         let lengths = options.sweep(self.comm.ranks()).block_lengths();
@@ -150,7 +153,7 @@ impl Measurement<'_> {
         Ok(self.group.barrier()?)
     }
 
-    /// Checks all candidates with the data of a round, and fails on all ranks if one of them found wrong bytes.
+    /// Checks all candidates, and fails on every rank if one rank has found a wrong byte.
     fn check(&self, candidates: &mut [impl Checked], point: Point, round: u64) -> Result<()> {
         let data = TestData { seed: self.seed, size: point.index as u64, round };
         for candidate in candidates {

@@ -53,7 +53,6 @@ pub(crate) use options::Options;
 use printer::Printer;
 pub(crate) use target::TargetOptions;
 
-/// Joins the group of a launcher, or spawns one.
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.check()?;
     if options.vs.is_some() {
@@ -77,7 +76,7 @@ fn leave_multicast_off() {
     }
 }
 
-/// Runs a rank that this program has spawned.
+/// Runs a rank that the parent process of this program has spawned.
 fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
     let launch = LaunchInfo { local_ranks: Some(environment.ranks), multi_host: false };
     let selected = Selected::of(options, launch)?;
@@ -94,7 +93,7 @@ fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
     })
 }
 
-/// Runs a rank that a launcher has started; rank 0 prints.
+/// Runs a rank that a launcher has started; rank 0 prints the results.
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if let Some(ranks) = options.target.ranks.filter(|ranks| *ranks != environment.ranks) {
         return Err(Failure::usage(format!(
@@ -127,7 +126,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     result.and(shown)
 }
 
-/// Runs the parent of one process per rank.
+/// Spawns one process per rank on this machine and prints the results.
 fn spawn(options: &Options) -> Result<()> {
     let ranks = options.target.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
     let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
@@ -141,7 +140,7 @@ fn spawn(options: &Options) -> Result<()> {
     result.and(shown)
 }
 
-/// Looks for the libraries that the ranks will load, so that a missing one is reported once.
+/// Loads the libraries that the ranks need once, so that a missing one is reported once.
 fn find_libraries(options: &Options) -> Result<()> {
     if options.vs.is_some() {
         Nccl::open(options.nccl.as_deref())?;
@@ -152,7 +151,7 @@ fn find_libraries(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the host memory that `local_ranks` of the ranks allocate on this machine.
+/// Returns the host memory that the ranks of this machine allocate at the largest size.
 fn host_memory(
     options: &Options,
     selected: &Selected,

@@ -1,4 +1,4 @@
-//! Options of nodes and of the fabric between them.
+//! Defines the options for nodes and for the fabric between nodes.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(crate) struct NodeOptions {
 }
 
 impl NodeOptions {
-    /// Returns the given nodes as the topology of `ranks` ranks; `None` without `--nodes`.
+    /// Returns the topology of `ranks` ranks by `--nodes`; `None` without the option.
     pub(super) fn topology(&self, ranks: usize) -> Result<Option<Topology>> {
         let topology = self.nodes.as_ref().map(|nodes| nodes.topology(ranks)).transpose();
         topology.map_err(|text| {
@@ -52,19 +52,19 @@ impl NodeOptions {
         })
     }
 
-    /// Returns the throttle inside nodes.
+    /// Returns the throttle of the links inside a node, if there is one.
     pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
         let layer =
             |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
         self.local_bandwidth.map(layer)
     }
 
-    /// Returns whether the network between nodes is throttled.
+    /// Returns whether the links between nodes are throttled.
     pub(super) fn is_throttled(&self) -> bool {
         self.throttle().is_some()
     }
 
-    /// Returns the throttle between nodes.
+    /// Returns the throttle of the links between nodes, if there is one.
     pub(super) fn throttle(&self) -> Option<ThrottleLayer> {
         if self.network_bandwidth.is_none() && self.network_delay.is_none() {
             return None;

@@ -1,4 +1,4 @@
-//! Command line of `peerlane allgather`.
+//! Defines the command line of `peerlane allgather`.
 
 use std::path::PathBuf;
 
@@ -128,14 +128,14 @@ pub(crate) struct Options {
     /// trace events for Perfetto
     #[arg(long, value_name = "FILE.json", value_parser = OutputFile::parser("--trace", "json"))]
     pub(crate) trace: Option<OutputFile>,
-    /// The measured collective, which the command sets.
+    /// The collective to measure, which the command sets.
     #[arg(skip)]
     pub(crate) goal: Goal,
     #[command(flatten)]
     pub(crate) run: RunOptions,
 }
 
-/// Names the method by which a GPU copies its own block.
+/// Returns the name on the command line of the method by which a GPU copies its own block.
 pub(super) fn self_copy_name(self_copy: &SelfCopy) -> &'static str {
     match self_copy {
         SelfCopy::Auto => "auto",
@@ -157,20 +157,19 @@ pub(crate) enum ComputeWork {
 }
 
 impl Options {
-    /// Returns whether the library may choose any kind of engine by its prediction.
+    /// Returns whether the library may select the kind of copy engine by its prediction.
     pub(super) fn any_engine(&self) -> bool {
         self.engine == EngineKind::Auto && !self.graph
     }
 
-    /// Number of ranks to spawn on the host.
+    /// The number of ranks to spawn if there are no GPUs and `--ranks` is not given.
     pub(crate) const RANKS_DEFAULT: usize = 4;
 
-    /// Returns the options for another collective.
     pub(crate) fn of(self, goal: Goal) -> Self {
         Self { goal, ..self }
     }
 
-    /// Checks the options against each other.
+    /// Rejects options that contradict each other.
     pub(crate) fn check(&self) -> Result<()> {
         if self.sizes.max_bytes < self.sizes.min_bytes {
             return Err(Failure::usage(format!(
@@ -196,7 +195,7 @@ impl Options {
         self.check_collective()
     }
 
-    /// Refuses options that the collective does not have.
+    /// Rejects options that the collective does not support.
     fn check_collective(&self) -> Result<()> {
         let goal = self.goal;
         if goal == Goal::default() {
@@ -235,7 +234,7 @@ impl Options {
         Ok(())
     }
 
-    /// Refuses options that need GPUs.
+    /// Rejects options that need GPUs, for a backend without GPUs.
     pub(crate) fn check_without_gpus(&self, backend: &str) -> Result<()> {
         let asked = first_given([
             ("--graph", self.graph),
@@ -246,19 +245,18 @@ impl Options {
         check_needs(asked, "GPUs", backend, "use --backend cuda, or remove the option")
     }
 
-    /// Refuses options that need NVIDIA GPUs.
+    /// Rejects options that need NVIDIA GPUs, for the backend rocm.
     pub(crate) fn check_without_cuda(&self) -> Result<()> {
         let asked =
             first_given([("--vs", self.vs.is_some()), ("--overlap", self.overlap.is_some())]);
         check_needs(asked, "NVIDIA GPUs", "rocm", "remove the option")
     }
 
-    /// Returns the deadline of a wait that starts now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.run.timeout)
     }
 
-    /// Returns the sizes to measure between `ranks` ranks.
+    /// Returns the total sizes to measure between `ranks` ranks.
     pub(crate) fn sweep(&self, ranks: usize) -> Sweep {
         Sweep {
             ranks,
@@ -274,7 +272,7 @@ fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
     text.parse().map_err(|_| "expected u8, i32, i64, f16, bf16, f32 or f64".to_owned())
 }
 
-/// Returns the options that must be the same on all ranks, with the selected backend.
+/// Returns the options that must be equal on all ranks, with the selected backend.
 pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
     let Options { algorithm, node_options, shape, dtype, sizes, .. } = options;
     let (warmup, in_place) = (options.warmup, options.in_place);
@@ -330,7 +328,7 @@ pub(super) mod tests {
         options: Options,
     }
 
-    /// Parses a command line; the error is the text of clap.
+    /// Parses a command line; the error is the text that clap prints.
     pub(crate) fn parse(line: &str) -> std::result::Result<Options, String> {
         let words = std::iter::once("allgather").chain(line.split_whitespace());
         Line::try_parse_from(words).map(|line| line.options).map_err(|error| error.to_string())

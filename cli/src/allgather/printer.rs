@@ -1,4 +1,4 @@
-//! Prints the progress and the results of a run.
+//! Prints the progress and the results of a measurement.
 //!
 //! Rank 0 reports progress as events. If the printing process is another one, the events go to it
 //! through a pipe, as one JSON object per line.
@@ -16,25 +16,25 @@ use crate::report::{JsonLines, MissingRow, OutputFile, Progress, Row, lanes, plo
 use crate::trace::render;
 use crate::units::Size;
 
-/// Prints the events of a run.
+/// Receives the events of a measurement, and prints its tables, JSON lines and plot.
 pub(crate) struct Printer {
     json: Option<JsonLines>,
     plot: Option<OutputFile>,
     progress: Option<Progress>,
-    /// Current activity, for the text of a failure.
+    /// The activity that a failure names as the last known one.
     activity: String,
     rows: Vec<Row>,
-    /// Reasons for the choice of algorithms, and for missing rows.
+    /// Notes below the tables: why an algorithm was chosen, or why one cannot run.
     notes: Vec<String>,
     explains: bool,
     trace: Option<OutputFile>,
     traced: Vec<Traced>,
-    /// Automatic choices and their reasons.
+    /// The texts that say what `auto` has selected and for which reason.
     auto_choices: Vec<String>,
 }
 
 impl Printer {
-    /// Opens the outputs of the options; `note` describes the choice of the backend.
+    /// Opens the output files; `note` says which backend `auto` has selected.
     pub(crate) fn open(options: &Options, note: Option<&str>) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
@@ -50,7 +50,6 @@ impl Printer {
         })
     }
 
-    /// Handles an event.
     pub(crate) fn show(&mut self, event: ProgressEvent) -> Result<()> {
         self.activity = event.to_string();
         match event {
@@ -88,7 +87,7 @@ impl Printer {
         Ok(())
     }
 
-    /// Ends the progress bar and prints all results, also after a failure.
+    /// Ends the progress bar and prints the results so far, also after a failure.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.progress = None;
         let Some(first) = self.rows.first() else { return Ok(()) };
@@ -129,7 +128,6 @@ impl OutputHandler for Printer {
     }
 }
 
-/// Returns the fastest row of each size.
 fn fastest(rows: &[Row]) -> Vec<Row> {
     let mut fastest: Vec<Row> = Vec::new();
     for row in rows {
@@ -159,40 +157,38 @@ fn title(row: &Row) -> String {
     )
 }
 
-/// Progress of a run.
+/// An event that rank 0 reports to the process that prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ProgressEvent {
-    /// An automatic choice, with its reason.
+    /// The reason for what `auto` has selected.
     AutoChoice { text: String },
-    /// The group is open; `rows` rows follow.
+    /// The group is open, and `rows` result rows follow.
     Begin { rows: usize },
-    /// A long activity begins.
+    /// A measurement step that takes long begins.
     Activity { activity: Activity, total_bytes: u64 },
-    /// A size is finished with one algorithm.
+    /// One algorithm was measured at one size.
     Row { row: Box<Row> },
-    /// A size cannot run with one algorithm.
+    /// One algorithm cannot run at one size.
     Missing { row: Box<MissingRow> },
-    /// The reason for the choice of an algorithm.
+    /// The reason why the cost model has chosen an algorithm.
     Explanation { text: String },
-    /// Steps of all ranks in the traced starts.
+    /// The steps of all ranks in the traced starts.
     Trace { starts: Vec<Traced> },
 }
 
-/// Activities of a run.
+/// A step of the measurement of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Activity {
     Limit,
     Check,
     Measure,
-    /// All-gathers and compute work together.
     Overlap,
-    /// A traced start.
     Trace,
 }
 
-/// Receives events.
+/// The receiver of the events of a measurement.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(ProgressEvent) -> Result<()>;
 
 impl fmt::Display for ProgressEvent {

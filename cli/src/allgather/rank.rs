@@ -1,4 +1,4 @@
-//! Runs one rank: compares the options with all ranks, opens the group, and measures.
+//! Runs one rank: compares its options with all ranks, opens the group, and measures.
 
 use peerlane::bootstrap::Bootstrap;
 
@@ -13,7 +13,7 @@ use super::{gpu, host, topology};
 use crate::error::Result;
 use crate::ranks::comm::Comm;
 
-/// A rank whose options are equal to those of all ranks, before it opens its fabrics.
+/// A rank that has compared its options with all ranks and has not opened its fabrics yet.
 pub(super) struct RankContext<'a> {
     pub(super) options: &'a Options,
     pub(super) comm: Comm,
@@ -23,7 +23,7 @@ pub(super) struct RankContext<'a> {
 }
 
 impl<'a> RankContext<'a> {
-    /// Opens the group; `device` is the GPU of this rank. Collective.
+    /// Opens the group of all ranks; `device` is the GPU of this rank. Collective.
     pub(super) fn open(self, backend: Backend, device: Option<u32>) -> Result<Measurement<'a>> {
         let Self { options, comm, rank_topology, seed, sink } = self;
         let group = topology::open(options, &comm, rank_topology, backend, device)?;
@@ -32,8 +32,8 @@ impl<'a> RankContext<'a> {
     }
 }
 
-/// Runs this rank over `bootstrap`. `local_rank` is its index on this machine, if the launcher
-/// knows it. On rank 0, `sink` receives the progress.
+/// Measures as one rank of the group behind `bootstrap`. `local_rank` is its index on this machine,
+/// if the launcher knows it. On rank 0, `sink` receives the progress.
 pub(crate) fn run(
     options: &Options,
     selected: &Selected,

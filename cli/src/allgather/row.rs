@@ -1,4 +1,4 @@
-//! Creates the row of a measured all-gather.
+//! Creates the result row of one operation from its report and its times.
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use crate::report::{
     LaneRow, Limit, MissingRow, Predicted, Row, TierRow, bandwidths, microseconds,
 };
 
-/// Creates the result row of a measured operation.
 pub(super) fn row(
     setup: &Setup<'_>,
     report: &Report,
@@ -73,7 +72,7 @@ pub(super) fn row(
     }
 }
 
-/// Creates the row of an algorithm that cannot run.
+/// Creates the result row of an algorithm that cannot run, with the reason.
 pub(super) fn missing(
     setup: &Setup<'_>,
     algorithm: Option<Algorithm>,
@@ -97,8 +96,7 @@ fn tier(tier: Tier) -> String {
     tier.to_string()
 }
 
-/// Returns the backends of the lanes, each once and with a count if it has several lanes, and the
-/// names of the fallbacks.
+/// Returns a text with the backends of all lanes, each with its number of lanes, and the fallbacks.
 fn engine(report: &Report) -> String {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for lane in &report.lanes {

@@ -1,4 +1,4 @@
-//! Prepares all-gathers according to the options, and knows the links for their prediction.
+//! Prepares operations as the options require, and selects the links that predict their time.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::options::check_needs;
 use crate::ranks::comm::Comm;
 use crate::ranks::data::Numbering;
 
-/// Evaluates `$work` with `$element` as the Rust type of a `DType`.
+/// Evaluates an expression with the Rust type that a `DType` stands for.
 macro_rules! with_dtype {
     ($dtype:expr, $element:ident => $work:expr) => {
         match $dtype {
@@ -63,27 +63,28 @@ macro_rules! with_dtype {
 
 pub(super) use with_dtype;
 
-/// The options, applied to an open group.
+/// The options of a run together with the topology and the links of its open group.
 pub(crate) struct Setup<'a> {
     pub(super) options: &'a Options,
     pub(super) topology: Topology,
-    /// Name of the backend inside a node.
+    /// The name of the backend that connects the ranks of a node.
     pub(super) backend: String,
-    /// Links for the predictions, if they differ from those of the library.
+    /// The links that predict the time of an operation, if they differ from the library's.
     links: Option<Links>,
 }
 
-/// Choices with which an all-gather is prepared.
+/// The parameters of an operation that differ between its uses in one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
-    /// `None` is the choice of the library.
+    /// The algorithm of the operation; `None` leaves the choice to the cost model.
     pub(super) algorithm: Option<Algorithm>,
     pub(super) captured: bool,
     pub(super) traced: bool,
 }
 
 impl<'a> Setup<'a> {
-    /// Applies the options to an open group. Collective.
+    /// Applies the options to an open group, and checks that all ranks predict with the same links.
+    /// Collective.
     pub(super) fn of(
         options: &'a Options,
         comm: &Comm,
@@ -102,17 +103,16 @@ impl<'a> Setup<'a> {
         Ok(Self { options, topology, backend, links })
     }
 
-    /// Returns the number of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.topology.ranks()
     }
 
-    /// Returns the algorithms to measure.
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
         self.options.algorithm.algorithms(self.topology.nodes(), self.options.goal.collective)
     }
 
-    /// Prepares an all-gather with blocks of `block_length` elements on average. Collective.
+    /// Prepares the collective of the options with blocks of `block_length` elements on average.
+    /// Collective.
     pub(super) fn prepare<T: Element>(
         &self,
         group: &mut Group,
@@ -154,7 +154,7 @@ impl<'a> Setup<'a> {
         Ok(builder.trace(variant.traced).prepare()?)
     }
 
-    /// Prepares an operation as [`prepare`](Self::prepare), with the element type of the options. Collective.
+    /// Prepares an operation on host memory with the element type of the options. Collective.
     pub(super) fn prepare_on_host(
         &self,
         group: &mut Group,
@@ -166,12 +166,14 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Returns the layout for blocks that have `block_length` elements on average, with all tensors as one.
+    /// Returns the layout of blocks that have `block_length` elements on average, with all tensors
+    /// as one.
     pub(super) fn layout(&self, block_length: u64) -> Result<Layout> {
         layout(self.options, self.ranks(), block_length)
     }
 
-    /// Returns the length in bytes of each block in the input of `rank`: one for each tensor, or one for each receiving rank.
+    /// Returns the bytes of each input block of `rank`: one for each tensor, or one for each
+    /// receiving rank.
     pub(super) fn input_blocks(&self, block_length: u64, rank: Rank) -> Result<Vec<u64>> {
         let Options { shape, goal, .. } = self.options;
         let pieces = shape.pieces(*goal, block_length, self.ranks())?;
@@ -186,19 +188,18 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Returns the numbers of the blocks of a rank.
     pub(super) fn numbering(&self, rank: Rank) -> Numbering {
         let (rank, ranks) = (rank.index(), self.ranks());
         Numbering { collective: self.options.goal.collective, rank, ranks }
     }
 
-    /// Returns the predicted time, if predictions are shown.
+    /// Returns the predicted time of an operation, if rows show predictions.
     pub(super) fn predicted(&self, report: &Report) -> Option<Duration> {
         let predicts = self.options.algorithm.predicts();
         predicts.then(|| Duration::from_nanos(report.choice.cost.picoseconds / 1000))
     }
 
-    /// Returns the reason for the choice of the algorithm, if it is printed.
+    /// Returns the text that explains why the algorithm was chosen, if `--explain` is given.
     pub(super) fn explanation(&self, report: &Report) -> Option<String> {
         self.options.algorithm.explain.then(|| report.choice.explain())
     }
@@ -208,7 +209,7 @@ fn layout(options: &Options, ranks: usize, block_length: u64) -> Result<Layout> 
     layout_of(options, vec![options.shape.lengths(options.goal, block_length, ranks)])
 }
 
-/// Returns the layout for blocks with these lengths in elements, by tensor and rank.
+/// Returns the layout of blocks whose lengths are given in elements, by tensor and rank.
 fn layout_of(options: &Options, mut lengths: Vec<Vec<u64>>) -> Result<Layout> {
     let element = options.dtype.bytes() as u64;
     let lengths_mut = lengths.iter_mut().flatten();
@@ -216,7 +217,7 @@ fn layout_of(options: &Options, mut lengths: Vec<Vec<u64>>) -> Result<Layout> {
     Ok(options.goal.layout(&lengths, 1)?)
 }
 
-/// Checks the options before ranks are started.
+/// Rejects options that do not fit this number of ranks, before any rank is started.
 pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()> {
     options.shape.check(ranks)?;
     options.goal.check_root(ranks)?;
@@ -234,8 +235,7 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     calibrated_links(options, backend, ranks).map(drop)
 }
 
-/// Returns the links for the predictions, if they differ from those of the library: calibrated
-/// links, and the throttled network.
+/// Returns calibrated or throttled links for predictions; `None` if the library knows the links.
 fn links(
     options: &Options,
     network_fabric: NetworkFabric,
@@ -261,7 +261,7 @@ fn links(
     ))
 }
 
-/// Loads the links from the `--calibration` file, or returns `None` without the option.
+/// Loads the links from the file of `--calibration`; `None` without the option.
 fn calibrated_links(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
     let Some(path) = &options.algorithm.calibration else { return Ok(None) };
     // Virtual nodes are ranks of this machine, which were calibrated as one node.
@@ -279,7 +279,7 @@ mod tests {
     use super::super::options::tests::parse;
     use super::*;
 
-    /// The limit copies the whole block of a rank to each peer.
+    /// Verifies that a block of several tensors is one span, which the limit copies as a whole.
     #[test]
     fn a_block_of_several_tensors_is_one_copy() {
         let layout = layout(&parse("--tensors 3 --dtype f32").unwrap(), 2, 10).unwrap();

@@ -1,4 +1,4 @@
-//! The shape of an all-gather (blocks, lists, tensors) and the sizes of a sweep.
+//! Defines the options for unequal blocks, lists and tensors, and computes the sizes of a sweep.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,9 +9,9 @@ use peerlane::Destination;
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
 
-/// Elements between the blocks of a list, which must not be written.
+/// The number of elements between two blocks of a list, which no rank may write.
 pub(super) const GAP: usize = 3;
-/// Number of buffers over which a list is scattered.
+/// The number of output buffers over which a list is scattered.
 const LIST_BUFFERS: usize = 2;
 
 /// Options of the shape.
@@ -30,12 +30,12 @@ pub(crate) struct ShapeOptions {
     pub(crate) tensors: Option<u32>,
 }
 
-/// One number per rank, not all 0.
+/// The ratio of the block lengths: one number for each rank, not all 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ratio(Vec<u32>);
 
 impl ShapeOptions {
-    /// Checks the ratio against the number of ranks.
+    /// Checks that the ratio has one number for each rank.
     pub(super) fn check(&self, ranks: usize) -> Result<()> {
         match &self.blocks {
             Some(ratio) if ratio.0.len() != ranks => Err(Failure::usage(format!(
@@ -47,7 +47,8 @@ impl ShapeOptions {
         }
     }
 
-    /// Returns the elements of each rank's block, with `block_length` on average; of the whole in a broadcast.
+    /// Returns the length of each rank's block in elements, with `block_length` on average; of the
+    /// whole in a broadcast.
     ///
     /// Between pairs of ranks, the blocks differ by default: the numbers are 0:1:2 and so on.
     pub(super) fn lengths(&self, goal: Goal, block_length: u64, ranks: usize) -> Vec<u64> {
@@ -65,7 +66,7 @@ impl ShapeOptions {
         cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
     }
 
-    /// Returns the elements of every piece, first by tensor and then by rank.
+    /// Returns the length of every piece in elements, by tensor and then by rank.
     pub(super) fn pieces(
         &self,
         goal: Goal,
@@ -89,12 +90,12 @@ impl ShapeOptions {
         (0..tensors as usize).map(of_tensor).collect()
     }
 
-    /// Returns the number of output buffers for `ranks` ranks.
     pub(super) fn output_buffers(&self, ranks: usize) -> usize {
         if self.list { ranks.min(LIST_BUFFERS) } else { 1 }
     }
 
-    /// Returns the shape as text for the title; `None` for equal blocks in one tensor.
+    /// Returns a description of blocks, list and tensors for the title; `None` for equal blocks in
+    /// one tensor.
     pub(super) fn text(&self) -> Option<String> {
         let blocks = self.blocks.as_ref().map(|ratio| format!("blocks {ratio}"));
         let list = self.list.then(|| "to a list".to_owned());
@@ -104,7 +105,7 @@ impl ShapeOptions {
     }
 }
 
-/// Returns where `--list` puts each block: in reverse rank order, in two buffers, with gaps.
+/// Returns where `--list` places each block: in reverse rank order, in two buffers, with gaps.
 pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     let mut ends = [GAP; LIST_BUFFERS];
     let mut destinations = vec![Destination::default(); lengths.len()];
@@ -116,7 +117,7 @@ pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     destinations
 }
 
-/// Cuts `whole` into pieces proportional to the weights; the pieces add up to `whole`.
+/// Cuts `whole` into pieces that are proportional to the weights and add up to `whole`.
 fn cuts(weights: impl Iterator<Item = u128>, sum: u128, whole: u128) -> Vec<u64> {
     let mut before = 0;
     let cut = |weights: u128| u64::try_from(whole * weights / sum.max(1)).unwrap_or(u64::MAX);
@@ -151,8 +152,8 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// Total sizes from the smallest to the largest, each a multiple of the one before, in equal blocks
-/// of whole elements.
+/// The total sizes of a measurement, each a multiple of the one before, in blocks of whole
+/// elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
     pub(crate) ranks: usize,
@@ -163,8 +164,8 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Returns the block of each size in elements, in increasing order. Sizes that round to the
-    /// same block occur once.
+    /// Returns the length of a block at each size in elements, in increasing order. Sizes that
+    /// round to the same block occur once.
     pub(crate) fn block_lengths(&self) -> Vec<u64> {
         let unit = self.element_bytes.saturating_mul(self.ranks as u64);
         let totals =
@@ -177,12 +178,10 @@ impl Sweep {
         lengths
     }
 
-    /// Returns the total bytes for a block of `block_length` elements.
     pub(crate) fn total_bytes(&self, block_length: u64) -> u64 {
         self.block_bytes(block_length).saturating_mul(self.ranks as u64)
     }
 
-    /// Returns the bytes of a block of `block_length` elements.
     pub(crate) fn block_bytes(&self, block_length: u64) -> u64 {
         block_length.saturating_mul(self.element_bytes)
     }

@@ -1,4 +1,4 @@
-//! Options of the backend, its devices and its kind of engine.
+//! Defines the options that select the backend, its devices and its kind of copy engine.
 
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
@@ -37,7 +37,7 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// Returns the backend of the library; `Auto` was resolved before.
+    /// Returns the library's name of the backend; `Auto` was resolved before.
     pub(crate) fn in_library(self) -> open::Backend {
         match self {
             Self::Auto | Self::Host => open::Backend::Host,
@@ -47,7 +47,6 @@ impl Backend {
         }
     }
 
-    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -65,12 +64,12 @@ fn parse_device(text: &str) -> std::result::Result<u32, String> {
         .map_err(|_| "expected numbers of GPUs separated by commas, such as 0,1,3".to_owned())
 }
 
-/// Returns the parser of `--engine`.
 pub(super) fn engine_parser() -> impl TypedValueParser<Value = EngineKind> {
     one_of([EngineKind::Auto, EngineKind::Streams, EngineKind::Sdma], |kind| kind.name())
 }
 
-/// Checks that the engine fits `--graph` and that this machine has it.
+/// Checks that `--engine` does not contradict `--graph` and that this machine has SDMA engines if
+/// they are requested.
 pub(super) fn check_engine(engine: EngineKind, graph: bool) -> Result<()> {
     if engine != EngineKind::Sdma {
         return Ok(());

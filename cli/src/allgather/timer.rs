@@ -1,4 +1,5 @@
-//! Times candidates on all ranks in turn; on the host: untimed barrier, clock, operation, clock.
+//! Times operations on all ranks in turn; on the host, each iteration runs between two clock
+//! readings after a barrier.
 
 use std::time::Duration;
 
@@ -8,34 +9,34 @@ use crate::error::Result;
 use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{Interval, Statistics};
 
-/// Time for the iterations of one size if their number is not given.
+/// The total time of the iterations of one size if their number is not given.
 const BUDGET: Duration = Duration::from_millis(500);
 const ITERATIONS_MIN: u32 = 20;
 const ITERATIONS_MAX: u32 = 1000;
 
-/// Number of iterations.
+/// The numbers of untimed and timed iterations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimingOptions {
-    /// Untimed iterations before the timed ones, at least 1.
+    /// The number of untimed iterations before the timed ones, at least 1.
     pub(crate) warmup: u32,
-    /// Timed iterations; `None` for as many as fit in the budget.
+    /// The number of timed iterations; `None` for as many as fit in the time budget.
     pub(crate) iterations: Option<u32>,
 }
 
-/// Times of a candidate; the longest time of all ranks counts.
+/// The times of one operation, of which the longest of all ranks counts in each iteration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) statistics: Statistics,
     pub(crate) iterations: usize,
-    /// Host time of one start, where the device does not include it.
+    /// The time that the host needs to enqueue one start, for operations on GPUs.
     pub(crate) host: Option<Duration>,
 }
 
-/// Reduces the times of all ranks to one time per iteration.
+/// A function that reduces the times of all ranks to one time per iteration.
 pub(crate) type Reduce = fn(&[Vec<Interval>]) -> Vec<Duration>;
 
-/// Runs `measure` for all candidates in turn, so that a disturbance affects all of them alike. Each run returns `N`
-/// times. Collective.
+/// Measures all candidates in turn, so that a disturbance affects all of them alike. Each run
+/// returns `N` times. Collective.
 pub(crate) fn in_turn<C, const N: usize>(
     comm: &Comm,
     candidates: &mut [C],
@@ -61,7 +62,7 @@ pub(crate) fn in_turn<C, const N: usize>(
 }
 
 impl TimingOptions {
-    /// Times candidates after a barrier by the clock of the host; `run` runs one iteration. Collective.
+    /// Times candidates by the clock of the host, each iteration after a barrier.
     pub(crate) fn time<C>(
         &self,
         comm: &Comm,
@@ -92,8 +93,8 @@ impl TimingOptions {
         Ok(statistics.into_iter().map(timing).collect())
     }
 
-    /// Returns the number of iterations. Ranks measure different times but must make the same
-    /// number of iterations, so the slowest rank decides.
+    /// Returns the number of iterations that the slowest rank can make in the time budget, equal on
+    /// all ranks.
     fn agree(&self, comm: &Comm, estimate: Duration) -> Result<u32> {
         let all = comm.share("time of an iteration", &estimate)?;
         let slowest = all.into_iter().max().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The nodes of the ranks, and the fabric between nodes.
+//! Determines which ranks form a node, and opens the fabrics inside and between nodes.
 //!
 //! A node is a host whose ranks reach other hosts through NICs. Nodes can also be virtual: ranks of
 //! one machine that are treated as if they were on several. The fabric between nodes can be
@@ -21,20 +21,20 @@ use crate::error::{Failure, Result};
 use crate::nics::NicRank;
 use crate::ranks::comm::Comm;
 
-/// The fabric between nodes.
+/// The fabric that connects the nodes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NetworkFabric {
-    /// There is one node, or one fabric reaches all ranks.
+    /// No second fabric: there is one node, or one fabric reaches all ranks.
     None,
-    /// A second fabric of the same backend.
+    /// A second fabric of the backend that connects the ranks of a node.
     Same,
-    /// NICs.
+    /// RDMA NICs.
     Rdma,
 }
 
 impl NetworkFabric {
-    /// Returns the links between the ranks. Between virtual nodes they are those inside a node; the
-    /// throttle is applied in both cases.
+    /// Returns the links for predictions, with the throttle applied to the links between nodes.
+    /// Between virtual nodes they are those inside a node; the throttle is applied in both cases.
     pub(super) fn links(self, throttle: Option<ThrottleLayer>, mut links: Links) -> Links {
         let mut network = match self {
             Self::Same => links.local.clone(),
@@ -57,19 +57,18 @@ impl NetworkFabric {
     }
 }
 
-/// The topology, from the view of one rank.
+/// The topology of the ranks and the place of this rank in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RankTopology {
     pub(super) topology: Topology,
     pub(super) network_fabric: NetworkFabric,
-    /// Number of hosts.
     pub(super) hosts: usize,
-    /// Index of this rank among the ranks of its host.
+    /// The index of this rank among the ranks of its host.
     pub(super) local_rank: usize,
 }
 
 impl RankTopology {
-    /// Exchanges the hosts of all ranks. Collective.
+    /// Determines the topology from the hosts of all ranks and the options. Collective.
     pub(super) fn find(options: &Options, comm: &Comm, backend: Backend) -> Result<Self> {
         let hosts = comm.share("host", &comm.host().to_owned())?;
         Self::of(options, &hosts, comm.rank(), backend)
@@ -101,12 +100,12 @@ impl RankTopology {
         Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
     }
 
-    /// Returns the description of this rank for opening a NIC.
+    /// Returns what this rank needs to know about its host for opening a NIC.
     pub(super) fn nic_rank(&self) -> NicRank {
         NicRank { local_rank: self.local_rank, single_host: self.hosts == 1 }
     }
 
-    /// Returns the automatic choice between nodes and its reason, if there was one.
+    /// Returns the text that says why RDMA connects the nodes, if `auto` has selected it.
     pub(super) fn note(&self, options: &Options) -> Option<String> {
         let is_automatic = self.network_fabric == NetworkFabric::Rdma
             && options.node_options.network == Network::Auto;
@@ -116,7 +115,7 @@ impl RankTopology {
     }
 }
 
-/// Returns the number of each rank's host, in order of first occurrence.
+/// Numbers the hosts in the order of their first rank, and returns the number of each rank's host.
 fn number(hosts: &[String]) -> Vec<u32> {
     let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
     let number = |host| {
@@ -126,7 +125,7 @@ fn number(hosts: &[String]) -> Vec<u32> {
     hosts.iter().map(String::as_str).map(number).collect()
 }
 
-/// Checks that all ranks of a node are on one host, because they share memory.
+/// Checks that all ranks of a node run on one host, because they share memory.
 fn check_nodes(nodes: &Topology, hosts: &Topology, backend: Backend) -> Result<()> {
     for node in 0..nodes.nodes() as u32 {
         let members = nodes.members(node);
@@ -176,8 +175,8 @@ fn network_fabric(
     }
 }
 
-/// Opens the group: the fabric of the backend, a second one between nodes, and the throttles. `device`
-/// is the GPU of this rank. Collective.
+/// Opens the group with the fabric inside nodes, the fabric between nodes, and their throttles.
+/// `device` is the GPU of this rank. Collective.
 pub(super) fn open(
     options: &Options,
     comm: &Comm,
@@ -206,7 +205,6 @@ pub(super) fn open(
     Ok(fabrics.into_group(comm.clone())?)
 }
 
-/// Returns the options of all backends for this rank.
 pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) -> FabricOptions {
     let mut fabrics = FabricOptions::default();
     fabrics.rdma = options.nics.options(rank_topology.nic_rank());
@@ -216,7 +214,7 @@ pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) ->
     fabrics
 }
 
-/// Puts a throttle around a fabric, if there is one.
+/// Limits the rate of a fabric by a throttle layer, if there is one.
 pub(super) fn throttled(fabric: DynFabric, layer: Option<ThrottleLayer>) -> DynFabric {
     match layer {
         None => fabric,

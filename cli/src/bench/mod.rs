@@ -22,7 +22,6 @@ pub(crate) struct Options {
     options: Box<allgather::Options>,
 }
 
-/// Measures the collective.
 pub(crate) fn run(options: Options) -> Result<()> {
     let goal = options.collective.with_root(options.root)?;
     allgather::run(&options.options.of(goal))

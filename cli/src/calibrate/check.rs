@@ -1,4 +1,4 @@
-//! Checks how well the fitted links predict samples to which they were not fitted.
+//! Checks how well a calibration predicts measurements to which it was not fitted.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::measure::Configuration;
 use crate::error::Result;
 
-/// Predictions and choices compared with measurements.
+/// The comparison of a calibration's predictions and choices with measurements.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Check {
     machine: String,
@@ -18,13 +18,13 @@ pub(super) struct Check {
     topology: String,
     points: Vec<Point>,
     choices: Vec<SizeChoice>,
-    /// Share of the unfitted points that are predicted within 20 %.
+    /// The share of unfitted measurements that are predicted within 20 %, from 0 to 1.
     good_share: f64,
-    /// Largest excess of a chosen algorithm over the best measured one, as a share.
+    /// The maximum excess time of a chosen algorithm over the fastest measured one, as a share.
     worst_choice: f64,
 }
 
-/// One measured all-gather.
+/// The measured and the predicted time of one all-gather.
 #[derive(Debug, Serialize, Deserialize)]
 struct Point {
     algorithm: Algorithm,
@@ -34,11 +34,11 @@ struct Point {
     block_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
-    /// Whether the links were fitted to this point.
+    /// Whether the links were fitted to this measurement.
     fitted: bool,
 }
 
-/// Choice at one size and number of outputs.
+/// The algorithm that the cost model chooses at one size, and the fastest measured one.
 #[derive(Debug, Serialize, Deserialize)]
 struct SizeChoice {
     outputs: u32,
@@ -50,7 +50,7 @@ struct SizeChoice {
 }
 
 impl Check {
-    /// Compares the fitted samples and `others` with predictions.
+    /// Predicts the fitted samples and the other samples, and compares the times.
     pub(super) fn new(
         calibration: &Calibration,
         topology: &Topology,
@@ -99,12 +99,11 @@ impl Check {
         &self.machine
     }
 
-    /// Returns the topology of the samples.
     pub(super) fn topology(&self) -> Result<Topology> {
         Ok(self.topology.parse()?)
     }
 
-    /// Returns the fitted samples and the other samples.
+    /// Returns the samples to which the links were fitted, and the other samples.
     pub(super) fn samples(&self) -> [Vec<Sample>; 2] {
         [true, false].map(|fitted| {
             let points = self.points.iter().filter(|point| point.fitted == fitted);
@@ -112,7 +111,7 @@ impl Check {
         })
     }
 
-    /// Returns a summary in one sentence.
+    /// Returns a summary of the comparison in one sentence.
     pub(super) fn text(&self) -> String {
         format!(
             "{} points that the links were not fitted to, {:.0} % of them predicted within {:.0} %; no \
@@ -125,12 +124,12 @@ impl Check {
     }
 }
 
-/// Returns the points to which the links were not fitted.
+/// Returns the measurements to which the links were not fitted.
 fn between(points: &[Point]) -> impl Iterator<Item = &Point> {
     points.iter().filter(|point| !point.fitted)
 }
 
-/// Older files have no number of chunks.
+/// Returns the number of chunks for files that do not have it.
 fn one() -> u32 {
     1
 }
@@ -144,7 +143,7 @@ impl Point {
 }
 
 impl SizeChoice {
-    /// Chooses among the measured algorithms.
+    /// Chooses by the cost model among the algorithms that were measured at one size.
     fn of(group: &[&Sample], calibration: &Calibration, topology: &Topology) -> Result<Self> {
         let first = group[0];
         let blocks = vec![first.block_bytes; topology.ranks()];

@@ -13,21 +13,21 @@ use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::report::Row;
 
-/// Algorithm and number of outputs of a run.
+/// The algorithm and the number of outputs of one run of `peerlane allgather`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Configuration {
     pub(super) algorithm: Algorithm,
     pub(super) outputs: u32,
 }
 
-/// The samples of all runs, and the number of ranks.
+/// The samples of all runs of a calibration.
 pub(super) struct Runs {
     pub(super) backend: String,
     pub(super) ranks: usize,
     pub(super) samples: Vec<Sample>,
 }
 
-/// Measures all configurations in turn, round by round, from total size `min_bytes` on.
+/// Runs all configurations in turn, round by round, from total size `min_bytes` on.
 pub(super) fn measure(
     options: &Options,
     configurations: &[Configuration],
@@ -54,7 +54,6 @@ pub(super) fn measure(
 }
 
 impl Configuration {
-    /// Returns each algorithm with one output and with two.
     pub(super) fn all(algorithms: &[Algorithm]) -> Vec<Self> {
         let configurations = algorithms
             .iter()
@@ -62,7 +61,7 @@ impl Configuration {
         configurations.collect()
     }
 
-    /// Returns the sample of a run with these [`arguments`] and `chunks` chunks; its time is 0.
+    /// Returns the sample of one all-gather without its time.
     pub(super) fn sample(self, backend: &str, block_bytes: u64, chunks: u32) -> Sample {
         let Self { algorithm, outputs } = self;
         // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags together.
@@ -134,16 +133,16 @@ fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -
     arguments
 }
 
-/// Returns the fastest time. Other work on the machine makes a round slower, and nothing makes it
+/// Returns the minimum time. Other work on the machine makes a round slower, and nothing makes it
 /// faster.
 fn fastest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
-/// The lanes of all ranks.
+/// The lanes of the plans of all ranks.
 type Lanes = Vec<Vec<Lane>>;
 
-/// Gives samples of equal plans at the same size the time of the fastest. Between two ranks, for
+/// Assigns the minimum time to all samples of equal plans at the same size. Between two ranks, for
 /// instance, direct and ring have the same plan, so a measurement of one is a measurement of the
 /// other.
 pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> Result<()> {

@@ -20,7 +20,6 @@ use check::Check;
 use measure::{Configuration, Runs, measure, merge_equal_plans};
 pub(crate) use options::Options;
 
-/// Measures all-gathers, fits the links and writes the files.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let SampleSet { key, topology, mut fitted, mut others } = match &options.from {
         Some(path) => SampleSet::read(path)?,
@@ -39,7 +38,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Measured all-gathers: the samples to fit, and the others.
+/// The samples of a calibration: those to fit the links to, and others for the check.
 struct SampleSet {
     key: Key,
     topology: Topology,
@@ -48,7 +47,7 @@ struct SampleSet {
 }
 
 impl SampleSet {
-    /// Measures on this machine; the other samples are needed only for a check.
+    /// Measures all-gathers on this machine, with further sizes if a check is requested.
     fn here(options: &Options) -> Result<Self> {
         let configurations = Configuration::all(&options.algorithms);
         let Runs { backend, ranks, samples } =
@@ -64,7 +63,7 @@ impl SampleSet {
         Ok(Self { key, topology, fitted: samples, others })
     }
 
-    /// Reads the samples of an earlier check.
+    /// Reads the samples from the file of an earlier `--check`.
     fn read(path: &Path) -> Result<Self> {
         let what = path.display();
         let text = text_file::read(path)?;

@@ -1,4 +1,4 @@
-//! Command line of `peerlane calibrate`.
+//! Defines the command line of `peerlane calibrate`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Findings about the devices of the CUDA backend: capabilities, links and libraries.
+//! Inspects the GPUs of the CUDA backend: their capabilities, links and libraries.
 
 use peerlane::cuda::{self, ComputeMode, Device};
 
@@ -7,8 +7,8 @@ use crate::cublas;
 use crate::nccl::{self, Nccl};
 use crate::units::Size;
 
-/// Inspects every device. Without devices it returns nothing, because the section of backends
-/// reports that.
+/// Returns the findings about every NVIDIA GPU; empty without GPUs, which the section of backends
+/// reports.
 pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = cuda::discover() else { return Vec::new() };
     if devices.is_empty() {
@@ -62,7 +62,7 @@ fn device(device: &Device) -> Finding {
     }
 }
 
-/// Returns the capabilities that the backend uses and the device lacks.
+/// Returns a warning about the capabilities that the CUDA backend uses and the GPU lacks.
 fn limits(device: &Device) -> Option<Finding> {
     let abilities = &device.abilities;
     let lacks: Vec<&str> = [
@@ -85,7 +85,7 @@ fn limits(device: &Device) -> Option<Finding> {
     ))
 }
 
-/// Checks on each device which kinds of memory can be allocated and shared.
+/// Tries on each GPU which kinds of memory can be allocated and shared with other processes.
 fn handles(devices: &[Device]) -> Vec<Finding> {
     let of = |device: &Device| {
         let trials = cuda::try_handles(device.ordinal);
@@ -138,7 +138,6 @@ fn handle_finding(ordinal: u32, trials: Result<Trials, String>) -> Finding {
     }
 }
 
-/// Returns the links between all pairs of devices.
 fn links(devices: &[Device]) -> Finding {
     links::finding(
         devices.iter().map(|device| device.ordinal),

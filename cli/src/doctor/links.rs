@@ -1,4 +1,4 @@
-//! Findings about the links between GPUs: one text if all links are equal, otherwise a matrix.
+//! Describes the links between GPUs: as one text if all are equal, otherwise as a matrix.
 
 use std::fmt::Display;
 
@@ -6,10 +6,10 @@ use peerlane::hal::LinkKind;
 
 use super::Finding;
 
-/// Largest number of GPUs in a matrix.
+/// The maximum number of rows and columns of a printed matrix.
 const MATRIX_MAX: usize = 16;
 
-/// Returns the kind of link from one GPU to another, or `none` without peer access.
+/// Returns the kind of the link from one GPU to another, or `none` without peer access.
 pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     match link {
         Err(error) => format!("? ({error})"),
@@ -19,8 +19,8 @@ pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     }
 }
 
-/// Returns the links between the GPUs. `alone` is the advice for a single GPU, `off` the advice for
-/// GPUs without peer access.
+/// Returns the finding about the links between all pairs of GPUs. `alone` is the advice for a
+/// single GPU, `off` the advice for GPUs without peer access.
 pub(super) fn finding(
     ordinals: impl Iterator<Item = u32> + Clone,
     link: impl Fn(u32, u32) -> String,

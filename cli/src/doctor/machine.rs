@@ -1,4 +1,4 @@
-//! Findings about processors, memory and kernel features that all backends need.
+//! Inspects the processors, the memory and the kernel features that all backends need.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -12,12 +12,11 @@ use super::Finding;
 use crate::memory;
 use crate::units::Size;
 
-/// Locked memory with which an RDMA device can register buffers of a useful size.
+/// The limit of locked memory from which an RDMA device can register buffers of a useful size.
 const LOCKED_BYTES_ENOUGH: u64 = 1 << 30;
-/// File descriptors that a group of a few dozen ranks needs, with a reserve.
+/// The number of file descriptors that a group of a few dozen ranks needs, with a reserve.
 const DESCRIPTORS_ENOUGH: u64 = 1024;
 
-/// Inspects the machine.
 pub(super) fn inspect() -> Vec<Finding> {
     vec![
         kernel(),
@@ -145,7 +144,8 @@ fn locked_memory() -> Finding {
     }
 }
 
-/// Returns whether a process with this status may lock memory beyond its limit.
+/// Returns whether a process with this content of `/proc/self/status` may lock memory beyond its
+/// limit.
 fn may_lock(status: &str) -> bool {
     const IPC_LOCK: u32 = 14;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

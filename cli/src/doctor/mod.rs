@@ -29,23 +29,19 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// All findings, by section.
+/// The findings about this machine, one list for each printed section.
 #[derive(Debug, Serialize)]
 struct Findings {
     machine: Vec<Finding>,
     backends: Vec<Finding>,
-    /// Details of the CUDA backend, if it has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cuda: Vec<Finding>,
-    /// Details of the ROCm backend, if it has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rocm: Vec<Finding>,
-    /// Details of the RDMA backend, if the kernel has devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rdma: Vec<Finding>,
 }
 
-/// Inspects the machine and prints the findings.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let findings = Findings {
         machine: machine::inspect(),
@@ -83,19 +79,17 @@ impl Findings {
     }
 }
 
-/// Rating of a finding.
+/// The rating of a finding, which its printed mark shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// Complete.
     Ok,
-    /// Usable, with a limitation.
+    /// The inspected part works with a limitation.
     Warning,
-    /// Not available.
     Missing,
 }
 
-/// A result of the inspection, and advice.
+/// A printed line about one part of the machine, with advice if something is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub(super) topic: &'static str,
@@ -105,7 +99,7 @@ pub(super) struct Finding {
     pub(super) advice: Option<String>,
 }
 
-/// Describes the hardware queues that the streams of a process share.
+/// Creates the finding about the hardware queues that the streams of a process share.
 fn queues(SharedQueues { count, variable }: SharedQueues) -> Finding {
     let set = if std::env::var_os(variable).is_some() { "set" } else { "not set" };
     let text = format!(
@@ -116,12 +110,11 @@ fn queues(SharedQueues { count, variable }: SharedQueues) -> Finding {
 }
 
 impl Finding {
-    /// Creates a finding without advice.
     pub(super) fn ok(topic: &'static str, found: impl Into<String>) -> Self {
         Self { topic, state: State::Ok, found: found.into(), advice: None }
     }
 
-    /// Creates a finding with a limitation.
+    /// Creates a finding about a part that works with a limitation.
     pub(super) fn warning(
         topic: &'static str,
         found: impl Into<String>,
@@ -131,7 +124,7 @@ impl Finding {
         Self { topic, state: State::Warning, found, advice }
     }
 
-    /// Creates a finding of something that is not available.
+    /// Creates a finding about a part that is not available.
     pub(super) fn missing(
         topic: &'static str,
         found: impl Into<String>,
@@ -141,7 +134,7 @@ impl Finding {
         Self { topic, state: State::Missing, found, advice }
     }
 
-    /// Returns one line for the finding and one for the advice.
+    /// Returns the line of the finding, with its topic padded to `width`, and a line of advice.
     pub(super) fn text(&self, width: usize) -> String {
         let mark = match self.state {
             State::Ok => "ok",
@@ -155,7 +148,7 @@ impl Finding {
     }
 }
 
-/// Asks every backend for its devices.
+/// Returns one finding for each backend, with the devices that it discovers.
 fn backends() -> Vec<Finding> {
     vec![
         backend("host", peerlane::host::discover(), |device| device.name.clone(), "mount /proc"),

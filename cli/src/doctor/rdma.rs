@@ -1,4 +1,4 @@
-//! Findings about the NICs of the RDMA backend: ports, addresses and dma-buf support.
+//! Inspects the NICs of the RDMA backend: their ports, addresses and support for dma-buf.
 
 use std::fs;
 
@@ -7,12 +7,13 @@ use peerlane::rdma::{self, Device, LinkLayer, Port};
 use super::Finding;
 use crate::units::Size;
 
-/// Folder in which the kernel lists RDMA devices.
+/// The folder in which the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// Largest payload of a packet.
+/// The maximum payload of an RDMA packet in bytes.
 const PACKET_BYTES_MAX: u32 = 4096;
 
-/// Inspects every NIC, and reports devices that the kernel has and the library does not open.
+/// Returns the findings about every NIC, and about devices that the kernel has and libibverbs does
+/// not open.
 pub(super) fn inspect() -> Vec<Finding> {
     // Without the library, the section of backends reports the reason.
     let Ok(devices) = rdma::discover() else { return Vec::new() };
@@ -34,7 +35,7 @@ fn names_in(folder: &str) -> Vec<String> {
     names
 }
 
-/// Returns the devices that the kernel has and the library does not open.
+/// Returns a finding about devices that the kernel has and libibverbs does not open.
 fn unopened(known: &[String], devices: &[Device]) -> Option<Finding> {
     let is_open = |name: &&String| devices.iter().any(|device| device.name == **name);
     let missing: Vec<_> = known.iter().filter(|name| !is_open(name)).map(String::as_str).collect();
@@ -77,7 +78,7 @@ fn memory_node(name: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Returns the findings of a port and its addresses.
+/// Returns the findings about a port and its addresses.
 fn port_findings(device: &Device, port: &Port) -> Vec<Finding> {
     let interface = port.best_gid().and_then(|gid| interface(&device.name, port.number, gid.index));
     let mut findings = vec![port_finding(&device.name, port, interface.as_deref())];
@@ -89,7 +90,7 @@ fn port_findings(device: &Device, port: &Port) -> Vec<Finding> {
     findings
 }
 
-/// Returns the network interface of an address.
+/// Returns the network interface to which an address of a port belongs.
 fn interface(device: &str, port: u8, index: u32) -> Option<String> {
     let file = format!("{DEVICES}/{device}/ports/{port}/gid_attrs/ndevs/{index}");
     fs::read_to_string(file).ok().map(|text| text.trim().to_owned())

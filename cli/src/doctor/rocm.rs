@@ -1,12 +1,12 @@
-//! Findings about the devices of the ROCm backend: GPUs, links and runtimes.
+//! Inspects the GPUs of the ROCm backend: their links and the runtimes.
 
 use peerlane::rocm::{self, Device, Error, Runtimes};
 
 use super::{Finding, links};
 use crate::units::Size;
 
-/// Inspects every device. Without devices it returns nothing, because the section of backends
-/// reports that.
+/// Returns the findings about every AMD GPU; empty without GPUs, which the section of backends
+/// reports.
 pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = rocm::discover() else { return Vec::new() };
     let runtimes = rocm::runtimes();

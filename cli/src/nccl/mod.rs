@@ -1,4 +1,4 @@
-//! NCCL, loaded at run time for comparisons in the same processes.
+//! Calls NCCL, loaded at run time for comparisons in the same processes.
 //!
 //! A communicator that is open after a failure is leaked. To destroy or abort it could wait for
 //! peers that are lost, and the end of the process ends it in any case.
@@ -13,7 +13,7 @@ use crate::library::LibrarySpec;
 
 mod sys;
 
-/// Search parameters of NCCL.
+/// The file names and folders by which NCCL is found.
 pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     name: "NCCL",
     option: "--nccl",
@@ -23,36 +23,35 @@ pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
     advice: "pip install nvidia-nccl-cu13, or the package libnccl2",
 };
 
-/// The loaded library.
+/// The loaded NCCL library with its version and path.
 pub(crate) struct Nccl {
     functions: sys::Functions,
     version: c_int,
     path: String,
 }
 
-/// Policies for the use of thread blocks (CTA policies).
+/// NCCL's policies for the use of thread blocks (CTA policies).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// NCCL chooses.
     Default,
-    /// No thread blocks where copy engines can do the work.
+    /// Copy engines instead of thread blocks wherever they can do the work.
     CopyEngines,
 }
 
-/// A communicator of NCCL.
+/// An NCCL communicator, leaked unless it is closed.
 pub(crate) struct Communicator {
     nccl: Rc<Nccl>,
     raw: *mut sys::Comm,
 }
 
-/// Device memory that NCCL allocated and registered as a symmetric window.
+/// GPU memory that NCCL has allocated and registered as a symmetric window.
 pub(crate) struct Window {
     address: *mut c_void,
     raw: *mut sys::Window,
 }
 
 impl Nccl {
-    /// Loads the library from `given` or from the usual folders.
+    /// Loads NCCL from `given` or from the usual folders, and checks its version.
     pub(crate) fn open(given: Option<&Path>) -> Result<Rc<Self>> {
         let found = LIBRARY.open(given)?;
         let path = found.path;
@@ -69,18 +68,17 @@ impl Nccl {
         Ok(Rc::new(nccl))
     }
 
-    /// Returns the version, such as `2.28.9`.
+    /// Returns the version as text, such as `2.28.9`.
     pub(crate) fn version(&self) -> String {
         let Self { version, .. } = self;
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }
 
-    /// Returns the path of the loaded file.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Creates the unique id of one communicator on one rank, for all ranks.
+    /// Creates the unique id with which all ranks join one communicator.
     pub(crate) fn unique_id(&self) -> Result<Vec<u8>> {
         let mut id = sys::UniqueId([0; 128]);
         // SAFETY: the pointer points to a local variable.
@@ -105,7 +103,8 @@ impl Nccl {
 }
 
 impl Communicator {
-    /// Joins as `rank` of `ranks` with the current GPU. Collective; waits for all ranks.
+    /// Joins a communicator as `rank` of `ranks` with the current GPU. Collective; waits for all
+    /// ranks.
     pub(crate) fn join(
         nccl: &Rc<Nccl>,
         id: &[u8],
@@ -150,7 +149,7 @@ impl Communicator {
         nccl.check("ncclAllGather", code, *raw)
     }
 
-    /// Allocates memory of the current GPU and registers it as a symmetric window. Collective.
+    /// Allocates memory on the current GPU and registers it as a symmetric window. Collective.
     pub(crate) fn window(&self, bytes: usize) -> Result<Window> {
         let functions = &self.nccl.functions;
         let mut window = Window { address: null_mut(), raw: null_mut() };
@@ -189,7 +188,6 @@ impl Communicator {
 }
 
 impl Window {
-    /// Returns the device address.
     pub(crate) fn address(&self) -> u64 {
         self.address as u64
     }

@@ -1,4 +1,4 @@
-//! The part of NCCL's C interface that this program calls.
+//! Declares the part of NCCL's C interface that this program calls.
 //!
 //! The layout is that of NCCL 2.28. Newer versions accept it, because the struct contains its own
 //! size and version.
@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::library::functions;
 
-/// A result code; an integer, because a newer library may have more codes.
+/// A result code of NCCL, an integer because a newer library may have more codes.
 pub(crate) type NcclResult = c_int;
 
 /// `ncclSuccess`.
@@ -18,17 +18,17 @@ pub(crate) const UINT8: c_int = 1;
 pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
 /// `NCCL_CTA_POLICY_DEFAULT`.
 pub(crate) const POLICY_DEFAULT: c_int = 0;
-/// `NCCL_CTA_POLICY_ZERO`: no thread blocks where copy engines can do the work.
+/// `NCCL_CTA_POLICY_ZERO`, which uses no thread blocks where copy engines can do the work.
 pub(crate) const POLICY_ZERO: c_int = 2;
-/// `NCCL_VERSION(2, 28, 0)`: the version of the layout below.
+/// `NCCL_VERSION(2, 28, 0)`, whose struct layout this file declares.
 pub(crate) const VERSION: c_int = 22800;
 
-/// `NCCL_CONFIG_UNDEF_INT`: the library chooses.
+/// `NCCL_CONFIG_UNDEF_INT`, with which NCCL chooses the value.
 const UNDEFINED: c_int = c_int::MIN;
-/// Marks an initialised config.
+/// The magic number that marks an initialized `ncclConfig_t`.
 const MAGIC: c_uint = 0xcafe_beef;
 
-/// `ncclUniqueId`: identifies a communicator while its ranks connect.
+/// `ncclUniqueId`, which identifies a communicator while its ranks connect.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
@@ -68,7 +68,6 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Creates a config in which the library chooses everything except the policy.
     pub(crate) fn with_policy(cta_policy: c_int) -> Self {
         Self {
             size: size_of::<Self>(),
@@ -97,7 +96,6 @@ impl Config {
 const _: () = assert!(size_of::<Config>() == 80 && align_of::<Config>() == 8);
 
 functions! {
-    /// The NCCL functions that this program calls.
     struct Functions {
         version = "ncclGetVersion" (*mut c_int) -> NcclResult;
         unique_id = "ncclGetUniqueId" (*mut UniqueId) -> NcclResult;

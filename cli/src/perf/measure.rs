@@ -1,5 +1,5 @@
-//! Measures bandwidth with a window of messages in flight, and latency with signals that go back
-//! and forth.
+//! Measures the bandwidth of a window of messages in flight, and the latency of signals back and
+//! forth.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use super::pair::{Buffers, Pair};
 use super::report::{Latency, PerfRow, Throughput};
 use crate::error::{Failure, Result};
 
-/// Longest time to park on one engine if several engines have messages in flight.
+/// The maximum time to park on one engine while other engines have messages in flight.
 const PARK_MAX: Duration = Duration::from_micros(50);
 
-/// Progress of the messages of one engine.
+/// The progress of the messages that one engine has submitted.
 #[derive(Debug, Default)]
 struct EngineProgress {
     submitted: u32,
     completed: u32,
-    /// Slices in flight, with the number of their messages.
+    /// The submitted slices that are not complete, each with its number of messages.
     open: VecDeque<(Ticket, u32)>,
 }
 
-/// Measures the bandwidth of one size; rank 0 returns the row. Collective.
+/// Measures the bandwidth of one message size; rank 0 returns the row. Collective.
 pub(super) fn measure_rate(
     pair: &mut Pair<'_>,
     work: PerfTest,
@@ -100,7 +100,7 @@ fn run(pair: &mut Pair<'_>, buffers: &Buffers, work: PerfTest, count: u32) -> Re
 }
 
 impl EngineProgress {
-    /// Counts completed messages; returns whether there are more than before.
+    /// Counts the messages up to a completed ticket, and returns whether there are new ones.
     fn count_completed(&mut self, completed: Ticket) -> bool {
         let before = self.completed;
         while let Some((ticket, messages)) = self.open.front().copied() {
@@ -114,7 +114,7 @@ impl EngineProgress {
     }
 }
 
-/// Measures the latency of one size; rank 0 returns the row. Collective.
+/// Measures the latency of one message size; rank 0 returns the row. Collective.
 pub(super) fn measure_latency(pair: &mut Pair<'_>, bytes: u64) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));

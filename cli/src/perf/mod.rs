@@ -22,13 +22,13 @@ use options::{PerfBackend, PerfTest};
 use pair::Pair;
 use report::{PerfRow, Printer};
 
-/// Rank 0 measures and rank 1 answers.
+/// The number of ranks: rank 0 measures and rank 1 answers.
 const RANKS: usize = 2;
 
-/// Receives the rows of rank 0.
+/// The receiver of the result rows on rank 0.
 type Sink<'a> = &'a mut dyn FnMut(PerfRow) -> Result<()>;
 
-/// Joins the two ranks of a launcher, or spawns two ranks.
+/// Measures as one of the two ranks of a launcher, or spawns two ranks.
 pub(crate) fn run(options: &Options) -> Result<()> {
     match LaunchedBy::of(options.run.spawned_by)? {
         LaunchedBy::User => {
@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Runs a rank that a launcher started; rank 0 prints.
+/// Runs a rank that a launcher has started; rank 0 prints the results.
 fn join(options: &Options, environment: &Environment) -> Result<()> {
     if environment.ranks != RANKS {
         let seen = environment.ranks;

@@ -1,4 +1,4 @@
-//! Command line of `peerlane perf`.
+//! Defines the command line of `peerlane perf`.
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -94,7 +94,6 @@ pub(crate) enum PerfTest {
 }
 
 impl PerfTest {
-    /// Returns the name on the command line and in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Put => "put",
@@ -105,7 +104,8 @@ impl PerfTest {
 }
 
 impl Options {
-    /// Checks the options against each other and against this machine.
+    /// Checks that this machine has the requested NICs, or that no NIC option is given without
+    /// NICs.
     pub(crate) fn check(&self) -> Result<()> {
         if self.backend == PerfBackend::Rdma {
             return self.nics.check();
@@ -119,7 +119,7 @@ impl Options {
         }
     }
 
-    /// Returns the measurements in order, with the sizes of each.
+    /// Returns the measurements in order, each with its message sizes.
     pub(crate) fn plan(&self) -> Vec<(PerfTest, Vec<u64>)> {
         let asked =
             [(PerfTest::Put, self.put), (PerfTest::Get, self.get), (PerfTest::Signal, self.signal)];
@@ -132,7 +132,7 @@ impl Options {
         asked.map(|(work, _)| (work, sizes(work))).collect()
     }
 
-    /// Returns the options that must be the same on both ranks.
+    /// Returns the options that must be equal on both ranks.
     pub(crate) fn settings(&self) -> Settings {
         let works: Vec<_> = self.plan().into_iter().map(|(work, _)| work.name()).collect();
         let bytes: Vec<_> = self.bytes.iter().map(|size| size.0.to_string()).collect();

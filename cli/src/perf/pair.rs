@@ -1,4 +1,4 @@
-//! The two ranks of a measurement: engines, flags and the buffers of one size.
+//! Connects the two ranks of a measurement with engines, flags and buffers.
 
 use std::mem::ManuallyDrop;
 
@@ -13,41 +13,38 @@ use crate::ranks::bare_fabric::{BareEngine, BareFabric};
 use crate::ranks::comm::Comm;
 use crate::ranks::data::{TestData, overwrite};
 
-/// Buffers are aligned to pages, as in perftest.
+/// The alignment of buffers in bytes, a page as in perftest.
 const ALIGN_BYTES: u64 = 4096;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// This rank and its connection to the other rank.
+/// One of the two ranks of a measurement with its connection to the other rank.
 pub(super) struct Pair<'a> {
     pub(super) options: &'a Options,
     pub(super) engines: Vec<BareEngine>,
     comm: Comm,
     seed: u64,
-    /// One flag for each engine of the peer, at the index of the engine.
+    /// The flags that the peer signals, one for each of its engines.
     flags: DynRegion,
     peer_flags: DynImport,
-    /// Largest value that a flag has received.
+    /// The largest value that any flag has received.
     signalled: u64,
-    /// Ticket of the last message.
     last: Ticket,
-    /// Number of measured sizes.
     sizes: u64,
     fabric: BareFabric,
 }
 
-/// Buffers of one size: one to send from and one to receive into for each engine.
+/// The buffers of one message size: one to send from and one to receive into for each engine.
 pub(super) struct Buffers {
     pub(super) bytes: u64,
     slot_bytes: u64,
     engines: usize,
     data: TestData,
     peer: DynImport,
-    /// Leaked after a failure, because copies may still be in flight.
+    /// The region of this rank, leaked after a failure because copies may still be in flight.
     mine: ManuallyDrop<DynRegion>,
 }
 
 impl<'a> Pair<'a> {
-    /// Connects the two ranks. Collective.
     pub(super) fn open(
         options: &'a Options,
         comm: Comm,
@@ -62,13 +59,13 @@ impl<'a> Pair<'a> {
         Ok(Self { options, engines, comm, seed, flags, peer_flags, signalled, last, sizes, fabric })
     }
 
-    /// Returns whether this rank measures; the other rank answers.
+    /// Returns whether this rank measures, while the other rank answers.
     pub(super) fn is_measuring(&self) -> bool {
         self.comm.rank().0 == 0
     }
 
-    /// Allocates and fills the buffers of a size, and overwrites the receive buffers with a known
-    /// byte. Collective.
+    /// Allocates the buffers of a size, fills them with test data, and overwrites the receive
+    /// buffers with a known byte. Collective.
     pub(super) fn buffers(&mut self, bytes: u64) -> Result<Buffers> {
         let engines = self.engines.len();
         let slot_bytes = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES);
@@ -97,15 +94,14 @@ impl<'a> Pair<'a> {
         Ok(Buffers { bytes, slot_bytes, engines, data, peer, mine })
     }
 
-    /// Reserves `count` flag values for a size and returns the first. Both ranks get the same
-    /// values.
+    /// Reserves `count` consecutive flag values, equal on both ranks, and returns the first.
     pub(super) fn values(&mut self, count: u64) -> u64 {
         let first = self.signalled + 1;
         self.signalled += count;
         first
     }
 
-    /// Signals the peer that an engine has finished, and waits for completion.
+    /// Signals the peer that an engine has finished, and waits for the signal's completion.
     pub(super) fn signal_done(&mut self, engine: usize, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: engine as u64 };
         let engine = &mut self.engines[engine];
@@ -114,7 +110,7 @@ impl<'a> Pair<'a> {
         engine.finish(ticket)
     }
 
-    /// Puts the message of the first engine and signals after it.
+    /// Puts the message of the first engine and signals behind it.
     pub(super) fn send(&mut self, buffers: &Buffers, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: 0 };
         let ops = [buffers.message(PerfTest::Signal, 0), Op::Signal { flag, value }];
@@ -125,23 +121,21 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Waits until all sent messages are complete.
     pub(super) fn wait_sent(&mut self) -> Result<()> {
         self.engines[0].finish(self.last)
     }
 
-    /// Returns the deadline of a measurement that starts now.
     pub(super) fn deadline(&self) -> Deadline {
         self.comm.deadline()
     }
 
-    /// Waits until an engine of the peer has signalled.
+    /// Waits until an engine of the peer has signalled this value.
     pub(super) fn wait(&mut self, engine: usize, value: u64) -> Result<()> {
         // Any engine can receive; engine 0 is the only one that waits here.
         self.engines[0].wait(Flag { region: &self.flags, word: engine as u64 }, value)
     }
 
-    /// Compares the received data and frees the buffers when both ranks are done. Collective.
+    /// Compares the received data, and frees the buffers once both ranks are done. Collective.
     pub(super) fn finish(&self, buffers: Buffers, work: PerfTest) -> Result<()> {
         let found = buffers.check(work, self.comm.rank());
         if let Some((rank, text)) = self.comm.first_fault(found.err())? {
@@ -154,12 +148,11 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Creates a row without results.
+    /// Creates a result row without times.
     pub(super) fn row(&self, work: PerfTest, bytes: u64) -> PerfRow {
         PerfRow::new(work, self.fabric.backend(), bytes, self.options)
     }
 
-    /// Closes the connection. Collective.
     pub(super) fn close(self) -> Result<()> {
         let Self { comm, engines, peer_flags, .. } = self;
         drop((engines, peer_flags));
@@ -169,7 +162,7 @@ impl<'a> Pair<'a> {
 }
 
 impl Buffers {
-    /// Returns the op that moves the message of an engine.
+    /// Returns the put or get that moves the message of an engine.
     pub(super) fn message(&self, work: PerfTest, engine: usize) -> Op<'_, DynRegion, DynImport> {
         let source = engine as u64 * self.slot_bytes;
         let target = (self.engines + engine) as u64 * self.slot_bytes;
@@ -188,7 +181,7 @@ impl Buffers {
         }
     }
 
-    /// Compares the received data. The error describes the first wrong byte.
+    /// Compares the received data with the test data. The error describes the first wrong byte.
     fn check(&self, work: PerfTest, rank: Rank) -> std::result::Result<(), String> {
         let (receives, engines) = match work {
             PerfTest::Put => (rank.0 == 1, self.engines),
@@ -212,7 +205,7 @@ impl Buffers {
     }
 }
 
-/// Returns bytes of a region that no op uses at this time.
+/// Returns the bytes of a region that no op uses at this time.
 #[expect(clippy::mut_from_ref, reason = "the bytes are the region's, not the handle's")]
 fn host_bytes(region: &DynRegion, at: u64, bytes: u64) -> &mut [u8] {
     assert!(at + bytes <= region.bytes(), "buffers were made for all engines");
@@ -223,7 +216,7 @@ fn host_bytes(region: &DynRegion, at: u64, bytes: u64) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(start, bytes as usize) }
 }
 
-/// Returns the peer's value from the values of both ranks.
+/// Selects the peer's value from the values of both ranks.
 fn other<T>(mut both: Vec<T>, me: Rank) -> Result<T> {
     let at = 1_usize.checked_sub(me.index()).filter(|at| *at < both.len());
     let at = at.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Results of `peerlane perf`, as rows, JSON lines and tables.
+//! Prints the results of `peerlane perf` as JSON lines and tables.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -12,38 +12,37 @@ use crate::ranks::statistics::Statistics;
 use crate::report::{Columns, JsonLines, microseconds, yes_or_no};
 use crate::units::Size;
 
-/// Result of one size; the field names are those of the JSON output.
+/// The result of one message size; the field names are those of the JSON output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct PerfRow {
     pub(super) work: PerfTest,
     pub(super) backend: String,
-    /// Bytes of a message.
+    /// The length of a message in bytes.
     pub(super) bytes: u64,
     pub(super) engines: u16,
-    /// Queue pairs of each engine, for RDMA.
+    /// The number of queue pairs of each engine, for RDMA.
     pub(super) queue_pairs: u32,
-    /// Largest number of messages in flight on an engine.
+    /// The maximum number of messages in flight on an engine.
     pub(super) window: u32,
-    /// Messages per engine, or round trips.
+    /// The number of messages of each engine, or of round trips.
     pub(super) iterations: u32,
     #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
     pub(super) rate: Option<Throughput>,
     #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
     pub(super) latency: Option<Latency>,
-    /// Whether every received byte was compared.
     pub(super) checked: bool,
 }
 
-/// Throughput from the first submit to the last completion.
+/// The throughput from the first submit to the last completion.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Throughput {
     pub(super) elapsed_us: f64,
-    /// Bandwidth in 10^9 bytes per second.
+    /// The bandwidth in 10^9 bytes per second.
     pub(super) gbs: f64,
     pub(super) messages_per_second: f64,
 }
 
-/// One-way times, each half of a round trip.
+/// The one-way times of a signal, each half of a round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Latency {
     pub(super) min_us: f64,
@@ -54,7 +53,7 @@ pub(super) struct Latency {
 }
 
 impl PerfRow {
-    /// Creates a row without results.
+    /// Creates a result row without times.
     pub(super) fn new(work: PerfTest, backend: String, bytes: u64, options: &Options) -> Self {
         let Options { engines, window, iterations, .. } = *options;
         // Round trips use one engine, one at a time.
@@ -99,7 +98,7 @@ impl Latency {
     }
 }
 
-/// Returns a table of bandwidths and a table of latencies, each only if there are rows for it.
+/// Returns a table of bandwidths and a table of latencies, each only if it has rows.
 pub(super) fn tables(rows: &[PerfRow]) -> String {
     let rates: Vec<_> = rows.iter().filter_map(|row| Some((row, row.rate?))).collect();
     let latencies: Vec<_> = rows.iter().filter_map(|row| Some((row, row.latency?))).collect();
@@ -135,7 +134,7 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
     tables.join("\n\n")
 }
 
-/// Prints the results of a run.
+/// Receives the result rows of a run and prints them.
 pub(super) struct Printer {
     json: Option<JsonLines>,
     activity: String,
@@ -143,7 +142,7 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    /// Opens the outputs of the options.
+    /// Opens the JSON output.
     pub(super) fn open(options: &Options) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,
@@ -152,7 +151,7 @@ impl Printer {
         })
     }
 
-    /// Adds a row and writes it to the JSON output.
+    /// Keeps a row for the tables and writes it to the JSON output.
     pub(super) fn show(&mut self, row: PerfRow) -> Result<()> {
         self.activity = format!("finished {} of {}", row.work.name(), Size(row.bytes));
         if let Some(json) = &mut self.json {

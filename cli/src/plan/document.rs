@@ -1,4 +1,4 @@
-//! Verified plans as text and as JSON, and the check of plans from a file.
+//! Prints verified plans as text or JSON, and verifies the plans of a file.
 //!
 //! A file contains the output of `peerlane plan`, possibly edited, or plans of another program:
 //! text in which every plan begins with the line that names its collective, or JSON.
@@ -21,7 +21,7 @@ use crate::options::PlanOptions;
 use crate::report::pretty_json;
 use crate::text_file;
 
-/// The plans to print, the verdict on the plans of all ranks, and the layout of the cells.
+/// The plans to print, with the verifier's result for all ranks and the byte offsets of the chunks.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     topology: Topology,
@@ -30,7 +30,7 @@ pub(super) struct Document {
     layout: Option<Layout>,
 }
 
-/// The JSON form of a document.
+/// The JSON form of the printed plans.
 #[derive(Serialize)]
 struct JsonDocument<'a> {
     node_of_rank: &'a [u32],
@@ -48,7 +48,7 @@ struct JsonLayout {
 
 #[derive(Serialize)]
 struct JsonCell {
-    /// The rank that has the output; absent if all outputs are equal.
+    /// The rank that has the output, absent if the outputs of all ranks are equal.
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<u32>,
     cell: Cell,
@@ -58,8 +58,8 @@ struct JsonCell {
 }
 
 impl Document {
-    /// Creates and verifies the plans of all ranks, and keeps those to print. If there are too many
-    /// ranks to verify, it creates only the requested plan.
+    /// Creates and verifies the plans of all ranks, and keeps the plans to print. If there are too
+    /// many ranks to verify, it creates only the requested plan.
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
@@ -96,7 +96,7 @@ impl Document {
         Ok(Self { topology, plans, verdict, layout })
     }
 
-    /// Returns the plans as text, one step per line; all other lines begin with `#`.
+    /// Returns the plans as text, one step per line; other lines begin with `#`.
     pub(super) fn text(&self) -> String {
         let mut text = format!("# {}\n", self.topology);
         for line in self.verdict.lines() {
@@ -111,7 +111,6 @@ impl Document {
         text
     }
 
-    /// Returns the document as one JSON object.
     pub(super) fn json(&self) -> Result<String> {
         let document = JsonDocument {
             node_of_rank: self.topology.node_of_rank(),
@@ -142,7 +141,8 @@ impl JsonCell {
     }
 }
 
-/// Verifies the plans of all ranks and returns the verdict.
+/// Verifies the plans of all ranks and returns the proof as text, or the counterexample as a
+/// failure.
 pub(super) fn verdict(plans: &[Plan]) -> Result<String> {
     match verify::verify(plans) {
         Ok(proof) => Ok(proof.to_string()),
@@ -177,7 +177,7 @@ fn layout_text(layout: &Layout) -> String {
     text
 }
 
-/// Returns the ranks whose outputs are shown: one if all are equal, otherwise all that have one.
+/// Returns the ranks whose outputs are printed: one if all are equal, otherwise all that have one.
 fn outputs(layout: &Layout) -> impl Iterator<Item = Rank> {
     let collective = layout.collective();
     let shown = if collective.all_ranks_get_the_same() { 1 } else { layout.ranks() };
@@ -191,7 +191,7 @@ fn cells(layout: &Layout, output: Rank) -> impl Iterator<Item = Cell> {
         .flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
-/// A JSON file with plans: the output of `--json`, or a plain list.
+/// A JSON file with plans, either the output of `--json` or a list of plans.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum JsonPlans {
@@ -199,7 +199,7 @@ enum JsonPlans {
     List(Vec<Plan>),
 }
 
-/// Verifies the plans of a file and returns the verdict.
+/// Verifies the plans of a file and returns the verifier's result.
 pub(super) fn check(path: &Path) -> Result<String> {
     let text = text_file::read(path)?;
     let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
@@ -233,8 +233,8 @@ fn to_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Splits a file into one text per plan. Each text starts with one blank line for every line before
-/// it, so that error texts contain the line numbers of the file.
+/// Splits a file into one text for each plan. Each text starts with one blank line for every line
+/// before it, so that error texts contain the line numbers of the file.
 fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -9,7 +9,6 @@ mod options;
 use document::Document;
 pub(crate) use options::Options;
 
-/// Creates plans, or reads them from a file, and prints them with the result of the verifier.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.check {
         return print(&document::check(path)?);

@@ -1,4 +1,4 @@
-//! Command line of `peerlane plan`.
+//! Defines the command line of `peerlane plan`.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,8 @@ use crate::error::{Failure, Result};
 use crate::options::{AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_ranks};
 use crate::units::Size;
 
-/// Largest number of cells that are printed or verified. Verifying more takes minutes.
+/// The maximum number of chunks in all plans that are printed or verified. Verifying more takes
+/// minutes.
 const CELLS_MAX: u64 = 1 << 20;
 
 /// Show the plan of each rank, one step per line, with the result of the verifier
@@ -59,10 +60,10 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Number of ranks without `--ranks` and `--nodes`.
+    /// The number of ranks without `--ranks` and `--nodes`.
     const RANKS_DEFAULT: usize = 4;
 
-    /// Returns the topology of the options.
+    /// Returns the topology of `--ranks` and `--nodes`.
     pub(super) fn topology(&self) -> Result<Topology> {
         let written = self.nodes.as_ref().and_then(Nodes::ranks);
         let ranks = self.ranks.or(written).unwrap_or(Self::RANKS_DEFAULT);
@@ -73,7 +74,8 @@ impl Options {
         topology.map_err(Failure::usage)
     }
 
-    /// Returns a text if the plans of all ranks are too large to verify.
+    /// Returns the reason why the plans of all ranks are too large to verify; `None` if they are
+    /// not.
     pub(super) fn size_limit(&self, topology: &Topology) -> Result<Option<String>> {
         let (ranks, chunks) = (topology.ranks() as u64, u64::from(self.chunks()));
         let plural = |count: u64| if count == 1 { "" } else { "s" };
@@ -92,23 +94,22 @@ impl Options {
         Ok((puts > CELLS_MAX).then_some(text))
     }
 
-    /// Returns the number of chunks of a block.
     pub(super) fn chunks(&self) -> u32 {
         self.plan.chunks.unwrap_or(1)
     }
 
-    /// Returns the algorithm; `auto` is direct, because nothing is predicted here.
+    /// Returns the algorithm of the plans; `auto` is direct, because no time is predicted.
     pub(super) fn algorithm(&self) -> Algorithm {
         self.algorithm.0.unwrap_or(Algorithm::Direct)
     }
 
-    /// Returns the block of each rank in bytes; `None` without sizes.
+    /// Returns the bytes of each rank's block; `None` without `--block-bytes`.
     pub(super) fn block_bytes(&self, ranks: usize) -> Result<Option<Vec<u64>>> {
         let given = !self.block_bytes.is_empty();
         given.then(|| block_bytes("--block-bytes", &self.block_bytes, ranks)).transpose()
     }
 
-    /// Returns the rank whose plan is printed; `None` for all.
+    /// Returns the rank whose plan is printed; `None` for all ranks.
     pub(super) fn printed_rank(&self, ranks: usize) -> Result<Option<Rank>> {
         if self.rank == "all" {
             return Ok(None);

@@ -11,7 +11,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::{Failure, Result};
 
-/// Ways to bind spawned ranks.
+/// The ways in which spawned ranks are bound to cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bind {
     /// Bind each rank to one core in turn, or to the cores near its GPU
@@ -20,13 +20,13 @@ pub(crate) enum Bind {
     None,
 }
 
-/// Returns the number of cores that this process could use when it was started.
+/// Returns the number of cores that this process could use when it started.
 pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Binds this process, which is rank `rank` of `ranks` on this machine, to a core. Must be called
+/// Binds this process, which is rank `rank` of `ranks` on this machine, to one core. Must be called
 /// before the process starts threads.
 pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
     let shared = ranks > cores();
@@ -69,8 +69,7 @@ pub(crate) fn bind_near(pci_bus_id: &str, rank: usize, ranks: usize) -> Result<(
     sched_setaffinity(None, &own).map_err(|errno| refused(errno.into()))
 }
 
-/// Returns an equal share of the cores for a rank, or all of them if there are fewer cores than
-/// ranks.
+/// Returns a rank's equal share of the cores, or all cores if there are fewer cores than ranks.
 fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
     match cores.len() / ranks.max(1) {
         0 => cores,
@@ -78,7 +77,7 @@ fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
     }
 }
 
-/// Returns the numbers of a list such as `0-3,8`; invalid entries are skipped.
+/// Parses a list of core numbers such as `0-3,8`; invalid entries are skipped.
 fn core_list(text: &str) -> impl Iterator<Item = usize> {
     text.trim()
         .split(',')

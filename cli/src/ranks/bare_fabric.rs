@@ -1,4 +1,4 @@
-//! A fabric between the ranks without a group, for measurements of bare ops.
+//! Connects a fabric between the ranks without a group, for measurements of single ops.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use peerlane::{Error, Rank};
 use super::comm::Comm;
 use crate::error::{Failure, Result};
 
-/// A fabric that is connected to every rank.
+/// A fabric that is connected to every rank and belongs to no group.
 pub(crate) struct BareFabric {
     fabric: DynFabric,
     comm: Comm,
 }
 
-/// An engine of a bare fabric.
+/// A copy engine of a fabric without a group, whose waits have a deadline.
 pub(crate) struct BareEngine {
     engine: DynEngine,
     comm: Comm,
 }
 
 impl BareFabric {
-    /// Connects to every rank, including this one. Collective.
+    /// Connects the fabric to every rank, including this one. Collective.
     pub(crate) fn open(mut fabric: DynFabric, comm: &Comm) -> Result<Self> {
         let addresses = comm.share("address of the bare fabric", &fabric.address())?;
         for (rank, address) in addresses.iter().enumerate() {
@@ -38,19 +38,17 @@ impl BareFabric {
         Ok(Self { fabric, comm: comm.clone() })
     }
 
-    /// Creates an engine.
     pub(crate) fn engine(&mut self) -> Result<BareEngine> {
         let engine = self.fabric.engine(EngineRequirements::default());
         let engine = engine.map_err(|error| backend_failure("cannot create an engine", error))?;
         Ok(BareEngine { engine, comm: self.comm.clone() })
     }
 
-    /// Returns the name of the backend.
     pub(crate) fn backend(&self) -> String {
         self.fabric.backend().to_string()
     }
 
-    /// Allocates a region that every rank can import.
+    /// Allocates a memory region that every rank can import.
     pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion> {
         let region = self.fabric.memory().allocate(bytes, role);
         region.map_err(|error| backend_failure("cannot allocate buffers for bare copies", error))
@@ -75,7 +73,7 @@ impl BareFabric {
 }
 
 impl BareEngine {
-    /// Submits a slice.
+    /// Submits a slice of ops to the engine.
     ///
     /// # Safety
     /// The rules of [`CopyEngine::submit`] apply.
@@ -85,12 +83,11 @@ impl BareEngine {
         ticket.map_err(|error| backend_failure("cannot submit bare copies", error))
     }
 
-    /// Returns the last completed ticket.
+    /// Returns the ticket of the last completed slice.
     pub(crate) fn completed(&mut self) -> Result<Ticket> {
         self.engine.completed().map_err(|error| backend_failure("bare copies failed", error))
     }
 
-    /// Waits until `ticket` is complete.
     pub(crate) fn finish(&mut self, ticket: Ticket) -> Result<()> {
         self.poll_until("its own bare copies", |engine| Ok(engine.completed()? >= ticket))
     }
@@ -120,12 +117,11 @@ impl BareEngine {
         })
     }
 
-    /// Returns the largest number of ops in a slice.
     pub(crate) fn slice_ops_max(&self) -> usize {
         self.engine.caps().slice_ops_max
     }
 
-    /// Parks until the engine may have made progress, at most for `limit`.
+    /// Parks this thread until the engine may have made progress, at most for `limit`.
     pub(crate) fn park(&mut self, limit: Duration) -> Result<()> {
         self.engine.park(limit).map_err(|error| backend_failure("bare copies failed", error))
     }
@@ -149,7 +145,7 @@ impl BareEngine {
     }
 }
 
-/// Converts an error of a backend to a failure of the run.
+/// Converts a backend error to a failure that says what could not be done.
 fn backend_failure(what: impl std::fmt::Display, error: impl peerlane::hal::Error) -> Failure {
     Error::of_backend(what, error).into()
 }

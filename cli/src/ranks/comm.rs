@@ -1,5 +1,4 @@
-//! Exchanges small messages between the ranks of a run, and checks that all ranks have the same
-//! options.
+//! Exchanges small messages between the ranks of a run, and compares their options.
 //!
 //! A group owns its bootstrap. The run needs the same bootstrap for its own messages, so both share
 //! it.
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 
-/// A shared handle to the bootstrap of a run.
+/// A shared handle to the bootstrap of a run, with the timeout of its waits.
 #[derive(Clone)]
 pub(crate) struct Comm {
     bootstrap: Arc<dyn Bootstrap>,
@@ -23,22 +22,20 @@ pub(crate) struct Comm {
 }
 
 impl Comm {
-    /// Creates a handle to `bootstrap` whose waits end after `timeout`.
+    /// Creates a handle to a bootstrap whose waits end after `timeout`.
     pub(crate) fn new(bootstrap: impl Bootstrap + 'static, timeout: Duration) -> Self {
         Self { bootstrap: Arc::new(bootstrap), timeout }
     }
 
-    /// Returns the deadline of a wait that starts now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
     }
 
-    /// Returns the longest duration of a wait.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Sends `mine` to all ranks and returns the values of all ranks, in rank order. Collective.
+    /// Sends a value to all ranks and returns the values of all ranks, in rank order. Collective.
     pub(crate) fn share<T: Serialize + DeserializeOwned>(
         &self,
         label: &str,
@@ -57,7 +54,8 @@ impl Comm {
         all.into_iter().enumerate().map(parse).collect()
     }
 
-    /// Exchanges what each rank has found wrong, and returns the text of the first rank with one. Collective.
+    /// Exchanges the fault that each rank has found, and returns the first one with its rank.
+    /// Collective.
     pub(crate) fn first_fault(&self, mine: Option<String>) -> Result<Option<(usize, String)>> {
         let texts = self.share("check", &mine)?;
         Ok(texts.into_iter().enumerate().find_map(|(rank, text)| Some((rank, text?))))
@@ -130,7 +128,7 @@ impl fmt::Debug for Comm {
     }
 }
 
-/// The options that must be the same on all ranks, and the seed.
+/// The options that must be equal on all ranks, and the seed of the test data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     options: Vec<(String, String)>,
@@ -138,7 +136,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Creates settings from option names and values, and the seed of this rank.
+    /// Creates the settings of this rank from option names and values, and its seed.
     pub(crate) fn new(
         options: impl IntoIterator<Item = (&'static str, String)>,
         seed: Option<u64>,
@@ -174,7 +172,7 @@ impl Settings {
     }
 }
 
-/// Returns the value of an optional option for the comparison.
+/// Returns the text that stands for an optional option in the comparison.
 pub(crate) fn given(value: Option<String>) -> String {
     value.unwrap_or_else(|| "not given".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Random test data of blocks, and its comparison with outputs.
+//! Generates random test data for blocks, and compares received blocks with it.
 //!
 //! Every rank can generate the block of every rank, so the ranks have to agree only on the seed.
 //! Outputs are filled with a known byte before an all-gather whose result is compared; a byte that
@@ -9,23 +9,23 @@ use std::fmt;
 use fastrand::Rng;
 use peerlane::collective::Collective;
 
-/// Bytes that are generated and compared at a time. A multiple of 8, so that pieces yield the same
-/// bytes as one fill.
+/// The number of bytes that are generated and compared at a time. A multiple of 8, so that pieces
+/// yield the same bytes as one fill.
 const CHUNK_BYTES: usize = 16 << 10;
-/// Byte that fills an output before a checked all-gather.
+/// The byte that fills an output before a checked operation.
 pub(crate) const UNWRITTEN: u8 = 0xA5;
 
-/// The blocks of one all-gather.
+/// The random blocks of all ranks in one checked operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TestData {
     pub(crate) seed: u64,
-    /// Index of the size in the sweep.
+    /// The index of the total size in the sweep.
     pub(crate) size: u64,
-    /// Index of the checked all-gather at this size.
+    /// The index of the check at this size.
     pub(crate) round: u64,
 }
 
-/// A byte that differs from the one that its rank sent.
+/// A received byte that differs from the byte that its rank has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     pub(crate) data: TestData,
@@ -35,7 +35,7 @@ pub(crate) struct Mismatch {
     pub(crate) found: u8,
 }
 
-/// Generates or compares one block piece by piece.
+/// Generates the test data of one block piece by piece, or compares a block with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     data: TestData,
@@ -45,24 +45,24 @@ pub(crate) struct Block {
 }
 
 impl TestData {
-    /// Fills a block.
+    /// Fills a whole block with its test data.
     pub(crate) fn fill(&self, block: usize, bytes: &mut [u8]) {
         self.block(block).fill(bytes);
     }
 
-    /// Compares a whole block.
+    /// Compares a whole block with its test data.
     pub(crate) fn check(&self, block: usize, found: &[u8]) -> Result<(), Mismatch> {
         self.block(block).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
     }
 
-    /// Returns a block that is generated or compared piece by piece from its start. With several
+    /// Returns the test data of a block, to be generated or compared piece by piece. With several
     /// tensors, the pieces of all ranks are numbered tensor by tensor.
     pub(crate) fn block(&self, number: usize) -> Block {
         Block { data: *self, number, generator: self.generator(number), offset: 0 }
     }
 
-    /// Returns the generator of a block. Each number is mixed in by a generator of its own, so that
-    /// neighbouring numbers have unrelated bytes.
+    /// Returns the random number generator of a block. Each number is mixed in by a generator of
+    /// its own, so that neighbouring numbers have unrelated bytes.
     fn generator(&self, block: usize) -> Rng {
         [self.size, self.round, block as u64]
             .into_iter()
@@ -73,17 +73,17 @@ impl TestData {
 }
 
 impl Block {
-    /// Granularity of pieces: every piece except the last must be a multiple of it.
+    /// The granularity of pieces: the length of every piece except the last is a multiple of it.
     pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
 
-    /// Generates the next bytes.
+    /// Generates the next bytes of the block.
     pub(crate) fn fill(&mut self, piece: &mut [u8]) {
         self.generator.fill(piece);
         self.offset += piece.len();
     }
 
-    /// Compares the next bytes with the expected ones. `scratch` has at least the length of a chunk
-    /// or of `found`.
+    /// Compares the next bytes of the block with the expected ones. `scratch` has at least the
+    /// length of a chunk or of `found`.
     pub(crate) fn compare(&mut self, found: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
         for found in found.chunks(CHUNK_BYTES) {
             let expected = &mut scratch[..found.len()];
@@ -105,7 +105,7 @@ impl Block {
     }
 }
 
-/// Numbers the blocks that a rank sends and receives.
+/// Assigns the numbers of test data to the blocks that a rank sends and receives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering {
     pub(crate) collective: Collective,
@@ -114,7 +114,7 @@ pub(crate) struct Numbering {
 }
 
 impl Numbering {
-    /// Returns the number of block `index` of the input: of a tensor, or for a rank if each rank gets another block.
+    /// Returns the number of input block `index`: that of a tensor, or that for a receiving rank.
     pub(crate) fn of_input(&self, index: usize) -> usize {
         match self.collective.has_equal_outputs() {
             true => index * self.ranks + self.rank,
@@ -122,7 +122,7 @@ impl Numbering {
         }
     }
 
-    /// Returns the number of block `index` of the output, counted by tensor and then by rank.
+    /// Returns the number of output block `index`, counted by tensor and then by rank.
     pub(crate) fn of_output(&self, index: usize) -> usize {
         match self.collective.has_equal_outputs() {
             true => index,
@@ -131,7 +131,7 @@ impl Numbering {
     }
 }
 
-/// Overwrites an output before a checked all-gather.
+/// Overwrites an output with the known byte before a checked operation.
 pub(crate) fn overwrite(output: &mut [u8]) {
     output.fill(UNWRITTEN);
 }

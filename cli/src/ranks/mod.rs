@@ -1,4 +1,4 @@
-//! Ranks of a measurement, spawned by this program or started by a launcher.
+//! Runs the ranks of a measurement, spawned by this program or started by a launcher.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -27,20 +27,20 @@ pub(crate) mod statistics;
 
 pub(crate) use spawn::{OutputHandler, write_to_parent};
 
-/// The starter of this process.
+/// The program or user that has started this process.
 #[derive(Debug)]
 pub(crate) enum LaunchedBy {
     /// A user: this process spawns the ranks.
     User,
-    /// This program: this process is one of its ranks.
+    /// The parent process of this program: this process is one of its ranks.
     Program(Environment),
-    /// A launcher: this process is one of its ranks.
+    /// A launcher such as torchrun: this process is one of its ranks.
     Launcher(Environment),
 }
 
 impl LaunchedBy {
-    /// Determines the starter from the environment and from the hidden option with which this
-    /// program spawns its ranks.
+    /// Determines from the environment and from the hidden option of spawned ranks who has started
+    /// this process.
     pub(crate) fn of(spawned_by: Option<u32>) -> Result<Self> {
         if let Some(parent) = spawned_by {
             spawn::die_with_parent(parent)?;

@@ -17,10 +17,11 @@ use serde::Serialize;
 
 use crate::error::{Failure, Result};
 
-/// Time that the other ranks get to end after a failure, in addition to the timeout of one wait.
+/// The time that the other ranks get to end after a failure, in addition to the timeout of one
+/// wait.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Receives the output of the ranks.
+/// Handles the output of spawned ranks.
 pub(crate) trait OutputHandler {
     /// Handles a line that rank 0 wrote to its stdout.
     fn on_line(&mut self, line: &str) -> Result<()>;
@@ -28,11 +29,11 @@ pub(crate) trait OutputHandler {
     /// Handles a line that a rank wrote to its stderr.
     fn on_stderr(&self, line: &str);
 
-    /// Returns the last known activity, for error texts.
+    /// Returns the last known activity of the ranks, for error texts.
     fn activity(&self) -> &str;
 }
 
-/// Sends a value from rank 0 to the process that spawned it.
+/// Sends a value as a line of JSON from rank 0 to the process that has spawned it.
 pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(what).map_err(|error| Failure::failed(error.to_string()))?;
     line.push(b'\n');
@@ -43,7 +44,7 @@ pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
         .map_err(|error| Failure::io("cannot write to the parent process", &error))
 }
 
-/// Messages of the ranks to the parent.
+/// A message of a spawned rank to its parent process.
 enum Message {
     /// Rank 0 wrote a line to its stdout.
     Stdout(String),
@@ -53,7 +54,7 @@ enum Message {
     Ended { rank: usize },
 }
 
-/// The processes of the ranks. Those that still run are killed on drop.
+/// The processes of the spawned ranks. Those that still run are killed on drop.
 struct Processes {
     children: Vec<Child>,
     messages: Receiver<Message>,
@@ -72,7 +73,7 @@ pub(crate) fn run(
     outcome.result(handler.activity())
 }
 
-/// Makes this spawned rank end together with its parent.
+/// Requests that the kernel kills this rank when its parent process ends.
 pub(crate) fn die_with_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
         Failure::failed(format!(
@@ -144,8 +145,8 @@ impl Processes {
         }
     }
 
-    /// Returns the next message. Without a failure there is no deadline, because the ranks limit
-    /// their own waits.
+    /// Returns the next message of a rank. Without a failure there is no deadline, because the
+    /// ranks limit their own waits.
     fn next(&self, deadline: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
         match deadline {
             None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -170,7 +171,7 @@ impl Drop for Processes {
     }
 }
 
-/// Sends every line of `pipe`, and `last` when the pipe is closed.
+/// Sends every line of a pipe as a message, and `last` when the pipe is closed.
 fn forward(
     pipe: impl Read + Send + 'static,
     to: &Sender<Message>,
@@ -191,7 +192,7 @@ fn forward(
         .map_err(|error| Failure::io("cannot start a thread", &error))
 }
 
-/// Records how each rank ended, in order of time.
+/// A record of how each rank has ended, in order of time.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     ranks: usize,
@@ -200,27 +201,23 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Creates a record in which no rank has ended.
     pub(crate) fn new(ranks: usize) -> Self {
         Self { ranks, ended: Vec::with_capacity(ranks), killed_rest: false }
     }
 
-    /// Records that a rank has ended.
     pub(crate) fn ended(&mut self, rank: usize, status: ExitStatus) {
         self.ended.push((rank, status));
     }
 
-    /// Records that the remaining ranks will be killed.
     pub(crate) fn set_killed_rest(&mut self) {
         self.killed_rest = true;
     }
 
-    /// Returns whether a rank has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.ended.iter().any(|(_, status)| !status.success())
     }
 
-    /// Returns the result of the run.
+    /// Returns the failure that names the rank to blame, or success if all ranks have succeeded.
     pub(crate) fn result(&self, doing: &str) -> Result<()> {
         let failed = || self.ended.iter().filter(|(_, status)| !status.success());
         let killed = failed().find(|(_, status)| status.signal().is_some());

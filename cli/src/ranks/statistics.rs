@@ -1,10 +1,11 @@
-//! Statistics of iterations.
+//! Computes the statistics of timed iterations over all ranks.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One iteration of one rank, on the monotonic clock that all processes of a machine share.
+/// The begin and end of one iteration on one rank, by the monotonic clock that all processes of a
+/// machine share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Interval {
     pub(crate) begin: Duration,
@@ -12,14 +13,14 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// Returns the current time.
+    /// Returns the current time of the shared monotonic clock.
     pub(crate) fn now() -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let seconds = Duration::from_secs(now.tv_sec.unsigned_abs());
         seconds + Duration::from_nanos(now.tv_nsec.unsigned_abs())
     }
 
-    /// Creates an interval of this length, for times without a common clock.
+    /// Creates an interval of this length, for times that were not taken from the shared clock.
     pub(crate) fn of(length: Duration) -> Self {
         Self { begin: Duration::ZERO, end: length }
     }
@@ -29,7 +30,7 @@ impl Interval {
     }
 }
 
-/// Median, 99th percentile and maximum.
+/// The median, the 99th percentile and the maximum of several times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Statistics {
     pub(crate) median: Duration,
@@ -38,7 +39,7 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
-    /// Computes the statistics of unordered times; all are zero without times.
+    /// Computes the statistics of unordered times; all are zero if there are no times.
     pub(crate) fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let middle = times.len() / 2;
@@ -54,13 +55,13 @@ impl Statistics {
     }
 }
 
-/// Returns for each iteration the longest time of a rank, because an operation ends when all ranks
+/// Returns the longest time of a rank in each iteration, because an operation ends when all ranks
 /// are done.
 pub(crate) fn longest_of_each(ranks: &[Vec<Interval>]) -> Vec<Duration> {
     each(ranks, |iteration| iteration.map(Interval::length).max().unwrap_or_default())
 }
 
-/// Returns for each iteration the time from the first begin to the last end. Ranks that share cores
+/// Returns the time from the first begin to the last end of each iteration. Ranks that share cores
 /// and do not wait for each other need this time together.
 pub(crate) fn span_of_each(ranks: &[Vec<Interval>]) -> Vec<Duration> {
     each(ranks, |iteration| {

@@ -1,4 +1,4 @@
-//! Presents measurements: rows as tables, JSON lines and plots, and the progress of a run.
+//! Presents measurements as tables, JSON lines and plots, and shows the progress of a run.
 
 mod output;
 mod plot;

@@ -1,4 +1,4 @@
-//! Outputs of a run: text on stdout, JSON lines, files of a given format, and the progress bar.
+//! Writes text to stdout, JSON lines and files of a given format, and shows a progress bar.
 
 use std::fmt;
 use std::fs::File;
@@ -12,20 +12,19 @@ use serde::Serialize;
 
 use crate::error::{Failure, Result};
 
-/// Prints `text` to stdout.
 pub(crate) fn print(text: &str) -> Result<()> {
     io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| Failure::io("cannot write to stdout", &error))
 }
 
-/// Returns `value` as indented JSON with a line end.
+/// Returns a value as indented JSON with a line end.
 pub(crate) fn pretty_json(value: &impl Serialize) -> Result<String> {
     let json = serde_json::to_string_pretty(value);
     Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
 }
 
-/// Names a file of one format that an option asks for, and writes it at the end.
+/// A file of one format that an option names and that is written at the end.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputFile {
     option: &'static str,
@@ -48,7 +47,6 @@ impl OutputFile {
         })
     }
 
-    /// Writes the file.
     pub(crate) fn write(&self, content: &str) -> Result<()> {
         std::fs::write(&self.path, content).map_err(|error| {
             Failure::io(format_args!("cannot write {}", self.path.display()), &error)
@@ -65,7 +63,7 @@ pub(crate) struct JsonLines<W = Box<dyn Write>> {
 }
 
 impl JsonLines {
-    /// Opens the file at `path` for writing, or stdout if `path` is `-`.
+    /// Opens a file for writing, or stdout if the path is `-`.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         if path == Path::new("-") {
             return Ok(Self {
@@ -82,7 +80,7 @@ impl JsonLines {
         Ok(Self { writer: Box::new(file), name, is_stdout: false })
     }
 
-    /// Prints the tables of a run: to stderr if stdout carries JSON lines, to stdout otherwise.
+    /// Prints the tables of a run to stderr if stdout carries JSON lines, and to stdout otherwise.
     pub(crate) fn print_beside(json: Option<&Self>, text: &str) -> Result<()> {
         if json.is_none_or(|json| !json.is_stdout) {
             return print(text);
@@ -94,7 +92,6 @@ impl JsonLines {
 }
 
 impl<W: Write> JsonLines<W> {
-    /// Writes one row.
     pub(crate) fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line =
             serde_json::to_vec(row).map_err(|error| Failure::failed(error.to_string()))?;
@@ -113,7 +110,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Creates a bar of `rows` measurements.
     pub(crate) fn new(rows: usize) -> Self {
         let bar = ProgressBar::with_draw_target(Some(rows as u64), ProgressDrawTarget::stderr());
         // The template is a constant; if it were invalid, the default style would be used.
@@ -124,17 +120,15 @@ impl Progress {
         Self { bar }
     }
 
-    /// Shows the current activity.
     pub(crate) fn set_activity(&self, activity: impl fmt::Display) {
         self.bar.set_message(activity.to_string());
     }
 
-    /// Counts one finished measurement.
     pub(crate) fn advance(&self) {
         self.bar.inc(1);
     }
 
-    /// Writes a line to stderr above the bar, also if no bar is drawn.
+    /// Writes a line to stderr above the progress bar, also if no bar is drawn.
     pub(crate) fn line(&self, line: &str) {
         // If stderr is closed, the line cannot be reported anywhere.
         self.bar.suspend(|| writeln!(io::stderr(), "{line}").ok());

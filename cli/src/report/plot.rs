@@ -19,15 +19,15 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(20, 150, 160),
 ];
 
-/// A line of a panel.
+/// A named line of a plot with its colour.
 pub(crate) struct Line {
     name: &'static str,
     colour: RGBColor,
-    /// Total bytes and value of each point that a logarithmic axis can show.
+    /// The total bytes and the value of each point that a logarithmic axis can show.
     points: Vec<(f64, f64)>,
 }
 
-/// A coordinate system with several lines over the total size.
+/// A part of a plot: several lines over the total size, with a caption and a unit.
 pub(crate) struct Panel<'a> {
     pub(crate) caption: &'a str,
     pub(crate) unit: &'a str,
@@ -35,7 +35,8 @@ pub(crate) struct Panel<'a> {
 }
 
 impl Line {
-    /// Creates a line; `index` selects its colour.
+    /// Creates a line with the colour of this index, without points that a logarithmic axis cannot
+    /// show.
     pub(crate) fn new(
         name: &'static str,
         index: usize,
@@ -51,7 +52,7 @@ impl Line {
     }
 }
 
-/// Draws the rows as an SVG file with one panel for bandwidth and one for time.
+/// Draws result rows as an SVG file with one panel for bandwidth and one for time.
 pub(crate) fn plot(title: &str, rows: &[Row]) -> Result<String> {
     let bandwidth = Panel {
         caption: "Bandwidth",
@@ -63,7 +64,7 @@ pub(crate) fn plot(title: &str, rows: &[Row]) -> Result<String> {
     panels(title, &bandwidth, &time)
 }
 
-/// Draws a panel for bandwidth and a panel for time as an SVG file.
+/// Draws a panel for bandwidth and a panel for time next to each other as an SVG file.
 pub(crate) fn panels(title: &str, bandwidth: &Panel<'_>, time: &Panel<'_>) -> Result<String> {
     render(title, bandwidth, time).map_err(|error| Failure::failed(error.to_string()))
 }
@@ -167,8 +168,8 @@ where
     Ok(())
 }
 
-/// Returns a range that contains all values with room above for the legend, and at most nine ticks
-/// at powers of `base`.
+/// Returns the range of an axis that contains all values, and at most nine ticks at powers of
+/// `base`.
 fn axis(values: impl Iterator<Item = f64>, base: f64) -> (std::ops::Range<f64>, Vec<f64>) {
     let (low, high) = values
         .fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));

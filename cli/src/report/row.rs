@@ -1,45 +1,46 @@
-//! The result of one measured size.
+//! Defines the result row of one measured size, as in the JSON output.
 
 use std::time::Duration;
 
 use peerlane::collective::Collective;
 use serde::{Deserialize, Serialize};
 
-/// One measured size; the field names are those of the JSON output.
+/// The result of one algorithm at one total size; the field names are those of the JSON output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// all-gather, broadcast from 0, all-to-all.
+    /// The name of the collective with its root, such as `all-gather` or `broadcast from 0`.
     #[serde(default = "all_gather")]
     pub(crate) collective: String,
     pub(crate) backend: String,
     pub(crate) ranks: usize,
-    /// Nodes of the ranks, such as `2x4`.
+    /// The nodes of the ranks, such as `2x4`.
     pub(crate) nodes: String,
     pub(crate) algorithm: String,
-    /// Chunks of a block.
+    /// The number of chunks of a block.
     pub(crate) chunks: u32,
     pub(crate) engine: String,
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
-    /// Shape of the all-gather, unless all blocks are equal and in one tensor.
+    /// A description of block lengths, list and tensors, absent for equal blocks in one tensor.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) shape: Option<String>,
-    /// Output buffers that the starts used alternately.
+    /// The number of output buffers that consecutive starts alternate between.
     pub(crate) outputs: u32,
-    /// Bytes of all blocks, which is the output of one rank.
+    /// The bytes of all blocks, which is the output of one rank.
     pub(crate) total_bytes: u64,
-    /// Bytes of the longest block.
+    /// The bytes of the longest block.
     pub(crate) block_bytes: u64,
     pub(crate) iterations: usize,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
-    /// The longest iteration, which shows a stall.
+    /// The time of the longest iteration, which shows a stall.
     pub(crate) max_us: f64,
-    /// `total_bytes` divided by the median, in 10^9 bytes per second.
+    /// The total bytes divided by the median, in 10^9 bytes per second, as in nccl-tests.
     pub(crate) algbw_gbs: f64,
-    /// `algbw_gbs` times `(n - 1) / n`, the share that each rank receives from its peers.
+    /// The algorithm bandwidth times `(n - 1) / n`, the share that each rank receives from its
+    /// peers.
     pub(crate) busbw_gbs: f64,
-    /// Whether every byte of every rank's output was compared.
+    /// Whether every output byte of every rank was compared.
     pub(crate) checked: bool,
     #[serde(flatten)]
     pub(crate) limit: Option<Limit>,
@@ -47,24 +48,24 @@ pub(crate) struct Row {
     pub(crate) predicted: Option<Predicted>,
     #[serde(flatten)]
     pub(crate) device: Option<DeviceTimes>,
-    /// Version and file of the baseline library (NCCL).
+    /// The version and the file of the library that is compared (NCCL).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) baselines_version: Option<String>,
     /// The results of other libraries, which were timed in turn with Peerlane.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) baselines: Vec<Baseline>,
-    /// Slowdown of compute work and all-gathers that run at the same time.
+    /// The slowdown of compute work and all-gathers that run at the same time.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) overlap: Vec<Overlap>,
-    /// Lanes of rank 0.
+    /// The lanes of the plan of rank 0.
     pub(crate) lanes: Vec<LaneRow>,
-    /// Bytes that rank 0 moves.
+    /// The bytes that rank 0 moves, inside its node and between nodes.
     pub(crate) tiers: Vec<TierRow>,
-    /// Detours that the plan takes because a device lacks a capability.
+    /// The slower methods that the plan uses because a device lacks a capability.
     pub(crate) fallbacks: Vec<String>,
 }
 
-/// A size that an algorithm cannot run; the field names are those of [`Row`].
+/// The row of an algorithm that cannot run at a size; the field names are those of [`Row`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MissingRow {
     pub(crate) collective: String,
@@ -75,106 +76,104 @@ pub(crate) struct MissingRow {
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
     pub(crate) total_bytes: u64,
-    /// Reason why nothing was measured.
+    /// The reason why nothing was measured.
     pub(crate) missing: String,
 }
 
-/// One lane of a plan.
+/// One lane of a plan with the engine that executes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaneRow {
     pub(crate) lane: u32,
-    /// `local` or `network`.
     pub(crate) tier: String,
     pub(crate) backend: String,
-    /// Kind of engine within the backend, such as streams or sdma.
+    /// The kind of engine within the backend, such as streams or sdma.
     pub(crate) kind: String,
-    /// Whether waits are queued on the engine.
+    /// Whether the engine executes waits for flags itself, without the host.
     pub(crate) queued_waits: bool,
-    /// Whether the lane makes progress only while a thread polls it.
+    /// Whether the lane makes progress only while a thread polls its engine.
     pub(crate) polled: bool,
 }
 
-/// Bytes that one rank moves over a fabric in one start.
+/// The bytes that one rank moves over a fabric in one start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TierRow {
-    /// `local` or `network`.
     pub(crate) tier: String,
     pub(crate) put_bytes: u64,
     pub(crate) got_bytes: u64,
     pub(crate) own_bytes: u64,
-    /// Bytes that compute units copy.
+    /// The bytes that compute units copy instead of copy engines.
     pub(crate) compute_bytes: u64,
 }
 
-/// Prediction of the cost model.
+/// The time that the cost model predicts for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Predicted {
     pub(crate) predicted_us: f64,
-    /// Predicted time divided by the median: above 1, the operation was faster than predicted.
+    /// The predicted time divided by the median: above 1, the operation was faster than predicted.
     pub(crate) predicted_ratio: f64,
 }
 
-/// Time of bare copies of the same bytes.
+/// The time of bare copies of the same bytes, without flags.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Limit {
-    /// Median of the copies.
+    /// The median time of the bare copies.
     pub(crate) limit_us: f64,
-    /// Time of bare copies of the same bytes, divided by the median time of the operation.
+    /// The time of the bare copies divided by the median time of the operation.
     pub(crate) limit_share: f64,
 }
 
-/// Values that are measured only on devices.
+/// The values of a measurement that exist only on GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DeviceTimes {
-    /// Host time of one start.
+    /// The time that the host needs to enqueue one start.
     pub(crate) host_us: f64,
-    /// Starts between two events; the times of the row are those of one start.
+    /// The number of starts between two events; the times of the row are those of one start.
     pub(crate) starts_in_a_row: u32,
-    /// Whether the starts were replayed from a graph.
+    /// Whether the starts were replayed from a captured graph.
     pub(crate) captured: bool,
-    /// How self copies were made: `local` or `link`.
+    /// The method of self copies: `auto`, `local` or `link`.
     pub(crate) self_copy: String,
 }
 
-/// Result of another library for the same all-gather.
+/// The result of another library for the same all-gather.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Baseline {
     pub(crate) path: String,
     #[serde(flatten)]
     pub(crate) times: Option<BaselineTimes>,
-    /// Reason why the other library was not timed.
+    /// The reason why the other library was not timed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) missing: Option<String>,
 }
 
-/// Times of a baseline.
+/// The times of another library's all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BaselineTimes {
     pub(crate) baseline_us: f64,
     pub(crate) baseline_host_us: f64,
     pub(crate) baseline_busbw_gbs: f64,
-    /// Baseline time divided by Peerlane's time: above 1, Peerlane is faster.
+    /// The time of the other library divided by Peerlane's: above 1, Peerlane is faster.
     pub(crate) baseline_ratio: f64,
 }
 
-/// Times of all-gathers and compute work, together and each alone.
+/// The times of all-gathers and compute work, together and each alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Overlap {
-    /// Library that runs the all-gathers.
+    /// The library that runs the all-gathers.
     pub(crate) path: String,
     pub(crate) compute_alone_us: f64,
     pub(crate) compute_us: f64,
-    /// Time together divided by time alone: 1 is no slowdown.
+    /// The compute time together with all-gathers divided by the time alone: 1 is no slowdown.
     pub(crate) compute_ratio: f64,
     pub(crate) gather_alone_us: f64,
     pub(crate) gather_us: f64,
     pub(crate) gather_ratio: f64,
-    /// Whether each side kept running while the other was timed.
+    /// Whether each side kept running while the other side was timed.
     pub(crate) overlapped: bool,
 }
 
 impl Row {
-    /// Returns the times of the fastest baseline.
+    /// Returns the times of the fastest other library.
     pub(crate) fn best_baseline(&self) -> Option<BaselineTimes> {
         let times = self.baselines.iter().filter_map(|baseline| baseline.times);
         times.min_by(|left, right| left.baseline_us.total_cmp(&right.baseline_us))
@@ -182,7 +181,7 @@ impl Row {
 }
 
 impl Baseline {
-    /// Creates a baseline that was timed.
+    /// Creates the result of another library that was timed; `ours` is Peerlane's median.
     pub(crate) fn timed(
         path: &str,
         median: Duration,
@@ -199,14 +198,14 @@ impl Baseline {
         Self { path: path.to_owned(), times: Some(times), missing: None }
     }
 
-    /// Creates a baseline that is not available.
+    /// Creates the result of another library that cannot be timed.
     pub(crate) fn missing(path: &str, why: &str) -> Self {
         Self { path: path.to_owned(), times: None, missing: Some(why.to_owned()) }
     }
 }
 
 impl Predicted {
-    /// Creates the prediction for an operation that took `median`.
+    /// Creates the prediction for an operation whose median time is known.
     pub(crate) fn new(predicted: Duration, median: Duration) -> Self {
         let predicted_us = microseconds(predicted);
         Self { predicted_us, predicted_ratio: predicted_us / microseconds(median).max(0.001) }
@@ -214,7 +213,7 @@ impl Predicted {
 }
 
 impl Limit {
-    /// Creates the limit for an operation that took `median`.
+    /// Creates the limit of an operation whose median time is known.
     pub(crate) fn new(limit: Duration, median: Duration) -> Self {
         let limit_us = microseconds(limit);
         Self { limit_us, limit_share: limit_us / microseconds(median).max(0.001) }
@@ -246,7 +245,7 @@ pub(crate) fn bandwidths(
 pub(super) mod tests {
     use super::*;
 
-    /// Creates a row of a run with 4 ranks.
+    /// Creates a result row of 4 ranks with the given size and times.
     pub(crate) fn row(total_bytes: u64, median: Duration, limit: Option<Duration>) -> Row {
         let (algbw_gbs, busbw_gbs) = bandwidths(Collective::AllGather, total_bytes, 4, median);
         Row {

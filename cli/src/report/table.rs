@@ -1,5 +1,4 @@
-//! Formats rows as tables: results, comparison with baselines, overlap with compute work, and
-//! lanes.
+//! Formats result rows as text tables.
 
 use std::fmt::Display;
 
@@ -8,13 +7,13 @@ use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use super::row::{BaselineTimes, Overlap, Row};
 use crate::units::Size;
 
-/// Returns the table of the rows and one table for each comparison.
+/// Returns the table of the results and one table for each comparison.
 pub(crate) fn tables(rows: &[Row]) -> String {
     let tables = [Some(table(rows)), baselines(rows), overlap(rows)];
     tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")
 }
 
-/// Builds a text table column by column, so that the name of a column is next to its cells.
+/// A text table that is built column by column, so that a column's name is next to its cells.
 pub(crate) struct Columns<'r, R> {
     rows: &'r [R],
     names: Vec<&'static str>,
@@ -28,7 +27,6 @@ impl<'r, R> Columns<'r, R> {
         Self { rows, names: Vec::new(), cells, left: Vec::new() }
     }
 
-    /// Adds a right-aligned column.
     pub(crate) fn right<D: Display>(
         mut self,
         name: &'static str,
@@ -41,7 +39,6 @@ impl<'r, R> Columns<'r, R> {
         self
     }
 
-    /// Adds a left-aligned column.
     pub(crate) fn left<D: Display>(
         mut self,
         name: &'static str,
@@ -51,7 +48,7 @@ impl<'r, R> Columns<'r, R> {
         self.right(name, cell)
     }
 
-    /// Adds columns if at least one row has a value for them.
+    /// Adds columns only if at least one row has a value for them.
     pub(crate) fn if_any(
         self,
         has_value: impl Fn(&R) -> bool,
@@ -125,12 +122,11 @@ fn share_or_dash(time_and_share: Option<(f64, f64)>) -> String {
     time_and_share.map_or("-".to_owned(), |(_, share)| format!("{:.0} %", share * 100.0))
 }
 
-/// Formats a time for a cell.
 fn time(microseconds: f64) -> String {
     format!("{microseconds:.1}")
 }
 
-/// Returns the comparison with the baselines; `None` without baselines.
+/// Returns the comparison with other libraries as a table; `None` if none was timed.
 fn baselines(rows: &[Row]) -> Option<String> {
     let first = rows.iter().find(|row| !row.baselines.is_empty())?;
     let version = first.baselines_version.as_deref().unwrap_or("of unknown version");
@@ -174,8 +170,7 @@ fn or_missing(times: Option<BaselineTimes>, text: impl FnOnce(BaselineTimes) -> 
     times.map_or("n/a".to_owned(), text)
 }
 
-/// Returns the times of all-gathers and compute work that ran together; `None` if they were not
-/// measured.
+/// Returns the table of all-gathers together with compute work; `None` if they were not measured.
 fn overlap(rows: &[Row]) -> Option<String> {
     let of_row = |row| move |overlap| (row, overlap);
     let overlaps: Vec<(&Row, &Overlap)> =
@@ -203,8 +198,8 @@ fn overlap(rows: &[Row]) -> Option<String> {
     Some(format!("all-gathers together with a GEMM, bf16, 8192 × 8192 × 8192\n\n{table}{note}"))
 }
 
-/// Returns one line for each algorithm at the largest size that has several lanes or fallbacks, or
-/// for every algorithm if `all`.
+/// Returns a line about the lanes of each algorithm at the largest size, if it has several lanes or
+/// fallbacks or if `all`.
 pub(crate) fn lanes(rows: &[Row], all: bool) -> String {
     let largest = rows.iter().map(|row| row.total_bytes).max();
     let rows = rows.iter().filter(|row| Some(row.total_bytes) == largest);

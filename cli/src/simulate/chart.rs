@@ -1,5 +1,5 @@
-//! Draws a simulation as an SVG chart: the activity of each lane over time, and the use of the
-//! links.
+//! Draws the activity of the lanes of a simulation over time, and the use of the links, as an SVG
+//! chart.
 
 use peerlane::planning::cost::Links;
 use peerlane::planning::plan::Step;
@@ -10,12 +10,12 @@ use plotters::prelude::*;
 use crate::error::{Failure, Result};
 
 const WIDTH: i32 = 1280;
-/// Width left of the bars, for names.
+/// The width in pixels left of the bars, for the names of the lanes.
 const NAMES: i32 = 150;
 const RIGHT: i32 = 40;
 const TOP: i32 = 70;
 const ROW: i32 = 18;
-/// Space between two ranks.
+/// The vertical space between two ranks in pixels.
 const GAP: i32 = 6;
 const TICKS: u64 = 8;
 const OWN: RGBColor = RGBColor(110, 110, 110);
@@ -26,17 +26,16 @@ const WAIT: RGBColor = RGBColor(226, 226, 226);
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// A rectangle on the timeline.
+/// A rectangle on the timeline of a lane, for a copy or a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bar {
     row: usize,
     from: i32,
     to: i32,
-    /// `None` for a wait.
+    /// The link class of a copy; `None` for a wait.
     class: Option<LinkClass>,
 }
 
-/// Draws the lanes over time and the use of the links as an SVG file.
 pub(super) fn chart(title: &str, simulation: &Simulation, links: &Links) -> Result<String> {
     render(title, simulation, links).map_err(|error| Failure::failed(error.to_string()))
 }
@@ -75,7 +74,7 @@ fn render(
     Ok(svg)
 }
 
-/// Returns the slices as bars with a width of at least one pixel; bars that touch are merged. Waits
+/// Returns the steps as bars that are at least one pixel wide; bars that touch are merged. Waits
 /// come first, so that copies are drawn over them.
 fn bars(simulation: &Simulation) -> Vec<Bar> {
     let lanes = simulation.tiers.len();
@@ -121,7 +120,7 @@ fn top(row: usize, lanes: usize) -> i32 {
     TOP + row as i32 * ROW + (row / lanes) as i32 * GAP
 }
 
-/// Returns the horizontal position of a time.
+/// Returns the horizontal position of a time in pixels.
 fn x_of(picoseconds: u64, end: u64) -> i32 {
     let width = u128::from((WIDTH - NAMES - RIGHT).unsigned_abs());
     NAMES + (u128::from(picoseconds) * width / u128::from(end.max(1))) as i32
@@ -149,7 +148,8 @@ fn legend(area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-/// Draws two bars for each tier: the average of all ranks and the busiest rank.
+/// Draws two bars for each tier: the used share of the link rate on average and of the busiest
+/// rank.
 fn used(area: &Area<'_>, simulation: &Simulation, links: &Links, top: i32) -> Drawn {
     text(area, "used share of the link rate, 0 to 100 %", (NAMES, top), 14)?;
     for (index, class) in (0..).zip([LinkClass::Local, LinkClass::Network]) {

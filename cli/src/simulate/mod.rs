@@ -18,7 +18,6 @@ use plot::plot;
 use report::Report;
 use scenario::{Scenario, fastest};
 
-/// Simulates the algorithms, prints the results and writes the files.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let ranks = topology.ranks();

@@ -1,4 +1,4 @@
-//! Command line of `peerlane simulate`.
+//! Defines the command line of `peerlane simulate`.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ pub(crate) struct Options {
     pub(super) trace: Option<OutputFile>,
 }
 
-/// Largest number of ranks, to catch typing errors.
+/// The maximum number of ranks, to catch typing errors.
 const RANKS_MAX: usize = 1 << 20;
 
 fn parse_delay(text: &str) -> std::result::Result<(usize, Delay), String> {
@@ -76,7 +76,7 @@ fn parse_delay(text: &str) -> std::result::Result<(usize, Delay), String> {
 }
 
 impl Options {
-    /// Returns the topology of the options.
+    /// Returns the topology of `--nodes` and `--ranks-per-node`.
     pub(super) fn topology(&self) -> Result<Topology> {
         let ranks = match (&self.nodes, self.ranks_per_node) {
             (Nodes::Count(nodes), each) => nodes.saturating_mul(each.unwrap_or(8)),
@@ -101,7 +101,6 @@ impl Options {
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
     }
 
-    /// Returns the block of each rank in bytes.
     pub(super) fn block_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
         block_bytes("--block-bytes", &self.block_bytes, ranks)
     }
@@ -124,14 +123,14 @@ impl Options {
         Ok(delays)
     }
 
-    /// Returns the ranks whose steps are recorded.
+    /// Returns the ranks whose steps are recorded for the files of `--svg` and `--trace`.
     pub(super) fn shown(&self, ranks: usize) -> Vec<Rank> {
         let is_recorded = self.svg.is_some() || self.trace.is_some();
         Rank::all(if is_recorded { self.show.min(ranks) } else { 0 }).collect()
     }
 }
 
-/// Options that change the modelled links.
+/// The options that change the rates and latencies of the modelled links.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct LinkOptions {
     /// Read the links from FILE, which `peerlane calibrate --out` wrote, or which has its field
@@ -159,7 +158,7 @@ pub(crate) struct LinkOptions {
 }
 
 impl LinkOptions {
-    /// Returns the links of the options.
+    /// Returns the modelled links with the changes of the options.
     pub(super) fn links(&self) -> Result<Links> {
         let mut links = self.file()?.unwrap_or_default();
         for (bandwidth, latency, link) in [
@@ -197,7 +196,7 @@ impl LinkOptions {
     }
 }
 
-/// Sets the same rate for one flow, an engine and a rank.
+/// Sets the same rate for one copy, one engine and one rank.
 fn set_rate(link: &mut Link, bytes_per_second: f64) {
     link.bytes_per_second = bytes_per_second;
     link.engine_bytes_per_second = bytes_per_second;

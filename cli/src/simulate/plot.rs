@@ -8,13 +8,13 @@ use super::scenario::{Scenario, fastest};
 use crate::error::Result;
 use crate::report::{Line, Panel, panels};
 
-/// Number of sizes; each is a quarter of the next one.
+/// The number of simulated sizes, each a quarter of the next one.
 const SIZES: u32 = 6;
-/// The causes of a duration, in the order of the lines.
+/// The names of the causes that add up to a duration, in the order of the lines.
 const CAUSES: [&str; 6] = ["start", "flags", "self copies", "local", "network", "host"];
 
-/// Simulates the fastest algorithm at the size of the scenario and at smaller sizes, and draws the results as an SVG
-/// file.
+/// Simulates the scenario and smaller sizes with the fastest algorithm of each size, and draws the
+/// results as an SVG file.
 pub(super) fn plot(title: &str, scenario: &Scenario, options: &Options) -> Result<String> {
     let mut points: Vec<(f64, Simulation)> = Vec::new();
     for divisor in (0..SIZES).rev().map(|step| 4_u64.pow(step)) {
@@ -44,7 +44,7 @@ pub(super) fn plot(title: &str, scenario: &Scenario, options: &Options) -> Resul
     )
 }
 
-/// Returns the picoseconds of each of the [`CAUSES`], which add up to the duration.
+/// Divides the duration of a simulation among the [`CAUSES`], in picoseconds.
 fn by_cause(simulation: &Simulation) -> [u64; CAUSES.len()] {
     let mut causes = [0; CAUSES.len()];
     let path = &simulation.critical_path;

@@ -1,4 +1,4 @@
-//! Results of simulations, as text and as JSON.
+//! Formats the results of simulations as text and as JSON.
 
 use std::fmt::Write;
 
@@ -10,16 +10,17 @@ use crate::error::Result;
 use crate::report::{Columns, pretty_json};
 use crate::units::Size;
 
-/// Simulations of one scenario.
+/// The simulations of one scenario, one for each algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report<'a> {
     pub(super) scenario: &'a Scenario,
     pub(super) runs: &'a [Run],
-    /// Number of printed steps of a critical path.
+    /// The number of printed steps of a critical path.
     pub(super) path: usize,
 }
 
-/// The first and last steps of a path, and the number of steps between them that are left out.
+/// The first and last steps of a critical path, with the number of steps between them that are left
+/// out.
 struct PathExcerpt<'a> {
     first: &'a [PathStep],
     left_out: usize,
@@ -38,7 +39,7 @@ impl<'a> PathExcerpt<'a> {
 }
 
 impl Report<'_> {
-    /// Returns a one-line description of `run`.
+    /// Returns a description of a simulation in one line.
     pub(super) fn title(&self, run: &Run) -> String {
         let Run { algorithm, chunks, .. } = run;
         let plural = if *chunks == 1 { "" } else { "s" };
@@ -49,7 +50,7 @@ impl Report<'_> {
         )
     }
 
-    /// Returns a table and the critical path of each run.
+    /// Returns a table of all simulations and the critical path of each.
     pub(super) fn text(&self) -> String {
         let mut text = format!("{}, {}\n\n", self.scenario.topology, self.blocks());
         text += &self.table();
@@ -60,7 +61,7 @@ impl Report<'_> {
         text
     }
 
-    /// Returns one JSON object.
+    /// Returns the simulations as one JSON object.
     pub(super) fn json(&self) -> Result<String> {
         let document = json!({
             "topology": self.scenario.topology.notation(),

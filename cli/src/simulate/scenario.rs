@@ -1,4 +1,4 @@
-//! Simulates one scenario with one algorithm.
+//! Simulates one topology with one size and one algorithm.
 
 use std::borrow::Borrow;
 
@@ -13,28 +13,28 @@ use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
 
-/// Topology, blocks and links of a simulation.
+/// The topology, the blocks and the links of a simulation.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) topology: Topology,
     pub(super) goal: Goal,
     pub(super) block_bytes: Vec<u64>,
-    /// The bytes of all blocks, in one chunk.
+    /// The layout of all blocks, each as one chunk.
     pub(super) layout: Layout,
     pub(super) links: Links,
 }
 
-/// The simulation of one algorithm.
+/// The result of one algorithm: its simulation and its prediction.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) algorithm: Algorithm,
     pub(super) chunks: u32,
-    /// Prediction of the cost model in picoseconds.
+    /// The time that the cost model predicts, in picoseconds.
     pub(super) predicted_ps: u64,
     pub(super) simulation: Simulation,
 }
 
-/// Returns the run with the lowest duration.
+/// Returns the simulation with the shortest duration.
 pub(super) fn fastest<R: Borrow<Run>>(runs: impl IntoIterator<Item = R>) -> Option<R> {
     runs.into_iter().min_by_key(|run| run.borrow().simulation.end_ps())
 }
@@ -51,19 +51,18 @@ impl Scenario {
         Ok(Self { topology, goal, block_bytes, layout, links })
     }
 
-    /// Returns the scenario with smaller blocks, rounded up.
+    /// Returns the same scenario with smaller blocks, rounded up to whole bytes.
     pub(super) fn divided_by(&self, divisor: u64) -> Result<Self> {
         let block_bytes = self.block_bytes.iter().map(|bytes| bytes.div_ceil(divisor)).collect();
         Self::new(self.topology.clone(), self.goal, block_bytes, self.links.clone())
     }
 
-    /// Simulates all algorithms of the options.
     pub(super) fn runs(&self, options: &Options) -> Result<Vec<Run>> {
         let algorithms = options.algorithm.of(self.goal.collective).into_iter();
         algorithms.map(|algorithm| self.simulate(options, algorithm)).collect()
     }
 
-    /// Simulates `algorithm`, or the one with the lowest predicted time.
+    /// Simulates an algorithm; `None` is the one with the lowest predicted time.
     fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Self { topology, goal, block_bytes, layout, links } = self;

@@ -1,5 +1,5 @@
-//! NCCL's all-gathers in the same processes, on three paths: its own choice, symmetric windows, and
-//! copy engines.
+//! Runs NCCL's all-gather in the same processes in three ways: by its own choice, with symmetric
+//! windows, and on copy engines.
 
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -14,17 +14,17 @@ use crate::error::{Failure, Result};
 use crate::nccl::{Communicator, Nccl, Policy, Window};
 use crate::ranks::comm::Comm;
 
-/// The paths of NCCL that are timed.
+/// The NCCL communicators and the memory of the three ways in which NCCL is timed.
 pub(super) struct Baselines {
     version: String,
     paths: [NcclPath; 3],
     timeout: Duration,
 }
 
-/// One path of NCCL.
+/// One of the three ways in which NCCL runs an all-gather, such as on copy engines.
 pub(super) struct NcclPath {
     pub(super) name: &'static str,
-    /// The error text if the path is not available.
+    /// The open communicator with its memory, or the reason why NCCL refuses it.
     state: std::result::Result<OpenPath, String>,
 }
 
@@ -34,13 +34,13 @@ struct OpenPath {
     output: PathMemory,
 }
 
-/// Device memory for the largest size.
+/// GPU memory for the largest size, either plain or registered as an NCCL window.
 enum PathMemory {
     Plain(Memory),
     Window(Window),
 }
 
-/// A path at one size.
+/// An NCCL all-gather with blocks of a fixed size, ready to be enqueued on a stream.
 struct NcclGather {
     name: &'static str,
     communicator: Rc<Communicator>,
@@ -120,17 +120,17 @@ impl Baselines {
         Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path()), paths, timeout })
     }
 
-    /// Returns the version and the file.
+    /// Returns the version of NCCL and the path of its library.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// Returns the paths in the order of the columns.
+    /// Returns the ways in which NCCL is timed, in the order of the table columns.
     pub(super) fn paths(&self) -> &[NcclPath] {
         &self.paths
     }
 
-    /// Closes windows and communicators. Collective.
+    /// Deregisters all NCCL windows and destroys all communicators. Collective.
     pub(super) fn close(self) -> Result<()> {
         let mut left: Vec<Rc<Communicator>> = Vec::new();
         for path in self.paths {
@@ -153,7 +153,8 @@ impl Baselines {
 }
 
 impl NcclPath {
-    /// Returns the path if it is open on every rank, and the reason why not otherwise. Collective.
+    /// Keeps the communicator if it is open on every rank, and the reason of the first refusal
+    /// otherwise. Collective.
     fn agreed(name: &'static str, comm: &Comm, open: Result<OpenPath>) -> Result<Self> {
         let mine = open.as_ref().err().map(|why| why.text().to_owned());
         let refusals = comm.share("path of NCCL", &mine)?;
@@ -165,13 +166,13 @@ impl NcclPath {
         Ok(Self { name, state })
     }
 
-    /// Returns why the path is not available; `None` if it is.
+    /// Returns the reason why NCCL cannot be timed in this way; `None` if it can.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.state.as_ref().err().map(String::as_str)
     }
 
-    /// Returns the all-gather of blocks of `block_bytes`, and the location of this rank's block;
-    /// `None` if the path is not available.
+    /// Returns the NCCL all-gather of blocks with `block_bytes` bytes and the address of this
+    /// rank's block; `None` if NCCL refuses it.
     pub(super) fn at(
         &self,
         block_bytes: u64,

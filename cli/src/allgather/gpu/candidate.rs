@@ -1,4 +1,4 @@
-//! An all-gather that is checked and timed on a stream, eagerly or replayed from a graph.
+//! Checks an operation on a stream, and enqueues it eagerly or as replays of a graph.
 
 use std::io::Write;
 use std::rc::Rc;
@@ -14,60 +14,60 @@ use crate::allgather::measure::{Checked, Measurement};
 use crate::error::{Failure, Result};
 use crate::ranks::data::TestData;
 
-/// Starts in one graph.
+/// The number of starts that one captured graph contains.
 const STARTS_IN_A_GRAPH: u32 = 10;
 
-/// Enqueues all-gathers, or bare copies, on streams.
+/// Enqueues starts of a prepared operation, or bare copies, on GPU streams.
 pub(super) trait Implementation {
-    /// Returns the name for texts.
+    /// Returns the name of the library for error texts and tables.
     fn name(&self) -> &'static str;
 
     /// Enqueues one start on the stream, or records it into the graph that the stream captures.
     /// Collective.
     fn start(&mut self) -> Result<()>;
 
-    /// Returns the error of the replays so far, if there is one.
+    /// Returns the error of an earlier graph replay, if there is one.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Returns the location of the last result: the blocks in rank order, tensor by tensor.
+    /// Returns the memory of the last output: the blocks in rank order, tensor by tensor.
     fn output(&self) -> Result<Vec<Span>>;
 
-    /// Returns whether calls and device waits have no deadline, so that they may hang if a peer is
+    /// Returns whether calls of the library have no deadline, so that they may hang if a peer is
     /// lost.
     fn may_hang(&self) -> bool {
         false
     }
 
-    /// Orders later starts after the work on the stream, also if they run on other streams.
+    /// Orders later starts behind the present work of the stream, also if they run on other
+    /// streams.
     fn fork(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Orders later work on the stream after the starts.
+    /// Orders later work of the stream behind the starts.
     fn join(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// An implementation, and the memory that it uses.
+/// An operation that is checked and timed, with its stream and the addresses of its buffers.
 pub(super) struct Candidate<'a> {
-    /// Declared before the implementation, which must outlive the graph.
+    /// The captured graph, declared first so that it is destroyed before the operation.
     graph: Option<Graph>,
     implementation: Box<dyn Implementation + 'a>,
     stream: Rc<Stream>,
     gpu: Gpu,
-    /// Block of this rank, one piece per tensor.
+    /// The input of this rank: one span per tensor, or one per receiving rank.
     input: Vec<Span>,
-    /// Outputs that starts use alternately, found by starting.
+    /// The output buffers that consecutive starts alternate between.
     outputs: Vec<Vec<Span>>,
 }
 
 impl<'a> Candidate<'a> {
-    /// Creates a candidate that reads its block from `input` and uses `outputs` outputs
-    /// alternately. If `captured`, it is replayed from a graph. Makes one start per output.
-    /// Collective.
+    /// Runs one start for each of the `outputs` buffers to learn their addresses, and captures a
+    /// graph if `captured`.
     pub(super) fn open(
         implementation: Box<dyn Implementation + 'a>,
         gpu: &Gpu,
@@ -91,8 +91,8 @@ impl<'a> Candidate<'a> {
         Ok(candidate)
     }
 
-    /// Runs `work`. If the implementation [may hang](Implementation::may_hang), ends the process
-    /// after twice the timeout.
+    /// Runs `work`, and ends the process after twice the timeout if the library [may
+    /// hang](Implementation::may_hang).
     pub(super) fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if !self.implementation.may_hang() {
             return work(self);
@@ -102,7 +102,7 @@ impl<'a> Candidate<'a> {
         with_timeout(self.implementation.name(), timeout, || work(self))
     }
 
-    /// Returns the number of starts that are made for `starts`, which a graph rounds up.
+    /// Rounds a number of starts up to whole graphs.
     pub(super) fn rounded_up(&self, starts: u32) -> u32 {
         match self.graph {
             None => starts,
@@ -110,7 +110,7 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Enqueues a number of starts that [`rounded_up`](Self::rounded_up) has returned. Collective.
+    /// Enqueues starts on the stream; their number was [rounded up](Self::rounded_up). Collective.
     pub(super) fn enqueue(&mut self, starts: u32) -> Result<()> {
         match &self.graph {
             None => (0..starts).try_for_each(|_| self.implementation.start()),
@@ -121,12 +121,10 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Calls [`Implementation::fork`].
     pub(super) fn fork(&mut self) -> Result<()> {
         self.implementation.fork()
     }
 
-    /// Calls [`Implementation::join`].
     pub(super) fn join(&mut self) -> Result<()> {
         self.implementation.join()
     }
@@ -135,7 +133,7 @@ impl<'a> Candidate<'a> {
         self.gpu.finish(&self.stream, self.implementation.name())
     }
 
-    /// Captures the starts of a graph. The graph is not launched here.
+    /// Captures starts into a graph without launching it.
     fn capture(&mut self) -> Result<()> {
         let name = self.implementation.name();
         self.gpu.begin_capture(&self.stream)?;
@@ -183,8 +181,8 @@ impl Checked for Candidate<'_> {
     }
 }
 
-/// Runs `work`, and ends this process with an error if it takes longer than `timeout`. Such a call
-/// cannot be interrupted, and peers must not wait for this rank without limit.
+/// Runs `work`, and ends this process with an error if `work` takes longer than `timeout`. Such a
+/// call cannot be interrupted, and peers must not wait for this rank without limit.
 pub(super) fn with_timeout<T>(
     what: &'static str,
     timeout: Duration,

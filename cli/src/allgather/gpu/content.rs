@@ -1,5 +1,5 @@
-//! Fills GPU memory with random blocks and compares outputs byte by byte, in chunks that pass
-//! through the host.
+//! Fills GPU memory with random blocks and compares output blocks byte by byte, through buffers on
+//! the host.
 
 use std::thread;
 
@@ -7,13 +7,14 @@ use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
 use crate::ranks::data::{Block, Mismatch, Numbering, TestData, UNWRITTEN};
 
-/// Bytes of a chunk, a multiple of the pieces of the test data.
+/// The bytes that one copy between GPU and host moves, a multiple of the granularity of the test
+/// data.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Largest number of blocks that are compared at once.
+/// The maximum number of blocks that are compared at the same time, each on its own thread.
 const THREADS_MAX: usize = 8;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(Block::PIECE_BYTES as u64));
 
-/// Fills the input, one span per block.
+/// Fills the input blocks with test data.
 pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Span]) -> Result<()> {
     let stream = gpu.stream()?;
     let mut staging = Vec::new();
@@ -28,7 +29,7 @@ pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Spa
     Ok(())
 }
 
-/// Overwrites outputs with a known byte.
+/// Overwrites all output buffers with a known byte before a checked start.
 pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     let stream = gpu.stream()?;
     for block in outputs.iter().flatten().filter(|block| block.bytes > 0) {
@@ -37,7 +38,7 @@ pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     gpu.finish(&stream, "overwriting the output")
 }
 
-/// Compares the blocks of an output with several threads.
+/// Compares the output blocks with the test data on several threads.
 pub(super) fn compare(
     gpu: &Gpu,
     data: TestData,

@@ -1,4 +1,4 @@
-//! Streams, events, graphs and memory of one GPU for the measurement, over the device traits of the toolkit.
+//! Wraps the streams, events, graphs and memory of one GPU, over the device traits of the toolkit.
 //!
 //! Every wait has a deadline, and nothing uses the legacy default stream. No thread captures while another thread of the
 //! rank calls the driver, so that no call must be kept out of captures.
@@ -18,12 +18,12 @@ use crate::allgather::target::Backend;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 
-/// Time that a wait polls without sleeping, to see an early completion at once.
+/// The time for which a wait polls without sleeping, to notice an early completion at once.
 const SPIN: Duration = Duration::from_micros(200);
-/// Time that a wait sleeps between two polls, after it has spun.
+/// The time for which a wait sleeps between two polls, once it no longer spins.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A range of GPU memory.
+/// An address range of GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) address: u64,
@@ -43,7 +43,7 @@ enum Context {
     Rocm(Arc<rocm::Context>),
 }
 
-/// A stream, an event, a graph or memory of a GPU, destroyed on drop.
+/// A stream, event, graph or allocation that is given back to the driver on drop.
 pub(super) struct Owned<T: Resource> {
     gpu: Gpu,
     raw: T,
@@ -57,10 +57,11 @@ pub(super) type ImportedMemory = Owned<Imported>;
 
 pub(super) struct Allocated(Span);
 
-/// The address of memory of another process.
+/// The address in this process of GPU memory that another process has allocated.
 pub(super) struct Imported(u64);
 
-/// Calls a method of the context, and turns an error into a failure that says what the GPU cannot do.
+/// Calls a method of the CUDA or HIP context, and turns its error into a failure that names the
+/// GPU.
 macro_rules! call {
     ($gpu:expr, $what:expr, $context:ident => $call:expr) => {
         match &$gpu.context {
@@ -71,7 +72,7 @@ macro_rules! call {
 }
 
 impl Gpu {
-    /// Opens a GPU that the backend has found; waits on it end after `timeout`.
+    /// Opens the context of a GPU; waits on the GPU end after `timeout`.
     pub(super) fn open(backend: Backend, ordinal: u32, timeout: Duration) -> Result<Self> {
         let cannot = |error: &dyn std::fmt::Display| {
             Failure::failed(format!("GPU {ordinal}: cannot open: {error}"))
@@ -87,7 +88,6 @@ impl Gpu {
         Ok(Self { ordinal, context, timeout })
     }
 
-    /// Returns the longest duration of a wait.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -103,7 +103,6 @@ impl Gpu {
         }
     }
 
-    /// Makes this GPU current on this thread.
     pub(super) fn enter(&self) -> Result<()> {
         call!(self, "make the GPU current", context => context.make_current().map(drop))
     }
@@ -112,14 +111,14 @@ impl Gpu {
         Owned { gpu: self.clone(), raw }
     }
 
-    /// Creates a stream that does not synchronise with the default stream.
+    /// Creates a stream that does not synchronize with the default stream.
     pub(super) fn stream(&self) -> Result<Rc<Stream>> {
         self.enter()?;
         let raw = call!(self, "create a stream", context => context.create_stream(false))?;
         Ok(Rc::new(self.own(raw)))
     }
 
-    /// Creates an event with a timestamp.
+    /// Creates an event that records a timestamp.
     pub(super) fn event(&self) -> Result<Event> {
         self.event_of(true)
     }
@@ -129,7 +128,7 @@ impl Gpu {
         Ok(self.own(call!(self, "create an event", context => context.create_event(timed))?))
     }
 
-    /// Returns the number of copies that this GPU can make at the same time, at least 1.
+    /// Returns the number of copies that this GPU can run at the same time, at least 1.
     pub(super) fn copy_engines(&self) -> Result<usize> {
         self.enter()?;
         let limits = call!(self, "count the copy engines", context => context.stream_limits())?;
@@ -159,7 +158,6 @@ impl Gpu {
         })
     }
 
-    /// Waits until an event is complete.
     pub(super) fn wait(&self, event: &Event, what: &str) -> Result<()> {
         self.enter()?;
         let deadline = Deadline::after(self.timeout);
@@ -185,20 +183,20 @@ impl Gpu {
         Ok(())
     }
 
-    /// Waits until all work on `stream` is complete.
     pub(super) fn finish(&self, stream: &Stream, what: &str) -> Result<()> {
         let event = self.event_of(false)?;
         self.record(&event, stream)?;
         self.wait(&event, what)
     }
 
-    /// Returns the time between two complete events.
+    /// Returns the time between two completed events.
     pub(super) fn elapsed(&self, begin: &Event, end: &Event) -> Result<Duration> {
         let milliseconds = self.milliseconds(begin, end)?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1000.0).unwrap_or_default())
     }
 
-    /// Returns the milliseconds from `begin` to `end`, both complete; negative if `end` came first.
+    /// Returns the milliseconds from `begin` to `end`, both completed; negative if `end` completed
+    /// first.
     pub(super) fn milliseconds(&self, begin: &Event, end: &Event) -> Result<f32> {
         call!(self, "read the time of an event", context => {
             // SAFETY: both events are borrowed, so they are not destroyed.
@@ -214,7 +212,6 @@ impl Gpu {
         Ok(self.own(Allocated(Span { address, bytes })))
     }
 
-    /// Sets every byte of a span, on `stream`.
     pub(super) fn set(&self, stream: &Stream, span: Span, value: u8) -> Result<()> {
         self.enter()?;
         let bytes = span.bytes as usize;
@@ -225,18 +222,18 @@ impl Gpu {
         })
     }
 
-    /// Copies `staging` to `address`, waits, and returns `staging`.
+    /// Copies a host buffer to the GPU, waits for the copy, and returns the buffer.
     pub(super) fn upload(&self, stream: &Stream, to: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
         self.pass(stream, staging, "copy from the host", |host| (to, host))
     }
 
-    /// Copies from `address` into all of `staging`, waits, and returns `staging`.
+    /// Fills a host buffer from the GPU, waits for the copy, and returns the buffer.
     pub(super) fn download(&self, stream: &Stream, from: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
         self.pass(stream, staging, "copy to the host", |host| (host, from))
     }
 
-    /// Copies between the device and `staging`, which is leaked until the copy is complete. `ends` returns the
-    /// destination and the source.
+    /// Copies between the GPU and a host buffer, which is leaked until the copy is complete. `ends`
+    /// returns the destination and the source.
     fn pass(
         &self,
         stream: &Stream,
@@ -257,7 +254,7 @@ impl Gpu {
         Ok(unsafe { Box::from_raw(std::ptr::from_mut(staging)) }.into_vec())
     }
 
-    /// Copies between two addresses on `stream`; the destination may be on another GPU.
+    /// Enqueues a copy between two addresses on `stream`; the destination may be on another GPU.
     ///
     /// # Safety
     /// Both ranges stay mapped, and nothing else accesses the destination, until the stream has
@@ -275,7 +272,7 @@ impl Gpu {
         })
     }
 
-    /// Opens memory of another process from its [handle](Memory::handle).
+    /// Maps GPU memory of another process from its IPC [handle](Memory::handle).
     pub(super) fn open_memory(&self, handle: &[u8]) -> Result<ImportedMemory> {
         self.enter()?;
         let handle = handle.try_into().map(IpcHandle).map_err(|_| {
@@ -288,7 +285,7 @@ impl Gpu {
         Ok(self.own(Imported(call!(self, what, context => context.open_ipc(&handle))?)))
     }
 
-    /// Starts to capture the work of this thread on `stream`.
+    /// Begins to capture this thread's work on `stream` into a graph.
     pub(super) fn begin_capture(&self, stream: &Stream) -> Result<()> {
         call!(self, "begin a capture", context => {
             // SAFETY: the stream is borrowed, so it is not destroyed.
@@ -296,7 +293,7 @@ impl Gpu {
         })
     }
 
-    /// Ends the capture and returns the graph; `what` names the captured work.
+    /// Ends a capture and returns the graph; `what` names the captured work in errors.
     pub(super) fn end_capture(&self, stream: &Stream, what: &str) -> Result<Graph> {
         let captured = call!(self, format_args!("capture {what}"), context => {
             // SAFETY: the stream is borrowed, so it is not destroyed.
@@ -313,7 +310,7 @@ impl Gpu {
     }
 }
 
-/// Ends a capture, and instantiates the recorded graph.
+/// Ends a capture and instantiates the recorded graph for replays.
 ///
 /// # Safety
 /// The stream is alive.
@@ -335,14 +332,14 @@ impl Stream {
         &self.gpu
     }
 
-    /// Returns the handle for other libraries of the vendor.
+    /// Returns the driver's stream handle for NCCL and cuBLAS.
     pub(super) fn raw(&self) -> *mut std::ffi::c_void {
         self.raw.0
     }
 
-    /// Enqueues a start on the stream. The lease on the result can end at once: nothing on the
-    /// device reads the output between two starts, and the host reads it only after it has waited
-    /// for the stream. The caller keeps the stream for as long as the operation.
+    /// Enqueues a start of the operation on the stream. The lease on the result can end at once:
+    /// nothing on the device reads the output between two starts, and the host reads it only after
+    /// it has waited for the stream. The caller keeps the stream for as long as the operation.
     pub(super) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         match &self.gpu.context {
             Context::Cuda(_) => {
@@ -359,8 +356,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Starts after the work on the stream. If the host drives the engines, waits for that work and
-    /// for the completion of the start.
+    /// Starts the operation behind the present work of the stream. If the host drives the engines,
+    /// waits for that work and for the completion of the start.
     pub(super) fn start_after<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         if operation.report().takes_streams() {
             return self.start(operation);
@@ -371,12 +368,11 @@ impl Stream {
 }
 
 impl Memory {
-    /// Returns the whole range.
     pub(super) fn span(&self) -> Span {
         self.raw.0
     }
 
-    /// Returns the IPC handle with which another process can open the memory.
+    /// Returns the IPC handle with which another process maps the memory.
     pub(super) fn handle(&self) -> Result<Vec<u8>> {
         let (gpu, Span { address, .. }) = (&self.gpu, self.span());
         gpu.enter()?;
@@ -386,15 +382,14 @@ impl Memory {
 }
 
 impl ImportedMemory {
-    /// Returns the address in this process.
     pub(super) fn address(&self) -> u64 {
         self.raw.0
     }
 }
 
-/// A handle or an address that the driver takes back.
+/// A driver resource that must be destroyed, such as a stream handle or an allocation.
 pub(super) trait Resource {
-    /// Gives the resource back. An error of the driver has no remedy.
+    /// Destroys the resource. An error of the driver has no remedy.
     ///
     /// # Safety
     /// The resource was created by this context, is not used afterwards, and its user has waited for the streams.
@@ -422,7 +417,8 @@ destroyed! {
 }
 
 impl<T: Resource> Drop for Owned<T> {
-    /// Makes the GPU current first. If that fails, its context is gone with all its resources.
+    /// Destroys the resource with its GPU made current. If that fails, its context is gone with all
+    /// its resources.
     fn drop(&mut self) {
         if self.gpu.enter().is_err() {
             return;

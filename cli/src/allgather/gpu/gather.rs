@@ -1,4 +1,4 @@
-//! Peerlane's all-gather as a timed implementation, on a stream of CUDA or HIP.
+//! Runs Peerlane's operations on a stream of CUDA or HIP, to be checked and timed.
 
 use std::rc::Rc;
 
@@ -9,22 +9,22 @@ use super::device::{Span, Stream};
 use crate::allgather::setup::{Setup, Variant, with_dtype};
 use crate::error::Result;
 
-/// A prepared all-gather and the stream on which it starts.
+/// A prepared operation of Peerlane and the stream on which its starts are enqueued.
 struct PeerlaneGather<T> {
     operation: Operation<T>,
     stream: Rc<Stream>,
     ranks: usize,
 }
 
-/// A prepared all-gather with its report.
+/// A prepared operation of Peerlane, with its report and the addresses of its input.
 pub(super) struct Prepared {
     pub(super) implementation: Box<dyn Implementation>,
     pub(super) report: peerlane::group::Report,
-    /// Block of this rank, one piece per tensor.
     pub(super) input: Vec<Span>,
 }
 
-/// Prepares an all-gather with blocks of `block_length` elements on average. Collective.
+/// Prepares the collective of the options with blocks of `block_length` elements on average.
+/// Collective.
 pub(super) fn prepare(
     setup: &Setup<'_>,
     group: &mut Group,
@@ -41,7 +41,7 @@ pub(super) fn prepare(
     })
 }
 
-/// Returns the blocks of the input: one per tensor, or one for each rank.
+/// Returns the address ranges of the input blocks: one per tensor, or one per receiving rank.
 fn input<T: Element>(
     setup: &Setup<'_>,
     operation: &Operation<T>,

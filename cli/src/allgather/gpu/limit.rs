@@ -1,4 +1,4 @@
-//! Measures the limit between GPUs: every rank copies its block to its peers, all at once, with
+//! Measures the limit between GPUs: every rank copies its block to all peers at the same time, with
 //! plain copies and without flags. It is independent of the measured library and uses memory, IPC
 //! and copies of the driver.
 
@@ -15,33 +15,34 @@ use super::device::{Event, Gpu, ImportedMemory, Memory, Span, Stream};
 use crate::error::Result;
 use crate::ranks::comm::Comm;
 
-/// Memory of every rank for the largest size, and streams for the copies.
+/// The memory and the streams of the bare copies of one rank, for the largest size.
 pub(super) struct LimitBuffers {
     gpu: Gpu,
     input: Memory,
     output: Memory,
-    /// Outputs of the peers, starting with the next rank.
+    /// The output buffers of the peers, starting with the next rank.
     peers: Vec<ImportedMemory>,
-    /// Streams for concurrent copies. There are more than are used at the same time.
+    /// The streams of the concurrent copies. There are more than are used at the same time.
     streams: Vec<Rc<Stream>>,
     event: Event,
 }
 
-/// One way to copy: a number of streams that take the peers in turn.
+/// Bare copies to all peers on a number of streams, to which the peers are assigned in turn.
 struct ConcurrentCopies<'a> {
     buffers: &'a LimitBuffers,
-    /// The block for each peer, starting with the next rank.
+    /// The span that each peer receives, starting with the next rank; `None` if it receives
+    /// nothing.
     blocks: Vec<Option<BlockSpan>>,
     streams: Vec<Rc<Stream>>,
     timing: Rc<Stream>,
 }
 
-/// Number of sets of streams that are tried for each number of streams. The driver assigns streams
-/// to copy engines as it likes, and two streams on one engine are slower than one.
+/// The number of different sets of streams that are tried for each number of streams. The driver
+/// assigns streams to copy engines as it likes, and two streams on one engine are slower than one.
 const SETS: usize = 3;
 
 impl LimitBuffers {
-    /// Allocates memory for the largest input and output, and opens the memory of the peers.
+    /// Allocates memory for the largest input and output, and maps the output buffers of the peers.
     /// Collective.
     pub(super) fn open(
         gpu: &Gpu,
@@ -60,9 +61,8 @@ impl LimitBuffers {
         Ok(Self { gpu: gpu.clone(), input, output, peers, streams, event })
     }
 
-    /// Returns the ways to copy that may be the fastest: one stream, and sets of two streams up to
-    /// one per peer. There are never more copies at once than copy engines, because that is far
-    /// slower.
+    /// Returns the sets of streams that may be the fastest: one stream, and two streams up to one
+    /// per peer. There are never more copies at once than copy engines, because that is far slower.
     pub(super) fn schemes<'a>(
         &'a self,
         layout: &Layout,
@@ -87,7 +87,7 @@ impl LimitBuffers {
         std::iter::once((most.min(1), 0)).chain(sets).map(scheme).collect()
     }
 
-    /// Closes the memory of the peers when all ranks are done. Collective.
+    /// Unmaps the memory of the peers, and waits until all ranks have done so. Collective.
     pub(super) fn close(mut self, comm: &Comm) -> Result<()> {
         self.peers.clear();
         comm.share("end of the limit", &()).map(drop)

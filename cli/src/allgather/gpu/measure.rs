@@ -1,4 +1,5 @@
-//! Prepares, checks and times candidates on GPUs: Peerlane's operations, NCCL's, and bare copies.
+//! Prepares and times all candidates on GPUs: Peerlane's operations, NCCL's all-gathers, and bare
+//! copies.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,16 +25,16 @@ use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{Interval, longest_of_each};
 use crate::report::{Baseline, DeviceTimes, Overlap, Row, bandwidths, microseconds};
 
-/// Number of repetitions; the median counts.
+/// The number of times that each measurement is repeated; the median counts.
 const REPETITIONS: u32 = 5;
-/// Total size from which a few starts in a row are enough.
+/// The total size from which fewer consecutive starts are timed.
 const LARGE_BYTES: u64 = 256 << 20;
 const STARTS: u32 = 50;
 const STARTS_LARGE: u32 = 10;
 
 pub(super) struct GpuBench {
     pub(super) timer: StreamTimer,
-    /// The limit of each size, if it was measured.
+    /// The time of bare copies for each size, empty unless `--limit` is given.
     pub(super) limits: Vec<Duration>,
     pub(super) baselines: Option<Baselines>,
     pub(super) compute: Option<Compute>,
@@ -157,8 +158,9 @@ fn counts(options: &Options, total_bytes: u64) -> StartCounts {
     StartCounts { warmup: options.warmup, timed, aligned: false }
 }
 
-/// Returns the time of bare copies in the fastest way, for each block length. It must be measured
-/// before other streams are created, because more streams share the queues of the device.
+/// Returns the shortest time of bare copies over all sets of streams, for each block length. It
+/// must be measured before other streams are created, because more streams share the queues of the
+/// device.
 ///
 /// Many iterations in a row hide the host time of a single one. Without flags, however, the ranks
 /// get out of step, and copies from several ranks to one peer collide. Therefore a few iterations

@@ -1,5 +1,5 @@
-//! Measures all-gathers between GPUs of either vendor: one GPU per rank, timed back to back on a
-//! stream.
+//! Measures collectives between GPUs of either vendor, with one GPU per rank and starts back to
+//! back on a stream.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -43,10 +43,9 @@ use measure::GpuBench;
 use overlap::Compute;
 use timer::StreamTimer;
 
-/// The longest time from a deadline until the ranks have agreed on the rank that is to blame.
+/// The maximum time from a deadline until the ranks agree on the rank that is to blame.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs this rank on its GPU.
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
     let options = context.options;
     let lengths = options.sweep(context.comm.ranks()).block_lengths();
@@ -84,7 +83,7 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
     Ok(measurement.group.close()?)
 }
 
-/// Returns the error with which the group has ended, or `failure` if the group has not ended.
+/// Returns the error that has ended the group, or `failure` if the group still works.
 fn cause(group: &mut Group, failure: Failure) -> Failure {
     match group.abort_record() {
         Some(_) => group.barrier().map_or_else(Failure::from, |()| failure),
@@ -92,7 +91,6 @@ fn cause(group: &mut Group, failure: Failure) -> Failure {
     }
 }
 
-/// Checks that the largest size fits into the free memory of this GPU.
 fn check_device_memory(setup: &Setup<'_>, (input, output): (u64, u64), gpu: &Gpu) -> Result<()> {
     let options = setup.options;
     let operations = setup.algorithms().len() as u64;

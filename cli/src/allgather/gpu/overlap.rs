@@ -1,4 +1,5 @@
-//! Measures all-gathers and matrix products together, and each alone.
+//! Measures how much all-gathers and matrix products slow each other down when they run at the same
+//! time.
 //!
 //! Each stream gets more work than is timed, before and after it. Then the timed products run only
 //! next to all-gathers, and the timed all-gathers only next to products. The events show whether
@@ -20,29 +21,30 @@ use crate::ranks::comm::Comm;
 use crate::ranks::statistics::Statistics;
 use crate::report::{Overlap, microseconds};
 
-/// Rows and columns of the matrices.
+/// The number of rows and columns of each matrix.
 const SIDE: u32 = 8192;
 const MATRIX_BYTES: u64 = 2 * (SIDE as u64) * (SIDE as u64);
 const WORKSPACE_BYTES: u64 = 64 << 20;
-/// Bytes of random elements that are generated once and repeated.
+/// The length of the random data that is generated once and repeated over a matrix.
 const RANDOM_BYTES: usize = 8 << 20;
-/// Products before the timed ones, and timed products.
+/// The number of untimed matrix products before the timed products.
 const LEAD: u32 = 2;
 const TIMED: u32 = 12;
-/// Rounds of each alone and both together, in turn; the medians count.
+/// The number of rounds, each with both measurements alone and then together; the medians count.
 const ROUNDS: usize = 5;
-/// Attempts of a round until both sides outlast each other.
+/// The maximum number of attempts until products and all-gathers overlap for the whole measurement.
 const TRIES: u32 = 4;
-/// Duration of products before anything is timed, because an idle GPU runs faster for a while.
+/// The duration of untimed products before a measurement, because an idle GPU runs faster for a
+/// while.
 const WARM_UP: Duration = Duration::from_millis(1500);
 const ALL_GATHERS_MAX: u32 = 4000;
 
-/// Device memory of the compute work.
+/// The GPU memory that the matrix products need in bytes.
 pub(super) const MEMORY_BYTES: u64 = 3 * MATRIX_BYTES + WORKSPACE_BYTES;
 
-/// Runs matrix products on a stream of its own.
+/// Enqueues matrix products of cuBLAS on a stream of their own.
 pub(super) struct Compute {
-    /// Declared before the memory that it uses.
+    /// The cuBLAS handle, declared first so that it is destroyed before the memory that it uses.
     cublas: Cublas,
     gpu: Gpu,
     stream: Rc<Stream>,
@@ -50,7 +52,7 @@ pub(super) struct Compute {
     _memory: [Memory; 4],
 }
 
-/// Numbers of products and all-gathers, the same on all ranks.
+/// The numbers of products and all-gathers of one overlapped run, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OverlapCounts {
     products_after: u32,
@@ -59,7 +61,7 @@ struct OverlapCounts {
     all_gathers_after: u32,
 }
 
-/// Times of one rank.
+/// The times of one product and one all-gather that one rank has measured in an overlapped run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct OverlapTimes {
     product: Duration,
@@ -70,7 +72,7 @@ struct OverlapTimes {
     all_gathers_last: bool,
 }
 
-/// Times of all ranks in a round.
+/// The longest times of all ranks in one round, alone and together.
 struct Round {
     product_alone: Duration,
     gather_alone: Duration,
@@ -78,7 +80,6 @@ struct Round {
 }
 
 impl Compute {
-    /// Loads cuBLAS and fills matrices with random numbers.
     pub(super) fn open(options: &Options, gpu: &Gpu) -> Result<Self> {
         gpu.enter()?;
         let cublas = Cublas::open(options.cublas.as_deref())?;
@@ -113,7 +114,7 @@ impl Compute {
         (0..products).try_for_each(|_| unsafe { self.cublas.multiply(self.matrices) })
     }
 
-    /// Runs products until the GPU has its sustained clock rate.
+    /// Runs matrix products until the GPU reaches its sustained clock rate.
     fn warm_up(&self) -> Result<()> {
         let started_at = Instant::now();
         while started_at.elapsed() < WARM_UP {
@@ -124,7 +125,7 @@ impl Compute {
         Ok(())
     }
 
-    /// Returns the time of one product without all-gathers.
+    /// Returns the time of one matrix product while no all-gather runs.
     fn alone(&self) -> Result<Duration> {
         self.enqueue(LEAD)?;
         let begin = self.record_event()?;
@@ -139,7 +140,7 @@ impl Compute {
     }
 }
 
-/// Times `candidate` together with products, and both alone, in rounds. Collective.
+/// Times `candidate` and matrix products, each alone and both together, in rounds. Collective.
 pub(super) fn measure_overlap(
     timer: &mut StreamTimer,
     comm: &Comm,
@@ -182,8 +183,8 @@ pub(super) fn measure_overlap(
     })
 }
 
-/// Times all-gathers and products together, and repeats it with more work on the side that ended too early.
-/// Returns the longest times of all ranks.
+/// Times all-gathers and products together, and repeats the run with more work on the side that
+/// ended too early. Returns the longest times of all ranks.
 fn overlapped(
     timer: &mut StreamTimer,
     comm: &Comm,
@@ -209,7 +210,7 @@ fn overlapped(
     }
 }
 
-/// Runs the all-gathers and the matrix products once, at the same time. The products are enqueued first,
+/// Runs all-gathers and matrix products once at the same time. The products are enqueued first,
 /// because their queue holds all of them; enqueueing the all-gathers may block the host.
 fn run(
     timer: &mut StreamTimer,
@@ -244,7 +245,8 @@ fn run(
 }
 
 impl OverlapCounts {
-    /// Returns the numbers of all-gathers and products for one overlapped run.
+    /// Computes the numbers of products and all-gathers that keep both sides busy during the timed
+    /// part.
     fn of(product: Duration, gather: Duration, candidate: &Candidate<'_>) -> Self {
         let products = |count: f64| {
             let all_gathers = count * product.as_secs_f64() / gather.as_secs_f64().max(1e-9);

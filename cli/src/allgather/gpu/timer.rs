@@ -1,4 +1,4 @@
-//! Measures the time of a start: many starts run back to back on one stream, between two events.
+//! Times many consecutive starts on one stream between two events.
 //!
 //! Each measurement begins with an all-gather of 0 bytes, so that the GPUs begin together although
 //! their hosts do not. Then come some untimed starts, so that the queue is full when the timed ones
@@ -14,20 +14,21 @@ use super::device::{Event, Gpu, Stream};
 use crate::allgather::measure::Checked;
 use crate::error::Result;
 
-/// Starts whose host time is measured; few enough that the queue does not fill.
+/// The number of starts whose host time is measured, few enough that the stream's queue does not
+/// fill.
 const HOST_STARTS: u32 = 16;
 
-/// Numbers of starts of one measurement.
+/// The numbers of untimed and timed starts of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StartCounts {
-    /// Untimed starts.
     pub(super) warmup: u32,
     pub(super) timed: u32,
-    /// Whether the ranks are aligned again after the untimed starts.
+    /// Whether all ranks wait for each other again between the untimed and the timed starts.
     pub(super) aligned: bool,
 }
 
-/// Times starts on one stream.
+/// Times starts on one stream with two events, behind an all-gather of 0 bytes that aligns the
+/// ranks.
 pub(super) struct StreamTimer {
     pub(super) gpu: Gpu,
     pub(super) stream: Rc<Stream>,
@@ -37,18 +38,17 @@ pub(super) struct StreamTimer {
 }
 
 impl StreamTimer {
-    /// Creates a timer on `stream`; `start_barrier` is an all-gather of 0 bytes.
     pub(super) fn new(gpu: Gpu, stream: Rc<Stream>, start_barrier: Operation<u8>) -> Result<Self> {
         let (begin, end) = (gpu.event()?, gpu.event()?);
         Ok(Self { gpu, stream, start_barrier, begin, end })
     }
 
-    /// Blocks the stream until the streams of all ranks have reached this call. Collective.
+    /// Blocks the stream until the streams of all ranks have reached the same point. Collective.
     pub(super) fn align_ranks(&mut self) -> Result<()> {
         self.stream.start_after(&mut self.start_barrier)
     }
 
-    /// Returns the device time of one start on this rank. Collective.
+    /// Returns the time that one start takes on the GPU of this rank. Collective.
     pub(super) fn time_starts(
         &mut self,
         candidate: &mut Candidate<'_>,
@@ -72,7 +72,7 @@ impl StreamTimer {
         Ok(self.gpu.elapsed(&self.begin, &self.end)? / timed.max(1))
     }
 
-    /// Returns the host time of one start with an empty queue. Collective.
+    /// Returns the time that the host needs to enqueue one start onto an empty stream. Collective.
     pub(super) fn host_time(&mut self, candidate: &mut Candidate<'_>) -> Result<Duration> {
         let starts = candidate.rounded_up(HOST_STARTS);
         candidate.fork()?;
