@@ -14,7 +14,6 @@ pub(crate) struct Failure {
     text: String,
     advice: Option<String>,
     exit: Exit,
-    /// The kind of the library error that is the cause, if there is one.
     kind: Option<ErrorKind>,
 }
 
@@ -24,22 +23,18 @@ enum Exit {
     /// A closed pipe behind stdout (`peerlane … | head`), which prints nothing and is a success.
     Quiet,
     Failed,
-    /// An invalid command line for this machine or these ranks.
     Usage,
 }
 
 impl Failure {
-    /// Creates a failure with exit code 1.
     pub(crate) fn failed(text: impl Into<String>) -> Self {
         Self { text: text.into(), advice: None, exit: Exit::Failed, kind: None }
     }
 
-    /// Creates the failure of a wait that has reached its deadline.
     pub(crate) fn timeout(text: impl Into<String>) -> Self {
         Self::of_kind(ErrorKind::Timeout, text.into())
     }
 
-    /// Creates the failure of an invalid command line, with exit code 2.
     pub(crate) fn usage(text: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, ..Self::failed(text) }
     }
@@ -88,7 +83,6 @@ impl Failure {
         }
     }
 
-    /// Returns whether the failure is not printed, because stdout is closed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.exit == Exit::Quiet
     }

@@ -29,7 +29,6 @@ pub(crate) struct GoalOptions {
     root: RootOption,
 }
 
-/// The option that selects the root of a collective.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct RootOption {
     /// Set the rank that the others send to (gather) or receive from (broadcast, scatter), such as 2
@@ -65,7 +64,6 @@ impl Goal {
         }
     }
 
-    /// Returns whether the blocks of the ranks may have different lengths.
     pub(crate) fn takes_lengths(self) -> bool {
         match self.collective.has_block_per_pair() {
             true => self.is_by_pair,

@@ -16,9 +16,7 @@ use crate::error::{Failure, Result};
 /// The file names and folders by which a vendor library is found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LibrarySpec {
-    /// The name of the library in messages.
     pub(crate) name: &'static str,
-    /// The command line option that names the file or its folder.
     pub(crate) option: &'static str,
     /// The environment variables that name the folder of an installation.
     pub(crate) variables: &'static [&'static str],
@@ -26,7 +24,6 @@ pub(crate) struct LibrarySpec {
     pub(crate) files: &'static [&'static str],
     /// The folders of the library inside `site-packages` of a Python installation.
     pub(crate) packages: &'static [&'static str],
-    /// The advice on how to install the library.
     pub(crate) advice: &'static str,
 }
 

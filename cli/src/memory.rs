@@ -13,7 +13,6 @@ const PROCESS_BYTES: u64 = 8 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostMemory {
     pub(crate) ranks: u64,
-    /// The bytes of the output of one rank.
     pub(crate) total_bytes: u64,
     /// The bytes of the input of one rank, 0 in place.
     pub(crate) input_bytes: u64,

@@ -32,7 +32,6 @@ pub(crate) struct NicOptions {
 /// What a rank needs to know about its machine to open a NIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NicRank {
-    /// The index of the rank among the ranks of its machine.
     pub(crate) local_rank: usize,
     pub(crate) single_host: bool,
 }
@@ -71,12 +70,10 @@ impl NicOptions {
         ])
     }
 
-    /// Returns the number of queue pairs for each peer and device, by the option or by default.
     pub(crate) fn queue_pairs(&self) -> u32 {
         self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
     }
 
-    /// Returns the options of the RDMA fabric of one rank.
     pub(crate) fn options(&self, nic_rank: NicRank) -> rdma::Options {
         let NicRank { local_rank, single_host } = nic_rank;
         let own = local_rank.checked_rem(self.device.len()).map(|index| &self.device[index]);

@@ -203,7 +203,6 @@ pub(crate) fn block_bytes(option: &str, sizes: &[Size], ranks: usize) -> Result<
     }
 }
 
-/// Parses a number of ranks from 1 to 4096.
 pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
     match text.parse() {
         Ok(ranks @ 1..=4096) => Ok(ranks),
@@ -225,7 +224,6 @@ pub(crate) fn unknown_algorithm(others: &str) -> String {
     format!("unknown algorithm; expected {others} or {}", names.join(", "))
 }
 
-/// Returns the name of the first option that was given.
 pub(crate) fn first_given<const N: usize>(
     options: [(&'static str, bool); N],
 ) -> Option<&'static str> {

@@ -10,7 +10,6 @@ use crate::units::Size;
 /// The maximum length of a text file in bytes.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
 
-/// Reads a text file of limited length.
 pub(crate) fn read(path: &Path) -> Result<String> {
     let what = path.display();
     let failed = |error: io::Error| Failure::io(format_args!("cannot read {what}"), &error);

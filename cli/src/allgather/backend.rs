@@ -19,20 +19,16 @@ pub(crate) struct LaunchInfo {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSlot {
-    /// The number by which the driver knows the GPU, from 0.
     pub(crate) ordinal: u32,
     /// The PCI address of the GPU, such as `0000:1b:00.0`.
     pub(crate) pci_bus_id: String,
 }
 
-/// The backend that was selected for a run, with the GPUs that its ranks use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Selected {
-    /// The selected backend, never `Auto`.
     pub(crate) backend: Backend,
     /// The GPUs that the ranks of this machine use in turn; empty for backends without GPUs.
     pub(crate) slots: Vec<GpuSlot>,
-    /// The text that says which backend `auto` has selected and for which reason.
     pub(crate) note: Option<String>,
 }
 

@@ -11,7 +11,6 @@ use crate::error::Result;
 
 /// A prepared operation on host memory whose buffers are accessed as bytes.
 pub(super) trait HostOperation {
-    /// Starts the operation and waits until this rank's output is complete. Collective.
     fn run(&mut self) -> Result<()>;
 
     fn report(&self) -> &Report;

@@ -26,7 +26,6 @@ pub(super) struct Measurement<'a> {
     pub(super) sink: Sink<'a>,
 }
 
-/// One size of a sweep over total sizes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     pub(super) index: usize,

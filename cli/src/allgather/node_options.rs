@@ -52,19 +52,16 @@ impl NodeOptions {
         })
     }
 
-    /// Returns the throttle of the links inside a node, if there is one.
     pub(super) fn throttle_inside(&self) -> Option<ThrottleLayer> {
         let layer =
             |Rate(bytes_per_second)| ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
         self.local_bandwidth.map(layer)
     }
 
-    /// Returns whether the links between nodes are throttled.
     pub(super) fn is_throttled(&self) -> bool {
         self.throttle().is_some()
     }
 
-    /// Returns the throttle of the links between nodes, if there is one.
     pub(super) fn throttle(&self) -> Option<ThrottleLayer> {
         if self.network_bandwidth.is_none() && self.network_delay.is_none() {
             return None;

@@ -169,7 +169,6 @@ impl Options {
         Self { goal, ..self }
     }
 
-    /// Rejects options that contradict each other.
     pub(crate) fn check(&self) -> Result<()> {
         if self.sizes.max_bytes < self.sizes.min_bytes {
             return Err(Failure::usage(format!(
@@ -234,7 +233,6 @@ impl Options {
         Ok(())
     }
 
-    /// Rejects options that need GPUs, for a backend without GPUs.
     pub(crate) fn check_without_gpus(&self, backend: &str) -> Result<()> {
         let asked = first_given([
             ("--graph", self.graph),
@@ -245,7 +243,6 @@ impl Options {
         check_needs(asked, "GPUs", backend, "use --backend cuda, or remove the option")
     }
 
-    /// Rejects options that need NVIDIA GPUs, for the backend rocm.
     pub(crate) fn check_without_cuda(&self) -> Result<()> {
         let asked =
             first_given([("--vs", self.vs.is_some()), ("--overlap", self.overlap.is_some())]);
@@ -256,7 +253,6 @@ impl Options {
         Deadline::after(self.run.timeout)
     }
 
-    /// Returns the total sizes to measure between `ranks` ranks.
     pub(crate) fn sweep(&self, ranks: usize) -> Sweep {
         Sweep {
             ranks,

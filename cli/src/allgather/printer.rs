@@ -21,7 +21,6 @@ pub(crate) struct Printer {
     json: Option<JsonLines>,
     plot: Option<OutputFile>,
     progress: Option<Progress>,
-    /// The activity that a failure names as the last known one.
     activity: String,
     rows: Vec<Row>,
     /// Notes below the tables: why an algorithm was chosen, or why one cannot run.
@@ -29,7 +28,6 @@ pub(crate) struct Printer {
     explains: bool,
     trace: Option<OutputFile>,
     traced: Vec<Traced>,
-    /// The texts that say what `auto` has selected and for which reason.
     auto_choices: Vec<String>,
 }
 
@@ -161,23 +159,31 @@ fn title(row: &Row) -> String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum ProgressEvent {
-    /// The reason for what `auto` has selected.
-    AutoChoice { text: String },
+    AutoChoice {
+        text: String,
+    },
     /// The group is open, and `rows` result rows follow.
-    Begin { rows: usize },
-    /// A measurement step that takes long begins.
-    Activity { activity: Activity, total_bytes: u64 },
-    /// One algorithm was measured at one size.
-    Row { row: Box<Row> },
-    /// One algorithm cannot run at one size.
-    Missing { row: Box<MissingRow> },
-    /// The reason why the cost model has chosen an algorithm.
-    Explanation { text: String },
-    /// The steps of all ranks in the traced starts.
-    Trace { starts: Vec<Traced> },
+    Begin {
+        rows: usize,
+    },
+    Activity {
+        activity: Activity,
+        total_bytes: u64,
+    },
+    Row {
+        row: Box<Row>,
+    },
+    Missing {
+        row: Box<MissingRow>,
+    },
+    Explanation {
+        text: String,
+    },
+    Trace {
+        starts: Vec<Traced>,
+    },
 }
 
-/// A step of the measurement of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Activity {

@@ -72,7 +72,6 @@ pub(super) fn row(
     }
 }
 
-/// Creates the result row of an algorithm that cannot run, with the reason.
 pub(super) fn missing(
     setup: &Setup<'_>,
     algorithm: Option<Algorithm>,

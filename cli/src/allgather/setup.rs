@@ -67,7 +67,6 @@ pub(super) use with_dtype;
 pub(crate) struct Setup<'a> {
     pub(super) options: &'a Options,
     pub(super) topology: Topology,
-    /// The name of the backend that connects the ranks of a node.
     pub(super) backend: String,
     /// The links that predict the time of an operation, if they differ from the library's.
     links: Option<Links>,
@@ -76,7 +75,6 @@ pub(crate) struct Setup<'a> {
 /// The parameters of an operation that differ between its uses in one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
-    /// The algorithm of the operation; `None` leaves the choice to the cost model.
     pub(super) algorithm: Option<Algorithm>,
     pub(super) captured: bool,
     pub(super) traced: bool,
@@ -199,7 +197,6 @@ impl<'a> Setup<'a> {
         predicts.then(|| Duration::from_nanos(report.choice.cost.picoseconds / 1000))
     }
 
-    /// Returns the text that explains why the algorithm was chosen, if `--explain` is given.
     pub(super) fn explanation(&self, report: &Report) -> Option<String> {
         self.options.algorithm.explain.then(|| report.choice.explain())
     }

@@ -26,9 +26,7 @@ use crate::ranks::comm::Comm;
 pub(super) enum NetworkFabric {
     /// No second fabric: there is one node, or one fabric reaches all ranks.
     None,
-    /// A second fabric of the backend that connects the ranks of a node.
     Same,
-    /// RDMA NICs.
     Rdma,
 }
 
@@ -100,7 +98,6 @@ impl RankTopology {
         Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
     }
 
-    /// Returns what this rank needs to know about its host for opening a NIC.
     pub(super) fn nic_rank(&self) -> NicRank {
         NicRank { local_rank: self.local_rank, single_host: self.hosts == 1 }
     }
@@ -214,7 +211,6 @@ pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) ->
     fabrics
 }
 
-/// Limits the rate of a fabric by a throttle layer, if there is one.
 pub(super) fn throttled(fabric: DynFabric, layer: Option<ThrottleLayer>) -> DynFabric {
     match layer {
         None => fabric,

@@ -24,7 +24,6 @@ pub(super) struct Check {
     worst_choice: f64,
 }
 
-/// The measured and the predicted time of one all-gather.
 #[derive(Debug, Serialize, Deserialize)]
 struct Point {
     algorithm: Algorithm,
@@ -34,7 +33,6 @@ struct Point {
     block_bytes: u64,
     measured_us: f64,
     predicted_us: f64,
-    /// Whether the links were fitted to this measurement.
     fitted: bool,
 }
 
@@ -103,7 +101,6 @@ impl Check {
         Ok(self.topology.parse()?)
     }
 
-    /// Returns the samples to which the links were fitted, and the other samples.
     pub(super) fn samples(&self) -> [Vec<Sample>; 2] {
         [true, false].map(|fitted| {
             let points = self.points.iter().filter(|point| point.fitted == fitted);

@@ -20,7 +20,6 @@ pub(super) struct Configuration {
     pub(super) outputs: u32,
 }
 
-/// The samples of all runs of a calibration.
 pub(super) struct Runs {
     pub(super) backend: String,
     pub(super) ranks: usize,
@@ -139,7 +138,6 @@ fn fastest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
-/// The lanes of the plans of all ranks.
 type Lanes = Vec<Vec<Lane>>;
 
 /// Assigns the minimum time to all samples of equal plans at the same size. Between two ranks, for

@@ -84,7 +84,6 @@ impl Findings {
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
     Ok,
-    /// The inspected part works with a limitation.
     Warning,
     Missing,
 }
@@ -99,7 +98,6 @@ pub(super) struct Finding {
     pub(super) advice: Option<String>,
 }
 
-/// Creates the finding about the hardware queues that the streams of a process share.
 fn queues(SharedQueues { count, variable }: SharedQueues) -> Finding {
     let set = if std::env::var_os(variable).is_some() { "set" } else { "not set" };
     let text = format!(
@@ -114,7 +112,6 @@ impl Finding {
         Self { topic, state: State::Ok, found: found.into(), advice: None }
     }
 
-    /// Creates a finding about a part that works with a limitation.
     pub(super) fn warning(
         topic: &'static str,
         found: impl Into<String>,
@@ -124,7 +121,6 @@ impl Finding {
         Self { topic, state: State::Warning, found, advice }
     }
 
-    /// Creates a finding about a part that is not available.
     pub(super) fn missing(
         topic: &'static str,
         found: impl Into<String>,

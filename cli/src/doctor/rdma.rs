@@ -78,7 +78,6 @@ fn memory_node(name: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Returns the findings about a port and its addresses.
 fn port_findings(device: &Device, port: &Port) -> Vec<Finding> {
     let interface = port.best_gid().and_then(|gid| interface(&device.name, port.number, gid.index));
     let mut findings = vec![port_finding(&device.name, port, interface.as_deref())];

@@ -132,7 +132,6 @@ impl Options {
         asked.map(|(work, _)| (work, sizes(work))).collect()
     }
 
-    /// Returns the options that must be equal on both ranks.
     pub(crate) fn settings(&self) -> Settings {
         let works: Vec<_> = self.plan().into_iter().map(|(work, _)| work.name()).collect();
         let bytes: Vec<_> = self.bytes.iter().map(|size| size.0.to_string()).collect();

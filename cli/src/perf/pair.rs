@@ -26,7 +26,6 @@ pub(super) struct Pair<'a> {
     /// The flags that the peer signals, one for each of its engines.
     flags: DynRegion,
     peer_flags: DynImport,
-    /// The largest value that any flag has received.
     signalled: u64,
     last: Ticket,
     sizes: u64,
@@ -148,7 +147,6 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Creates a result row without times.
     pub(super) fn row(&self, work: PerfTest, bytes: u64) -> PerfRow {
         PerfRow::new(work, self.fabric.backend(), bytes, self.options)
     }
@@ -181,7 +179,6 @@ impl Buffers {
         }
     }
 
-    /// Compares the received data with the test data. The error describes the first wrong byte.
     fn check(&self, work: PerfTest, rank: Rank) -> std::result::Result<(), String> {
         let (receives, engines) = match work {
             PerfTest::Put => (rank.0 == 1, self.engines),

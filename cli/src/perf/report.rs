@@ -17,10 +17,8 @@ use crate::units::Size;
 pub(super) struct PerfRow {
     pub(super) work: PerfTest,
     pub(super) backend: String,
-    /// The length of a message in bytes.
     pub(super) bytes: u64,
     pub(super) engines: u16,
-    /// The number of queue pairs of each engine, for RDMA.
     pub(super) queue_pairs: u32,
     /// The maximum number of messages in flight on an engine.
     pub(super) window: u32,
@@ -53,7 +51,6 @@ pub(super) struct Latency {
 }
 
 impl PerfRow {
-    /// Creates a result row without times.
     pub(super) fn new(work: PerfTest, backend: String, bytes: u64, options: &Options) -> Self {
         let Options { engines, window, iterations, .. } = *options;
         // Round trips use one engine, one at a time.
@@ -134,7 +131,6 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
     tables.join("\n\n")
 }
 
-/// Receives the result rows of a run and prints them.
 pub(super) struct Printer {
     json: Option<JsonLines>,
     activity: String,
@@ -142,7 +138,6 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    /// Opens the JSON output.
     pub(super) fn open(options: &Options) -> Result<Self> {
         Ok(Self {
             json: options.run.json.as_deref().map(JsonLines::open).transpose()?,

@@ -30,7 +30,6 @@ pub(super) struct Document {
     layout: Option<Layout>,
 }
 
-/// The JSON form of the printed plans.
 #[derive(Serialize)]
 struct JsonDocument<'a> {
     node_of_rank: &'a [u32],

@@ -63,7 +63,6 @@ impl Options {
     /// The number of ranks without `--ranks` and `--nodes`.
     const RANKS_DEFAULT: usize = 4;
 
-    /// Returns the topology of `--ranks` and `--nodes`.
     pub(super) fn topology(&self) -> Result<Topology> {
         let written = self.nodes.as_ref().and_then(Nodes::ranks);
         let ranks = self.ranks.or(written).unwrap_or(Self::RANKS_DEFAULT);

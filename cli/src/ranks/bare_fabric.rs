@@ -48,7 +48,6 @@ impl BareFabric {
         self.fabric.backend().to_string()
     }
 
-    /// Allocates a memory region that every rank can import.
     pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion> {
         let region = self.fabric.memory().allocate(bytes, role);
         region.map_err(|error| backend_failure("cannot allocate buffers for bare copies", error))
@@ -83,7 +82,6 @@ impl BareEngine {
         ticket.map_err(|error| backend_failure("cannot submit bare copies", error))
     }
 
-    /// Returns the ticket of the last completed slice.
     pub(crate) fn completed(&mut self) -> Result<Ticket> {
         self.engine.completed().map_err(|error| backend_failure("bare copies failed", error))
     }

@@ -19,7 +19,6 @@ pub(crate) const UNWRITTEN: u8 = 0xA5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TestData {
     pub(crate) seed: u64,
-    /// The index of the total size in the sweep.
     pub(crate) size: u64,
     /// The index of the check at this size.
     pub(crate) round: u64,
@@ -45,12 +44,10 @@ pub(crate) struct Block {
 }
 
 impl TestData {
-    /// Fills a whole block with its test data.
     pub(crate) fn fill(&self, block: usize, bytes: &mut [u8]) {
         self.block(block).fill(bytes);
     }
 
-    /// Compares a whole block with its test data.
     pub(crate) fn check(&self, block: usize, found: &[u8]) -> Result<(), Mismatch> {
         self.block(block).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
     }
@@ -61,8 +58,8 @@ impl TestData {
         Block { data: *self, number, generator: self.generator(number), offset: 0 }
     }
 
-    /// Returns the random number generator of a block. Each number is mixed in by a generator of
-    /// its own, so that neighbouring numbers have unrelated bytes.
+    /// Mixes in each number by a generator of its own, so that neighbouring numbers have unrelated
+    /// bytes.
     fn generator(&self, block: usize) -> Rng {
         [self.size, self.round, block as u64]
             .into_iter()
@@ -76,14 +73,12 @@ impl Block {
     /// The granularity of pieces: the length of every piece except the last is a multiple of it.
     pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
 
-    /// Generates the next bytes of the block.
     pub(crate) fn fill(&mut self, piece: &mut [u8]) {
         self.generator.fill(piece);
         self.offset += piece.len();
     }
 
-    /// Compares the next bytes of the block with the expected ones. `scratch` has at least the
-    /// length of a chunk or of `found`.
+    /// Compares the next bytes of the block; `scratch` has at least the length of a chunk or of `found`.
     pub(crate) fn compare(&mut self, found: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
         for found in found.chunks(CHUNK_BYTES) {
             let expected = &mut scratch[..found.len()];

@@ -21,7 +21,6 @@ use crate::error::{Failure, Result};
 /// wait.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Handles the output of spawned ranks.
 pub(crate) trait OutputHandler {
     /// Handles a line that rank 0 wrote to its stdout.
     fn on_line(&mut self, line: &str) -> Result<()>;
@@ -44,7 +43,6 @@ pub(crate) fn write_to_parent(what: &impl Serialize) -> Result<()> {
         .map_err(|error| Failure::io("cannot write to the parent process", &error))
 }
 
-/// A message of a spawned rank to its parent process.
 enum Message {
     /// Rank 0 wrote a line to its stdout.
     Stdout(String),
@@ -54,7 +52,6 @@ enum Message {
     Ended { rank: usize },
 }
 
-/// The processes of the spawned ranks. Those that still run are killed on drop.
 struct Processes {
     children: Vec<Child>,
     messages: Receiver<Message>,
@@ -145,8 +142,7 @@ impl Processes {
         }
     }
 
-    /// Returns the next message of a rank. Without a failure there is no deadline, because the
-    /// ranks limit their own waits.
+    /// Waits for a message, without a deadline until a rank fails, because ranks limit their own waits.
     fn next(&self, deadline: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
         match deadline {
             None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),

@@ -13,7 +13,6 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// Returns the current time of the shared monotonic clock.
     pub(crate) fn now() -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let seconds = Duration::from_secs(now.tv_sec.unsigned_abs());
@@ -30,7 +29,6 @@ impl Interval {
     }
 }
 
-/// The median, the 99th percentile and the maximum of several times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Statistics {
     pub(crate) median: Duration,

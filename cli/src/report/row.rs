@@ -13,10 +13,8 @@ pub(crate) struct Row {
     pub(crate) collective: String,
     pub(crate) backend: String,
     pub(crate) ranks: usize,
-    /// The nodes of the ranks, such as `2x4`.
     pub(crate) nodes: String,
     pub(crate) algorithm: String,
-    /// The number of chunks of a block.
     pub(crate) chunks: u32,
     pub(crate) engine: String,
     pub(crate) dtype: String,
@@ -28,7 +26,6 @@ pub(crate) struct Row {
     pub(crate) outputs: u32,
     /// The bytes of all blocks, which is the output of one rank.
     pub(crate) total_bytes: u64,
-    /// The bytes of the longest block.
     pub(crate) block_bytes: u64,
     pub(crate) iterations: usize,
     pub(crate) median_us: f64,
@@ -48,7 +45,6 @@ pub(crate) struct Row {
     pub(crate) predicted: Option<Predicted>,
     #[serde(flatten)]
     pub(crate) device: Option<DeviceTimes>,
-    /// The version and the file of the library that is compared (NCCL).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) baselines_version: Option<String>,
     /// The results of other libraries, which were timed in turn with Peerlane.
@@ -57,7 +53,6 @@ pub(crate) struct Row {
     /// The slowdown of compute work and all-gathers that run at the same time.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) overlap: Vec<Overlap>,
-    /// The lanes of the plan of rank 0.
     pub(crate) lanes: Vec<LaneRow>,
     /// The bytes that rank 0 moves, inside its node and between nodes.
     pub(crate) tiers: Vec<TierRow>,
@@ -76,7 +71,6 @@ pub(crate) struct MissingRow {
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
     pub(crate) total_bytes: u64,
-    /// The reason why nothing was measured.
     pub(crate) missing: String,
 }
 
@@ -105,7 +99,6 @@ pub(crate) struct TierRow {
     pub(crate) compute_bytes: u64,
 }
 
-/// The time that the cost model predicts for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Predicted {
     pub(crate) predicted_us: f64,
@@ -113,10 +106,8 @@ pub(crate) struct Predicted {
     pub(crate) predicted_ratio: f64,
 }
 
-/// The time of bare copies of the same bytes, without flags.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Limit {
-    /// The median time of the bare copies.
     pub(crate) limit_us: f64,
     /// The time of the bare copies divided by the median time of the operation.
     pub(crate) limit_share: f64,
@@ -129,24 +120,20 @@ pub(crate) struct DeviceTimes {
     pub(crate) host_us: f64,
     /// The number of starts between two events; the times of the row are those of one start.
     pub(crate) starts_in_a_row: u32,
-    /// Whether the starts were replayed from a captured graph.
     pub(crate) captured: bool,
     /// The method of self copies: `auto`, `local` or `link`.
     pub(crate) self_copy: String,
 }
 
-/// The result of another library for the same all-gather.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Baseline {
     pub(crate) path: String,
     #[serde(flatten)]
     pub(crate) times: Option<BaselineTimes>,
-    /// The reason why the other library was not timed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) missing: Option<String>,
 }
 
-/// The times of another library's all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BaselineTimes {
     pub(crate) baseline_us: f64,
@@ -159,7 +146,6 @@ pub(crate) struct BaselineTimes {
 /// The times of all-gathers and compute work, together and each alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Overlap {
-    /// The library that runs the all-gathers.
     pub(crate) path: String,
     pub(crate) compute_alone_us: f64,
     pub(crate) compute_us: f64,
@@ -198,14 +184,12 @@ impl Baseline {
         Self { path: path.to_owned(), times: Some(times), missing: None }
     }
 
-    /// Creates the result of another library that cannot be timed.
     pub(crate) fn missing(path: &str, why: &str) -> Self {
         Self { path: path.to_owned(), times: None, missing: Some(why.to_owned()) }
     }
 }
 
 impl Predicted {
-    /// Creates the prediction for an operation whose median time is known.
     pub(crate) fn new(predicted: Duration, median: Duration) -> Self {
         let predicted_us = microseconds(predicted);
         Self { predicted_us, predicted_ratio: predicted_us / microseconds(median).max(0.001) }
@@ -213,7 +197,6 @@ impl Predicted {
 }
 
 impl Limit {
-    /// Creates the limit of an operation whose median time is known.
     pub(crate) fn new(limit: Duration, median: Duration) -> Self {
         let limit_us = microseconds(limit);
         Self { limit_us, limit_share: limit_us / microseconds(median).max(0.001) }

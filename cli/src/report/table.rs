@@ -7,7 +7,6 @@ use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use super::row::{BaselineTimes, Overlap, Row};
 use crate::units::Size;
 
-/// Returns the table of the results and one table for each comparison.
 pub(crate) fn tables(rows: &[Row]) -> String {
     let tables = [Some(table(rows)), baselines(rows), overlap(rows)];
     tables.into_iter().flatten().collect::<Vec<_>>().join("\n\n")

@@ -15,7 +15,6 @@ const NAMES: i32 = 150;
 const RIGHT: i32 = 40;
 const TOP: i32 = 70;
 const ROW: i32 = 18;
-/// The vertical space between two ranks in pixels.
 const GAP: i32 = 6;
 const TICKS: u64 = 8;
 const OWN: RGBColor = RGBColor(110, 110, 110);
@@ -120,7 +119,6 @@ fn top(row: usize, lanes: usize) -> i32 {
     TOP + row as i32 * ROW + (row / lanes) as i32 * GAP
 }
 
-/// Returns the horizontal position of a time in pixels.
 fn x_of(picoseconds: u64, end: u64) -> i32 {
     let width = u128::from((WIDTH - NAMES - RIGHT).unsigned_abs());
     NAMES + (u128::from(picoseconds) * width / u128::from(end.max(1))) as i32

@@ -76,7 +76,6 @@ fn parse_delay(text: &str) -> std::result::Result<(usize, Delay), String> {
 }
 
 impl Options {
-    /// Returns the topology of `--nodes` and `--ranks-per-node`.
     pub(super) fn topology(&self) -> Result<Topology> {
         let ranks = match (&self.nodes, self.ranks_per_node) {
             (Nodes::Count(nodes), each) => nodes.saturating_mul(each.unwrap_or(8)),
@@ -158,7 +157,6 @@ pub(crate) struct LinkOptions {
 }
 
 impl LinkOptions {
-    /// Returns the modelled links with the changes of the options.
     pub(super) fn links(&self) -> Result<Links> {
         let mut links = self.file()?.unwrap_or_default();
         for (bandwidth, latency, link) in [

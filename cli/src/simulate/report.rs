@@ -10,12 +10,10 @@ use crate::error::Result;
 use crate::report::{Columns, pretty_json};
 use crate::units::Size;
 
-/// The simulations of one scenario, one for each algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report<'a> {
     pub(super) scenario: &'a Scenario,
     pub(super) runs: &'a [Run],
-    /// The number of printed steps of a critical path.
     pub(super) path: usize,
 }
 
@@ -39,7 +37,6 @@ impl<'a> PathExcerpt<'a> {
 }
 
 impl Report<'_> {
-    /// Returns a description of a simulation in one line.
     pub(super) fn title(&self, run: &Run) -> String {
         let Run { algorithm, chunks, .. } = run;
         let plural = if *chunks == 1 { "" } else { "s" };
@@ -50,7 +47,6 @@ impl Report<'_> {
         )
     }
 
-    /// Returns a table of all simulations and the critical path of each.
     pub(super) fn text(&self) -> String {
         let mut text = format!("{}, {}\n\n", self.scenario.topology, self.blocks());
         text += &self.table();
@@ -61,7 +57,6 @@ impl Report<'_> {
         text
     }
 
-    /// Returns the simulations as one JSON object.
     pub(super) fn json(&self) -> Result<String> {
         let document = json!({
             "topology": self.scenario.topology.notation(),

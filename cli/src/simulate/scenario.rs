@@ -13,7 +13,6 @@ use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
 
-/// The topology, the blocks and the links of a simulation.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) topology: Topology,
@@ -29,12 +28,10 @@ pub(super) struct Scenario {
 pub(super) struct Run {
     pub(super) algorithm: Algorithm,
     pub(super) chunks: u32,
-    /// The time that the cost model predicts, in picoseconds.
     pub(super) predicted_ps: u64,
     pub(super) simulation: Simulation,
 }
 
-/// Returns the simulation with the shortest duration.
 pub(super) fn fastest<R: Borrow<Run>>(runs: impl IntoIterator<Item = R>) -> Option<R> {
     runs.into_iter().min_by_key(|run| run.borrow().simulation.end_ps())
 }

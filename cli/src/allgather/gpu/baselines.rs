@@ -14,7 +14,6 @@ use crate::error::{Failure, Result};
 use crate::nccl::{Communicator, Nccl, Policy, Window};
 use crate::ranks::comm::Comm;
 
-/// The NCCL communicators and the memory of the three ways in which NCCL is timed.
 pub(super) struct Baselines {
     version: String,
     paths: [NcclPath; 3],
@@ -40,7 +39,6 @@ enum PathMemory {
     Window(Window),
 }
 
-/// An NCCL all-gather with blocks of a fixed size, ready to be enqueued on a stream.
 struct NcclGather {
     name: &'static str,
     communicator: Rc<Communicator>,
@@ -120,12 +118,10 @@ impl Baselines {
         Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path()), paths, timeout })
     }
 
-    /// Returns the version of NCCL and the path of its library.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// Returns the ways in which NCCL is timed, in the order of the table columns.
     pub(super) fn paths(&self) -> &[NcclPath] {
         &self.paths
     }
@@ -166,7 +162,6 @@ impl NcclPath {
         Ok(Self { name, state })
     }
 
-    /// Returns the reason why NCCL cannot be timed in this way; `None` if it can.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.state.as_ref().err().map(String::as_str)
     }

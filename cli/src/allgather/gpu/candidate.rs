@@ -19,7 +19,6 @@ const STARTS_IN_A_GRAPH: u32 = 10;
 
 /// Enqueues starts of a prepared operation, or bare copies, on GPU streams.
 pub(super) trait Implementation {
-    /// Returns the name of the library for error texts and tables.
     fn name(&self) -> &'static str;
 
     /// Enqueues one start on the stream, or records it into the graph that the stream captures.
@@ -61,7 +60,6 @@ pub(super) struct Candidate<'a> {
     gpu: Gpu,
     /// The input of this rank: one span per tensor, or one per receiving rank.
     input: Vec<Span>,
-    /// The output buffers that consecutive starts alternate between.
     outputs: Vec<Vec<Span>>,
 }
 

@@ -14,7 +14,6 @@ const CHUNK_BYTES: u64 = 32 << 20;
 const THREADS_MAX: usize = 8;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(Block::PIECE_BYTES as u64));
 
-/// Fills the input blocks with test data.
 pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Span]) -> Result<()> {
     let stream = gpu.stream()?;
     let mut staging = Vec::new();

@@ -23,7 +23,6 @@ const SPIN: Duration = Duration::from_micros(200);
 /// The time for which a wait sleeps between two polls, once it no longer spins.
 const NAP: Duration = Duration::from_micros(50);
 
-/// An address range of GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) address: u64,
@@ -57,7 +56,6 @@ pub(super) type ImportedMemory = Owned<Imported>;
 
 pub(super) struct Allocated(Span);
 
-/// The address in this process of GPU memory that another process has allocated.
 pub(super) struct Imported(u64);
 
 /// Calls a method of the CUDA or HIP context, and turns its error into a failure that names the
@@ -118,7 +116,6 @@ impl Gpu {
         Ok(Rc::new(self.own(raw)))
     }
 
-    /// Creates an event that records a timestamp.
     pub(super) fn event(&self) -> Result<Event> {
         self.event_of(true)
     }
@@ -189,7 +186,6 @@ impl Gpu {
         self.wait(&event, what)
     }
 
-    /// Returns the time between two completed events.
     pub(super) fn elapsed(&self, begin: &Event, end: &Event) -> Result<Duration> {
         let milliseconds = self.milliseconds(begin, end)?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1000.0).unwrap_or_default())

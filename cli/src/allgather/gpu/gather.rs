@@ -9,14 +9,12 @@ use super::device::{Span, Stream};
 use crate::allgather::setup::{Setup, Variant, with_dtype};
 use crate::error::Result;
 
-/// A prepared operation of Peerlane and the stream on which its starts are enqueued.
 struct PeerlaneGather<T> {
     operation: Operation<T>,
     stream: Rc<Stream>,
     ranks: usize,
 }
 
-/// A prepared operation of Peerlane, with its report and the addresses of its input.
 pub(super) struct Prepared {
     pub(super) implementation: Box<dyn Implementation>,
     pub(super) report: peerlane::group::Report,

@@ -20,7 +20,6 @@ pub(super) struct LimitBuffers {
     gpu: Gpu,
     input: Memory,
     output: Memory,
-    /// The output buffers of the peers, starting with the next rank.
     peers: Vec<ImportedMemory>,
     /// The streams of the concurrent copies. There are more than are used at the same time.
     streams: Vec<Rc<Stream>>,

@@ -34,7 +34,6 @@ const STARTS_LARGE: u32 = 10;
 
 pub(super) struct GpuBench {
     pub(super) timer: StreamTimer,
-    /// The time of bare copies for each size, empty unless `--limit` is given.
     pub(super) limits: Vec<Duration>,
     pub(super) baselines: Option<Baselines>,
     pub(super) compute: Option<Compute>,

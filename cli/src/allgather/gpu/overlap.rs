@@ -21,7 +21,6 @@ use crate::ranks::comm::Comm;
 use crate::ranks::statistics::Statistics;
 use crate::report::{Overlap, microseconds};
 
-/// The number of rows and columns of each matrix.
 const SIDE: u32 = 8192;
 const MATRIX_BYTES: u64 = 2 * (SIDE as u64) * (SIDE as u64);
 const WORKSPACE_BYTES: u64 = 64 << 20;
@@ -39,7 +38,6 @@ const TRIES: u32 = 4;
 const WARM_UP: Duration = Duration::from_millis(1500);
 const ALL_GATHERS_MAX: u32 = 4000;
 
-/// The GPU memory that the matrix products need in bytes.
 pub(super) const MEMORY_BYTES: u64 = 3 * MATRIX_BYTES + WORKSPACE_BYTES;
 
 /// Enqueues matrix products of cuBLAS on a stream of their own.
@@ -72,7 +70,6 @@ struct OverlapTimes {
     all_gathers_last: bool,
 }
 
-/// The longest times of all ranks in one round, alone and together.
 struct Round {
     product_alone: Duration,
     gather_alone: Duration,

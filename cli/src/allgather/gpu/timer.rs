@@ -18,7 +18,6 @@ use crate::error::Result;
 /// fill.
 const HOST_STARTS: u32 = 16;
 
-/// The numbers of untimed and timed starts of one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StartCounts {
     pub(super) warmup: u32,
