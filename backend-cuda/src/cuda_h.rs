@@ -8,7 +8,6 @@
 
 use std::ffi::{c_int, c_uchar, c_uint, c_ushort, c_void};
 
-/// A result code of the CUDA driver, where 0 is success.
 pub(crate) type CUresult = c_int;
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
@@ -53,7 +52,7 @@ pub(crate) const ATTRIBUTE_UNIFIED_ADDRESSING: c_int = 41;
 pub(crate) const ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: c_int = 76;
 pub(crate) const ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
-/// Version 2 of the attribute, because the driver has removed version 1, number 92.
+/// The second version of the device attribute, because the CUDA driver has removed the first one (number 92).
 pub(crate) const ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
 pub(crate) const ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
@@ -101,17 +100,16 @@ pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_32: c_uint = 2;
 pub(crate) const STREAM_MEM_OP_WAIT_VALUE_64: c_uint = 4;
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
-/// Lets a wait pass if `(int64_t)(*address - value) >= 0`, which compares cyclically.
+/// Lets a stream wait pass if `(int64_t)(*address - value) >= 0`, which is a cyclic comparison.
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 pub(crate) const STREAM_WAIT_VALUE_AND: c_uint = 2;
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
-/// The largest number of operations in one batch, because cuda.h requires "less than 256".
+/// The largest number of stream memory operations in one batch, because cuda.h requires "less than 256".
 pub(crate) const STREAM_BATCH_OPS_MAX: usize = 255;
 
 pub(crate) const MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
-/// The ordering in which the device observes writes of NICs in order without a flush.
+/// With this write ordering, the GPU sees the writes of a NIC in order without a flush.
 pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: c_int = 100;
-/// The bit of the option that the host can flush writes of NICs.
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST: c_int = 1;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX: c_int = 0;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER: c_int = 100;
@@ -188,7 +186,6 @@ pub struct CUstreamBatchMemOpParams {
     pub(crate) rest: u64,
 }
 
-/// The attributes that several copies of a batch share.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CUmemcpyAttributes {
@@ -198,7 +195,6 @@ pub(crate) struct CUmemcpyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// The access order in which copies read their sources in stream order.
 pub(crate) const MEMCPY_SRC_ACCESS_ORDER_STREAM: c_int = 1;
 
 const _: () = {

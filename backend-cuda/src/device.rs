@@ -17,7 +17,6 @@ use peerlane_toolkit::device::{DeviceContext, shared_queues};
 use crate::error::Error;
 use crate::sys::{self, CUcontext, CUdevice, CUresult, CUuuid, Driver};
 
-/// The size in bytes of the buffers that receive names from the driver.
 const TEXT_BYTES: usize = 256;
 
 /// The compute mode of a device, which says how many processes may use it at a time.
@@ -45,7 +44,7 @@ impl ComputeMode {
     }
 }
 
-/// The features for memory and streams that the driver reports for a device.
+/// The memory and stream features that the CUDA driver reports for a device.
 ///
 /// A reported feature may still be refused when it is used. [`try_handles`](crate::try_handles) tests those for which this is
 /// known.
@@ -88,10 +87,9 @@ pub struct Device {
     pub compute_capability: (u32, u32),
     /// The compute mode of the device, which says which processes may use it.
     pub compute_mode: ComputeMode,
-    /// Whether the device is a MIG instance, which has no peer access to other instances. Instances have no peer
-    /// access to each other.
+    /// Whether the device is a MIG instance. MIG instances have no peer access to each other.
     pub mig: bool,
-    /// The features for memory and streams that the driver reports.
+    /// The memory and stream features that the driver reports for the device.
     pub abilities: StreamLimits,
 }
 
@@ -106,7 +104,6 @@ impl Device {
     }
 }
 
-/// Formats the UUID of a GPU or MIG instance as nvidia-smi writes it.
 pub(crate) fn uuid_text(uuid: &[u8; 16], mig: bool) -> String {
     let mut text = String::from(if mig { "MIG-" } else { "GPU-" });
     for (index, byte) in uuid.iter().enumerate() {
@@ -118,7 +115,7 @@ pub(crate) fn uuid_text(uuid: &[u8; 16], mig: bool) -> String {
     text
 }
 
-/// Lists the NVIDIA GPUs that are visible to this process, at least one.
+/// Lists the NVIDIA GPUs that are visible to this process.
 ///
 /// # Errors
 /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no
@@ -150,7 +147,6 @@ pub fn connections() -> SharedQueues {
     shared_queues("CUDA_DEVICE_MAX_CONNECTIONS", 8, 32)
 }
 
-/// Finds a visible device by its UUID. Returns `None` if it is not visible to this process.
 pub(crate) fn find_device(
     driver: &Driver,
     uuid: &[u8; 16],
@@ -256,7 +252,7 @@ pub(crate) fn device_attribute(
     Ok(value)
 }
 
-/// Reads a boolean attribute of a device, which is false if the driver does not know it.
+/// Reads a boolean attribute of a device. An attribute that the driver does not know is false.
 fn device_flag(driver: &Driver, device: CUdevice, number: c_int) -> bool {
     device_attribute(driver, device, number).is_ok_and(|value| value != 0)
 }
@@ -339,16 +335,13 @@ pub(crate) fn link_between(
 pub struct Context {
     pub(crate) driver: &'static Driver,
     pub(crate) device: CUdevice,
-    /// The properties of the device, read when the context was opened.
     pub(crate) info: Device,
     raw: CUcontext,
-    /// Whether Peerlane created this context as a second one of the device.
     is_second: bool,
     label: Arc<str>,
 }
 
-/// The second context of each device, which all engines of the device share because a context takes half a GiB of
-/// device memory.
+/// The second CUDA context of each device. All engines share it, because a context takes half a GiB of device memory.
 static SECOND_CONTEXTS: Mutex<BTreeMap<CUdevice, Weak<Context>>> = Mutex::new(BTreeMap::new());
 
 // SAFETY: a context may be current on several threads at once (cuCtxSetCurrent), and the handle is never
@@ -395,7 +388,6 @@ impl Context {
         Ok(Some(context))
     }
 
-    /// Returns the driver's handle, to compare the context with the context of a stream.
     pub(crate) fn raw(&self) -> CUcontext {
         self.raw
     }
@@ -413,7 +405,6 @@ impl Context {
         Error::driver(self.driver, call, Some(&self.label), code)
     }
 
-    /// Returns an entry point that older drivers lack, or an error that names the missing symbol.
     pub(crate) fn require<F: Copy>(
         &self,
         symbol: &'static str,
@@ -435,8 +426,7 @@ impl Drop for Context {
     }
 }
 
-/// The context that was current on a thread, which is only restored and never dereferenced. It is only restored, never
-/// dereferenced.
+/// The CUDA context that was current on a thread before. It is only restored, never dereferenced.
 #[derive(Clone, Copy, Debug)]
 pub struct Current(CUcontext);
 

@@ -1,4 +1,4 @@
-//! Implements the traits of the stream engine with CUDA streams, events, copies and graphs.
+//! Implements the driver calls of the stream engine with CUDA streams, events, copies and graphs.
 //!
 //! The engine itself is `peerlane_toolkit::streams`, which ROCm uses too. This file holds the CUDA calls
 //! that it makes, and the limits that were measured on NVIDIA devices.
@@ -29,19 +29,18 @@ use crate::device::{Context, connections};
 use crate::error::Error;
 use crate::sys::{self, CUmemcpyAttributes, CUresult, CUstreamBatchMemOpParams as MemOp, Driver};
 
-/// The number of streams for copies to peers. Two streams were the fastest for all sizes from 4 KiB up; a third was
-/// slower from 64 MiB up (docs/perf/cuda-streams.md).
+/// The largest number of CUDA streams that an engine uses for copies to peers. Two streams were the fastest for all
+/// sizes from 4 KiB up; a third was slower from 64 MiB up (docs/perf/cuda-streams.md).
 const PEER_STREAMS_MAX: usize = 2;
-/// The largest copy in bytes that stays on one stream (docs/perf/cuda-submission.md).
+/// Copies of up to this many bytes are faster on one stream than on several (docs/perf/cuda-submission.md).
 const ONE_STREAM_BYTES_MAX: u64 = 512 << 10;
-/// The largest self copy in bytes that goes over the link. Up to this size the launch of a kernel costs the host more
-/// time than the transfer (docs/perf/cuda-submission.md).
+/// Self copies of up to this many bytes go over the link, because launching a copy kernel costs the host more time than
+/// the transfer (docs/perf/cuda-submission.md).
 const SELF_COPY_LINK_BYTES_MAX: u64 = 256 << 10;
-/// The largest self copy in bytes that goes over the link in a captured graph, where a separate self copy adds a
-/// branch.
+/// Self copies of up to this many bytes go over the link in a captured graph, where a separate self copy adds a branch.
 const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
-/// The number of side streams that a captured slice uses. A graph with the self copy on a third branch ran its branches
-/// one after the other.
+/// The number of side streams in a captured graph. With the self copy on a third branch, a graph ran its branches one
+/// after the other.
 const CAPTURED_SIDES_MAX: usize = 1;
 
 impl StreamDevice for Context {
@@ -73,7 +72,7 @@ impl StreamDevice for Context {
 /// An in-order queue of ops that runs on CUDA streams.
 pub type Engine = streams::Engine<Context>;
 
-/// A CUDA stream of the caller, on which `fork` lets the engine enqueue its work.
+/// A CUDA stream of the caller, on which an engine can enqueue its work.
 ///
 /// It wraps a `CUstream`, which is the same as a `cudaStream_t`.
 #[derive(Clone, Debug)]
@@ -110,7 +109,6 @@ impl From<&Arc<cudarc::driver::CudaStream>> for Stream {
     }
 }
 
-/// Converts the result code of a query to whether the queried work is complete.
 fn is_done(context: &Context, call: &'static str, code: CUresult) -> Result<bool, Error> {
     if code == sys::CUDA_ERROR_NOT_READY {
         return Ok(false);
@@ -398,7 +396,7 @@ impl WordCalls for Context {
     }
 }
 
-/// Issues one memory operation with a call of its own, for drivers without batches.
+/// Enqueues one stream memory operation, for drivers that do not take several in one call.
 ///
 /// # Safety
 /// The requirements are those of [`WordCalls::put_words`].

@@ -11,11 +11,9 @@ use peerlane_toolkit::Fault;
 
 use crate::sys::{self, CUresult, Driver};
 
-/// The oldest driver that has every required entry point.
 const DRIVER_MIN: &str = "CUDA 12.0, NVIDIA driver 525, or newer";
 
-/// An error of the CUDA backend, which is a missing feature, a failed driver call or an error of the
-/// toolkit.
+/// An error of the CUDA backend, such as a failed driver call or a missing feature.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -128,7 +126,6 @@ impl Error {
         Self::OutOfMemory { requested, free, total, device: Arc::clone(device), result }
     }
 
-    /// Returns whether the device and its context still work after a result, as far as the code tells.
     pub(crate) fn device_survives(code: CUresult) -> bool {
         !matches!(kind_of(code), ErrorKind::DeviceLost | ErrorKind::OutOfMemory)
     }
@@ -189,7 +186,6 @@ impl std::fmt::Display for CudaResult {
 
 impl std::error::Error for CudaResult {}
 
-/// Returns what a user can do about a result code, if there is advice.
 fn advice(code: CUresult) -> Option<&'static str> {
     Some(match code {
         sys::CUDA_ERROR_STUB_LIBRARY => {
@@ -211,9 +207,8 @@ fn advice(code: CUresult) -> Option<&'static str> {
     })
 }
 
-/// Maps a result code of the driver to an error kind.
-///
-/// Errors that the driver calls sticky leave the context unusable, so this process has lost the device.
+/// Maps a driver result to an error kind. Errors that the driver calls sticky leave the context unusable, so this
+/// process has lost the device.
 fn kind_of(code: CUresult) -> ErrorKind {
     match code {
         sys::CUDA_ERROR_NOT_INITIALIZED

@@ -1,7 +1,6 @@
-//! Implements the queries that the toolkit's fabric makes of the CUDA driver.
+//! Opens CUDA devices for a fabric and checks peer access between GPUs.
 //!
-//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of the CUDA
-//! driver.
+//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of the CUDA driver.
 
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ pub struct Options {
     /// Whether a slower fallback is an error. The fallbacks are memory without a descriptor on a device
     /// that reports descriptors, and staging through host memory between devices without peer access.
     pub strict: bool,
-    /// How signals are written to peers, or `None` to choose it by a probe.
+    /// How the engine writes the flags of peers, or `None` to choose it by a test.
     pub signal: Option<SignalBy>,
     /// How a rank copies its own block to its own output.
     pub self_copy: SelfCopy,

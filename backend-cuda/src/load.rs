@@ -8,10 +8,6 @@ use crate::error::Error;
 use crate::sys::{CUDA_SUCCESS, Driver, LIBRARY};
 
 impl Driver {
-    /// Loads and initialises the CUDA driver of this machine, once per process.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if there is no library, or if the driver is too old or does not start.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static DRIVER: OnceLock<Result<Driver, Error>> = OnceLock::new();
         DRIVER.get_or_init(Self::open).as_ref().map_err(Error::clone)

@@ -34,10 +34,8 @@ use crate::sys::{
     CUmemLocation,
 };
 
-/// The largest page size of hosts in bytes, to which the pages of a dma-buf are aligned. A dma-buf consists of whole
-/// host pages.
+/// The largest page size of a host in bytes. A dma-buf consists of whole host pages.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
-/// The handle type of memory that can be exported as a file descriptor.
 const DESCRIPTOR: c_int = sys::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// The memory of a CUDA fabric, which registers regions of this rank and imports regions of peers.
@@ -340,7 +338,7 @@ impl VirtualCalls for Context {
     }
 }
 
-/// Allocates physical memory that can be exported as a handle of type `kind`. `bytes` is a multiple of the granularity.
+/// Allocates physical device memory. `bytes` must be a multiple of the allocation granularity.
 fn create(context: &Context, bytes: u64, kind: c_int) -> Result<MemoryHandle, Error> {
     let create = context.require("cuMemCreate", context.driver.mem_create)?;
     let properties = allocation_properties(context, kind);
@@ -383,7 +381,6 @@ pub fn try_handles(ordinal: u32) -> Result<HandleTrials, Error> {
     })
 }
 
-/// Tests whether memory can be exported to other hosts of an NVLink domain.
 fn try_fabric(context: &Context) -> Result<(), Error> {
     let kind = sys::MEM_HANDLE_TYPE_FABRIC;
     let handle = create(context, granularity(context, kind)?, kind)?;
@@ -395,7 +392,6 @@ fn try_fabric(context: &Context) -> Result<(), Error> {
     result
 }
 
-/// Returns the allocation granularity in bytes of memory that can be exported as a handle of type `kind`.
 fn granularity(context: &Context, kind: c_int) -> Result<u64, Error> {
     let ask = context
         .require("cuMemGetAllocationGranularity", context.driver.mem_get_allocation_granularity)?;
@@ -429,7 +425,6 @@ fn own_location(context: &Context) -> CUmemLocation {
     CUmemLocation { kind: sys::MEM_LOCATION_TYPE_DEVICE, id: context.device }
 }
 
-/// Describes physical memory of this device that can be exported as a handle of type `kind`.
 fn allocation_properties(context: &Context, kind: c_int) -> CUmemAllocationProp {
     CUmemAllocationProp {
         kind: sys::MEM_ALLOCATION_TYPE_PINNED,
@@ -460,9 +455,7 @@ fn export_dma_buf(context: &Context, address: DevicePtr, bytes: u64) -> Result<D
     Ok(DmaBuf { fd, offset: address - start })
 }
 
-/// Returns the flush that the device needs before it sees writes of a NIC.
-///
-/// Returns `None` if the device keeps the order of such writes.
+/// Returns `None` if the device sees the writes of a NIC in order without a flush.
 fn nic_flush(context: &Arc<Context>) -> Result<Option<Arc<dyn Flush>>, Error> {
     let attribute = |number| device_attribute(context.driver, context.device, number);
     if attribute(sys::ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?

@@ -33,7 +33,6 @@ macro_rules! table {
         }
 
         impl Driver {
-            /// Looks up all entry points, or returns the name of a required one that is missing.
             pub(crate) fn look_up(library: Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     // SAFETY: the type is the declaration of this symbol in cuda.h.
@@ -151,9 +150,8 @@ table! {
 }
 
 impl Driver {
-    /// Returns the driver's name for a result code, such as `CUDA_ERROR_OUT_OF_MEMORY`, and its explanation.
-    ///
-    /// Both are empty for a code that the driver does not know.
+    /// Returns the driver's name and explanation of a result code. Both are empty for a code that the driver does not
+    /// know.
     pub(crate) fn name_of(&self, code: CUresult) -> (String, String) {
         let query = |call: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult| {
             let mut text = std::ptr::null();

@@ -1,27 +1,24 @@
-//! Finds out why this process sees no GPU, since the runtimes report only that there is none. The
-//! runtimes report only that there is none.
+//! Finds out why this process sees no GPU. The runtimes report only that there is none.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// The device file of the kernel driver, which the runtimes open first.
+/// The device file of AMD's kernel driver, which HIP and the HSA runtime open first.
 const DEVICE: &str = "/dev/kfd";
-/// The folder in which the kernel driver lists processors and GPUs.
+/// The folder in which AMD's kernel driver lists processors and GPUs.
 const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 /// The environment variables that hide GPUs from a process. The HSA runtime reads the first, HIP
 /// all.
 const VISIBILITY_VARIABLES: [&str; 4] =
     ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
-/// Returns an error text that says why this process sees no GPU and what to do.
 pub(crate) fn why_no_gpu() -> String {
     let visible = visibility(|name| std::env::var(name).ok());
     let kernel = KernelDriver { device: DEVICE.into(), nodes: NODES.into() };
     kernel.diagnose(kernel.open(), &visible)
 }
 
-/// Returns a text about the environment variables that hide GPUs from this process.
 pub(crate) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
     let set: Vec<String> = VISIBILITY_VARIABLES
         .iter()
@@ -33,7 +30,6 @@ pub(crate) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
     }
 }
 
-/// The files and folders by which the kernel driver shows itself.
 struct KernelDriver {
     device: PathBuf,
     nodes: PathBuf,

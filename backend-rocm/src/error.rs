@@ -16,13 +16,10 @@ use crate::sys::hip::{self, hipError_t};
 use crate::sys::hsa::{self, hsa_status_t};
 use crate::sys::{self, Hip, Hsa, RocmResult};
 
-/// The oldest ROCm release that has every required entry point.
 const ROCM_MIN: &str = "ROCm 5.7 or newer";
-/// The advice for a runtime that does not start and gives no better reason.
 const TRY_ROCMINFO: &str = "run rocminfo to check whether the runtime works";
 
-/// An error of the ROCm backend, which is a missing feature, a failed runtime call or an error of the
-/// toolkit.
+/// An error of the ROCm backend, such as a failed runtime call or a missing feature.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -163,7 +160,6 @@ impl Error {
         matches!(self, Self::Driver { result, .. } if codes.iter().any(|code| code.0 == result.code))
     }
 
-    /// Returns whether a HIP result means that this process can no longer use the device.
     pub(crate) fn loses_device(code: hipError_t) -> bool {
         kind_of_hip(code) == ErrorKind::DeviceLost
     }
@@ -204,7 +200,6 @@ impl peerlane_hal::Error for Error {
     }
 }
 
-/// Returns what a user can do about a result of HIP, if there is advice.
 fn advice(code: hipError_t) -> Option<&'static str> {
     Some(match code {
         hipError_t::hipErrorInsufficientDriver => {
@@ -219,9 +214,8 @@ fn advice(code: hipError_t) -> Option<&'static str> {
     })
 }
 
-/// Maps a result code of HIP to an error kind.
-///
-/// After a fault of the device all later calls fail too, so this process has lost the device.
+/// Maps a HIP result to an error kind. After a device fault all later HIP calls fail too, so this process has lost the
+/// device.
 fn kind_of_hip(code: hipError_t) -> ErrorKind {
     match code {
         hipError_t::hipErrorNotInitialized
@@ -244,7 +238,6 @@ fn kind_of_hip(code: hipError_t) -> ErrorKind {
     }
 }
 
-/// Maps a status of the HSA runtime to an error kind.
 fn kind_of_hsa(status: hsa_status_t) -> ErrorKind {
     match status {
         hsa_status_t::HSA_STATUS_ERROR_NOT_INITIALIZED | hsa::HSA_STATUS_ERROR_NOT_SUPPORTED => {

@@ -1,4 +1,4 @@
-//! Implements the queries that the toolkit's fabric makes of HIP.
+//! Opens AMD GPUs for a fabric and checks peer access between GPUs.
 //!
 //! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of HIP.
 
@@ -26,7 +26,7 @@ pub struct Options {
     /// device that reports descriptors, and staging through host memory between devices without peer
     /// access.
     pub strict: bool,
-    /// How signals are written to peers, or `None` to choose it by a probe.
+    /// How the engine writes the flags of peers, or `None` to choose it by a test.
     pub signal: Option<SignalBy>,
     /// How a rank copies its own block to its own output.
     pub self_copy: SelfCopy,

@@ -13,10 +13,6 @@ use crate::sys::hsa::{self, hsa_status_t};
 use crate::sys::{Hip, Hsa, Version};
 
 impl Hip {
-    /// Loads and initialises the HIP runtime, once per process.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if there is no library, if it is too old, or if there is no device.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static HIP: OnceLock<Result<Hip, Error>> = OnceLock::new();
         HIP.get_or_init(Self::open).as_ref().map_err(Error::clone)
@@ -42,10 +38,6 @@ impl Hip {
 }
 
 impl Hsa {
-    /// Loads HIP and then the HSA runtime, and initialises both, once per process.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if there is no library, if it is too old, or if there is no device.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static HSA: OnceLock<Result<Hsa, Error>> = OnceLock::new();
         HSA.get_or_init(Self::open).as_ref().map_err(Error::clone)

@@ -70,11 +70,9 @@ const UNREGISTERED_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 /// hip_vm.cpp of clr).
 const RETAINS_SINCE: Version = Version { major: 7, minor: 15, patch: 0 };
 
-/// The handle type of memory that can be exported as a file descriptor.
 const DESCRIPTOR: hipMemAllocationHandleType =
     hipMemAllocationHandleType::hipMemHandleTypePosixFileDescriptor;
 
-/// The results of the tests whether a device can export memory as a descriptor, by device number.
 static EXPORT_TESTS: Mutex<Vec<(i32, bool)>> = Mutex::new(Vec::new());
 
 /// The memory of a ROCm fabric, which registers regions of this rank and imports regions of peers.
@@ -203,7 +201,6 @@ impl RegionDevice for Context {
 }
 
 impl Context {
-    /// Returns the HSA runtime's description of an address, or `None` without that runtime or for an unknown address.
     fn pointer_info(&self, address: DevicePtr) -> Option<hsa_amd_pointer_info_t> {
         let hsa = Hsa::load().ok()?;
         let mut info = hsa_amd_pointer_info_t {
@@ -362,9 +359,7 @@ impl Context {
         (code, IpcHandle(handle.reserved.map(c_char::cast_unsigned)))
     }
 
-    /// Creates the error for a failed IPC call, with the most likely cause.
-    ///
-    /// Most often a container prevents IPC, and HIP only reports an invalid pointer.
+    /// HIP reports only an invalid pointer where a container prevents IPC, so the error text names that likely cause.
     #[cold]
     fn ipc_failed(&self, call: &'static str, code: hipError_t) -> Error {
         // These two results have other causes than a container.
@@ -528,7 +523,6 @@ impl VirtualCalls for Context {
 }
 
 impl Context {
-    /// Tests whether the smallest piece of memory can be allocated and exported as a descriptor.
     fn test_export(&self) -> Result<(), Error> {
         let memory = self.create_memory(self.granularity()?.max(1))?;
         // SAFETY: the reference is held until the call below.
@@ -551,7 +545,6 @@ fn own_location(context: &Context) -> hipMemLocation {
     hipMemLocation { type_: hipMemLocationType::hipMemLocationTypeDevice, id: context.device() }
 }
 
-/// Describes physical memory of this device that can be exported as a handle of type `kind`.
 fn properties(context: &Context, kind: hipMemAllocationHandleType) -> hipMemAllocationProp {
     let mut properties = hipMemAllocationProp {
         type_: hipMemAllocationType::hipMemAllocationTypePinned,
@@ -618,9 +611,7 @@ fn export_by_hip(context: &Context, address: DevicePtr) -> Result<DmaBuf, Error>
     Ok(DmaBuf { fd: unsafe { OwnedFd::from_raw_fd(fd) }, offset: address - extent.address })
 }
 
-/// Returns the flush that the device needs before it sees writes of a NIC.
-///
-/// Returns `None` if the device needs none.
+/// Returns `None` if the device sees the writes of a NIC without a flush.
 fn nic_flush(context: &Context) -> Result<Option<Arc<dyn Flush>>, Error> {
     let hsa = Hsa::load()?;
     let agent = agent(&context.info)?;

@@ -16,33 +16,27 @@ use hsa_sys::hsa_status_t;
 /// The name that HIP returns for every code that it does not know, which is the name of code 999.
 const UNKNOWN_NAME: &str = "hipErrorUnknown";
 
-/// The HIP runtime, loaded and initialised.
 #[derive(Debug)]
 pub(crate) struct Hip {
     pub(crate) calls: &'static hip::Library,
-    /// The version of the runtime, which may differ from that of the headers.
+    /// The version of the loaded HIP runtime, which may differ from that of the headers.
     pub(crate) version: Version,
-    /// The values of `hipMemoryType` in this version.
     pub(crate) memory_types: hip::MemoryTypes,
-    /// Whether this version takes a pointer to the file descriptor when it imports memory.
+    /// Whether this HIP version takes a pointer to the file descriptor when it imports memory.
     pub(crate) imports_by_pointer: bool,
 }
 
-/// The HSA runtime, loaded and initialised.
 #[derive(Debug)]
 pub(crate) struct Hsa {
     pub(crate) calls: &'static hsa::Library,
-    /// The major and minor version of AMD's extension interface.
     pub(crate) interface: (u16, u16),
 }
 
 impl Hip {
-    /// Returns the version and the file of HIP for error texts.
     pub(crate) fn label(&self) -> String {
         format!("HIP {} ({})", self.version, self.calls.file().display())
     }
 
-    /// Returns a result code with the name and explanation that HIP has for it.
     pub(crate) fn result_of(&self, code: hipError_t) -> RocmResult {
         let query = |call: unsafe extern "C" fn(hipError_t) -> *const c_char| {
             // SAFETY: HIP accepts any code.
@@ -58,7 +52,6 @@ impl Hip {
     }
 }
 
-/// Returns a status code with the name and explanation that the HSA runtime has for it.
 pub(crate) fn status_of(calls: &hsa::Library, status: hsa_status_t) -> RocmResult {
     let mut text = std::ptr::null();
     // SAFETY: the call stores a pointer to a static string, or leaves the local unchanged.
@@ -126,7 +119,6 @@ pub struct RocmResult {
 }
 
 impl RocmResult {
-    /// Creates the result for a code that `runtime` does not know.
     pub(crate) fn unknown(code: u32, runtime: String) -> Self {
         Self { code, name: String::new(), text: runtime }
     }

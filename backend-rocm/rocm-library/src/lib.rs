@@ -72,7 +72,6 @@ pub struct LoadedLibrary {
     /// Keeps the code of the library mapped. The library is never closed, because the runtime runs threads of
     /// its own.
     library: Library,
-    /// The name or path that was passed to the loader.
     requested: String,
     /// The file of the library, which is known once the first function was looked up.
     file: OnceLock<PathBuf>,
@@ -117,7 +116,6 @@ impl RocmLibrary {
         Err(LoadError::NotFound { name: self.name, tried: self.tried(roots) })
     }
 
-    /// Returns the file names to try, first those with a soname version and last the plain name.
     fn names(&self) -> impl Iterator<Item = String> {
         let versioned = self.sonames.iter().map(|version| format!("{}.{version}", self.name));
         versioned.chain([self.name.to_owned()])
@@ -173,7 +171,6 @@ impl LoadedLibrary {
     }
 }
 
-/// Returns the file of the library whose code is at an address.
 fn file_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -198,7 +195,6 @@ impl fmt::Debug for LoadedLibrary {
     }
 }
 
-/// Returns the folders of ROCm installations that are searched after the loader's own path.
 fn roots() -> Vec<PathBuf> {
     let own = env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty()).map(PathBuf::from);
     let mut roots: Vec<PathBuf> = own.into_iter().collect();

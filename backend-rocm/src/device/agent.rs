@@ -13,14 +13,14 @@ use crate::sys::hsa::{
     hsa_status_t,
 };
 
-/// The length of an agent's longest text attribute in bytes. Names have 64 bytes, and UUIDs at most 21.
+/// The longest text attribute of an HSA agent in bytes. Names have 64 bytes, and UUIDs at most 21.
 const TEXT_BYTES: usize = 64;
 
 /// A device of the HSA runtime, which is a GPU or the processors of a NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Agent {
-    /// The runtime's handle of the agent, which is valid until the process ends.
+    /// The handle of the HSA agent, which is valid until the process ends.
     pub(crate) handle: hsa_agent_t,
     /// Whether the agent is a GPU, a processor or another device.
     pub kind: AgentKind,
@@ -47,10 +47,7 @@ pub enum AgentKind {
 }
 
 impl Agent {
-    /// Returns the numbers of general SDMA engines and of SDMA engines for XGMI.
-    ///
-    /// # Errors
-    /// Returns the error of the runtime.
+    /// Returns the number of general SDMA engines and the number of SDMA engines for XGMI.
     pub(crate) fn sdma_engine_counts(&self, hsa: &Hsa) -> Result<(u32, u32), Error> {
         let number = |attribute: hsa_amd_agent_info_s| {
             agent_info(hsa, self.handle, hsa_agent_info_t(attribute.0), 0_u32)
@@ -72,10 +69,6 @@ pub fn agent(device: &Device) -> Result<Agent, Error> {
     find_agent(&agents(Hsa::load()?)?, device)
 }
 
-/// Lists all agents of the HSA runtime, in the order of the runtime.
-///
-/// # Errors
-/// Returns the error of the runtime.
 pub(crate) fn agents(hsa: &Hsa) -> Result<Vec<Agent>, Error> {
     extern "C" fn add(agent: hsa_agent_t, list: *mut c_void) -> hsa_status_t {
         // SAFETY: `list` is the vector below, which only this function uses while the runtime calls it.
@@ -150,7 +143,7 @@ fn agent_text(hsa: &Hsa, agent: hsa_agent_t, attribute: hsa_agent_info_t) -> Res
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Reads an attribute of an agent into `value`, which must be as large as the runtime documents.
+/// Reads an attribute of an HSA agent into `value`, which must have the size that the runtime documents.
 fn agent_info<T>(
     hsa: &Hsa,
     agent: hsa_agent_t,
@@ -166,8 +159,7 @@ fn agent_info<T>(
     }
 }
 
-/// A memory pool of an agent, to which every agent can be given access. Every agent can be given access
-/// to it.
+/// A memory pool of an HSA agent. Every agent can be given access to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryPool {
     pub(crate) handle: hsa_amd_memory_pool_t,
@@ -175,10 +167,6 @@ pub(crate) struct MemoryPool {
     pub(crate) fine_grained: bool,
 }
 
-/// Lists the pools of an agent's global memory, in the order of the runtime.
-///
-/// # Errors
-/// Returns the error of the runtime.
 pub(crate) fn memory_pools(hsa: &Hsa, agent: &Agent) -> Result<Vec<MemoryPool>, Error> {
     extern "C" fn add(pool: hsa_amd_memory_pool_t, list: *mut c_void) -> hsa_status_t {
         // SAFETY: `list` is the vector below, which only this function uses while the runtime calls it.

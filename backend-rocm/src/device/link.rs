@@ -18,7 +18,6 @@ use crate::sys::hsa::{
 };
 use crate::sys::{Hip, Hsa};
 
-/// The largest number of hops of a link whose properties are read.
 const HOPS_MAX: usize = 16;
 
 /// The properties of the link from one GPU to another.
@@ -79,8 +78,7 @@ const UNKNOWN: DeviceLink = DeviceLink {
     bytes_per_second: None,
 };
 
-/// Returns the link between two GPUs as HIP reports it. HIP numbers the link types as the HSA runtime
-/// does.
+/// Reads a link from HIP, which numbers the link types as the HSA runtime does.
 fn hip_link(hip: &Hip, from: c_int, to: c_int) -> DeviceLink {
     let (mut kind, mut hops) = (0, 0);
     let (kind_out, hops_out) = (&raw mut kind, &raw mut hops);
@@ -93,8 +91,7 @@ fn hip_link(hip: &Hip, from: c_int, to: c_int) -> DeviceLink {
     DeviceLink { kind, hops: Some(hops), ..UNKNOWN }
 }
 
-/// Converts a link type of the runtimes to a kind of link. Links between processors carry PCI Express for
-/// GPUs.
+/// Converts a link type of the HSA runtime. Links between processors carry PCI Express for GPUs.
 fn link_kind(kind: hsa_amd_link_info_type_t) -> LinkKind {
     match kind {
         hsa_amd_link_info_type_t::HSA_AMD_LINK_INFO_TYPE_XGMI => LinkKind::Xgmi,
@@ -134,8 +131,7 @@ fn agent_link(hsa: &Hsa, from: &Agent, to: &Agent) -> Result<DeviceLink, Error> 
     Ok(combine_hops(hops, &links[..hops as usize]))
 }
 
-/// Combines the hops of a link. The rate is that of the slowest hop, and the type is XGMI only if all
-/// hops are.
+/// Combines the hops of a link. The slowest hop gives the bandwidth, and the link is XGMI only if all hops are.
 fn combine_hops(hops: u32, links: &[hsa_amd_memory_pool_link_info_t]) -> DeviceLink {
     let known = || links.iter().filter(|link| link.max_bandwidth > 0 || link.numa_distance > 0);
     let kinds = || known().map(|link| link_kind(link.link_type));

@@ -34,10 +34,8 @@ use crate::error::Error;
 use crate::sys::hip::{self, hipDeviceAttribute_t, hipError_t, hipStreamCaptureMode, hipUUID};
 use crate::sys::{Hip, Hsa, Version};
 
-/// The size in bytes of the buffers that receive names from HIP.
 const TEXT_BYTES: usize = 256;
 
-/// The folder in which Linux describes PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
 /// The PCI address of a GPU.
@@ -49,12 +47,11 @@ pub struct PciAddress {
     pub bus: u8,
     /// The number of the device on its bus.
     pub device: u8,
-    /// The number of the function, in which partitions of a GPU differ.
+    /// The PCI function number, in which partitions of one GPU differ.
     pub function: u8,
 }
 
 impl PciAddress {
-    /// Parses a PCI address as `hipDeviceGetPCIBusId` returns it, such as `0000:c1:00.0`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (rest, function) = text.rsplit_once('.')?;
         let mut fields = rest.split(':');
@@ -65,7 +62,6 @@ impl PciAddress {
         (device < 32 && function < 8).then_some(Self { domain, bus, device, function })
     }
 
-    /// Decodes the PCI domain and the bus, device and function number that the HSA runtime reports.
     pub(crate) fn from_hsa(domain: u32, bdf: u32) -> Self {
         let [function, bus, ..] = bdf.to_le_bytes();
         Self { domain, bus, device: function >> 3, function: function & 7 }
@@ -106,10 +102,10 @@ impl Device {
         format!("device {} ({})", self.ordinal, self.name).into()
     }
 
-    /// Returns 16 bytes that identify the device on this host, even if it has no UUID.
+    /// Returns 16 bytes that identify the device on this host, namely its UUID, or its PCI address if HIP reports no
+    /// UUID.
     ///
-    /// They are the UUID, or the PCI address if HIP reports no UUID. Several devices of one host may lack
-    /// a UUID.
+    /// Several devices of one host may lack a UUID.
     pub(crate) fn identity(&self) -> [u8; 16] {
         if self.uuid.iter().all(u8::is_ascii_hexdigit) {
             return self.uuid;
@@ -127,7 +123,7 @@ impl Device {
     }
 }
 
-/// Formats the UUID of a GPU as rocminfo writes it.
+/// Formats the UUID of a GPU as rocminfo does.
 ///
 /// HIP stores the 16 digits of the HSA runtime's `GPU-0123456789abcdef` unchanged. Other bytes are written
 /// as hexadecimal digits.
@@ -148,7 +144,7 @@ pub fn hardware_queues() -> SharedQueues {
     shared_queues("GPU_MAX_HW_QUEUES", 4, u32::MAX)
 }
 
-/// Lists the AMD GPUs that are visible to this process, at least one.
+/// Lists the AMD GPUs that are visible to this process.
 ///
 /// # Errors
 /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no HIP, if
@@ -173,13 +169,13 @@ pub struct Runtimes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HsaRuntime {
-    /// The major and minor version of AMD's extension interface.
+    /// The major and minor version of AMD's extensions to HSA.
     pub interface: (u16, u16),
     /// The file from which the HSA runtime was loaded.
     pub file: PathBuf,
 }
 
-/// The ROCm releases that introduced a new version of AMD's extension interface, with its minor version.
+/// The ROCm releases that introduced a new version of AMD's HSA extensions, with its minor version.
 const INTERFACES: [((u32, u32), u16); 3] = [((6, 1), 4), ((6, 4), 7), ((7, 2), 15)];
 
 impl Runtimes {
@@ -238,7 +234,6 @@ pub(crate) fn visible_devices(hip: &Hip) -> Result<Vec<Device>, Error> {
     (0..device_count(hip)?).map(|ordinal| query_device(hip, ordinal)).collect()
 }
 
-/// Finds a visible device by its [identity](Device::identity). Returns `None` if it is not visible to this process.
 pub(crate) fn find_device(hip: &Hip, identity: &[u8; 16]) -> Result<Option<Device>, Error> {
     Ok(visible_devices(hip)?.into_iter().find(|device| device.identity() == *identity))
 }
@@ -255,12 +250,6 @@ fn device_count(hip: &Hip) -> Result<u32, Error> {
     Ok(count.unsigned_abs())
 }
 
-/// Returns the properties of a visible device, which HIP knows by its ordinal. HIP's own number of the device equals
-/// the ordinal.
-///
-/// # Errors
-/// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the ordinal
-/// is too large, or the error of HIP.
 fn query_device(hip: &Hip, ordinal: u32) -> Result<Device, Error> {
     let count = device_count(hip)?;
     let Some(number) = c_int::try_from(ordinal).ok().filter(|_| ordinal < count) else {
@@ -347,7 +336,7 @@ fn numa_node(devices: impl AsRef<Path>, address: PciAddress) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The device of a rank, which is made current for every call of HIP. Every call of HIP is made while it is current.
+/// The device of a rank, which is made current for every call of HIP.
 ///
 /// HIP has no contexts of its own: a thread has a current device with its primary context, which the
 /// whole process shares. The device is made current for each call, and the device that was current before
@@ -355,9 +344,7 @@ fn numa_node(devices: impl AsRef<Path>, address: PciAddress) -> Option<u32> {
 #[derive(Debug)]
 pub struct Context {
     pub(crate) hip: &'static Hip,
-    /// The properties of the device, read when the context was opened.
     pub(crate) info: Device,
-    /// The ordinal as HIP's number of the device.
     number: c_int,
     label: Arc<str>,
 }
@@ -383,10 +370,10 @@ impl Context {
         Error::hip(self.hip, call, Some(&self.label), code)
     }
 
-    /// Resets the error that HIP remembers for this thread.
+    /// Resets HIP's last error of this thread, so that a failed call of this crate does not look like an error of the
+    /// caller's kernels.
     ///
-    /// HIP keeps a thread's last error until it is read. A failed call of this crate must not look like
-    /// an error of the caller's kernels.
+    /// HIP keeps the last error of a thread until it is read.
     pub(crate) fn forget_error(&self) {
         // SAFETY: the call only resets the last error of the thread.
         let _ = unsafe { (self.hip.calls.get_last_error)() };

@@ -35,7 +35,7 @@ use crate::sys::hip::{
     hipStreamBatchMemOpType as MemOpType, hipStreamCaptureMode, hipStreamCaptureStatus as Status,
 };
 
-/// The largest number of streams for copies to peers.
+/// The largest number of HIP streams that an engine uses for copies to peers.
 ///
 /// In a node of eight devices every peer has its own link, and a copy uses one. If the device has fewer
 /// SDMA engines, one of them is left for the self copy.
@@ -46,7 +46,7 @@ const PIECE_BYTES_MAX: u64 = 128 << 20;
 /// The first HIP release that can copy without compute units.
 const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 
-/// The devices whose copies without compute units failed their test, as one bit for each device number.
+/// The devices on which a test of copies without compute units failed, as one bit for each device number.
 static NO_CU_FAILED: AtomicU64 = AtomicU64::new(0);
 
 impl StreamDevice for Context {
@@ -92,7 +92,6 @@ fn event_of(event: EventHandle) -> hipEvent_t {
     event.0.cast()
 }
 
-/// Converts the result code of a query to whether the queried work is complete.
 fn is_complete(context: &Context, call: &'static str, code: hipError_t) -> Result<bool, Error> {
     if code == hipError_t::hipErrorNotReady {
         return Ok(false);
@@ -225,7 +224,6 @@ impl StreamCalls for Context {
 }
 
 impl Context {
-    /// Returns the bit of this device in [`NO_CU_FAILED`], or `None` for device numbers from 64.
     fn no_cu_bit(&self) -> Option<u64> {
         u32::try_from(self.device()).ok().and_then(|number| 1_u64.checked_shl(number))
     }
@@ -315,7 +313,7 @@ impl CopyCalls for Context {
     }
 }
 
-/// A memory operation of a stream, in the layout of the batched call.
+/// A memory operation of a HIP stream, in the layout of `hipStreamBatchMemOp`.
 ///
 /// Its layout equals that of the union which the batched call takes, for the two operations that are used.
 #[repr(C)]
@@ -324,7 +322,7 @@ pub struct MemOp {
     kind: MemOpType,
     address: *mut c_void,
     value: u64,
-    /// The flags of the operation, where 0 means "at least" for a wait and no option for a write.
+    /// The flags of the operation. For a wait, 0 means "at least"; for a write, 0 means no option.
     flags: u32,
     /// A field for the runtime's own use, which must be null.
     alias: *mut c_void,

@@ -46,12 +46,12 @@ use crate::device::Context;
 use crate::error::Error;
 use crate::memory::{Local, Remote};
 
-/// The bandwidth of one SDMA engine, and so of a copy on a stream, in bytes per second.
+/// The assumed bandwidth of one SDMA engine, and of a copy on a stream, in bytes per second.
 ///
 /// It is about the rate of one XGMI link of an MI250X or MI300X according to AMD, 50 GB/s. It was not
 /// measured for Peerlane.
 const ENGINE_RATE: u64 = 50_000_000_000;
-/// The time that driving SDMA engines from the host adds to a start.
+/// The time that driving SDMA engines from the host adds to one operation.
 ///
 /// It is twice `SLEEP_MAX` of `sdma/mod.rs`, once for the flags `ready` and once for the flags `arrived`.
 const HOST_DRIVE_TIME: Duration = Duration::from_micros(100);
@@ -67,11 +67,6 @@ enum Queue {
 }
 
 impl Engine {
-    /// Creates an engine that reaches the peers of `request`.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if a runtime or the device lacks a feature that the kind needs, or the
-    /// error of a runtime.
     pub(crate) fn open(
         context: &Arc<Context>,
         kind: EngineKind,
@@ -177,7 +172,7 @@ unsafe impl CopyEngine for Engine {
     }
 }
 
-/// A HIP stream of the caller, on which `fork` lets the engine enqueue its work.
+/// A HIP stream of the caller, on which an engine can enqueue its work.
 #[derive(Clone, Debug)]
 pub struct Stream(streams::Stream);
 
@@ -202,7 +197,7 @@ impl AsRef<streams::Stream> for Stream {
     }
 }
 
-/// The means by which an engine copies, HIP streams or SDMA engines.
+/// How an engine copies, with HIP streams or with SDMA engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineKind {
     /// Selects streams or SDMA engines by the features of the device and the size of the copies.
@@ -212,9 +207,9 @@ pub enum EngineKind {
     /// needs no streams ([`EngineRequirements`]) if they are predicted to be faster.
     #[default]
     Auto,
-    /// Copies on HIP streams, for which the runtime selects the SDMA engines. The runtime selects the SDMA engines.
+    /// Copies on HIP streams, for which the runtime selects the SDMA engines.
     Streams,
-    /// Copies with SDMA engines that Peerlane selects one by one, driven by the host. The rank drives the queue.
+    /// Copies with SDMA engines that Peerlane selects one by one and drives from the host.
     Sdma,
 }
 
@@ -228,7 +223,6 @@ impl EngineKind {
         }
     }
 
-    /// Returns the kind of engine that this device supports, never [`Auto`](Self::Auto).
     pub(crate) fn for_device(self, context: &Context) -> Self {
         match self {
             Self::Auto if streams::probe_waits(context).is_err() => Self::Sdma,
@@ -237,7 +231,6 @@ impl EngineKind {
         }
     }
 
-    /// Returns the kind of engine for a request of a fabric, never [`Auto`](Self::Auto).
     fn for_request(self, context: &Context, request: &EngineRequest) -> Self {
         let pays = |requirements: EngineRequirements| {
             !requirements.streams
@@ -250,13 +243,12 @@ impl EngineKind {
     }
 }
 
-/// Returns the bandwidth of a copy that several engines make over a link, in bytes per second, or 0 if it is not known.
+/// Returns the bandwidth of a copy over several SDMA engines in bytes per second, or 0 if it is not known.
 fn rate_of_engines(engines: usize, link: Option<f64>) -> u64 {
     let link = link.map_or(0, |rate| rate as u64);
     link.min(ENGINE_RATE.saturating_mul(engines as u64))
 }
 
-/// Returns whether copying with several engines saves more time than driving them from the host costs.
 fn is_striping_faster(bytes: u64, striped_rate: u64) -> bool {
     let nanos = |rate| u128::from(bytes) * 1_000_000_000 / u128::from(rate);
     striped_rate > ENGINE_RATE

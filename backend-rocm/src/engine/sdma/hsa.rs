@@ -1,4 +1,4 @@
-//! Implements completion signals and copies with the HSA runtime.
+//! Submits copies to SDMA engines through the HSA runtime and reads their completion signals.
 //!
 //! Signals are created for GPUs only: they are words without an interrupt, and the host polls them. The
 //! runtime's own wait also polls for 200 µs before it sleeps, so it would not free the processor sooner.
@@ -21,25 +21,22 @@ use crate::sys::hsa::{
     hsa_agent_t, hsa_amd_sdma_engine_id_t, hsa_amd_signal_attribute_t, hsa_signal_t, hsa_status_t,
 };
 
-/// The number of completion signals of a queue, and so of its copies in flight.
+/// The number of completion signals of a queue, which limits its copies in flight.
 const SIGNALS: usize = 128;
-/// The smallest number of completion signals with which a queue can work. With fewer, two engines of a link
-/// would wait for signals.
+/// The smallest usable number of completion signals. With fewer, two SDMA engines of one link would wait for signals.
 const SIGNALS_MIN: usize = 8;
 
-/// Submits copies to SDMA engines through the HSA runtime, with the completion signals of one queue.
 #[derive(Debug)]
 pub(crate) struct HsaSdma {
     hsa: &'static Hsa,
     label: Arc<str>,
     own: hsa_agent_t,
-    /// The HSA agents of the peers by rank, where this rank's own agent stands for the rank itself.
+    /// The HSA agents of the peers by rank, with this rank's own agent at its own index.
     peers: Vec<Option<hsa_agent_t>>,
     signals: Vec<hsa_signal_t>,
-    /// Host memory with one 64-bit word for each completion signal, from which device flags are copied.
+    /// One word of host memory for each completion signal, from which an SDMA engine copies the value of a flag.
     words: NonNull<AtomicU64>,
     waits_for_signals: bool,
-    /// A buffer for the signals that the next copy depends on, kept to reuse the allocation.
     dependencies: Vec<hsa_signal_t>,
     leaked: bool,
 }
@@ -48,10 +45,6 @@ pub(crate) struct HsaSdma {
 unsafe impl Send for HsaSdma {}
 
 impl HsaSdma {
-    /// Creates the completion signals and words of a queue.
-    ///
-    /// # Errors
-    /// Returns the error of the runtime.
     pub(super) fn open(
         hsa: &'static Hsa,
         label: &Arc<str>,
@@ -87,10 +80,10 @@ impl HsaSdma {
         Ok(runtime)
     }
 
-    /// Returns the agents that are passed for the destination and the source of a copy.
+    /// Returns the HSA agents of a copy's destination and source, of which the source's GPU makes the copy.
     ///
-    /// The GPU of the source makes the copy. A get therefore passes the own agent for the source too: the
-    /// peer's GPU has no access to memory that only this rank uses.
+    /// A get therefore passes this rank's agent for the source too: the peer's GPU has no access to memory that only
+    /// this rank uses.
     fn agents(&self, peer: usize, direction: Direction) -> (hsa_agent_t, hsa_agent_t) {
         match direction {
             Direction::Put => (self.peer(peer), self.own),
@@ -115,7 +108,6 @@ impl HsaSdma {
     }
 }
 
-/// Returns the SDMA engines that the runtime prefers for the link from `own` to `peer`, if it reports them.
 pub(super) fn preferred_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
     let call = hsa.calls.amd_memory_get_preferred_copy_engine?;
     let mut mask = 0;
@@ -124,7 +116,6 @@ pub(super) fn preferred_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<
     (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::from_mask(mask))
 }
 
-/// Returns the idle SDMA engines for the link from `own` to `peer`, if the runtime reports them.
 pub(super) fn idle_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaSet> {
     let call = hsa.calls.amd_memory_copy_engine_status?;
     let mut mask = 0;
@@ -133,7 +124,6 @@ pub(super) fn idle_engines(hsa: &Hsa, own: &Agent, peer: &Agent) -> Option<SdmaS
     (status == hsa_status_t::HSA_STATUS_SUCCESS).then(|| SdmaSet::from_mask(mask))
 }
 
-/// Returns whether the runtime lets the caller select the SDMA engine of a copy.
 pub(super) fn can_select_engine(hsa: &Hsa) -> bool {
     hsa.calls.amd_memory_async_copy_on_engine.is_some()
 }
@@ -154,7 +144,7 @@ fn create_signal(hsa: &Hsa) -> Result<hsa_signal_t, hsa_status_t> {
     if status == hsa_status_t::HSA_STATUS_SUCCESS { Ok(signal) } else { Err(status) }
 }
 
-/// Allocates the words of the signals in host memory that the GPU can read.
+/// Allocates one word for each completion signal in host memory that the GPU can read.
 ///
 /// The memory belongs to the first processor agent with a fine-grained pool.
 fn allocate_words(

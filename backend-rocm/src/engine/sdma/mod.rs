@@ -1,4 +1,4 @@
-//! Implements the engine that copies with SDMA engines and is driven by its rank.
+//! Implements a copy engine over the SDMA engines of AMD GPUs, which the host polls and drives.
 //!
 //! | contract | HSA |
 //! | --- | --- |
@@ -54,27 +54,21 @@ use crate::sys::Hsa;
 
 pub(crate) use self::select::striped_rate;
 
-/// The largest number of ops in a slice.
 const SLICE_OPS_MAX: usize = 256;
-/// The largest number of incomplete ops in the queue.
 const QUEUE_OPS: usize = 1024;
 /// The time that a parked rank spins before it sleeps.
 ///
 /// No event wakes it when a flag changes, so it spins longer and sleeps shorter than a rank whose device
 /// waits.
 const SPIN: Duration = Duration::from_micros(100);
-/// The longest time that a parked rank sleeps between two checks.
 const SLEEP_MAX: Duration = Duration::from_micros(50);
-/// The time that dropping an engine waits for copies in flight.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An in-order queue of ops that copies with SDMA engines and is driven by its rank.
 #[derive(Debug)]
 pub(crate) struct SdmaQueue<R: SdmaRuntime = HsaSdma> {
     queue: CopyQueue<R>,
     state: EngineState<R::Error>,
     peer_set: PeerSet,
-    /// The commands of the slice that is being submitted, kept to reuse the allocation.
     commands: Vec<PeerCommand>,
     parker: TimedParker,
 }
@@ -92,11 +86,6 @@ pub struct SdmaEngines {
 }
 
 impl SdmaQueue {
-    /// Creates a queue of rank `rank` that reaches `peers`, with SDMA engines selected for each link.
-    ///
-    /// # Errors
-    /// Returns [`Error::Unavailable`] if there is no HSA runtime or if a peer's device is hidden from it, or
-    /// the error of the runtime.
     pub(crate) fn open(
         context: &Context,
         rank: Rank,
@@ -119,7 +108,6 @@ impl SdmaQueue {
 }
 
 impl<R: SdmaRuntime> SdmaQueue<R> {
-    /// Creates a queue over a given runtime, which may be the one for tests. Ranks without engines are not peers.
     fn over(runtime: R, rank: Rank, engines: Vec<Option<PeerEngines>>) -> Self {
         let peers = engines.iter().enumerate().filter(|(_, engines)| engines.is_some());
         let peer_set = PeerSet::new(rank, peers.map(|(index, _)| Rank::at(index)));
@@ -142,7 +130,6 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         }
     }
 
-    /// Returns the SDMA engines of each peer, without those that the runtime has rejected since.
     pub(crate) fn engines(&self) -> Vec<SdmaEngines> {
         let engines = self.queue.engines().map(|(peer, engines)| SdmaEngines {
             peer: Rank::at(peer),
@@ -152,7 +139,6 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         engines.collect()
     }
 
-    /// Resolves the ops of a checked slice into commands with addresses. Copies of 0 bytes are left out.
     fn resolve<L: EngineRegion, P: PeerRegion>(
         &mut self,
         ops: &[Op<'_, L, P>],
@@ -245,7 +231,6 @@ impl<R: SdmaRuntime> Drop for SdmaQueue<R> {
     }
 }
 
-/// Creates the command of a copy, or `None` for a copy of 0 bytes.
 fn copy(direction: Direction, dst: u64, src: u64, bytes: u64) -> Option<Command> {
     (bytes > 0).then_some(Command::Copy { direction, span: Span { dst, src, bytes } })
 }
@@ -268,9 +253,8 @@ mod tests {
     use super::set::SdmaSet;
     use super::*;
 
-    /// A test buffer of this process that stands for a region of a rank.
-    ///
-    /// Tests declare it before the engine, which waits for its copies when it is dropped.
+    /// A test buffer that stands for a region. Declare it before the engine, which waits for its copies when it is
+    /// dropped.
     #[derive(Debug)]
     struct Bytes {
         words: Vec<AtomicU64>,

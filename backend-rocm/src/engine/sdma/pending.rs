@@ -16,12 +16,9 @@ use super::set::SdmaId;
 
 pub(super) const FLAG_BYTES: u64 = size_of::<u64>() as u64;
 
-/// The address of a flag, either for the host or for the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FlagAddress {
-    /// The address of a flag in memory that this process maps.
     Host(NonNull<AtomicU64>),
-    /// The address at which the device accesses a flag.
     Device(u64),
 }
 
@@ -29,22 +26,20 @@ pub(crate) enum FlagAddress {
 // for any thread that drives the engine.
 unsafe impl Send for FlagAddress {}
 
-/// A checked op for one peer, with resolved addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Copy { direction: Direction, span: Span },
     Signal { flag: FlagAddress, value: u64 },
 }
 
-/// A copy of 0 bytes, which takes the place of a signal that a release drops.
+/// A copy of 0 bytes, which replaces a flag signal that is dropped after an abort.
 const NO_OP: Command =
     Command::Copy { direction: Direction::Put, span: Span { dst: 0, src: 0, bytes: 0 } };
 
-/// An op that is not complete yet.
 #[derive(Debug)]
 pub(super) struct PendingOp {
     ticket: Ticket,
-    /// The position of the op among all ops of the engine.
+    /// The position of the op in the order of submission to the engine.
     pub(super) order: u64,
     pub(super) command: Command,
     /// The length of the copy's pieces in bytes, or 0 until the first piece is submitted.
@@ -69,7 +64,6 @@ impl PendingOp {
         self.bytes() - self.submitted
     }
 
-    /// Returns whether the op is a signal whose flag the host stores.
     fn is_host_signal(&self) -> bool {
         matches!(self.command, Command::Signal { flag: FlagAddress::Host(_), .. })
     }
@@ -79,17 +73,14 @@ impl PendingOp {
     }
 }
 
-/// The ops of one peer that are not complete, in the order of submission.
 #[derive(Debug, Default)]
 pub(super) struct PeerQueue {
     ops: VecDeque<PendingOp>,
-    /// The number of the first op in `ops`, where the ops of a peer are numbered from 0.
+    /// The sequence number of the oldest incomplete op of this peer, counted from 0.
     first_number: u64,
-    /// The number of ops at the front that were submitted to SDMA engines completely.
+    /// The number of the oldest ops whose bytes were all submitted to SDMA engines.
     submitted: usize,
-    /// The number of ops at the front that are signals whose flags the host must store.
     host_signals: usize,
-    /// The completion signals of the pieces in flight.
     pub(super) in_flight: Vec<usize>,
 }
 
@@ -112,12 +103,10 @@ impl PeerQueue {
         self.ops.len()
     }
 
-    /// Returns the position of the oldest incomplete op among all ops of the engine.
     pub(super) fn first_order(&self) -> Option<u64> {
         self.ops.front().map(|op| op.order)
     }
 
-    /// Returns the next op that has bytes to submit, with its number.
     pub(super) fn next(&mut self) -> Option<(u64, &mut PendingOp)> {
         while let Some(op) = self.ops.get(self.submitted) {
             if op.remaining() > 0 {
@@ -130,12 +119,10 @@ impl PeerQueue {
         Some((number, self.ops.get_mut(self.submitted)?))
     }
 
-    /// Returns whether the host must store flags before the [next](Self::next) op can be submitted.
     pub(super) fn has_host_signals(&self) -> bool {
         self.host_signals > 0
     }
 
-    /// Records that a piece of an op was submitted to an SDMA engine.
     pub(super) fn piece_submitted(
         &mut self,
         number: u64,
@@ -163,8 +150,8 @@ impl PeerQueue {
         op.expect("an op stays in the queue until its pieces are complete")
     }
 
-    /// Removes complete ops from the front of the queue, and returns their number. Flags of the host that
-    /// were submitted before `order_limit` are stored.
+    /// Removes complete ops from the front of the queue, and stores the host flags that were submitted before
+    /// `order_limit`.
     pub(super) fn retire(
         &mut self,
         order_limit: u64,
@@ -210,26 +197,22 @@ impl PeerQueue {
     }
 }
 
-/// A copy that was submitted to the runtime and has not completed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
     pub(super) copy: CopyCommand,
-    /// The number of the op that the copy is a piece of, in the queue of `copy.peer`.
     pub(super) op: u64,
-    /// The index of the SDMA engine in [`EngineLoads`](super::pieces::EngineLoads).
     pub(super) load: usize,
 }
 
 #[derive(Debug, Default)]
 struct Signal {
     copy: Option<InFlight>,
-    /// The completion signals that the copy depends on.
     dependencies: Vec<usize>,
     /// The number of copies in flight that depend on this signal.
     dependents: usize,
 }
 
-/// The completion signals of one engine, with the rule when a signal can be used again.
+/// The completion signals of one engine, each of which serves one copy at a time.
 ///
 /// Each copy has its own signal, which it takes from 1 to 0. Two copies must not share one: on a GPU without
 /// atomic operations over PCI Express, the runtime reads the signal when it accepts the copy and lets the
@@ -248,12 +231,10 @@ impl Signals {
         Self { signals, free: (0..count).rev().collect() }
     }
 
-    /// Returns a free signal for the next copy. [`start`](Self::start) takes it.
     pub(super) fn next_free(&self) -> Option<usize> {
         self.free.last().copied()
     }
 
-    /// Assigns the next free signal to a copy that depends on copies in flight.
     pub(super) fn start(&mut self, signal: usize, copy: InFlight, dependencies: &[usize]) {
         debug_assert_eq!(self.free.last(), Some(&signal));
         self.free.pop();
@@ -268,7 +249,6 @@ impl Signals {
         self.signals[signal].copy.as_ref().expect("a signal in flight has a copy")
     }
 
-    /// Records that the copy of a signal has run, and returns the copy.
     pub(super) fn finish(&mut self, signal: usize) -> InFlight {
         while let Some(dependency) = self.signals[signal].dependencies.pop() {
             self.signals[dependency].dependents -= 1;

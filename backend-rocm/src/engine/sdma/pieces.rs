@@ -10,24 +10,19 @@
 
 use super::set::{SdmaId, SdmaSet};
 
-/// The size in bytes of the largest piece of a copy.
 pub(crate) const PIECE_BYTES_MAX: u64 = 128 << 20;
 /// The size in bytes of the smallest copy that is divided among SDMA engines. Below it the division costs more
 /// than a second engine gains.
 const STRIPED_BYTES_MIN: u64 = 2 << 20;
-/// The preferred size in bytes of a piece, if several SDMA engines share the copy. It gives the host enough
-/// time to submit the next one.
+/// The preferred size in bytes of a piece, if several SDMA engines share the copy. It gives the host enough time to
+/// submit the next piece.
 const PIECE_BYTES: u64 = 16 << 20;
-/// The largest number of pieces of one copy that an SDMA engine holds at a time.
 const PIECES_HELD_MAX: u8 = 2;
 /// The alignment of pieces in bytes, relative to the start of the copy.
 const ALIGN_BYTES: u64 = 4096;
-/// The largest number of copies to and from all peers that an SDMA engine holds at a time. A runtime with a
-/// full ring blocks in the call.
+/// The largest number of copies that an SDMA engine holds at a time. With a full ring, the call of the runtime blocks.
 const COPIES_HELD_MAX: usize = 32;
 
-/// Returns the size in bytes of the pieces of a copy that `engines` SDMA engines share. The last piece may be
-/// shorter.
 pub(super) fn piece_bytes(bytes: u64, engines: usize, piece_bytes_max: u64) -> u64 {
     let engines = engines.max(1) as u64;
     let pieces = if engines > 1 && bytes >= STRIPED_BYTES_MIN {
@@ -39,7 +34,6 @@ pub(super) fn piece_bytes(bytes: u64, engines: usize, piece_bytes_max: u64) -> u
     even.min(piece_bytes_max).min(bytes)
 }
 
-/// An SDMA engine that may take the next piece of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Candidate<T> {
     engine: T,
@@ -49,7 +43,6 @@ struct Candidate<T> {
     bytes: u64,
 }
 
-/// Selects the SDMA engine for the next of `remaining` pieces, or returns `None` if every engine holds enough.
 fn pick_engine<T>(
     candidates: impl ExactSizeIterator<Item = Candidate<T>>,
     remaining: u64,
@@ -63,7 +56,6 @@ fn pick_engine<T>(
     may_take.then_some(next.engine)
 }
 
-/// The number and size of the copies that one SDMA engine holds.
 #[derive(Clone, Copy, Debug)]
 struct EngineLoad {
     /// The SDMA engine, or `None` for all copies whose engine the runtime selects.
@@ -72,15 +64,14 @@ struct EngineLoad {
     bytes: u64,
 }
 
-/// Tracks how many copies every SDMA engine holds for this queue.
 #[derive(Debug, Default)]
 pub(super) struct EngineLoads(Vec<EngineLoad>);
 
 impl EngineLoads {
-    /// Selects an SDMA engine of a set for the next of `remaining` pieces of a copy.
+    /// Selects the SDMA engine for the next piece of a copy, or returns `None` if every engine holds enough pieces.
     ///
-    /// `held` is the number of pieces of the copy on each engine. Returns the index of the engine's load and
-    /// the engine, or `None` if every engine holds enough.
+    /// `held` is the number of pieces of the copy on each engine. Returns the index of the engine's load and the
+    /// engine.
     pub(super) fn pick(
         &mut self,
         set: SdmaSet,
@@ -111,13 +102,11 @@ impl EngineLoads {
         })
     }
 
-    /// Adds a copy to the load of the SDMA engine at `index`.
     pub(super) fn add(&mut self, index: usize, bytes: u64) {
         self.0[index].copies += 1;
         self.0[index].bytes += bytes;
     }
 
-    /// Removes a copy from the load of the SDMA engine at `index`.
     pub(super) fn remove(&mut self, index: usize, bytes: u64) {
         self.0[index].copies -= 1;
         self.0[index].bytes -= bytes;
@@ -150,8 +139,6 @@ mod tests {
         assert_eq!(piece_bytes(0, 2, PIECE_BYTES_MAX), 0);
     }
 
-    /// Returns the SDMA engine that takes the next piece, where `held` gives the pieces and bytes of each
-    /// engine.
     fn picked(held: &[(u8, u64)], remaining: u64) -> Option<usize> {
         let candidates = held.iter().enumerate();
         let candidates =
@@ -170,8 +157,6 @@ mod tests {
         assert_eq!(picked(&[], 1), None);
     }
 
-    /// Simulates the division of copies among SDMA engines of different speeds. After each step every piece
-    /// that may be submitted is submitted.
     #[test]
     fn no_engine_idles_while_another_holds_two() {
         for engines in 1..=6 {

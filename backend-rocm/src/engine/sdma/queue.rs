@@ -14,31 +14,25 @@ use super::runtime::{CopyCommand, Direction, SdmaRuntime, Span, Submission};
 use super::select::{PeerEngines, Selection};
 use super::set::SdmaId;
 
-/// The longest time that the runtime may lack resources while no copy of the queue is in flight.
+/// A lack of runtime resources becomes an error after this time without a copy in flight.
 const RESOURCES_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time between two checks while a queue closes.
 const CLOSE_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A checked op with the peer that it reaches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerCommand {
     pub(crate) peer: usize,
     pub(crate) command: Command,
 }
 
-/// The result of an attempt to submit the next piece of a copy to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// A piece was submitted, or a rejected engine was removed from the selection.
+    /// A piece was submitted, or an SDMA engine was removed because the runtime rejected it.
     Progressed,
-    /// The peer has no piece that can be submitted now.
     Blocked,
-    /// The runtime has no resources for any copy.
     NoResources,
 }
 
-/// The incomplete ops of a rank by peer, with the copies in flight.
 #[derive(Debug)]
 pub(crate) struct CopyQueue<R: SdmaRuntime> {
     pub(super) runtime: R,
@@ -49,23 +43,18 @@ pub(crate) struct CopyQueue<R: SdmaRuntime> {
     signals: Signals,
     loads: EngineLoads,
     tickets: TicketCounter,
-    /// The position of the last submitted op among all ops.
     order: u64,
-    /// The peer whose ops are submitted first in the next round.
     first_peer: usize,
     piece_bytes_max: u64,
-    /// A buffer for the signals that the next copy depends on, kept to reuse the allocation.
     dependencies: Vec<usize>,
     /// The time at which a lack of resources becomes an error.
     resources_deadline: Option<Deadline>,
-    /// The signals of copies that failed, on which other copies may still wait. Copies that depend on them
-    /// never start.
+    /// The signals of failed copies. Copies that depend on them never start.
     failed: Vec<usize>,
     released: bool,
 }
 
 impl<R: SdmaRuntime> CopyQueue<R> {
-    /// Creates the queue of a rank that reaches the ranks with SDMA engines.
     pub(crate) fn new(
         runtime: R,
         rank: usize,
@@ -100,7 +89,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         &self.tickets
     }
 
-    /// Returns the SDMA engines of each peer, without those that the runtime has rejected since.
     pub(crate) fn engines(&self) -> impl Iterator<Item = (usize, &PeerEngines)> {
         self.engines
             .iter()
@@ -108,7 +96,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
             .filter_map(|(peer, engines)| Some((peer, engines.as_ref()?)))
     }
 
-    /// Adds the commands of a slice and returns the slice's ticket.
     pub(crate) fn push(&mut self, commands: &[PeerCommand]) -> Ticket {
         let ticket = Ticket(self.tickets.last().0 + 1);
         for command in commands {
@@ -121,8 +108,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         ticket
     }
 
-    /// Collects completed copies, submits as many pieces as the SDMA engines may hold, and returns whether
-    /// there was progress.
+    /// Collects completed copies and submits more pieces, and returns whether there was progress.
     ///
     /// # Safety
     /// Every command that was pushed must be valid until its ticket completes.
@@ -140,7 +126,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         }
     }
 
-    /// Returns whether a copy in flight has completed or failed.
     pub(crate) fn has_completions(&self) -> bool {
         let mut signals = self.peers.iter().flat_map(|peer| &peer.in_flight);
         signals.any(|signal| self.runtime.value(*signal) < 1)
@@ -150,7 +135,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         self.peers.iter().map(|peer| peer.in_flight.len()).sum()
     }
 
-    /// Collects the copies that SDMA engines have completed.
     fn collect_completed(&mut self) -> Result<bool, R::Error> {
         let (mut progressed, mut failure) = (false, Ok(()));
         for peer in 0..self.peers.len() {
@@ -182,7 +166,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         finished
     }
 
-    /// Removes complete ops of all peers, and stores the flags that the host must store next.
     fn retire(&mut self) -> bool {
         let mut retired = 0;
         // The rank itself comes last, because its flags wait for all peers.
@@ -203,9 +186,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         retired > 0
     }
 
-    /// Returns the position from which signals to `peer` must wait for ops of other peers.
-    ///
-    /// Only signals of the rank to itself wait for others.
+    /// A rank's signals to itself must wait for the ops of other peers; signals to peers need not.
     fn signal_limit(&self, peer: usize) -> u64 {
         if peer != self.rank {
             return u64::MAX;
@@ -330,7 +311,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         }
     }
 
-    /// Returns an error if the runtime lacks resources for long while no copy is in flight.
     fn check_resources(&mut self) -> Result<(), R::Error> {
         if self.in_flight() > 0 {
             self.resources_deadline = None;
@@ -347,7 +327,6 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         Err(Fault::Timeout { what, timeout: deadline.timeout() }.into())
     }
 
-    /// Drops the ops and pieces that were not submitted to SDMA engines, after an abort.
     pub(crate) fn release(&mut self) {
         self.released = true;
         // Flags after a failed copy announce bytes that are not there. Every peer was told of the abort
@@ -388,7 +367,6 @@ mod tests {
 
     const RANK: usize = 0;
 
-    /// Creates a test queue with one peer for each mask of SDMA engines.
     fn queue(runtime: &TestRuntime, masks: &[u32], piece_bytes_max: u64) -> CopyQueue<TestRuntime> {
         let engines = |mask: &u32| {
             let selection = Selection { set: SdmaSet::from_mask(*mask), by: SelectedBy::Number };
@@ -420,8 +398,6 @@ mod tests {
         unsafe { queue.progress() }
     }
 
-    /// Runs all copies of a test queue and calls `check` in every state in between. `check` is called in every
-    /// state in between.
     fn finish(queue: &mut CopyQueue<TestRuntime>, runtime: &TestRuntime, mut check: impl FnMut()) {
         let last = queue.tickets().last();
         for _ in 0..100_000 {
@@ -437,7 +413,6 @@ mod tests {
         panic!("the queue does not complete: {queue:?}");
     }
 
-    /// Returns test bytes that depend on their index and the seed.
     fn source(bytes: usize, seed: usize) -> Vec<u8> {
         (0..bytes).map(|index| (index * 31 + seed * 97 + 1) as u8 | 1).collect()
     }

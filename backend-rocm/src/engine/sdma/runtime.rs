@@ -7,14 +7,12 @@ use peerlane_toolkit::Fault;
 
 use super::set::SdmaId;
 
-/// The direction of a copy between this rank and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Put,
     Get,
 }
 
-/// A copy that is submitted to the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyCommand {
     /// The rank at the other end of the copy, which is this rank for a self copy.
@@ -33,7 +31,6 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the piece of the copy that starts at offset `at` and has `bytes` bytes.
     pub(super) fn piece(self, at: u64, bytes: u64) -> Self {
         Self { dst: self.dst + at, src: self.src + at, bytes }
     }
@@ -46,11 +43,9 @@ impl Span {
     }
 }
 
-/// The result of submitting a copy to the runtime.
 #[derive(Debug)]
 pub(crate) enum Submission<E> {
     Accepted,
-    /// The runtime has no resources for the copy now.
     NoResources,
     /// The runtime rejected the copy, perhaps only for this engine.
     Rejected(E),
@@ -63,7 +58,6 @@ pub(crate) enum Submission<E> {
 pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
     type Error: peerlane_hal::Error + Clone + From<Fault>;
 
-    /// Returns the number of completion signals.
     fn signals(&self) -> usize;
 
     /// Returns whether the runtime starts a copy only when its dependencies are complete. If not, a copy is
@@ -83,8 +77,8 @@ pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
         std::thread::sleep(time);
     }
 
-    /// Stores a value in the word of a signal, and returns the word's address for SDMA engines. No copy may
-    /// read the word at this time.
+    /// Stores a value in the signal's word of host memory, and returns its address for SDMA engines. No copy may read
+    /// the word at this time.
     fn store_word(&self, signal: usize, value: u64) -> u64;
 
     /// Submits a copy that starts once the signals in `dependencies` are 0, and that completes `signal`.
@@ -98,7 +92,6 @@ pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
         signal: usize,
     ) -> Submission<Self::Error>;
 
-    /// Creates the error for a copy whose completion signal is negative.
     fn copy_error(&self, copy: &CopyCommand, value: i64) -> Self::Error;
 
     /// Keeps all resources allocated until the process ends, because the device still uses some of them.
@@ -137,7 +130,6 @@ pub(super) mod tests {
         signal: usize,
     }
 
-    /// The signals, queued copies and settings of a [`TestRuntime`].
     #[derive(Debug)]
     pub(crate) struct State {
         signals: Vec<i64>,
@@ -160,8 +152,7 @@ pub(super) mod tests {
             (self.random % below as u64) as usize
         }
 
-        /// Runs one of the copies that may run now, and returns whether there was one. Returns whether there
-        /// was one.
+        /// Runs one of the copies that may run now, and returns whether there was one.
         ///
         /// It is the first or second copy of a random engine, because an engine may overlap adjacent copies.
         pub(crate) fn run_one(&mut self) -> bool {

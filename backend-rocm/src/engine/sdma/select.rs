@@ -25,52 +25,38 @@ use crate::sys::Hsa;
 /// The number of the first SDMA engine for XGMI, which does not depend on the number of general engines.
 const XGMI_FIRST: u32 = 2;
 
-/// The class of a link, which decides which SDMA engines serve it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkClass {
-    /// The source and the destination are on the same GPU.
     SameGpu,
-    /// The peer is a GPU of the same XGMI hive.
     Xgmi,
-    /// The link is any other, such as PCI Express.
+    /// A link that is not XGMI, such as PCI Express.
     Pcie,
 }
 
-/// The properties by which SDMA engines are selected for one direction of a link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkInfo {
     pub(crate) class: LinkClass,
-    /// Whether the runtime lets the caller select the SDMA engine of a copy.
     pub(crate) can_select: bool,
-    /// The SDMA engines that the runtime prefers for this link, if it reports them.
     pub(crate) preferred: Option<SdmaSet>,
-    /// The SDMA engines that were idle when the runtime was asked, if it reports them.
     pub(crate) idle: Option<SdmaSet>,
     /// The number of general SDMA engines of the GPU that copies.
     pub(crate) general: u32,
     /// The number of XGMI SDMA engines of the GPU that copies.
     pub(crate) xgmi: u32,
-    /// The index of this link among those that share the SDMA engines.
     pub(crate) index: usize,
-    /// The number of links that share the SDMA engines.
     pub(crate) links: usize,
 }
 
-/// The rule by which SDMA engines were selected for a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SelectedBy {
-    /// The runtime recommended the SDMA engines for the link.
     Preference,
-    /// The backend selected the SDMA engines from those that the runtime reported as idle.
     Idle,
-    /// The backend selected the SDMA engines by their numbers.
     Number,
     /// The runtime selects an SDMA engine for each copy and does not report it.
     Runtime,
 }
 
-/// The SDMA engines that were selected for one direction of a link. The set is empty if the runtime selects
-/// an engine for each copy.
+/// The SDMA engines of one direction of a link. The set is empty if the runtime selects an engine for each copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Selection {
     pub(crate) set: SdmaSet,
@@ -78,10 +64,8 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Leaves the selection of SDMA engines to the runtime.
     pub(crate) const RUNTIME: Self = Self { set: SdmaSet::EMPTY, by: SelectedBy::Runtime };
 
-    /// Selects the SDMA engines for one direction of a link.
     pub(crate) fn new(link: &LinkInfo) -> Self {
         if !link.can_select {
             return Self::RUNTIME;
@@ -124,14 +108,12 @@ impl fmt::Display for Selection {
     }
 }
 
-/// The SDMA engines that were selected for copies to and from a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerEngines {
     pub(crate) put: Selection,
     pub(crate) get: Selection,
 }
 
-/// Finds the HSA agent that holds the memory of a peer, and the class of the link to it.
 pub(super) fn agent_of_peer(
     hsa: &Hsa,
     context: &Context,
@@ -171,7 +153,6 @@ pub(super) fn agent_of_peer(
     Ok((find_agent(agents, &device)?, class))
 }
 
-/// Selects the SDMA engines for a peer, or returns `None` for a rank that is not a peer.
 pub(super) fn engines_for_peer(
     hsa: &Hsa,
     peers: &[Option<(Agent, LinkClass)>],
@@ -202,14 +183,13 @@ pub(super) fn engines_for_peer(
     Some(PeerEngines { put: selection, get: selection })
 }
 
-/// Returns the bandwidth of a copy that uses all SDMA engines of the slowest link, in bytes per second.
+/// Returns the bandwidth over all SDMA engines of the slowest link in bytes per second.
 ///
-/// It is that of the slowest link, or 0 if there is no other device or if a rate is not known.
+/// Returns 0 if there is no other device or if a rate is not known.
 pub(crate) fn striped_rate(context: &Context) -> u64 {
     link_rates(context).ok().and_then(|rates| rates.into_iter().min()).unwrap_or(0)
 }
 
-/// Returns the bandwidth of copies to each visible device over all SDMA engines of the link.
 fn link_rates(context: &Context) -> Result<Vec<u64>, Error> {
     let hsa = Hsa::load()?;
     let all = agents(hsa)?;

@@ -2,11 +2,9 @@
 
 use std::fmt;
 
-/// The largest number of SDMA engines that one link gets if the runtime does not report suitable ones. No
-/// known link is filled only by more.
+/// The largest number of SDMA engines that one link gets if the runtime recommends none. No known link needs more.
 const SHARE_MAX: usize = 4;
 
-/// The number of an SDMA engine of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SdmaId(u8);
 
@@ -18,21 +16,18 @@ impl SdmaId {
         self.0 as usize
     }
 
-    /// Returns the bit by which the runtime identifies the SDMA engine.
     pub(crate) const fn bit(self) -> u32 {
         1 << self.0
     }
 }
 
-/// A set of SDMA engines of one GPU, as the runtime's bit mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SdmaSet(u32);
 
 impl SdmaSet {
     pub(super) const EMPTY: Self = Self(0);
 
-    /// Converts a bit mask of the runtime to a set of SDMA engines. Bits that the runtime does not define
-    /// are ignored.
+    /// Ignores mask bits for which the HSA runtime defines no SDMA engine.
     pub(crate) const fn from_mask(mask: u32) -> Self {
         Self(mask & ((1 << SdmaId::COUNT) - 1))
     }
@@ -64,8 +59,7 @@ impl SdmaSet {
         (0..SdmaId::COUNT as u8).map(SdmaId).filter(move |id| self.0 & id.bit() != 0)
     }
 
-    /// Returns the share of the SDMA engines that link `index` of `links` gets. Shares are disjoint if
-    /// there are enough engines.
+    /// Divides the SDMA engines among `links` links. The shares are disjoint if there are enough engines.
     pub(super) fn share(self, index: usize, links: usize) -> Self {
         let width = (self.len() / links.max(1)).clamp(1, SHARE_MAX);
         let first = (index * width) % self.len().max(1);
