@@ -1,5 +1,4 @@
-//! Defines the deadline that bounds every call of Peerlane that waits. Every call of Peerlane that
-//! waits has one.
+//! Defines the deadline that bounds every call of Peerlane that waits.
 
 use std::time::{Duration, Instant};
 

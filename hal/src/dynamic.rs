@@ -508,7 +508,6 @@ where
     }
 }
 
-/// Returns the op with regions of one backend, or `None` if a region belongs to another backend.
 fn typed_op<'a, L: Region, R: 'static>(op: &Op<'a, DynRegion, DynImport>) -> Option<Op<'a, L, R>> {
     let local = |at: At<'a, DynRegion>| Some(At { region: at.region.typed()?, offset: at.offset });
     let remote =

@@ -9,7 +9,7 @@ use crate::error::Error;
 /// A byte position in a region, as the source or destination of a copy.
 #[derive(Debug)]
 pub struct At<'a, M> {
-    /// The local or imported region that holds the position.
+    /// The local or imported region that the copy reads or writes.
     pub region: &'a M,
     /// The offset from the start of the region in bytes.
     pub offset: u64,
@@ -108,7 +108,7 @@ pub struct Caps {
     /// Whether the engine accepts [`Op::Wait`], so that the caller need not poll flags. Otherwise the caller polls the
     /// flag and submits the later ops once it is set.
     pub queued_wait: bool,
-    /// Whether puts and gets, also those of peers, move bytes only during calls of [`CopyEngine::completed`].
+    /// Whether bytes move only while ranks call [`CopyEngine::completed`], also for puts and gets of peers.
     pub polled: bool,
     /// Whether several adjacent signals or waits cost the engine about as much as one. Plans then group them instead of
     /// signalling after each put.
@@ -233,8 +233,8 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// The error that poisoned the engine.
     fn release(&mut self) -> Result<(), Self::Error>;
 
-    /// Returns how many bytes of a slice the device's compute units would copy, or 0 if copy engines, NICs or
-    /// processors copy all.
+    /// Returns how many bytes of a slice the device's compute units would copy, or 0 if only copy engines, NICs or
+    /// processors copy.
     ///
     /// Nothing is submitted. With `captured`, the slice is one of a [captured](StreamOrdered::fork) start.
     fn compute_bytes(&mut self, ops: &[Op<'_, Self::Local, Self::Remote>], captured: bool) -> u64;

@@ -58,7 +58,7 @@ pub struct Link {
     pub bytes_per_second: Option<f64>,
 }
 
-/// The requirements by which a fabric with several kinds of engines chooses one.
+/// What a caller needs of an engine, for a fabric that has several kinds of engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRequirements {
     /// Whether the engine must support [streams](crate::CopyEngine::streams) and graphs, if the backend has them.

@@ -68,19 +68,19 @@ pub trait RemoteKey: Sized + Send + 'static {
     /// Returns what is wrong with them.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError>;
 
-    /// Returns the length in bytes of the region that the key names.
+    /// Returns the length in bytes of the region that a peer imports with this key.
     fn region_bytes(&self) -> u64;
 
-    /// Returns the number of the registration that the key names.
+    /// Returns the number that identifies the registered memory behind the key.
     fn generation(&self) -> Generation;
 }
 
-/// The envelope around the fields of a backend's remote key.
+/// The header that every encoded remote key has, around the fields of its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope<'a> {
     /// The number of the backend that wrote the payload.
     pub backend: BackendId,
-    /// The number of the registration that the key names.
+    /// The number that identifies the registered memory behind the key.
     pub generation: Generation,
     /// The encoded fields of the key that only its backend reads.
     pub payload: &'a [u8],

@@ -199,7 +199,6 @@ impl DynRegion {
         typed.or_else(|| (Arc::new(self.clone()) as Arc<dyn Any + Send + Sync>).downcast().ok())
     }
 
-    /// Returns the region as type `R`, or itself if a fabric around a [`DynFabric`](crate::DynFabric) expects a [`DynRegion`].
     pub(crate) fn typed<R: Region>(&self) -> Option<&R> {
         self.typed.downcast_ref().or_else(|| (self as &dyn Any).downcast_ref())
     }

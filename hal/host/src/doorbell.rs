@@ -66,7 +66,6 @@ impl Doorbell {
         self.words().core.load(Ordering::Relaxed)
     }
 
-    /// Publishes the core on which this rank runs, so that writers on that core wake it first.
     fn publish_core(&self) {
         let core = this_core();
         // A store would take the cache line from the peers that read it.
@@ -79,7 +78,6 @@ impl Doorbell {
         self.word().load(Ordering::Relaxed) & PARKING != 0
     }
 
-    /// Announces that this rank is about to sleep, and returns the futex word to sleep on.
     fn announce(&self) -> u32 {
         self.publish_core();
         let word = self.word().fetch_or(PARKING, Ordering::SeqCst) | PARKING;
@@ -88,7 +86,7 @@ impl Doorbell {
         word
     }
 
-    /// Wakes the parked rank if it announced its sleep. Called after the flag was stored, behind a fence.
+    /// Wakes a rank that announced its sleep. Must be called after its flag was stored, behind a fence.
     fn wake_if_parked(&self) {
         let word = self.word();
         let seen = word.load(Ordering::Relaxed);
@@ -103,7 +101,6 @@ impl Doorbell {
         }
     }
 
-    /// Sleeps until a writer changes the futex word from `announced`, at most for `limit`.
     fn sleep(&self, announced: u32, limit: Duration) {
         let limit = (limit < Duration::MAX).then(|| rustix::time::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -119,7 +116,6 @@ fn this_core() -> u32 {
     rustix::thread::sched_getcpu() as u32
 }
 
-/// The doorbells of the ranks that an engine must wake because it has stored one of their flags.
 #[derive(Debug)]
 pub(crate) struct PendingWakes {
     doorbells: Vec<*const Doorbell>,
@@ -129,7 +125,6 @@ pub(crate) struct PendingWakes {
 unsafe impl Send for PendingWakes {}
 
 impl PendingWakes {
-    /// Creates a list that does not allocate while at most `signals` wake-ups are pending.
     pub(crate) fn with_capacity(signals: usize) -> Self {
         Self { doorbells: Vec::with_capacity(signals) }
     }
@@ -140,7 +135,7 @@ impl PendingWakes {
         self.doorbells.push(doorbell);
     }
 
-    /// Wakes the parked ranks, and those that ran on this core first.
+    /// Wakes the parked ranks, first those that last ran on this core, because waking them is cheap.
     pub(crate) fn flush(&mut self) {
         if self.doorbells.is_empty() {
             return;
@@ -173,7 +168,6 @@ pub(crate) struct DoorbellParker {
     /// The time to spin before a park sleeps; `None` chooses it by the state of the ranks on this core.
     spin: Option<Duration>,
     neighbours: CoreNeighbours,
-    /// The futex word of the doorbell after the last announcement.
     announced: u32,
 }
 
@@ -192,8 +186,8 @@ impl DoorbellParker {
         self.parker.waker()
     }
 
-    /// Takes one step towards sleep, between two checks of the flags. The caller checks its flags between two
-    /// steps, which makes the announcement safe.
+    /// Spins, announces the sleep or sleeps. The caller checks its flags between two calls, which makes the
+    /// announcement safe.
     pub(crate) fn park(&mut self, limit: Duration) {
         let spin = match self.neighbours.state() {
             Neighbours::Awake => Duration::ZERO,
@@ -212,15 +206,13 @@ impl DoorbellParker {
         }
     }
 
-    /// Starts the next park with spinning again, because the engine has made progress. An announcement stays
-    /// in the doorbell, since another engine of this rank may have made it too; a needless wake-up is
-    /// harmless.
+    /// An announced sleep stays in the doorbell, because another engine of this rank may have made it too. A needless
+    /// wake-up is harmless.
     pub(crate) fn busy(&mut self) {
         self.parker.busy();
     }
 }
 
-/// The doorbells of the connected peers, which a fabric shares with its memory and its engines.
 #[derive(Debug)]
 pub(crate) struct Peers(pub(crate) Mutex<Vec<Option<Arc<Doorbell>>>>);
 
@@ -241,12 +233,10 @@ impl Peers {
     }
 }
 
-/// The doorbells of the other connected ranks, to find those that run on this core.
 #[derive(Debug)]
 pub(crate) struct CoreNeighbours(Box<[Arc<Doorbell>]>);
 
 impl CoreNeighbours {
-    /// Creates the list from the doorbells of all connected ranks without `me`, which may be among them.
     pub(crate) fn new(ranks: impl Iterator<Item = Arc<Doorbell>>, me: &Doorbell) -> Self {
         Self(ranks.filter(|doorbell| !std::ptr::eq(doorbell.words(), me.words())).collect())
     }
@@ -264,11 +254,9 @@ impl CoreNeighbours {
     }
 }
 
-/// Whether other ranks last ran on this core, and whether one of them is awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Neighbours {
     None,
     Asleep,
-    /// At least one rank that last ran on this core is awake.
     Awake,
 }

@@ -23,8 +23,7 @@ use peerlane_toolkit::{EngineState, TicketCounter, pieces};
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
 /// The largest number of bytes that `submit` copies, so that small messages are sent at once.
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
-/// The size in bytes from which a copy is delayed until pending wake-ups are sent. A smaller copy takes less time than
-/// a wake-up.
+/// A longer copy first wakes the ranks whose flags were stored; a shorter one takes less time than a wake-up.
 const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
@@ -46,7 +45,7 @@ struct Entry {
     op: QueuedOp,
 }
 
-/// A checked op with resolved addresses, whose memory the contract of `submit` keeps alive.
+/// A checked op with raw pointers, whose memory stays valid under the safety contract of `submit`.
 #[derive(Debug)]
 enum QueuedOp {
     Copy { dst: *mut u8, src: *const u8, bytes: usize, streaming: bool },
@@ -127,7 +126,6 @@ impl Engine {
 }
 
 impl QueuedOp {
-    /// Runs an op as far as possible, and returns whether it is complete and how many bytes were copied.
     fn advance(
         &mut self,
         bytes_max: usize,
@@ -174,7 +172,7 @@ impl QueuedOp {
     }
 }
 
-/// Copies one piece with streaming stores or with ordinary ones.
+/// Copies one piece of memory with streaming stores or with ordinary ones.
 ///
 /// # Safety
 /// As [`copy_streaming`].

@@ -188,7 +188,6 @@ unsafe impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: None })
     }
 
-    /// Opens another fabric that shares the doorbell of this one, as a [second](Self::second) fabric does.
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
         check_rank(rank, ranks)?;
         self.with_doorbell(rank, ranks, self.options)

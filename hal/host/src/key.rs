@@ -6,7 +6,6 @@ use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, RemoteKey};
 use peerlane_toolkit::handover::{ProcessToken, role_number, role_of};
 
-/// How another process can access a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Memory in a memfd that the owner can hand to any process; the region begins at byte `head`.

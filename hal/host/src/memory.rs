@@ -43,7 +43,6 @@ pub struct Remote {
 }
 
 impl Local {
-    /// Allocates zeroed memory in a memfd, which every process can map.
     pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
         let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
         let backing = Backing::Mapped(mapping, 0);
@@ -182,10 +181,6 @@ impl fmt::Debug for Remote {
     }
 }
 
-/// Imports the memory of a remote key, whose owner is another process or this one.
-///
-/// # Errors
-/// Returns [`Error::Freed`], [`Error::PrivateMemory`], or why the owner did not hand over the memory.
 pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Registration>, Error> {
     let (bytes, owner, role) = (key.bytes, peer, key.role);
     let claim = Claim { backend: BackendId::HOST, generation: key.generation, owner, role };

@@ -9,13 +9,11 @@ use peerlane_hal::{Rank, Role};
 use peerlane_toolkit::handover::Handover;
 use peerlane_toolkit::mapping::{MappedSpan, Mapping};
 
-/// Where the memory of a registration comes from.
 #[derive(Debug)]
 pub(crate) enum Backing {
     /// A mapping that was allocated here or imported from another process, and the region's offset in
     /// bytes.
     Mapped(Mapping, usize),
-    /// A part of a mapping that this process already has.
     Span(NonNull<u8>, MappedSpan),
     /// Memory that the caller allocated and keeps alive.
     Borrowed(NonNull<u8>),
@@ -51,7 +49,6 @@ impl Registration {
         self.base().as_ptr().wrapping_add(offset as usize)
     }
 
-    /// Returns how another process can access the registered memory.
     pub(crate) fn access(&self) -> Access {
         match &self.backing {
             Backing::Mapped(_, head) => Access::Shared { head: *head as u64 },

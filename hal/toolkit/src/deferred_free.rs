@@ -15,7 +15,7 @@ use crate::device::{DeviceContext, MemoryCalls};
 /// An object that frees its memory when it is dropped.
 type Garbage = Box<dyn Send>;
 
-/// A device of this process, named by the type of its contexts and the driver's device number.
+/// A device of this process, identified by its backend's context type and the driver's device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Device(TypeId, i32);
 
@@ -25,8 +25,6 @@ impl Device {
     }
 }
 
-/// The sender to a device's thread, if it runs, and the number of objects that the thread has not dropped
-/// yet.
 struct Queue {
     thread: Option<Sender<Garbage>>,
     pending: usize,
@@ -39,7 +37,6 @@ fn queues() -> MutexGuard<'static, BTreeMap<Device, Queue>> {
     QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `free` with the device context current when it is dropped.
 struct DeferredFree<D: MemoryCalls, F: FnOnce(&D)> {
     context: Arc<D>,
     free: Option<F>,

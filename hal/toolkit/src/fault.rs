@@ -47,7 +47,7 @@ pub enum Fault {
     Freed {
         /// The rank that owns the freed memory.
         peer: Rank,
-        /// The number of the registration that the key names.
+        /// The number that identified the freed memory.
         generation: u64,
     },
     /// A remote key belongs to another rank than the caller says, or to an earlier process of that rank.
@@ -96,7 +96,7 @@ pub enum Fault {
     PeerLost {
         /// The rank whose process has ended.
         peer: Rank,
-        /// The observation that showed the end of the process.
+        /// How the end of the process was detected.
         how: String,
     },
     /// An action did not finish before its timeout.

@@ -13,8 +13,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 pub use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// The size in bytes from which an allocation first checks how much memory is free. For smaller allocations
-/// the check costs too much.
+/// An allocation of at least this size first checks how much memory is free. For smaller allocations the check costs
+/// too much.
 const CHECKED_BYTES_MIN: u64 = 16 << 20;
 /// The size of a transparent huge page in bytes. Smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -50,8 +50,8 @@ impl MappingError {
     }
 }
 
-/// A memfd that is mapped into this process and whose size is sealed. Its size is sealed, so that its owner
-/// cannot remove pages that an importer uses.
+/// A memfd that is mapped into this process. Its size is sealed, so that its owner cannot remove pages that an importer
+/// uses.
 #[derive(Debug)]
 pub struct Mapping {
     pages: Arc<Pages>,
@@ -285,7 +285,6 @@ pub fn find(base: NonNull<u8>, bytes: u64) -> Option<MappedSpan> {
     inside.then(|| MappedSpan { pages, head: head + at, mapping_base, mapped_bytes })
 }
 
-/// Registers a mapping that begins `head` bytes after the start of its memfd.
 fn insert_mapping(pages: &Arc<Pages>, head: u64) {
     mappings().insert(pages.base.as_ptr().addr(), (Arc::downgrade(pages), head));
 }

@@ -204,7 +204,6 @@ impl TimedParker {
     }
 }
 
-/// Sleeps on a condition variable for a limited time, unless a waker ends the sleep.
 #[derive(Debug, Default)]
 struct TimedSleep {
     /// Whether a waker was called since the thread announced its sleep.

@@ -12,7 +12,7 @@ impl<E> Default for Poison<E> {
 }
 
 impl<E: Clone> Poison<E> {
-    /// Creates a value that has not seen an error.
+    /// Creates a `Poison` that holds no error.
     pub fn new() -> Self {
         Self::default()
     }

@@ -228,7 +228,7 @@ impl PeerSet {
         Self { rank, connected }
     }
 
-    /// Returns a number larger than the number of every connected rank.
+    /// Returns the length of an array with one entry per connected rank, larger than every rank's number.
     pub fn ranks(&self) -> usize {
         self.connected.len()
     }

@@ -14,7 +14,7 @@ use crate::Fault;
 /// It holds one counter for each open ticket, in a buffer that is allocated once.
 #[derive(Debug)]
 pub struct TicketCounter {
-    /// The number of open ops of each ticket after `done`, oldest first.
+    /// The number of open ops of each incomplete ticket, oldest first.
     open: VecDeque<u32>,
     done: u64,
     room: usize,

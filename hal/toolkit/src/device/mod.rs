@@ -64,7 +64,6 @@ impl<D: DeviceContext> Drop for Relaxed<'_, D> {
     }
 }
 
-/// Returns the number of the backend that supports a device type.
 pub(crate) const fn backend_id<D: RegionDevice>() -> BackendId {
     <D::Vendor as Vendor>::BACKEND
 }

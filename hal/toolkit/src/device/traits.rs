@@ -68,8 +68,8 @@ pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
     /// Returns the driver's error.
     fn make_current(&self) -> Result<Option<Self::Current>, Self::Error>;
 
-    /// Makes the context `before` current again, which [`make_current`](Self::make_current) returned. A context that
-    /// was destroyed since is not restored.
+    /// Restores the context `before`, which [`make_current`](Self::make_current) returned. A context that was destroyed
+    /// since is not restored.
     fn put_back(&self, before: Self::Current);
 
     /// Keeps all further calls of this thread out of captures that other threads began. Returns the mode to restore.
@@ -305,7 +305,7 @@ pub trait StreamCalls: DeviceContext {
 
 /// Enqueues writes of 64-bit words and waits for them on a stream.
 pub trait WordCalls: StreamCalls {
-    /// A word write or wait in the format of the driver's call.
+    /// A write of a 64-bit word or a wait for one, in the format of the driver's call.
     type WordOp: Copy + Debug + Send;
 
     /// The largest number of word operations in one call of the driver.
@@ -503,8 +503,7 @@ pub trait IpcCalls: MemoryCalls {
     /// Returns the driver's error.
     fn ipc_handle(&self, base: DevicePtr) -> Result<IpcHandle, Self::Error>;
 
-    /// Opens an IPC handle of another process, and returns the address of the allocation in this process. Returns the
-    /// address of the allocation in this process.
+    /// Opens an IPC handle of another process, and returns the address of the allocation in this process.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -635,7 +634,7 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
     /// Returns the UUID of the device, which is the same in all processes.
     fn uuid(&self) -> [u8; 16];
 
-    /// Rejects memory of the caller in which streams would not see changes of flags.
+    /// Rejects caller memory for flags if streams would not see changes of a flag in it.
     ///
     /// # Errors
     /// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) that names
@@ -680,14 +679,14 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
     /// Returns the driver's error, also where the driver exports no dma-buf.
     fn dma_buf(&self, address: DevicePtr, bytes: u64) -> Result<DmaBuf, Self::Error>;
 
-    /// Returns the flush that makes writes of a NIC visible to the device, or `None` if a write is visible at once.
-    /// Returns `None` where a write is visible as soon as the NIC reports it.
+    /// Returns the flush that makes writes of a NIC visible to the device, or `None` if a write is visible as soon as
+    /// the NIC reports it.
     ///
     /// # Errors
     /// Returns an error if the driver does not say which, or if there is no such flush.
     fn nic_flush(context: &Arc<Self>) -> Result<Option<Arc<dyn Flush>>, Self::Error>;
 
-    /// Returns whether an error means that the driver does not permit a method, so that another one may work.
+    /// Returns whether the driver refused a method with this error, so that another method may work.
     fn is_refusal(error: &Self::Error) -> bool;
 }
 
@@ -733,8 +732,7 @@ pub trait PeerDevice: RegionDevice {
     /// Returns the driver's error.
     fn reachability(&self, other: &DeviceId) -> Result<Reachability, Self::Error>;
 
-    /// Probes how a stream can write to a peer's flag, which is zero before and after the probe. The flag is zero
-    /// before and after.
+    /// Probes how a stream can write to a peer's flag. The flag is zero before and after.
     ///
     /// # Errors
     /// Returns an error if no method works.
@@ -746,9 +744,8 @@ pub trait PeerDevice: RegionDevice {
         false
     }
 
-    /// Returns the bandwidth of a copy over the slowest link if all copy engines share the copy, in bytes per second.
-    /// Returns 0 where all engines are of one kind or the rate is unknown. The rate is part of the address that peers
-    /// get.
+    /// Returns the bandwidth over the slowest link in bytes per second, if all copy engines share a copy. Returns 0
+    /// where all engines are of one kind or the rate is unknown. The rate is part of the address that peers get.
     fn striped_rate(&self, options: &Self::Options) -> u64 {
         let _ = options;
         0

@@ -148,23 +148,23 @@ pub struct StreamLimits {
     pub copy_engines: u32,
     /// The largest number of streams that an engine uses for copies to peers.
     pub peer_streams_max: usize,
-    /// The largest copy in bytes for which one stream is faster than several, if one call takes the copies to all
+    /// The largest copy in bytes that is faster on one stream than on several, if one call takes the copies to all
     /// peers.
     pub one_stream_bytes_max: u64,
-    /// The largest number of parallel branches in a graph, beyond which replays run branches one after the other. With
-    /// more, graphs ran their branches one after the other.
+    /// The largest number of side streams in a captured graph. With more, graphs ran their branches one after the
+    /// other.
     pub captured_sides_max: usize,
     /// The largest number of bytes that one copy of the driver takes.
     pub piece_bytes_max: u64,
-    /// The largest self copy in bytes that goes over the link by default.
+    /// The largest copy of a rank's own block, in bytes, that goes over the link by default.
     pub self_copy_link_bytes_max: Option<u64>,
-    /// The largest self copy in bytes that goes over the link by default in a graph.
+    /// The largest copy of a rank's own block, in bytes, that goes over the link by default in a captured graph.
     pub self_copy_link_captured_bytes_max: Option<u64>,
     /// The hardware queues that all streams of the process share.
     pub shared_queues: SharedQueues,
 }
 
-/// Returns the hardware queues of a process, whose number an environment variable sets up to `max`, or else `default`.
+/// Returns the number of hardware queues, read from an environment variable up to `max`, or else `default`.
 pub fn shared_queues(variable: &'static str, default: u32, max: u32) -> SharedQueues {
     let set = std::env::var(variable).ok().and_then(|text| text.trim().parse().ok());
     let count = set.filter(|count| *count > 0).unwrap_or(default).min(max);
@@ -187,7 +187,7 @@ pub enum Reachability {
     NotVisible,
 }
 
-/// A connected peer, as a new engine needs to know it.
+/// A connected peer with its device and link, passed to a new engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConnectedPeer {
     /// The rank of the peer.
@@ -207,10 +207,10 @@ pub struct EngineRequest {
     pub peers: Vec<ConnectedPeer>,
     /// How the engine writes signals to its peers.
     pub signal: SignalBy,
-    /// The use that the caller has planned for the engine.
+    /// What the caller needs of the engine.
     pub requirements: EngineRequirements,
     /// The smallest [`striped_rate`](super::PeerDevice::striped_rate) of all connected ranks, so that all ranks choose
-    /// alike.
+    /// the same kind of engine.
     pub striped_rate: u64,
 }
 

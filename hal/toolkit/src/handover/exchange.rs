@@ -28,7 +28,7 @@ use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
 const MAGIC: [u8; 4] = *b"PLRQ";
 const VERSION: u16 = 2;
 const REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 4 + 4;
-/// The largest number of bytes that are read of the reason why an owner failed to export its memory.
+/// The largest error text in bytes that is read from a process that failed to export its memory.
 const WHY_BYTES_MAX: u64 = 4096;
 
 fn encode_request(claim: &Claim) -> Vec<u8> {
@@ -54,7 +54,6 @@ fn parse_request(request: &[u8]) -> Result<Option<Claim>, KeyError> {
     Ok(Some(Claim { backend, generation, owner, role: role_of(reader.u32("role")?)? }))
 }
 
-/// The header of an answer, with a status and the number of descriptors that follow.
 #[derive(Clone, Copy, Debug)]
 struct Header {
     status: u8,
@@ -191,7 +190,6 @@ impl Request<'_> {
         Ok(bytes)
     }
 
-    /// Limits the time of the next system call on the socket to the deadline.
     fn apply_deadline(&self) -> Result<(), Refusal> {
         set_timeouts(self.socket, self.deadline)
     }
@@ -254,8 +252,8 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Server(());
 
-/// The server thread and the number of its users. The thread starts and ends under the lock, so that the
-/// next thread finds the name of the socket free.
+/// The server thread and the number of its users. The thread starts and ends under this lock, so that the next thread
+/// finds the name of the socket free.
 #[derive(Default)]
 struct Shared {
     users: usize,
@@ -372,7 +370,6 @@ fn serve(listener: &UnixListener, closing: &AtomicBool) {
     }
 }
 
-/// Accepts a client, and returns whether more clients may be waiting.
 fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
     match listener.accept() {
         Ok((stream, _)) => {
@@ -395,7 +392,6 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
 }
 
 impl Client {
-    /// Reads the bytes of the request that have arrived, and returns whether the client was answered.
     fn read_and_answer(&mut self) -> std::io::Result<bool> {
         let mut bytes = [0; REQUEST_BYTES];
         let wanted = REQUEST_BYTES - self.request.len();

@@ -7,7 +7,6 @@ use crate::Fault;
 use peerlane_hal::Rank;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 
-/// The largest length of a name in an address in bytes.
 const NAME_BYTES_MAX: usize = 255;
 /// The file with the identifier of the running kernel's boot, which all containers of a host share.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -17,13 +16,11 @@ const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
 /// The host and the network namespace of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// The identifier of the kernel's boot, which is random. Where it cannot be read it is zero, and such hosts count
-    /// as one.
+    /// The random identifier of the kernel's boot. Hosts on which it cannot be read have zero and count as one host.
     boot: [u8; 16],
     /// The inode number of the network namespace, which scopes the names of abstract sockets. It is zero where it
     /// cannot be read.
     network: u64,
-    /// The host name for error texts.
     name: String,
 }
 
@@ -93,7 +90,6 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     bytes.try_into().ok().filter(|_| digits.len() == 32)
 }
 
-/// Appends a name to an address, cut after 255 bytes.
 pub(crate) fn write_name(writer: Writer, name: &str) -> Writer {
     let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
     writer.u16(bytes.len() as u16).bytes(bytes)

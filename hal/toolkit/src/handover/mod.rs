@@ -150,7 +150,6 @@ impl ProcessToken {
         *TOKEN.get_or_init(|| Self(random()))
     }
 
-    /// Returns the name of the abstract socket on which the process hands out memory.
     pub(super) fn socket_name(self) -> String {
         let hex = self.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         format!("peerlane-{hex}")
@@ -242,7 +241,6 @@ mod tests {
     use peerlane_hal::Deadline;
 
     /// A test registration with `count` segments, each a file as long as its index, of which one may fail to export.
-    /// Each is a file whose length is its number, and one may fail.
     struct Segments {
         count: Option<u32>,
         broken: Option<u32>,

@@ -57,10 +57,6 @@ impl<V: Vendor> Address<V> {
         start.u32(key.len() as u32).bytes(&key).finish()
     }
 
-    /// Decodes an address that `peer` sent. It never panics.
-    ///
-    /// # Errors
-    /// Returns [`Fault::Address`].
     pub(super) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Fault> {
         let malformed = |what: String| Err(Fault::Address { peer, what });
         let short = |truncated: Truncated| Fault::Address { peer, what: truncated.to_string() };

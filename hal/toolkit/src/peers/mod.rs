@@ -105,7 +105,6 @@ impl<D: PeerDevice> Fabric<D> {
         self.context.info()
     }
 
-    /// Returns how the engine writes signals to peers, taken from the options or found by a probe.
     fn signal(&self) -> Result<SignalBy, D::Error> {
         if let Some(signal) = self.options.signal() {
             return Ok(signal);
@@ -150,7 +149,6 @@ fn check_rank(rank: Rank, ranks: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Adds the peer's rank and device to an error of the driver.
 fn unreachable_peer<D: PeerDevice>(peer: Rank, device: &DeviceId, error: D::Error) -> D::Error {
     D::unreachable(error, format!("cannot access the memory of rank {peer} on {}", device.label()))
 }
@@ -215,7 +213,6 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
         Some(Link { peer, kind: *kind, bytes_per_second: *bytes_per_second })
     }
 
-    /// Opens another fabric that shares the device context of this one.
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, D::Error> {
         check_rank(rank, ranks)?;
         Self::on_context(rank, ranks, self.options.clone(), Arc::clone(&self.context))
@@ -240,7 +237,6 @@ struct PeerAccess<D: PeerDevice> {
     kind: LinkKind,
     bytes_per_second: Option<f64>,
     flags: Option<Remote<D>>,
-    /// The reason why the devices do not reach each other's memory.
     unreachable: Option<String>,
 }
 
@@ -308,7 +304,6 @@ impl<D: PeerDevice> Fabric<D> {
     }
 }
 
-/// Converts the error for freed probe flags into the error for a lost peer.
 fn closed(peer: Rank, fault: Fault) -> Fault {
     match fault {
         Fault::Freed { .. } => {

@@ -28,10 +28,6 @@ impl<D: RegionDevice> Plain<D> {
         Self::allocate_with(context, bytes, |bytes| context.allocate(bytes))
     }
 
-    /// Allocates `bytes` bytes in which streams can wait for flags.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
     pub(super) fn allocate_flags(context: &Arc<D>, bytes: u64) -> Result<Self, D::Error> {
         Self::allocate_with(context, bytes, |bytes| context.allocate_flags(bytes))
     }
@@ -82,7 +78,7 @@ impl<D: RegionDevice> Drop for Plain<D> {
     }
 }
 
-/// A reference to physical device memory, which lives as long as a reference to it or a mapping of it.
+/// A reference to physical device memory, which is freed with its last reference and mapping.
 #[derive(Debug)]
 pub struct Physical<D: RegionDevice> {
     context: Arc<D>,
@@ -109,8 +105,6 @@ impl<D: RegionDevice> Physical<D> {
         Ok(Self { context: Arc::clone(context), raw, bytes: rounded })
     }
 
-    /// Takes another reference to the physical memory that is mapped at an address, or returns `None` if it
-    /// has no handle.
     pub(super) fn retain(context: &Arc<D>, extent: Extent) -> Result<Option<Self>, D::Error> {
         let raw = context.retain_memory(extent.address)?;
         let context = Arc::clone(context);
@@ -167,8 +161,8 @@ pub(super) struct Mapped<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Mapped<D> {
-    /// Maps physical memory segments to consecutive addresses that the context's device can read and write.
-    /// The mapping keeps the memory alive, so the references may be dropped.
+    /// Maps physical memory to consecutive device addresses. The mapping keeps the memory alive, so the references may
+    /// be dropped.
     pub(super) fn map(context: &Arc<D>, physical: &[Physical<D>]) -> Result<Self, D::Error> {
         let reserved_bytes = physical.iter().map(Physical::bytes).sum();
         let address = context.reserve(reserved_bytes)?;
@@ -215,7 +209,6 @@ impl<D: RegionDevice> Drop for Mapped<D> {
 /// same mapping at the same time, one gets CUDA_ERROR_ALREADY_MAPPED (seen with driver 580).
 static ACCESS_CHANGE: Mutex<()> = Mutex::new(());
 
-/// Permits a device to read and write whole mappings of any context of this process.
 pub(super) fn allow<D: RegionDevice>(
     reader: &D,
     address: DevicePtr,

@@ -27,7 +27,6 @@ use crate::device::{DevicePtr, Pointee, RegionDevice, backend_id};
 use crate::mapping::{self, MappedSpan, Mapping};
 use peerlane_hal::{BackendId, Rank, Role};
 
-/// The addresses of host memory, one for the host and one for the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostView {
     /// The address at which the host accesses the memory.
@@ -41,8 +40,7 @@ impl HostView {
         self.address == self.base.as_ptr() as DevicePtr
     }
 
-    /// Copies bytes to the memory, into a span that the caller has checked. The caller has checked the span
-    /// against the region.
+    /// Copies bytes to the memory. The caller has checked the span against the region.
     pub(super) fn write(self, offset: u64, bytes: &[u8]) {
         let to = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: inside the region (checked by the caller). The contract of the ops governs concurrent
@@ -50,8 +48,7 @@ impl HostView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies bytes from the memory, out of a span that the caller has checked. The caller has checked the
-    /// span against the region.
+    /// Copies bytes from the memory. The caller has checked the span against the region.
     pub(super) fn read(self, offset: u64, bytes: &mut [u8]) {
         let from = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: as for `write`.
@@ -59,8 +56,6 @@ impl HostView {
     }
 }
 
-/// Returns the address at which a device accesses pinned host memory that begins at `start`. The context of
-/// the device is current.
 pub(super) fn device_pointer<D: RegionDevice>(
     reader: &D,
     start: NonNull<u8>,
@@ -69,7 +64,7 @@ pub(super) fn device_pointer<D: RegionDevice>(
     unsafe { reader.host_pointer(start.cast()) }
 }
 
-/// The length in bytes of the longest memory that stays pinned after its region is dropped.
+/// Memory of at most this many bytes stays pinned after its region is dropped, for the next region.
 const SPARE_BYTES_MAX: usize = 64 << 10;
 /// The largest number of pinned mappings that no region uses. With more, the oldest is unpinned.
 const SPARES_MAX: usize = 64;
@@ -77,30 +72,25 @@ const SPARES_MAX: usize = 64;
 /// The pinned mappings that no region uses and that a new region can take, the oldest first.
 static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
 
-/// The origin of a pinned mapping, by which a new region finds one that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// Memory that this process allocated, with its length in bytes.
     Own(u64),
-    /// A memfd of another process, with the numbers of its device and inode, and the offset and length of the
-    /// region in it.
+    /// A memfd of another process, identified by its device and inode number, and the offset and length of the region
+    /// in it.
     Peer((u64, u64), (u64, u64)),
 }
 
 struct Spare {
     source: Source,
     backend: BackendId,
-    /// The number of the context and the driver's number of the allocation, by which a destroyed context is
-    /// detected.
+    /// The numbers of the context and of the driver's allocation, by which a destroyed context is detected.
     numbers: (usize, u64),
     pinned: Box<dyn Any + Send>,
 }
 
-/// A mapped memfd that is registered with the driver as pinned memory.
 #[derive(Debug)]
 struct RegisteredMapping<D: RegionDevice> {
     context: Arc<D>,
-    /// The address at which the device accesses the first byte of the mapping.
     start: DevicePtr,
     mapping: Mapping,
 }
@@ -115,7 +105,6 @@ impl<D: RegionDevice> Drop for RegisteredMapping<D> {
     }
 }
 
-/// Pinned host memory of one region, in a mapped memfd.
 #[derive(Debug)]
 pub(super) struct PinnedHost<D: RegionDevice> {
     source: Source,
@@ -127,7 +116,6 @@ pub(super) struct PinnedHost<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> PinnedHost<D> {
-    /// Allocates and pins zeroed host memory in a memfd. The context is current.
     pub(super) fn create(context: &Arc<D>, bytes: u64, owner: Rank) -> Result<Self, D::Error> {
         let source = Source::Own(bytes.next_multiple_of(PAGE_BYTES as u64));
         if let Some(spare) = take_spare::<D>(context, source) {
@@ -189,8 +177,6 @@ impl<D: RegionDevice> PinnedHost<D> {
         self.memory.as_ref().expect("only a drop takes the memory")
     }
 
-    /// Returns the address at which another device of this process accesses the pinned memory. The context of
-    /// that device is current.
     pub(super) fn address_for(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         Ok(device_pointer(reader, self.memory().mapping.base())? + self.begin as u64)
     }
@@ -220,7 +206,6 @@ fn spares() -> MutexGuard<'static, Vec<Spare>> {
     SPARES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a pinned mapping of the context that no region uses, if one fits. The context is current.
 fn take_spare<D: RegionDevice>(context: &D, source: Source) -> Option<RegisteredMapping<D>> {
     let mut all = spares();
     let fits = |spare: &Spare| {
@@ -235,7 +220,6 @@ fn take_spare<D: RegionDevice>(context: &D, source: Source) -> Option<Registered
     exists.then_some(*memory)
 }
 
-/// Keeps a pinned mapping for the next region, and unpins the oldest one if there are too many.
 fn leave_spare<D: RegionDevice>(memory: RegisteredMapping<D>, source: Source) {
     let Ok(current) = memory.context.enter_relaxed() else { return };
     let number = memory.context.allocation_number(memory.start);
@@ -251,13 +235,12 @@ fn leave_spare<D: RegionDevice>(memory: RegisteredMapping<D>, source: Source) {
 
 const PAGE_BYTES: usize = 4096;
 
-/// Host memory of the caller that is pinned while this value lives.
 #[derive(Debug)]
 pub(super) struct AdoptedHost {
     view: HostView,
     /// The span in a memfd of this process, or `None` if the memory lies in no memfd.
     span: Option<MappedSpan>,
-    /// The first address that was registered with the driver, or the region's if the caller had registered it.
+    /// The first address of the pinned range, or of the region if the caller had pinned it already.
     known: NonNull<u8>,
     _pages: Option<RegisteredPages>,
 }
@@ -319,8 +302,6 @@ impl AdoptedHost {
         self.view
     }
 
-    /// Returns the address at which a device of this process accesses the caller's pinned memory. The context
-    /// of that device is current.
     pub(super) fn address_for<D: RegionDevice>(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         let head = self.view.base.as_ptr().addr() - self.known.as_ptr().addr();
         Ok(device_pointer(reader, self.known)? + head as u64)
@@ -349,11 +330,10 @@ fn registered() -> Registered<'static> {
 struct SharedPages {
     bytes: usize,
     users: usize,
-    /// A [`HostRegistration`] for the vendor of the device, whose type is erased.
+    /// Keeps the pages pinned, as a type-erased [`HostRegistration`].
     _known: Box<dyn Send>,
 }
 
-/// Pages that a driver has pinned, and unpins when the value is dropped.
 struct HostRegistration<D: RegionDevice> {
     context: Arc<D>,
     start: NonNull<u8>,
@@ -371,7 +351,7 @@ impl<D: RegionDevice> Drop for HostRegistration<D> {
     }
 }
 
-/// A shared use of pinned pages, which stay pinned until the last use is dropped.
+/// A reference to pinned pages, which stay pinned until the last reference is dropped.
 #[derive(Debug)]
 struct RegisteredPages {
     backend: BackendId,
@@ -379,7 +359,6 @@ struct RegisteredPages {
 }
 
 impl RegisteredPages {
-    /// Shares pages that are already pinned, if they hold the whole span.
     fn share(
         all: &mut Registered<'_>,
         backend: BackendId,
@@ -399,10 +378,7 @@ impl RegisteredPages {
         Some(Self { backend, start })
     }
 
-    /// Pins the mapping that holds the span, or else the pages of the span.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
+    /// Pins the whole mapping that holds the span, or else only the pages of the span.
     fn register<D: RegionDevice>(
         all: &mut Registered<'_>,
         context: &Arc<D>,

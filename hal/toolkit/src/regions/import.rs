@@ -29,7 +29,6 @@ pub struct Remote<D: RegionDevice> {
     _keep_alive: KeepAlive<D>,
 }
 
-/// The reference that keeps imported memory valid while its region lives.
 #[derive(Debug)]
 enum KeepAlive<D: RegionDevice> {
     SameProcess { _registration: Arc<Registration<D>> },
@@ -245,17 +244,15 @@ pub(super) struct Identity {
     pub(super) device: i32,
 }
 
-/// An allocation of another process, as its remote key names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Allocation {
-    /// Memory that is imported from file descriptors, identified by the number of its registration.
-    /// Descriptors have no name that both processes know.
+    /// Memory that is imported from file descriptors, identified by its generation, because descriptors have no name
+    /// that both processes know.
     Registration(Generation),
     /// An allocation with an IPC handle, which is the same for all regions in the allocation.
     Ipc(IpcHandle),
 }
 
-/// Memory of another process that this process has mapped.
 #[derive(Debug)]
 pub(super) enum Opened<D: RegionDevice> {
     Mapped(Mapped<D>),
@@ -264,7 +261,6 @@ pub(super) enum Opened<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Opened<D> {
-    /// Opens the IPC handle of an allocation in another process. The context is current.
     pub(super) fn ipc(context: &Arc<D>, handle: &IpcHandle) -> Result<Self, D::Error> {
         let address = context.open_ipc(handle)?;
         Ok(Self::Ipc { context: Arc::clone(context), address })
@@ -301,7 +297,7 @@ struct SharedImport {
     users: usize,
     address: DevicePtr,
     host: Option<u64>,
-    /// The opened memory, an [`Opened`] for the vendor of the device, whose type is erased.
+    /// Keeps the memory open, as a type-erased [`Opened`].
     _opened: Box<dyn Send>,
 }
 
@@ -309,7 +305,7 @@ struct SharedImport {
 /// that no handle is open twice.
 static OPEN: LazyLock<Mutex<HashMap<Identity, SharedImport>>> = LazyLock::new(Mutex::default);
 
-/// A shared use of imported memory, which is closed when the last use is dropped.
+/// A reference to imported memory, which is closed when the last reference is dropped.
 #[derive(Debug)]
 pub(super) struct Import {
     identity: Identity,
@@ -318,10 +314,6 @@ pub(super) struct Import {
 }
 
 impl Import {
-    /// Shares memory that is already imported, or imports it with `open`.
-    ///
-    /// # Errors
-    /// Returns the error of `open`.
     pub(super) fn share<D: RegionDevice>(
         identity: Identity,
         open: impl FnOnce() -> Result<Opened<D>, D::Error>,

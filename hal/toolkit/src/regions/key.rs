@@ -28,7 +28,6 @@ use peerlane_hal::{Envelope, Generation, KeyError, RemoteKey};
 /// A length in bytes that no region reaches, larger than the address space of any device.
 const BYTES_MAX: u64 = 1 << 56;
 
-/// The reason why the memory of a region cannot be opened by other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PrivateReason {
     /// Mapped memory whose allocator requested no exportable handle.
@@ -40,7 +39,6 @@ pub(super) enum PrivateReason {
 }
 
 impl PrivateReason {
-    /// Returns an error text that says why the memory cannot leave its process and what to do.
     pub(super) fn text<V: Vendor>(self) -> &'static str {
         match self {
             Self::NoHandle => V::NO_HANDLE,
@@ -67,10 +65,8 @@ impl PrivateReason {
     }
 }
 
-/// How another process opens the memory of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// A region of 0 bytes, of which nothing is opened.
     Nothing,
     /// Memory that only ranks of the owner's process can import.
     Private(PrivateReason),
@@ -81,7 +77,6 @@ pub(super) enum Access {
         /// The length of each segment in bytes.
         segments: Vec<u64>,
     },
-    /// An allocation that another process opens by its IPC handle.
     Ipc {
         /// The offset of the region in the allocation in bytes.
         head: u64,
@@ -101,7 +96,6 @@ pub struct Key<V> {
     pub(crate) generation: Generation,
     pub(crate) rank: Rank,
     pub(crate) role: Role,
-    /// The UUID of the owner's device.
     pub(crate) device: [u8; 16],
     pub(crate) bytes: u64,
     pub(super) access: Access,
@@ -248,7 +242,6 @@ impl Vendor for TestVendor {
 
 #[cfg(test)]
 impl Key<TestVendor> {
-    /// Creates a remote key of a region with 4 flags.
     pub(crate) fn test_key(rank: Rank, device: [u8; 16]) -> Self {
         let (process, generation) = (ProcessToken([9; 16]), Generation(1));
         let access = Access::Segments { head: 0, segments: vec![1 << 21] };

@@ -161,18 +161,15 @@ impl<D: RegionDevice> EngineRegion for Local<D> {
     }
 }
 
-/// Gives NICs access to the memory of a device by dma-bufs and by the flush that makes their writes visible.
-/// All regions of a fabric share it.
+/// Exports device memory to NICs as dma-bufs, and flushes the writes of NICs. All regions of a fabric share it.
 #[derive(Debug)]
 pub(super) struct NicAccess<D: RegionDevice> {
     context: Arc<D>,
     flushing: OnceLock<NicFlush>,
 }
 
-/// How writes of NICs become visible to the device.
 #[derive(Clone, Debug)]
 enum NicFlush {
-    /// No flush is needed, because a write is visible as soon as the NIC reports it.
     NotNeeded,
     Needed(Arc<dyn Flush>),
     /// The driver does not report whether a flush is needed, so the memory must not receive data from NICs.
@@ -184,10 +181,6 @@ impl<D: RegionDevice> NicAccess<D> {
         Self { context: Arc::clone(context), flushing: OnceLock::new() }
     }
 
-    /// Exports a span of device memory as a dma-buf for NICs.
-    ///
-    /// # Errors
-    /// Returns the reason why there is none.
     pub(super) fn dma_buf(&self, address: DevicePtr, bytes: u64) -> Result<DmaBuf, String> {
         if let NicFlush::Unknown(unknown) = self.flushing() {
             return Err(unknown.0.clone());

@@ -1,4 +1,4 @@
-//! Implements registered memory, and how it leaves its process.
+//! Registers device and host memory as regions, and exports it to other processes.
 //!
 //! A span of the caller may begin anywhere inside its allocation, so the start of the allocation is looked up.
 //! Memory of the vendor's plain allocator is one allocation with an IPC handle. Mapped memory, such as
@@ -18,16 +18,12 @@ use crate::device::{DevicePtr, Extent, IpcHandle, Pointee, RegionDevice, Vendor}
 use crate::handover::Handover;
 use peerlane_hal::{Rank, Role};
 
-/// The origin of a registration's memory, which decides how it is exported and freed.
 #[derive(Debug)]
 pub(super) enum Backing<D: RegionDevice> {
-    /// Virtual memory that the registration allocated.
     Mapped(Mapped<D>),
-    /// Memory that the registration allocated with the plain allocator, on a device without virtual memory.
     Plain(Plain<D>),
     /// Host memory that the registration allocated.
     Host(PinnedHost<D>),
-    /// Device memory that the caller allocated.
     Borrowed(Borrowed),
     /// Host memory that the caller allocated.
     Adopted(AdoptedHost),
@@ -35,25 +31,21 @@ pub(super) enum Backing<D: RegionDevice> {
     Nothing,
 }
 
-/// The handle or descriptor with which another process opens a registered region.
 #[derive(Debug)]
 enum Exported<D: RegionDevice> {
     Nothing,
     Private(PrivateReason),
-    /// Physical memory that is exported as file descriptors; the region begins `head` bytes into the first
-    /// segment. The region begins `head` bytes into the first segment.
+    /// Physical memory that is exported as file descriptors; the region begins `head` bytes into the first segment.
     Segments {
         head: u64,
         segments: Vec<Physical<D>>,
     },
-    /// An allocation with an IPC handle; the region begins `head` bytes into it. The region begins `head`
-    /// bytes into it.
+    /// An allocation with an IPC handle; the region begins `head` bytes into it.
     Ipc {
         head: u64,
         handle: IpcHandle,
     },
-    /// Host memory in a memfd; the region begins `head` bytes into the file. The region begins `head` bytes
-    /// into the descriptor.
+    /// Host memory in a memfd; the region begins `head` bytes into the file.
     Host {
         head: u64,
     },
@@ -68,14 +60,11 @@ pub(super) struct Registration<D: RegionDevice> {
     pub(super) owner: Rank,
     pub(super) role: Role,
     backing: Backing<D>,
-    /// The exported handle, which the first export of the region sets. Memory that is only a source of puts is
-    /// never exported.
+    /// The exported handle, which the first export sets. Memory that is only a source of puts is never exported.
     exported: OnceLock<Exported<D>>,
 }
 
 impl<D: RegionDevice> Registration<D> {
-    /// Allocates and registers device memory, which can be exported as a descriptor if the device has virtual
-    /// memory.
     pub(super) fn allocate(
         context: &Arc<D>,
         bytes: u64,
@@ -109,7 +98,6 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Allocates and registers host memory, for peers that cannot reach this device.
     pub(super) fn allocate_on_host(
         context: &Arc<D>,
         bytes: u64,
@@ -123,7 +111,6 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Registers device memory that the caller allocated at `address`.
     pub(super) fn borrow(
         context: &Arc<D>,
         address: DevicePtr,
@@ -142,7 +129,6 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
-    /// Registers host memory that the caller allocated.
     pub(super) fn adopt(
         context: &Arc<D>,
         adopted: AdoptedHost,
@@ -164,7 +150,6 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    /// Returns the addresses of the memory for the host and the device, if it is host memory.
     pub(super) fn host(&self) -> Option<HostView> {
         match &self.backing {
             Backing::Host(pinned) => Some(pinned.view()),
@@ -173,14 +158,12 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    /// Lets another region reuse host memory that this registration allocated.
     pub(super) fn allow_reuse(&self) {
         if let Backing::Host(pinned) = &self.backing {
             pinned.allow_reuse();
         }
     }
 
-    /// Returns the flag words if the host can read them.
     pub(super) fn words(&self) -> Option<&[AtomicU64]> {
         let base = self.host().filter(|_| self.role == Role::Flags)?.base.as_ptr().cast();
         let count = self.bytes as usize / size_of::<u64>();
@@ -333,25 +316,21 @@ impl<D: RegionDevice> Handover for Registration<D> {
     }
 }
 
-/// The allocator from which the caller's device memory comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AllocationKind {
-    /// The vendor's plain allocator, such as `cudaMalloc`.
     Plain,
-    /// Virtual memory management, which maps physical memory to reserved addresses.
     Virtual,
     /// A stream-ordered pool, or an allocator that is newer than this crate.
     Other,
 }
 
-/// The allocations that a span of the caller's device memory covers, in address order. There is at least one.
+/// The allocations that a span of the caller's device memory covers, at least one, in address order.
 #[derive(Debug)]
 pub(super) struct Borrowed {
     pub(super) kind: AllocationKind,
     pub(super) extents: Vec<Extent>,
 }
 
-/// A span of the caller's device memory, for error texts.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     address: DevicePtr,

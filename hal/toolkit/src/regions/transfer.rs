@@ -14,20 +14,18 @@ use crate::deferred_free;
 use crate::device::{CopyKind, DevicePtr, EventHandle, RegionDevice, Relaxed, StreamHandle};
 
 const STAGING_BYTES: usize = 1 << 20;
-/// The time limit of a copy, of which the longest take a second.
+/// The time limit of a copy. The longest copies take a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of queries of the copy's event before the thread sleeps between queries.
 const SPIN_QUERIES: u32 = 200;
 const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Copies bytes between the host and one device, one copy at a time.
 #[derive(Debug)]
 pub(super) struct Transfer<D: RegionDevice> {
     context: Arc<D>,
     queue: Mutex<TransferQueue<D>>,
 }
 
-/// The stream, event and pinned memory of the copies, which are freed when dropped.
 #[derive(Debug)]
 struct TransferQueue<D: RegionDevice> {
     context: Arc<D>,
@@ -38,7 +36,6 @@ struct TransferQueue<D: RegionDevice> {
     may_be_running: bool,
 }
 
-/// Pinned host memory through which copies go, with its addresses for the host and the device.
 #[derive(Clone, Copy, Debug)]
 struct Staging {
     host: NonNull<c_void>,
@@ -83,7 +80,6 @@ impl Staging {
 }
 
 impl<D: RegionDevice> TransferQueue<D> {
-    /// Creates the stream, the event and the pinned memory for copies. The context is current.
     fn open(context: &Arc<D>) -> Result<Self, D::Error> {
         let stream = context.create_stream(false)?;
         let (event, staging) = (None, None);
@@ -136,10 +132,6 @@ impl<D: RegionDevice> Transfer<D> {
         Ok(Self { context: Arc::clone(context), queue })
     }
 
-    /// Sets bytes of device memory to 0.
-    ///
-    /// # Errors
-    /// Returns [`Fault::Timeout`], or the driver's error.
     pub(super) fn zero(&self, address: DevicePtr, bytes: u64) -> Result<(), D::Error> {
         let mut call = self.begin(TIMEOUT, "clear memory")?;
         let stream = call.queue.stream;
@@ -166,10 +158,6 @@ impl<D: RegionDevice> Transfer<D> {
         self.download_within(address, bytes, TIMEOUT)
     }
 
-    /// Copies bytes from the device with a time limit that the caller chooses.
-    ///
-    /// # Errors
-    /// Returns [`Fault::Timeout`], or the driver's error.
     pub(super) fn download_within(
         &self,
         address: DevicePtr,
@@ -223,7 +211,6 @@ impl<D: RegionDevice> Transfer<D> {
     }
 }
 
-/// A call that holds the lock of the copy queue until its deadline.
 struct TransferCall<'a, D: RegionDevice> {
     transfer: &'a Transfer<D>,
     queue: MutexGuard<'a, TransferQueue<D>>,
@@ -234,7 +221,6 @@ struct TransferCall<'a, D: RegionDevice> {
 }
 
 impl<D: RegionDevice> TransferCall<'_, D> {
-    /// Waits until a copy that was just enqueued is complete.
     fn run(&mut self, enqueued: Result<(), D::Error>) -> Result<(), D::Error> {
         enqueued?;
         // Until the command is known to be complete.

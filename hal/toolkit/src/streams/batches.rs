@@ -1,4 +1,4 @@
-//! Collects word operations, copies and copied signals, to enqueue them on a stream together.
+//! Collects stream memory operations and copies, to enqueue them with few driver calls.
 //!
 //! The memory operations of a batch run in order, and a write takes effect after everything before it in the
 //! stream. Where a driver does not keep the order inside one call, each operation is a call. One call costs
@@ -20,18 +20,17 @@ use crate::device::{
 use super::resources::{DevicePage, PAGE_WORDS};
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// The value from which words are negative in the driver's comparison.
+/// The value from which 64-bit words are negative in the driver's signed comparison.
 const UPPER_HALF: u64 = 1 << 63;
-/// The number of word operations of one call that take as much room in the queue as one other command.
+/// This many word operations of one call take as much room in the driver's queue as one other command.
 const OPS_A_COMMAND: usize = 8;
 
-/// The bit of a captured flag that lets all waits for the flag pass, also those of later graph launches. A release sets
-/// it; signals and resets write only the lower half of the word.
+/// The flag bit that an abort sets to let all captured waits for the flag pass, also in later graph launches. A release
+/// sets it; signals and resets write only the lower half of the word.
 pub(super) const ABORTED: u64 = 1 << 32;
 /// The width in bytes of a captured signal, which writes only the lower half of a flag.
 const HALF_BYTES: usize = size_of::<u32>();
 
-/// Adjacent signals, waits and resets that are enqueued on a stream together.
 #[derive(Debug)]
 pub(super) struct WordBatch<D: WordCalls> {
     ops: Vec<D::WordOp>,
@@ -48,7 +47,6 @@ impl<D: WordCalls> WordBatch<D> {
         self.ops.is_empty()
     }
 
-    /// Returns the number of word operations that still fit into the batch.
     pub(super) fn room(&self) -> usize {
         D::WORD_OPS_MAX - self.ops.len()
     }
@@ -57,7 +55,6 @@ impl<D: WordCalls> WordBatch<D> {
         self.ops.clear();
     }
 
-    /// Returns the number of commands that the batch takes in the queue of a stream.
     pub(super) fn commands(&self) -> usize {
         commands(self.ops.len(), self.shares_calls)
     }
@@ -86,7 +83,6 @@ impl<D: WordCalls> WordBatch<D> {
         self.ops.push(op);
     }
 
-    /// Enqueues the batch on a stream and empties it. An empty batch does nothing.
     pub(super) fn issue(&mut self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         let most = if self.shares_calls { D::WORD_OPS_MAX } else { 1 };
         let issued = self.ops.chunks_mut(most).try_for_each(|ops| {
@@ -113,7 +109,6 @@ fn wait_values(value: u64) -> impl Iterator<Item = u64> {
     first.into_iter().chain((value > 0).then_some(value))
 }
 
-/// Copies that are collected for one stream but not enqueued yet.
 #[derive(Debug, Default)]
 pub(super) struct PendingCopies {
     to: Vec<DevicePtr>,
@@ -200,18 +195,18 @@ impl PendingCopies {
     }
 }
 
-/// The number of words that eager signals use in rotation. The number is at least the number of writes in a batch, so
+/// The number of device words that signals use in rotation. The number is at least the number of writes in a batch, so
 /// that no word is written twice in a batch: the copies go onto the stream behind the batch.
 const RING_WORDS: usize = 255;
-/// The number of words after the rotating ones, which hold the values of captured signals.
+/// The number of device words that hold the values of captured signals.
 const CONSTANTS_MAX: usize = PAGE_WORDS - RING_WORDS;
 
-/// The device words that copied signals read, and the copies of the open batch.
 #[derive(Debug)]
 pub(super) struct SignalWords {
     page: DevicePage,
     next: usize,
-    /// The values of captured signals, each with a device word of its own. A replay copies the value that its word has.
+    /// The values of captured signals. Each has a device word of its own, because a replay copies the value that its
+    /// word has.
     constants: Vec<u64>,
     /// The source word, destination flag and length of each pending copy.
     pending_copies: Vec<(DevicePtr, DevicePtr, usize)>,
@@ -236,7 +231,6 @@ impl SignalWords {
         }
     }
 
-    /// Returns whether copied signals are pending, so that the batch must be issued before further work.
     pub(super) fn has_pending(&self) -> bool {
         !self.pending_copies.is_empty()
     }
@@ -246,7 +240,7 @@ impl SignalWords {
         self.pending_copies.clear();
     }
 
-    /// Adds a write of the signal's value to the batch, and a copy to the peer's flag to the pending copies.
+    /// Signals a peer by a write to a device word and a copy of that word to the peer's flag.
     ///
     /// Eager words are written and read in the order of one stream, and the next stream is ordered behind it
     /// (`Engine::submit`), so no word is written while its copy is pending. Replayed graphs have no such
@@ -289,7 +283,6 @@ impl SignalWords {
         Ok(RING_WORDS + index)
     }
 
-    /// Enqueues the pending copies on the stream after the batch, and returns their number.
     pub(super) fn copy<D: CopyCalls>(
         &mut self,
         context: &D,

@@ -1,4 +1,4 @@
-//! Holds the streams, events and words of slices that are recorded into graphs.
+//! Manages the streams, events and status words of work that is recorded into graphs.
 //!
 //! A graph may be replayed at any time, and no call reports its destruction. So a recorded slice has its own
 //! side streams, events, and a word: the slice sets the word to 1 before its first wait and to 0 after its last
@@ -23,25 +23,22 @@ use super::resources::{Event, PAGE_WORDS, PinnedPage, Stream};
 use crate::Fault;
 use crate::device::{CaptureState, DevicePtr};
 
-/// The values of a busy word, by which the host sees whether the graph of a recorded slice waits.
+/// The values of a status word in host memory, which shows whether a recorded graph is waiting for flags.
 const IDLE: u64 = 0;
 const WAITING: u64 = 1;
 const MARKED: u64 = 2;
 
-/// A recorded slice with the flags that it waits for.
 #[derive(Debug)]
 struct Recorded {
     awaited: Box<[Awaited]>,
-    /// The time at which the host last marked the slice's busy word.
     marked_at: Instant,
 }
 
-/// The streams, events and busy words for the recorded slices of one engine.
 #[derive(Debug)]
 pub(super) struct Captures<D: StreamDevice> {
     sides: Vec<SideStream<D>>,
     started: Event<D>,
-    /// The recorded slices, each of which uses the busy word with its index.
+    /// The recorded slices. The index of a slice is also the index of its busy word.
     recorded: Vec<Recorded>,
     words: PinnedPage,
     /// Whether the engine has ever recorded a slice. From then on, graphs may write to the engine's pages.
@@ -49,13 +46,12 @@ pub(super) struct Captures<D: StreamDevice> {
 }
 
 impl<D: StreamDevice> Captures<D> {
-    /// Creates the event and the page of busy words. The context is current.
     pub(super) fn new(context: &D) -> Result<Self, D::Error> {
         let (started, words) = (Event::create(context)?, PinnedPage::take(context)?);
         Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), words, used: false })
     }
 
-    /// Prepares to record slices on `stream`, which captures. Returns the number of usable side streams.
+    /// Returns the number of side streams that the capture of `stream` can use.
     ///
     /// A side stream that is still part of another capture cannot be part of this one.
     pub(super) fn begin(
@@ -81,7 +77,6 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.sides.len())
     }
 
-    /// Returns the usable side streams, and the event after which they start.
     pub(super) fn sides(&mut self, usable: usize) -> (&mut [SideStream<D>], &Event<D>) {
         (&mut self.sides[..usable], &self.started)
     }
@@ -147,12 +142,10 @@ impl<D: StreamDevice> Captures<D> {
         longest
     }
 
-    /// Returns whether a running graph waits for flags.
     pub(super) fn is_waiting(&self) -> bool {
         (0..self.recorded.len()).any(|index| self.words.load(index) != IDLE)
     }
 
-    /// Returns the flags and values that running graphs wait for.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Awaited> + Clone {
         let recorded = self.recorded.iter().enumerate();
         let running = recorded.filter(|(index, _)| self.words.load(*index) != IDLE);

@@ -1,4 +1,4 @@
-//! Enqueues the steps of a slice on the main stream and the side streams.
+//! Enqueues the copies, signals and waits of one slice on the streams of an engine.
 //!
 //! The main stream carries flags, waits and about half of the puts. A side stream starts behind an event of
 //! the main stream when it gets its first put after a wait. The main stream waits for an event at the end of
@@ -13,7 +13,7 @@ use super::batches::{PendingCopies, SignalWords, WordBatch};
 use super::resources::{BOUNCE_BYTES, BounceBuffers, Event, OwnStream};
 use super::steps::Target;
 
-/// The largest number of word operations that one op and its neighbours add to a batch.
+/// One op adds at most this many word operations to a batch, together with its neighbours.
 const OPS_MAX: usize = 5;
 
 /// A side stream for puts, with the event that joins it to the main stream.
@@ -42,16 +42,14 @@ impl<D: StreamDevice> SideStream<D> {
     }
 }
 
-/// The state of a busy word, which a captured slice sets while it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Busy {
     pub(super) word: DevicePtr,
-    /// The number of the slice's waits that are not emitted yet.
+    /// The number of waits of the slice that are not enqueued yet.
     pub(super) waits: usize,
     pub(super) begun: bool,
 }
 
-/// Enqueues the steps of one slice on the streams of an engine.
 #[derive(Debug)]
 pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) context: &'a D,
@@ -70,7 +68,6 @@ pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) words: Option<&'a mut SignalWords>,
     /// The device buffers for puts from host memory to host memory.
     pub(super) bounce: Option<&'a BounceBuffers>,
-    /// The largest number of bytes that one copy of the driver takes.
     pub(super) piece_bytes_max: u64,
     pub(super) captured: bool,
     pub(super) busy: Option<Busy>,
@@ -79,7 +76,6 @@ pub(super) struct Emitter<'a, D: StreamDevice> {
 }
 
 impl<D: StreamDevice> Emitter<'_, D> {
-    /// Begins a slice, whose steps follow the work that is already on the main stream.
     pub(super) fn begin(&mut self) {
         // A slice that failed may have left operations.
         self.batch.clear();
@@ -156,7 +152,6 @@ impl<D: StreamDevice> Emitter<'_, D> {
         Ok(())
     }
 
-    /// Enqueues all pending copies on their streams, before a flag is signalled.
     fn issue_all(&mut self) -> Result<(), D::Error> {
         for stream_index in 0..self.copies.len() {
             if !self.copies[stream_index].is_empty() {
@@ -170,7 +165,6 @@ impl<D: StreamDevice> Emitter<'_, D> {
         Ok(())
     }
 
-    /// Adds a signal, where `stream_index` names the stream with the puts to the same peer.
     pub(super) fn signal(
         &mut self,
         target: Target,
@@ -247,7 +241,6 @@ impl<D: StreamDevice> Emitter<'_, D> {
         }
     }
 
-    /// Ends the slice by joining all side streams and enqueuing all pending operations.
     pub(super) fn end(&mut self) -> Result<(), D::Error> {
         self.issue_all()?;
         self.join_all()?;
@@ -255,7 +248,6 @@ impl<D: StreamDevice> Emitter<'_, D> {
         self.flush()
     }
 
-    /// Returns an upper bound on the commands that the slice has put on one stream.
     pub(super) fn commands(&self) -> usize {
         self.commands.into_iter().max().unwrap_or(0)
     }
@@ -269,7 +261,6 @@ impl<D: StreamDevice> Emitter<'_, D> {
         (0..self.sides.len()).try_for_each(|side| self.join(side))
     }
 
-    /// Orders the further work of the main stream after the puts of a side stream.
     fn join(&mut self, side: usize) -> Result<(), D::Error> {
         let side = &mut self.sides[side];
         if side.unjoined {
@@ -284,7 +275,6 @@ impl<D: StreamDevice> Emitter<'_, D> {
         if self.batch.room() < OPS_MAX { self.flush() } else { Ok(()) }
     }
 
-    /// Enqueues copied signals before an operation that must follow them.
     fn flush_signals(&mut self) -> Result<(), D::Error> {
         match &self.words {
             Some(words) if words.has_pending() => self.flush(),

@@ -81,11 +81,10 @@ const fn commands_max(ops: usize) -> usize {
 }
 const _: () = assert!(commands_max(SLICE_OPS_MAX) <= COMMANDS_MAX);
 
-/// The time that a parked thread polls without sleeping after progress.
 const SPIN: Duration = Duration::from_micros(20);
-/// The longest time that a parked thread sleeps between two checks. The streams wait for flags themselves.
+/// A parked thread may sleep this long between two checks, because the streams wait for flags themselves.
 const SLEEP_MAX: Duration = Duration::from_micros(200);
-/// The number of submitted slices after which `completed` queries the driver even right after a submit.
+/// After this many submitted slices, `completed` queries the driver even right after a submit.
 const SUBMITS_MAX: usize = 16;
 
 /// The parameters with which a backend opens a stream engine.
@@ -101,7 +100,7 @@ pub struct EngineSetup {
     pub self_copy: SelfCopy,
     /// Whether some peer is reached through host memory.
     pub staged: bool,
-    /// The peers whose device is the device of this rank.
+    /// The peers that use the same device as this rank.
     pub on_device: Vec<Rank>,
 }
 
@@ -129,30 +128,23 @@ impl EngineSetup {
 pub struct Engine<D: StreamDevice> {
     context: Arc<D>,
     limits: StreamLimits,
-    /// The engine's capabilities, its first error, and whether it was released.
     state: EngineState<D::Error>,
     resolver: OpResolver,
     stream_plan: StreamPlan,
-    /// The driver's streams, events and pages of the engine, which are dropped only if that cannot block.
+    /// The streams, events and pages of the engine. They are dropped only if that cannot block.
     hardware: ManuallyDrop<Hardware<D>>,
-    /// The steps of the slice that is being submitted.
     steps: Vec<Step>,
     marks: Vec<LinkCopy>,
     batch: WordBatch<D>,
     copies: Vec<PendingCopies>,
-    /// Whether one call of the driver takes several copies.
     copies_together: bool,
     self_copy: SelfCopy,
     pending: Pending,
     forked: Option<Forked>,
-    /// The main stream on which the last eager slice was enqueued.
     last_main: StreamHandle,
-    /// The reason why graphs cannot be captured on this device, if there is one.
     capture_ability: Result<(), D::Error>,
     parker: TimedParker,
-    /// Whether a slice was submitted since the last call of `completed`.
     just_submitted: bool,
-    /// The number of slices that were submitted since the last query of the driver.
     submits: usize,
 }
 
@@ -160,17 +152,15 @@ pub struct Engine<D: StreamDevice> {
 struct Hardware<D: StreamDevice> {
     main: OwnStream<D>,
     sides: Vec<SideStream<D>>,
-    /// The event on the main stream after which side streams start.
     started: Event<D>,
     tickets: TicketEvents<D>,
     captures: Captures<D>,
     release: Releaser<D>,
     words: Option<SignalWords>,
-    /// The device buffers for copies through the device, one set for eager slices and one for captured slices. Both
-    /// kinds of slices may run at the same time.
+    /// Device buffers for copies through the device. Eager and captured slices may run at the same time, so each has a
+    /// set.
     bounces: Option<[BounceBuffers; 2]>,
     page: PinnedPage,
-    /// The event that orders a stream of the caller after another one.
     joined: Event<D>,
 }
 
@@ -253,10 +243,10 @@ impl<D: StreamDevice> Engine<D> {
         })
     }
 
-    /// Queries the driver for complete tickets. A lost device reports its error at the next query of any event.
+    /// Queries the driver for complete tickets, except while a graph must be released. Then the launch of a further
+    /// graph may hold a lock of the driver until the release is complete.
     ///
-    /// While a graph must be released, nothing is queried: the launch of a further graph may hold a lock of the
-    /// driver until the release is complete.
+    /// A lost device reports its error at the next query of any event.
     fn settle(&mut self) -> Result<(), D::Error> {
         let releases = self.state.is_released() && self.hardware.captures.is_waiting();
         if self.pending.is_empty() || releases {
@@ -270,7 +260,6 @@ impl<D: StreamDevice> Engine<D> {
         Ok(())
     }
 
-    /// Writes once to every awaited flag the value that lets its wait pass, first from the host.
     fn release_round(&mut self) -> Result<(), D::Error> {
         let Hardware { captures, release, page, .. } = &mut *self.hardware;
         if !release.write_from_host(captures, &self.pending) {
@@ -447,12 +436,10 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
 }
 
 impl<D: StreamDevice> Engine<D> {
-    /// Returns the number of side streams that a captured slice uses.
     fn captured_sides(&self) -> usize {
         self.stream_plan.sides().min(self.limits.captured_sides_max)
     }
 
-    /// Orders the stream `into` after the last submitted ticket.
     fn join_eager(&mut self, into: &Stream) -> Result<(), D::Error> {
         self.settle()?;
         if self.pending.is_empty() {
@@ -469,7 +456,6 @@ impl<D: StreamDevice> Engine<D> {
         self.hardware.tickets.order(&self.context, into.raw())
     }
 
-    /// Enqueues the steps of an eager slice on the engine's streams.
     fn emit(&mut self, totals: &SliceTotals) -> Result<Ticket, D::Error> {
         let _entered = self.context.enter()?;
         let hardware = &mut *self.hardware;
@@ -514,7 +500,6 @@ impl<D: StreamDevice> Engine<D> {
         Ok(Ticket(self.pending.issue(commands)))
     }
 
-    /// Records the steps of a slice into the graph that the stream `main` captures.
     fn record(
         &mut self,
         totals: &SliceTotals,
@@ -564,7 +549,6 @@ fn stream_of<D: StreamDevice>(stream: &dyn Any) -> Result<&Stream, D::Error> {
     Ok(stream.as_ref())
 }
 
-/// Returns the flags that a slice waits for, with the values that let the waits pass.
 fn awaited(steps: &[Step]) -> impl Iterator<Item = Awaited> + Clone {
     steps.iter().filter_map(|step| match *step {
         Step::Wait { flag, host, value, .. } => Some(Awaited { flag, host, value }),

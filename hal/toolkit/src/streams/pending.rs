@@ -9,10 +9,8 @@ use crate::device::{DevicePtr, StreamCalls, StreamHandle};
 /// The largest number of commands that the engine puts on one stream. The driver has room for about a thousand
 /// and then blocks the caller. Behind a wait that only this caller can release, that would be a deadlock.
 pub(super) const COMMANDS_MAX: usize = 768;
-/// The number of awaited flags that can be tracked without allocation.
 const AWAITED: usize = 1024;
 
-/// A flag on which a queued wait may be blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Awaited {
     pub(super) flag: DevicePtr,
@@ -29,9 +27,8 @@ pub(super) struct Awaited {
 #[derive(Debug)]
 pub(super) struct Pending {
     done: u64,
-    /// The number of commands of each ticket after `done`, oldest first.
+    /// The number of commands of each incomplete ticket, oldest first.
     commands: VecDeque<usize>,
-    /// The sum of `commands`, compared with [`COMMANDS_MAX`].
     queued: usize,
     awaited: VecDeque<(u64, Awaited)>,
 }
@@ -46,12 +43,10 @@ impl Pending {
         }
     }
 
-    /// Returns the number of the last complete ticket.
     pub(super) fn done(&self) -> u64 {
         self.done
     }
 
-    /// Returns the number of the last issued ticket.
     pub(super) fn last(&self) -> u64 {
         self.done + self.commands.len() as u64
     }
@@ -73,19 +68,16 @@ impl Pending {
         Err(Fault::QueueFull { queued, room: COMMANDS_MAX, requested })
     }
 
-    /// Adds a flag for which the slice being submitted waits.
     pub(super) fn await_flag(&mut self, awaited: Awaited) {
         self.awaited.push_back((self.last() + 1, awaited));
     }
 
-    /// Issues the ticket of a slice that has been enqueued.
     pub(super) fn issue(&mut self, commands: usize) -> u64 {
         self.commands.push_back(commands);
         self.queued += commands;
         self.last()
     }
 
-    /// Marks the tickets up to `done` as complete, and returns whether any of them was in flight.
     pub(super) fn settle(&mut self, done: u64) -> bool {
         let before = self.done;
         while self.done < done
@@ -106,7 +98,6 @@ impl Pending {
     }
 }
 
-/// The number of slices in flight that can be tracked without allocation.
 const OPEN: usize = 64;
 
 /// Tracks which tickets are complete by events, one at the end of each slice.
@@ -126,7 +117,6 @@ impl<D: StreamCalls> TicketEvents<D> {
         Self { open: VecDeque::with_capacity(OPEN), done: 0, spare: Vec::with_capacity(OPEN) }
     }
 
-    /// Records the event of a ticket on a stream. The context is current.
     pub(super) fn record(
         &mut self,
         context: &D,
@@ -146,7 +136,6 @@ impl<D: StreamCalls> TicketEvents<D> {
         Ok(())
     }
 
-    /// Orders the further work of a stream after the last ticket.
     pub(super) fn order(&self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         self.open.back().map_or(Ok(()), |(_, event)| event.block(context, stream))
     }

@@ -21,9 +21,7 @@ use crate::Fault;
 use crate::device::{Batching, CopyKind, DevicePtr, ExecHandle, GraphHandle, StreamHandle};
 use peerlane_hal::{Error as _, ErrorKind};
 
-/// The time limit for each step of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit for the probe that enqueues several copies in one call.
 const COPY_BATCH_TIMEOUT: Duration = Duration::from_secs(10);
 const WORD_BYTES: usize = size_of::<u64>();
 
@@ -32,7 +30,6 @@ const WORD_BYTES: usize = size_of::<u64>();
 pub(super) enum Probe {
     /// Whether a graph replay does what was captured.
     Captures,
-    /// Whether a stream can wait for a word of device memory.
     WordWaits,
     /// Whether the word operations of one call run in order.
     Batches,
@@ -60,10 +57,6 @@ impl<E> Default for ProbeCache<E> {
 }
 
 impl<E: Clone> ProbeCache<E> {
-    /// Returns the cached result for a device, or runs the probe and caches its result.
-    ///
-    /// # Errors
-    /// Returns the error of the probe.
     pub(super) fn cached_or_probe(
         &self,
         property: Probe,
@@ -75,17 +68,14 @@ impl<E: Clone> ProbeCache<E> {
     }
 }
 
-/// The time limit for each step of the probe of batched word operations.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time in which a write that overtakes a wait of the same call becomes visible.
+/// The time in which a word write that overtakes a blocked wait of the same driver call becomes visible.
 const MISORDER_TIME: Duration = Duration::from_millis(2);
 
 // Words of the device page for the probe of batches.
-/// The word that is written before the probed call, to show that the stream has reached the call.
+/// The index of a word that is written before the probed call, to show that the stream has reached the call.
 const BATCH_STARTED: usize = 0;
-/// The word for which the probed call waits.
 const BATCH_GATE: usize = 1;
-/// The word that the probed call writes after its wait.
 const BATCH_WRITTEN: usize = 2;
 const BATCH_WORDS: usize = 3;
 
@@ -185,8 +175,6 @@ fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
 }
 
 impl<D: StreamDevice> BatchProbe<D> {
-    /// Enqueues the probed call and returns the word that it writes after its wait, read while the wait is
-    /// blocked.
     fn run_held(&self, context: &D) -> Result<u64, D::Error> {
         self.write(context, &self.held, BATCH_STARTED)?;
         let mut batch = WordBatch::new(true);
@@ -205,7 +193,6 @@ impl<D: StreamDevice> BatchProbe<D> {
         Ok(self.read_words(context)?[BATCH_WRITTEN])
     }
 
-    /// Writes 1 to a word by a call with a single word operation.
     fn write(&self, context: &D, stream: &OwnStream<D>, word: usize) -> Result<(), D::Error> {
         let mut batch = WordBatch::new(false);
         batch.write(self.device.address(word), 1);
@@ -222,9 +209,7 @@ impl<D: StreamDevice> BatchProbe<D> {
     }
 }
 
-/// The number of words that the probe of copies inside the device copies.
 const LOCAL_WORDS: usize = 509;
-/// The first destination word of the probe copy in the device page.
 const LOCAL_TARGET: usize = 1024;
 
 /// Probes copies inside the device if the device needs that. The context is current and this thread's captures
@@ -345,7 +330,6 @@ pub(super) fn probe_copy_batch<D: StreamDevice>(
     came
 }
 
-/// The number of bytes that each replay of the probe's graph copies.
 const GRAPH_BYTES: usize = 64;
 const GRAPH_WORDS: usize = GRAPH_BYTES / size_of::<u64>();
 
@@ -353,10 +337,9 @@ const GRAPH_WORDS: usize = GRAPH_BYTES / size_of::<u64>();
 const GRAPH_SOURCE: usize = 0;
 const GRAPH_TARGET: usize = GRAPH_WORDS;
 const GRAPH_FLAG: usize = 2 * GRAPH_WORDS;
-/// The word that a replay writes last, which shows that word operations run at all. The probe's flag cannot
-/// show it, since the flag ends with its initial value.
+/// The index of the word that a replay writes last, which shows that word operations run at all. The probe's flag
+/// cannot show it, since the flag ends with its initial value.
 const GRAPH_MARK: usize = GRAPH_FLAG + 1;
-/// The number of words that the probe compares after a replay, which are the copied words, a flag and a mark.
 const GRAPH_READ_WORDS: usize = GRAPH_WORDS + 2;
 
 /// Checks by a probe that graphs can be captured and replayed on this device. The context is current and this
@@ -430,7 +413,6 @@ fn record<'a, D: StreamDevice>(
     Ok(Executable { graph, raw })
 }
 
-/// Replays the probe's graph with new bytes, and describes the first difference from the expected result.
 fn replay<D: StreamDevice>(
     context: &D,
     stream: &OwnStream<D>,
@@ -524,8 +506,8 @@ impl<D: StreamDevice> Drop for Executable<'_, D> {
 /// The value that probes write to flags, whose halves differ so that a write of only 32 bits is detected.
 const PROBE_VALUE: u64 = 0x5EED_F1A6_0DDB_A115;
 
-/// Probes whether a stream write or a copy reaches the word `target` of a peer, by reading the word back. The
-/// word is 0 before and after, and is not used meanwhile.
+/// Tests whether a stream write or a copy reaches the word `target` of a peer, by reading the word back. The word is 0
+/// before and after, and is not used meanwhile.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if no method works, and the driver's error.
@@ -554,8 +536,7 @@ pub fn probe_signal<D: StreamDevice>(context: &D, target: DevicePtr) -> Result<S
     Ok(by)
 }
 
-/// Returns whether a stream write reaches a peer's word, which it does not if the driver refuses or loses it.
-/// It does not if the driver refuses it or loses it.
+/// Returns whether a stream write reaches a peer's word. It does not if the driver refuses it or loses it.
 fn stream_write_arrives<D: StreamDevice>(
     context: &D,
     stream: &OwnStream<D>,

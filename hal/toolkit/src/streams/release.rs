@@ -24,7 +24,7 @@ use super::pending::{Awaited, Pending};
 use super::resources::{OwnStream, PinnedPage};
 use super::{Engine, Hardware, StreamDevice};
 
-/// The word of the engine's page in which the stream counts the release rounds that it has written.
+/// The index of the page word in which the release stream counts the rounds that it has written.
 const ROUND_WORD: usize = 8;
 /// The largest number of release rounds that are enqueued on a stream at a time. A device that other processes share
 /// switches to them when it has no work.
@@ -32,31 +32,25 @@ const ROUNDS_MAX: u64 = 2;
 /// The value from which flags do not satisfy waits for small values, because the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
-/// The time after which an unwritten round means that the release stream is stuck behind blocked streams. After it, the
-/// stream counts as stuck behind blocked streams.
+/// If a round is not written after this time, the release stream counts as stuck behind blocked streams.
 const STUCK_TIME: Duration = Duration::from_millis(100);
 
-/// Writes to awaited flags the values that let blocked waits pass.
+/// Ends the flag waits of an aborted engine by writing the awaited values to the flags.
 #[derive(Debug)]
 pub(super) struct Releaser<D: StreamDevice> {
     stream: OwnStream<D>,
-    /// A stream of a second context, which is opened when streams of the first context may be blocked. Dropped before
-    /// its context.
+    /// A stream of a second context, opened when streams of the first may be blocked. It is dropped before its context.
     second: Option<(OwnStream<D>, Arc<D>)>,
     /// Whether opening the second context has failed, so that it is not tried again.
     second_fails: bool,
     batch: WordBatch<D>,
     targets: Vec<Awaited>,
-    /// The number of release rounds that were enqueued on each of the two streams.
     rounds: [u64; 2],
-    /// The time at which the last release round was enqueued.
     written_at: Instant,
-    /// The number of release rounds that the host has written itself.
     host_rounds: u64,
 }
 
 impl<D: StreamDevice> Releaser<D> {
-    /// Creates a releaser with a stream of high priority. The context is current.
     pub(super) fn new(context: &D, together: bool) -> Result<Self, D::Error> {
         Ok(Self {
             stream: OwnStream::urgent(context)?,
@@ -70,13 +64,11 @@ impl<D: StreamDevice> Releaser<D> {
         })
     }
 
-    /// Returns whether the streams have written all enqueued rounds.
     pub(super) fn is_written(&self, page: &PinnedPage) -> bool {
         (0..2).all(|stream| page.load(ROUND_WORD + stream) == self.rounds[stream])
     }
 
     /// Writes the largest awaited value to each flag that the host can access, and returns whether other flags remain.
-    /// Returns whether there are others.
     ///
     /// No call of the driver is made, and no stream can hold this up.
     pub(super) fn write_from_host(&mut self, captures: &Captures<D>, pending: &Pending) -> bool {
@@ -151,7 +143,6 @@ impl<D: StreamDevice> Releaser<D> {
         self.second_fails = self.second.is_none();
     }
 
-    /// Enqueues a release round on the first or the second stream.
     fn write_round(
         &mut self,
         context: &D,
@@ -176,7 +167,6 @@ impl<D: StreamDevice> Releaser<D> {
     }
 }
 
-/// Keeps for each flag the largest awaited value of one half of the range, or else of the other half.
 fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
     targets.sort_unstable_by_key(|target| {
         let other_half = (target.value >= UPPER_HALF) != upper;
@@ -185,11 +175,9 @@ fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
     targets.dedup_by_key(|target| target.flag);
 }
 
-/// The longest time that dropping an engine waits for its streams.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time without a waiting graph after which graphs count as complete. Between two starts, a graph does not wait.
+/// A graph does not wait between two starts, so graphs count as complete only after this time without a waiting graph.
 const QUIET_TIME: Duration = Duration::from_millis(10);
-/// The time between two release rounds.
 const ROUND_INTERVAL: Duration = Duration::from_micros(50);
 
 impl<D: StreamDevice> Drop for Engine<D> {
@@ -206,7 +194,6 @@ impl<D: StreamDevice> Drop for Engine<D> {
 }
 
 impl<D: StreamDevice> Engine<D> {
-    /// Writes release rounds until no work of the engine is left, and returns whether that was reached in time.
     fn drain(&mut self) -> bool {
         let start = Instant::now();
         let mut released = false;

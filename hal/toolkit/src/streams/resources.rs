@@ -29,8 +29,8 @@ use crate::device::{
     CaptureState, CopyCalls, DevicePtr, EventHandle, MemoryCalls, StreamCalls, StreamHandle,
 };
 
-/// A stream on which the caller computes, and before or after which an engine can be ordered. Each backend
-/// wraps it in its own type, so that a stream of one vendor cannot be used with another.
+/// A stream of the caller, before or after which an engine's work can be ordered. Each backend wraps it in its own
+/// type, so that a stream of one vendor cannot be used with another.
 #[derive(Clone)]
 pub struct Stream {
     raw: StreamHandle,
@@ -58,10 +58,6 @@ impl Stream {
         self.raw
     }
 
-    /// Rejects a stream on which an engine cannot work, namely a default stream or one of another device.
-    ///
-    /// # Errors
-    /// As [`StreamCalls::check_stream`].
     pub(super) fn check<D: StreamCalls>(&self, context: &D) -> Result<(), D::Error> {
         // SAFETY: the stream is alive or a default stream (`new`).
         unsafe { context.check_stream(self.raw) }
@@ -78,7 +74,6 @@ impl Stream {
     }
 }
 
-/// The time between two queries of a stream that is being finished.
 const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A stream that an engine created and destroys when dropped. The thread that drops it has made the context
@@ -96,9 +91,8 @@ impl<D: StreamCalls> OwnStream<D> {
         Self::with_priority(context, false)
     }
 
-    /// Creates a stream of the highest priority, which does not share a hardware queue with streams that
-    /// wait. Streams of one priority may share a hardware queue, where work behind a blocked wait of another
-    /// stream waits too; this stream has its own.
+    /// Creates a stream of the highest priority, which has a hardware queue of its own. Streams of one priority may
+    /// share a hardware queue, where work behind a blocked wait of another stream waits too.
     pub(super) fn urgent(context: &D) -> Result<Self, D::Error> {
         Self::with_priority(context, true)
     }
@@ -174,7 +168,6 @@ impl<D: StreamCalls> Event<D> {
         Ok(Self { library: context.library(), raw: context.create_event(false)? })
     }
 
-    /// Records the event on a stream, after all work that was enqueued so far.
     pub(super) fn record(&self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         // SAFETY: the event is owned. The stream is alive: it is the engine's, or the caller's
         // (`Stream::new`).
@@ -214,7 +207,6 @@ impl<D: StreamCalls> Drop for Event<D> {
     }
 }
 
-/// The number of 64-bit words in a page.
 pub(super) const PAGE_WORDS: usize = 1 << 11;
 const PAGE_BYTES: usize = PAGE_WORDS * size_of::<u64>();
 
@@ -301,8 +293,7 @@ impl PinnedPage {
         Ok(Self { host: host.as_ptr().cast_const().cast(), device })
     }
 
-    /// Gives the page to the next engine, after the last stream and graph that write to it. No stream and no
-    /// graph writes to it any more.
+    /// Gives the page to the next engine. No stream and no graph may write to it any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Pinned, self.host as usize, self.device);
     }
@@ -317,7 +308,6 @@ impl PinnedPage {
         self.words()[word].load(Ordering::Acquire)
     }
 
-    /// Stores `new` in a word if the word is `current`, and returns the word's previous value.
     pub(super) fn exchange(&self, word: usize, current: u64, new: u64) -> u64 {
         let word = &self.words()[word];
         let found = word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire);
@@ -328,7 +318,6 @@ impl PinnedPage {
         self.words()[word].store(value, Ordering::Release);
     }
 
-    /// Returns the device address of a word.
     pub(super) fn address(&self, word: usize) -> DevicePtr {
         debug_assert!(word < PAGE_WORDS, "the word lies in the page");
         self.device + (word * size_of::<u64>()) as u64
@@ -350,7 +339,6 @@ impl DevicePage {
         Ok(Self { device: context.allocate_flags(PAGE_BYTES)? })
     }
 
-    /// Enqueues a memset on a stream that fills the page with zeros.
     pub(super) fn clear<D: CopyCalls>(
         &self,
         context: &D,
@@ -360,8 +348,7 @@ impl DevicePage {
         unsafe { context.set(stream.raw(), self.device, 0, PAGE_BYTES) }
     }
 
-    /// Gives the page to the next engine, after the last stream and graph that use it. No stream and no graph
-    /// uses it any more.
+    /// Gives the page to the next engine. No stream and no graph may use it any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Device, 0, self.device);
     }
@@ -372,7 +359,7 @@ impl DevicePage {
     }
 }
 
-/// The size in bytes of the bounce buffer of one stream. The order of that stream keeps the pieces apart.
+/// The size in bytes of each stream's bounce buffer. The order of the stream keeps the pieces apart.
 pub(super) const BOUNCE_BYTES: u64 = 8 << 20;
 
 /// Device buffers for copies from host memory to host memory, one for each stream of an engine.
@@ -383,7 +370,6 @@ pub(super) struct BounceBuffers {
 }
 
 impl BounceBuffers {
-    /// Allocates a bounce buffer for each stream. The context is current.
     pub(super) fn new<D: MemoryCalls>(context: &D, streams: usize) -> Result<Self, D::Error> {
         Ok(Self { base: context.allocate(streams * BOUNCE_BYTES as usize)?, streams })
     }

@@ -1,4 +1,4 @@
-//! Resolves the ops of a slice into steps, chooses the stream of each copy, and plans self copies.
+//! Turns the ops of a slice into copies and flag operations, and chooses the stream of each copy.
 //!
 //! Every error of a slice is found before any part of it goes onto a stream.
 //!
@@ -29,7 +29,7 @@ use peerlane_hal::{Op, Rank};
 
 use super::resources::BOUNCE_BYTES;
 
-/// A checked op with resolved addresses, whose memory the contract of `submit` keeps alive.
+/// A checked op with device addresses, whose memory stays valid under the safety contract of `submit`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     /// A put or a get, as one copy that may run concurrently with copies to other peers.
@@ -55,11 +55,10 @@ pub(super) enum Step {
     },
 }
 
-/// Resolves ops into steps, with the peers of an engine and the largest piece of a copy.
 #[derive(Debug)]
 pub(super) struct OpResolver {
     peers: PeerSet,
-    /// The peers whose device is the device of this rank.
+    /// The peers that use the same device as this rank.
     on_device: Vec<Rank>,
     piece_bytes_max: u64,
 }
@@ -75,7 +74,6 @@ impl OpResolver {
         Self { peers, on_device, piece_bytes_max: limits.piece_bytes_max }
     }
 
-    /// Returns a number larger than the number of every connected rank.
     pub(super) fn ranks(&self) -> usize {
         self.peers.ranks()
     }
@@ -90,10 +88,6 @@ impl OpResolver {
     }
 }
 
-/// Resolves the ops of a checked slice into steps with addresses.
-///
-/// # Errors
-/// Returns [`Fault::Argument`] for the first op that names a peer that is not connected.
 pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     ops: &[Op<'_, L, R>],
     resolver: &OpResolver,
@@ -139,7 +133,6 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     Ok(totals)
 }
 
-/// Adds the step of a copy, unless the copy has 0 bytes. A copy of 0 bytes adds no step.
 fn copy(
     target: Target,
     (dst, src): (DevicePtr, DevicePtr),
@@ -173,10 +166,8 @@ fn copy(
     steps.push(Step::Copy { target, dst, src, bytes, copy_kind, both_on_host });
 }
 
-/// The rank at the other end of a copy or signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// This rank itself.
     Own,
     /// A peer with its rank as an index.
     Peer(usize),
@@ -201,11 +192,9 @@ pub(super) struct StreamPlan {
     streams: usize,
     peer_streams_max: usize,
     one_stream_bytes_max: u64,
-    /// The number of the slice that is being submitted.
     slice: u64,
     streams_used: usize,
     peer_streams: usize,
-    /// The number of peers that have a stream in this slice.
     peers_seen: usize,
     /// The last slice in which each rank had a stream, and the index of that stream.
     stream_of: Vec<(u64, usize)>,
@@ -249,7 +238,6 @@ impl StreamPlan {
         };
     }
 
-    /// Returns the number of streams that copies to peers use in this slice.
     pub(super) fn peer_streams(&self) -> usize {
         self.peer_streams.min(self.streams_used)
     }
@@ -270,7 +258,6 @@ impl StreamPlan {
         *stream_index
     }
 
-    /// Returns the index of the stream with the puts to a peer, or `None` if the slice has no such put.
     pub(super) fn put_stream_index(&self, target: Target) -> Option<usize> {
         let Target::Peer(peer) = target else { return None };
         let (slice, stream_index) = self.stream_of[peer];
@@ -294,7 +281,7 @@ pub enum SelfCopy {
     Link,
 }
 
-/// The put to a peer after which the same bytes are copied back as the self copy.
+/// Selects the put to a peer from which a self copy is read back over the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyBackFrom {
     /// The first put of the bytes, so that later puts of the stream overlap with the copy back.
@@ -304,8 +291,6 @@ pub(super) enum CopyBackFrom {
 }
 
 impl SelfCopy {
-    /// Chooses the put from whose destination self copies read, or returns `None` for copies inside the
-    /// device.
     pub(super) fn back(
         self,
         limits: &StreamLimits,
@@ -327,7 +312,6 @@ impl SelfCopy {
     }
 }
 
-/// The part that a step has in self copies over the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkCopy {
     None,
@@ -361,7 +345,6 @@ pub(super) fn mark_link_copies(
     }
 }
 
-/// Marks the steps between two waits, or returns `None` if a self copy cannot go over the link.
 fn mark_between_waits(
     back_from: CopyBackFrom,
     steps: &[Step],
