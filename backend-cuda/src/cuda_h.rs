@@ -135,7 +135,6 @@ pub(crate) struct CUipcMemHandle {
     pub(crate) reserved: [u8; 64],
 }
 
-/// A memory handle that can be exported to other nodes of one NVLink domain.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CUmemFabricHandle {

@@ -439,7 +439,6 @@ fn allocation_properties(context: &Context, kind: c_int) -> CUmemAllocationProp 
     }
 }
 
-/// Exports the host pages that contain a span of device memory as a dma-buf.
 fn export_dma_buf(context: &Context, address: DevicePtr, bytes: u64) -> Result<DmaBuf, Error> {
     let symbol = "cuMemGetHandleForAddressRange";
     let export = context.require(symbol, context.driver.mem_get_handle_for_address_range)?;
@@ -475,7 +474,6 @@ fn nic_flush(context: &Arc<Context>) -> Result<Option<Arc<dyn Flush>>, Error> {
     Ok(Some(Arc::new(NicWrites(Arc::clone(context)))))
 }
 
-/// Flushes writes of NICs, so that the device sees them in its memory.
 #[derive(Debug)]
 struct NicWrites(Arc<Context>);
 

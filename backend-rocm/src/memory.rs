@@ -557,7 +557,6 @@ fn properties(context: &Context, kind: hipMemAllocationHandleType) -> hipMemAllo
     properties
 }
 
-/// Exports the allocation that contains a span of device memory as a dma-buf.
 fn export_dma_buf(context: &Context, address: DevicePtr, bytes: u64) -> Result<DmaBuf, Error> {
     match Hsa::load() {
         Ok(hsa) if hsa.calls.amd_portable_export_dmabuf.is_some() => {

@@ -22,7 +22,6 @@ pub(crate) struct Hip {
     /// The version of the loaded HIP runtime, which may differ from that of the headers.
     pub(crate) version: Version,
     pub(crate) memory_types: hip::MemoryTypes,
-    /// Whether this HIP version takes a pointer to the file descriptor when it imports memory.
     pub(crate) imports_by_pointer: bool,
 }
 

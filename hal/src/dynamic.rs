@@ -448,7 +448,6 @@ type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote
 struct TypedEngine<E: CopyEngine> {
     engine: E,
     backend: BackendId,
-    /// A buffer for typed ops, empty between calls, whose allocation is reused.
     ops: Ops<'static, E>,
 }
 
@@ -526,7 +525,7 @@ fn typed_op<'a, L: Region, R: 'static>(op: &Op<'a, DynRegion, DynImport>) -> Opt
     })
 }
 
-/// Reuses the allocation of an op buffer for ops of another lifetime.
+/// Reuses the allocation of a buffer for ops of another lifetime.
 ///
 /// Collecting an emptied vector in place keeps its buffer, so a start allocates nothing.
 fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {

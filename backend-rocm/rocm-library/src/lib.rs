@@ -69,11 +69,9 @@ pub enum LoadError {
 
 /// A library of ROCm that is loaded into this process.
 pub struct LoadedLibrary {
-    /// Keeps the code of the library mapped. The library is never closed, because the runtime runs threads of
-    /// its own.
+    /// Keeps the code of the library mapped. It is never unloaded, because the runtime runs threads of its own.
     library: Library,
     requested: String,
-    /// The file of the library, which is known once the first function was looked up.
     file: OnceLock<PathBuf>,
 }
 

@@ -47,7 +47,6 @@ pub enum AgentKind {
 }
 
 impl Agent {
-    /// Returns the number of general SDMA engines and the number of SDMA engines for XGMI.
     pub(crate) fn sdma_engine_counts(&self, hsa: &Hsa) -> Result<(u32, u32), Error> {
         let number = |attribute: hsa_amd_agent_info_s| {
             agent_info(hsa, self.handle, hsa_agent_info_t(attribute.0), 0_u32)

@@ -363,7 +363,6 @@ impl Context {
         if code == hipError_t::hipSuccess { Ok(()) } else { Err(self.call_failed(call, code)) }
     }
 
-    /// Creates the error of a failed HIP call, and resets the last error of the thread.
     #[cold]
     pub(crate) fn call_failed(&self, call: &'static str, code: hipError_t) -> Error {
         self.forget_error();

@@ -46,7 +46,7 @@ const PIECE_BYTES_MAX: u64 = 128 << 20;
 /// The first HIP release that can copy without compute units.
 const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 
-/// The devices on which a test of copies without compute units failed, as one bit for each device number.
+/// One bit for each device number, set if a test of copies without compute units failed on that device.
 static NO_CU_FAILED: AtomicU64 = AtomicU64::new(0);
 
 impl StreamDevice for Context {

@@ -138,7 +138,6 @@ unsafe impl CopyEngine for Engine {
         }
     }
 
-    /// Returns false, because the device makes progress without the host.
     fn is_busy(&self) -> bool {
         false
     }

@@ -129,13 +129,11 @@ impl PendingWakes {
         Self { doorbells: Vec::with_capacity(signals) }
     }
 
-    /// Adds the doorbell of a rank whose flag has been stored. The doorbell must live until
-    /// [`flush`](Self::flush).
+    /// Adds a doorbell, which must live until the next [`flush`](Self::flush).
     pub(crate) fn push(&mut self, doorbell: *const Doorbell) {
         self.doorbells.push(doorbell);
     }
 
-    /// Wakes the parked ranks, first those that last ran on this core, because waking them is cheap.
     pub(crate) fn flush(&mut self) {
         if self.doorbells.is_empty() {
             return;
@@ -186,8 +184,8 @@ impl DoorbellParker {
         self.parker.waker()
     }
 
-    /// Spins, announces the sleep or sleeps. The caller checks its flags between two calls, which makes the
-    /// announcement safe.
+    /// Spins, announces the sleep or sleeps. The caller must check its flags between two calls, so that no change is
+    /// missed.
     pub(crate) fn park(&mut self, limit: Duration) {
         let spin = match self.neighbours.state() {
             Neighbours::Awake => Duration::ZERO,
@@ -206,8 +204,8 @@ impl DoorbellParker {
         }
     }
 
-    /// An announced sleep stays in the doorbell, because another engine of this rank may have made it too. A needless
-    /// wake-up is harmless.
+    /// Starts the next park with spinning. An announced sleep stays in the doorbell, because another engine of this
+    /// rank may have made it too; a needless wake-up is harmless.
     pub(crate) fn busy(&mut self) {
         self.parker.busy();
     }

@@ -23,7 +23,7 @@ use peerlane_toolkit::{EngineState, TicketCounter, pieces};
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
 /// The largest number of bytes that `submit` copies, so that small messages are sent at once.
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
-/// A longer copy first wakes the ranks whose flags were stored; a shorter one takes less time than a wake-up.
+/// Copies of at most this many bytes are faster than waking another rank, so they are made before pending wake-ups.
 const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
@@ -103,7 +103,6 @@ impl Engine {
         }
     }
 
-    /// Runs the ops at the head of the queue until a wait is not satisfied or `bytes_max` bytes are copied.
     fn run(&mut self, mut bytes_max: usize) {
         let mut progressed = false;
         while let Some(head) = self.queue.front_mut() {

@@ -30,7 +30,6 @@ pub struct Memory {
 #[derive(Debug)]
 pub struct Local {
     registration: Arc<Registration>,
-    /// The entry in the process-wide list of registrations; dropping it removes the registration.
     entry: Entry,
 }
 
@@ -65,7 +64,7 @@ impl Local {
         self.registration.role
     }
 
-    /// Returns a pointer to an offset that the caller has checked.
+    /// Returns a pointer into the region. The caller has checked that `offset` is in bounds.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }
@@ -157,7 +156,7 @@ impl EngineRegion for Remote {
 }
 
 impl Remote {
-    /// Returns a pointer to an offset that the caller has checked.
+    /// Returns a pointer into the region. The caller has checked that `offset` is in bounds.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }

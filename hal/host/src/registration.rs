@@ -11,8 +11,6 @@ use peerlane_toolkit::mapping::{MappedSpan, Mapping};
 
 #[derive(Debug)]
 pub(crate) enum Backing {
-    /// A mapping that was allocated here or imported from another process, and the region's offset in
-    /// bytes.
     Mapped(Mapping, usize),
     Span(NonNull<u8>, MappedSpan),
     /// Memory that the caller allocated and keeps alive.
@@ -43,7 +41,7 @@ impl Registration {
         }
     }
 
-    /// Returns a pointer to an offset that the caller has checked.
+    /// Returns a pointer into the region. The caller has checked that `offset` is in bounds.
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         // The offset lies in a mapped region, so it fits.
         self.base().as_ptr().wrapping_add(offset as usize)

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use crate::device::{DeviceContext, MemoryCalls};
 
-/// An object that frees its memory when it is dropped.
 type Garbage = Box<dyn Send>;
 
 /// A device of this process, identified by its backend's context type and the driver's device number.
@@ -82,8 +81,8 @@ fn push(device: Device, garbage: impl Send + 'static) {
     }
 }
 
-/// Waits until the device's thread has dropped all its objects. Returns whether there were any and all were
-/// dropped in time.
+/// Waits until the device's thread has dropped all its objects. Returns false if there were none or if the time ran
+/// out.
 pub(super) fn wait<D: DeviceContext>(context: &D, timeout: Duration) -> bool {
     wait_for_device(Device::of(context), timeout)
 }

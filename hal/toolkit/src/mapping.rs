@@ -13,8 +13,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 pub use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// An allocation of at least this size first checks how much memory is free. For smaller allocations the check costs
-/// too much.
+/// An allocation of at least this many bytes first checks how much memory is free. For smaller allocations the check
+/// costs too much.
 const CHECKED_BYTES_MIN: u64 = 16 << 20;
 /// The size of a transparent huge page in bytes. Smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -171,8 +171,8 @@ impl Mapping {
 }
 
 impl Pages {
-    /// Faults in all pages ahead of use, as huge pages where the system provides them. The first operation is
-    /// then as fast as the next.
+    /// Faults in all pages ahead of use, as huge pages where the system provides them, so that the first operation is
+    /// as fast as the next.
     fn make_resident(&self) -> Result<(), MappingError> {
         if self.mapped_bytes >= HUGE_PAGE_BYTES {
             // Only a hint: it changes nothing where shared memory has no huge pages.
@@ -203,10 +203,6 @@ impl Drop for Pages {
     }
 }
 
-/// Returns the device and inode numbers that identify a file.
-///
-/// # Errors
-/// Returns [`MappingError::System`].
 pub(crate) fn file_id(fd: &OwnedFd) -> Result<(u64, u64), MappingError> {
     let stat = rustix::fs::fstat(fd)
         .map_err(MappingError::system("cannot read the inode of shared memory"))?;
@@ -263,7 +259,7 @@ impl MappedSpan {
     }
 }
 
-/// All mappings of this process by their first address, with each mapping's offset in its memfd in bytes.
+/// All memfd mappings of this process by their first address, each with its offset in the memfd in bytes.
 static MAPPINGS: Mutex<BTreeMap<usize, (Weak<Pages>, u64)>> = Mutex::new(BTreeMap::new());
 
 fn mappings() -> MutexGuard<'static, BTreeMap<usize, (Weak<Pages>, u64)>> {

@@ -56,13 +56,12 @@ pub enum ParkStep {
 #[derive(Debug)]
 pub struct Parker<U> {
     wakeup: Arc<Wakeup<U>>,
-    /// The number of polls since the last progress, at most [`UNTIMED_POLLS`].
     polls: u32,
     idle_since: Option<Instant>,
     announced: bool,
 }
 
-/// The number of polls before the first read of the clock, which takes as long as a poll of host memory.
+/// The number of polls before the clock is first read, because reading it takes as long as a poll of host memory.
 const UNTIMED_POLLS: u32 = 8;
 
 #[derive(Debug)]
@@ -206,7 +205,6 @@ impl TimedParker {
 
 #[derive(Debug, Default)]
 struct TimedSleep {
-    /// Whether a waker was called since the thread announced its sleep.
     unparked: Mutex<bool>,
     changed: Condvar,
 }

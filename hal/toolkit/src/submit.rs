@@ -153,7 +153,7 @@ fn within(
     }
 }
 
-/// Checks that a flag lies inside a region of flags. Only such regions are known to be aligned.
+/// Checks that a flag is inside a region of flags, because only such regions are known to be aligned.
 fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> Result<(), Fault> {
     if region.role() == Role::Data {
         return Err(Fault::Argument(format!(

@@ -39,14 +39,11 @@ const NO_OP: Command =
 #[derive(Debug)]
 pub(super) struct PendingOp {
     ticket: Ticket,
-    /// The position of the op in the order of submission to the engine.
     pub(super) order: u64,
     pub(super) command: Command,
     /// The length of the copy's pieces in bytes, or 0 until the first piece is submitted.
     pub(super) piece_bytes: u64,
-    /// The number of bytes that were submitted to SDMA engines.
     pub(super) submitted: u64,
-    /// The number of pieces in flight on each SDMA engine.
     pub(super) held: [u8; SdmaId::COUNT],
     in_flight: u32,
 }
@@ -76,9 +73,7 @@ impl PendingOp {
 #[derive(Debug, Default)]
 pub(super) struct PeerQueue {
     ops: VecDeque<PendingOp>,
-    /// The sequence number of the oldest incomplete op of this peer, counted from 0.
     first_number: u64,
-    /// The number of the oldest ops whose bytes were all submitted to SDMA engines.
     submitted: usize,
     host_signals: usize,
     pub(super) in_flight: Vec<usize>,
@@ -150,8 +145,6 @@ impl PeerQueue {
         op.expect("an op stays in the queue until its pieces are complete")
     }
 
-    /// Removes complete ops from the front of the queue, and stores the host flags that were submitted before
-    /// `order_limit`.
     pub(super) fn retire(
         &mut self,
         order_limit: u64,
@@ -180,7 +173,6 @@ impl PeerQueue {
         retired
     }
 
-    /// Drops the ops and pieces that were not submitted to SDMA engines. Pieces in flight continue.
     pub(super) fn drop_unsubmitted(&mut self) {
         while self.ops.back().is_some_and(|op| op.in_flight == 0) {
             self.ops.pop_back();
@@ -208,7 +200,6 @@ pub(super) struct InFlight {
 struct Signal {
     copy: Option<InFlight>,
     dependencies: Vec<usize>,
-    /// The number of copies in flight that depend on this signal.
     dependents: usize,
 }
 

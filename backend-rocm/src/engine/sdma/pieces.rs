@@ -18,7 +18,7 @@ const STRIPED_BYTES_MIN: u64 = 2 << 20;
 /// submit the next piece.
 const PIECE_BYTES: u64 = 16 << 20;
 const PIECES_HELD_MAX: u8 = 2;
-/// The alignment of pieces in bytes, relative to the start of the copy.
+/// The alignment of pieces in bytes, counted from the start of the copy.
 const ALIGN_BYTES: u64 = 4096;
 /// The largest number of copies that an SDMA engine holds at a time. With a full ring, the call of the runtime blocks.
 const COPIES_HELD_MAX: usize = 32;
@@ -37,9 +37,7 @@ pub(super) fn piece_bytes(bytes: u64, engines: usize, piece_bytes_max: u64) -> u
 #[derive(Clone, Copy, Debug)]
 struct Candidate<T> {
     engine: T,
-    /// The number of pieces of this copy that the SDMA engine holds.
     held: u8,
-    /// The number of bytes of all copies that the SDMA engine holds.
     bytes: u64,
 }
 
@@ -58,7 +56,6 @@ fn pick_engine<T>(
 
 #[derive(Clone, Copy, Debug)]
 struct EngineLoad {
-    /// The SDMA engine, or `None` for all copies whose engine the runtime selects.
     engine: Option<SdmaId>,
     copies: usize,
     bytes: u64,

@@ -27,7 +27,6 @@ pub(crate) struct PeerCommand {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// A piece was submitted, or an SDMA engine was removed because the runtime rejected it.
     Progressed,
     Blocked,
     NoResources,
@@ -37,7 +36,6 @@ enum Attempt {
 pub(crate) struct CopyQueue<R: SdmaRuntime> {
     pub(super) runtime: R,
     rank: usize,
-    /// The selected SDMA engines by peer, or `None` for a rank that is not a peer.
     engines: Vec<Option<PeerEngines>>,
     peers: Vec<PeerQueue>,
     signals: Signals,
@@ -47,7 +45,6 @@ pub(crate) struct CopyQueue<R: SdmaRuntime> {
     first_peer: usize,
     piece_bytes_max: u64,
     dependencies: Vec<usize>,
-    /// The time at which a lack of resources becomes an error.
     resources_deadline: Option<Deadline>,
     /// The signals of failed copies. Copies that depend on them never start.
     failed: Vec<usize>,
@@ -299,8 +296,8 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         Ok(Attempt::Progressed)
     }
 
-    /// Removes an SDMA engine that the runtime rejects for copies in one direction. If none remains, the
-    /// runtime selects.
+    /// Removes an SDMA engine that the runtime rejects for copies in one direction. If no engine remains, the runtime
+    /// selects one for each copy.
     fn remove_engine(&mut self, peer: usize, direction: Direction, engine: SdmaId) {
         let engines = self.engines[peer].as_mut().expect("a copy was submitted to the peer");
         let selection =
@@ -338,8 +335,7 @@ impl<R: SdmaRuntime> CopyQueue<R> {
         self.retire();
     }
 
-    /// Waits until no copy is in flight, also after an error. Leaks the resources of the runtime if some are
-    /// still in flight at the deadline.
+    /// Waits until no copy is in flight, also after an error. Resources of copies that miss the deadline are leaked.
     pub(crate) fn close(&mut self, deadline: Deadline) {
         self.release();
         while self.in_flight() > 0 {

@@ -15,7 +15,7 @@ pub(crate) enum Direction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyCommand {
-    /// The rank at the other end of the copy, which is this rank for a self copy.
+    /// The rank at the other end of the copy. For a self copy it is this rank.
     pub(crate) peer: usize,
     pub(crate) direction: Direction,
     /// The SDMA engine that makes the copy, or `None` if the runtime selects one.
@@ -47,7 +47,7 @@ impl Span {
 pub(crate) enum Submission<E> {
     Accepted,
     NoResources,
-    /// The runtime rejected the copy, perhaps only for this engine.
+    /// The runtime rejected the copy, perhaps only for the selected SDMA engine.
     Rejected(E),
 }
 
@@ -60,8 +60,8 @@ pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
 
     fn signals(&self) -> usize;
 
-    /// Returns whether the runtime starts a copy only when its dependencies are complete. If not, a copy is
-    /// submitted when they are.
+    /// Returns whether the runtime itself delays a copy until its dependencies are complete. If not, the caller submits
+    /// it only then.
     fn waits_for_signals(&self) -> bool;
 
     /// Sets a completion signal to 1 for the next copy. No copy may depend on the signal.
@@ -136,7 +136,6 @@ pub(super) mod tests {
         words: Vec<u64>,
         engines: Vec<(Option<SdmaId>, VecDeque<Job>)>,
         pub(crate) log: Vec<CopyCommand>,
-        /// The number of copies that are accepted before one is refused for lack of resources.
         pub(crate) room: usize,
         pub(crate) refuses: fn(&CopyCommand) -> bool,
         pub(crate) fails: fn(&CopyCommand) -> bool,

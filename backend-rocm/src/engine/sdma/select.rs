@@ -39,9 +39,7 @@ pub(crate) struct LinkInfo {
     pub(crate) can_select: bool,
     pub(crate) preferred: Option<SdmaSet>,
     pub(crate) idle: Option<SdmaSet>,
-    /// The number of general SDMA engines of the GPU that copies.
     pub(crate) general: u32,
-    /// The number of XGMI SDMA engines of the GPU that copies.
     pub(crate) xgmi: u32,
     pub(crate) index: usize,
     pub(crate) links: usize,

@@ -68,7 +68,6 @@ pub(crate) const fn backend_id<D: RegionDevice>() -> BackendId {
     <D::Vendor as Vendor>::BACKEND
 }
 
-/// Adds the requested bytes to an out-of-memory error, and returns other errors unchanged.
 pub(crate) fn name_bytes<D: RegionDevice>(device: &D, bytes: u64, error: D::Error) -> D::Error {
     if D::is_out_of_memory(&error) { device.out_of_memory(bytes) } else { error }
 }

@@ -42,7 +42,6 @@ fn encode_request(claim: &Claim) -> Vec<u8> {
         .finish()
 }
 
-/// Decodes a request for memory, or returns `None` if this build does not understand it.
 fn parse_request(request: &[u8]) -> Result<Option<Claim>, KeyError> {
     let mut reader = Reader::new(request);
     if reader.array("magic")? != MAGIC || reader.u16("version")? != VERSION {
@@ -144,8 +143,6 @@ impl Request<'_> {
         }
     }
 
-    /// Receives the next message, appends its descriptors and returns its status, or `None` at the end of
-    /// the stream.
     fn receive(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<u8>, Refusal> {
         self.apply_deadline()?;
         let mut status = [u8::MAX];
@@ -236,15 +233,14 @@ fn socket_error(errno: Errno, deadline: Deadline) -> Refusal {
     }
 }
 
-/// The time in which a client must send its request.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time in which a client must receive its answer, since other clients wait for the thread.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// The largest number of clients whose request has not arrived. The oldest client is dropped for a new one.
 const CLIENTS_MAX: usize = 256;
-/// The pause after a failed system call, for example because file descriptors ran out.
+/// The pause after a failed system call of the server thread, for example because file descriptors ran out.
 const POLL_PAUSE: Duration = Duration::from_millis(10);
-/// The time that a new server waits until the name of the socket is free.
+/// The time that a new server waits until the name of its Unix socket is free.
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Keeps the thread running that hands out memory of this process. The thread ends when the last server is

@@ -37,7 +37,7 @@ pub(super) struct Address<V: Vendor> {
     pub(super) host: Host,
     pub(super) device: DeviceId,
     pub(super) striped_rate: u64,
-    /// The remote key of a region with one probe flag for each rank.
+    /// The remote key of a small region with one test flag for each rank.
     pub(super) probe: Key<V>,
 }
 

@@ -39,8 +39,8 @@ struct Peer<D: PeerDevice> {
     kind: LinkKind,
     bytes_per_second: Option<f64>,
     striped_rate: u64,
-    /// The imported probe flags of the peer, or `None` if this rank's device cannot reach them. This rank
-    /// signals the flag with its own number.
+    /// Flags of the peer for a test of signals, or `None` if this rank's device cannot reach the peer. Each rank writes
+    /// the flag with its own number.
     flags: Option<Remote<D>>,
 }
 
@@ -53,7 +53,6 @@ pub struct Fabric<D: PeerDevice> {
     memory: Memory<D>,
     peers: Vec<Option<Peer<D>>>,
     striped_rate: u64,
-    /// The flags of this rank that peers signal in their probes.
     _flags: Local<D>,
     address: Vec<u8>,
     _server: Server,
@@ -281,10 +280,6 @@ impl<D: PeerDevice> Fabric<D> {
         }
     }
 
-    /// Falls back to host memory for a peer whose device cannot be reached.
-    ///
-    /// # Errors
-    /// Returns [`Fault::Unavailable`] if the options are `strict`.
     fn via_host(&self, peer: Rank, device: &DeviceId, why: &str) -> Result<PeerAccess<D>, Fault> {
         let own = self.context.device_id();
         let unreachable = format!(

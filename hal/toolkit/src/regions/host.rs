@@ -29,9 +29,7 @@ use peerlane_hal::{BackendId, Rank, Role};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostView {
-    /// The address at which the host accesses the memory.
     pub(super) base: NonNull<u8>,
-    /// The address at which the registering device accesses the memory.
     pub(super) address: DevicePtr,
 }
 
@@ -40,7 +38,7 @@ impl HostView {
         self.address == self.base.as_ptr() as DevicePtr
     }
 
-    /// Copies bytes to the memory. The caller has checked the span against the region.
+    /// Copies bytes to the memory. The caller has checked that the span is in bounds.
     pub(super) fn write(self, offset: u64, bytes: &[u8]) {
         let to = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: inside the region (checked by the caller). The contract of the ops governs concurrent
@@ -48,7 +46,7 @@ impl HostView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies bytes from the memory. The caller has checked the span against the region.
+    /// Copies bytes from the memory. The caller has checked that the span is in bounds.
     pub(super) fn read(self, offset: u64, bytes: &mut [u8]) {
         let from = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: as for `write`.
@@ -108,9 +106,8 @@ impl<D: RegionDevice> Drop for RegisteredMapping<D> {
 #[derive(Debug)]
 pub(super) struct PinnedHost<D: RegionDevice> {
     source: Source,
-    /// The pinned mapping, which is `None` only while the region is dropped.
+    /// `None` only while the region is being dropped.
     memory: Option<RegisteredMapping<D>>,
-    /// The offset of the region in the mapping in bytes.
     begin: usize,
     reusable: AtomicBool,
 }
@@ -128,8 +125,8 @@ impl<D: RegionDevice> PinnedHost<D> {
         Self::register(context, mapping, 0, source)
     }
 
-    /// Maps and pins `bytes` bytes of a peer's memfd, which begin `head` bytes after its start. The descriptor
-    /// must hold them.
+    /// Maps and pins a part of a peer's memfd. The file must hold the `bytes` bytes that begin `head` bytes after its
+    /// start.
     pub(super) fn import(
         context: &Arc<D>,
         fd: OwnedFd,
@@ -238,9 +235,8 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(super) struct AdoptedHost {
     view: HostView,
-    /// The span in a memfd of this process, or `None` if the memory lies in no memfd.
+    /// The location in a memfd of this process, or `None` if the memory is not in a memfd.
     span: Option<MappedSpan>,
-    /// The first address of the pinned range, or of the region if the caller had pinned it already.
     known: NonNull<u8>,
     _pages: Option<RegisteredPages>,
 }
@@ -307,7 +303,6 @@ impl AdoptedHost {
         Ok(device_pointer(reader, self.known)? + head as u64)
     }
 
-    /// Returns the offset of the region in its memfd in bytes, or `None` if no other process can map it.
     pub(super) fn head(&self) -> Option<u64> {
         self.span.as_ref().map(|span| span.head)
     }
@@ -317,7 +312,7 @@ impl AdoptedHost {
     }
 }
 
-/// The pages that this process has pinned, by the number of the backend and the first page.
+/// The host pages that this process has pinned, by the number of the backend and the address of the first page.
 static REGISTERED: Mutex<BTreeMap<Start, SharedPages>> = Mutex::new(BTreeMap::new());
 
 type Start = (u16, usize);

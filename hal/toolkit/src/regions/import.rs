@@ -24,7 +24,6 @@ pub struct Remote<D: RegionDevice> {
     role: Role,
     address: DevicePtr,
     bytes: u64,
-    /// The address in this process, or `None` if the region is device memory.
     host: Option<u64>,
     _keep_alive: KeepAlive<D>,
 }
@@ -274,7 +273,6 @@ impl<D: RegionDevice> Opened<D> {
         }
     }
 
-    /// Returns the address in this process, or `None` if the memory is device memory.
     fn host(&self) -> Option<u64> {
         match self {
             Self::Host(pinned) => Some(pinned.view().base.as_ptr() as u64),

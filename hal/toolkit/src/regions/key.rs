@@ -25,12 +25,12 @@ use peerlane_hal::Role;
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Envelope, Generation, KeyError, RemoteKey};
 
-/// A length in bytes that no region reaches, larger than the address space of any device.
+/// A length in bytes that no region reaches, because it is larger than the address space of any device.
 const BYTES_MAX: u64 = 1 << 56;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PrivateReason {
-    /// Mapped memory whose allocator requested no exportable handle.
+    /// Mapped device memory whose allocator requested no exportable handle.
     NoHandle,
     /// Memory of a stream-ordered pool, which has no handle for other processes.
     Pool,
@@ -68,13 +68,10 @@ impl PrivateReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Nothing,
-    /// Memory that only ranks of the owner's process can import.
     Private(PrivateReason),
-    /// Physical memory in segments, whose file descriptors are mapped to consecutive addresses.
     Segments {
         /// The offset of the region in the first segment in bytes.
         head: u64,
-        /// The length of each segment in bytes.
         segments: Vec<u64>,
     },
     Ipc {
@@ -82,7 +79,6 @@ pub(super) enum Access {
         head: u64,
         handle: IpcHandle,
     },
-    /// Host memory that other processes map from one file descriptor.
     Host {
         /// The offset of the region in the file in bytes.
         head: u64,

@@ -75,7 +75,6 @@ struct Connected {
     owner: Owner,
     /// The reason why the two devices cannot access each other's memory, or `None` if they can.
     unreachable: Option<String>,
-    /// Whether the peer has exported a region for data in host memory.
     on_host: bool,
 }
 
@@ -86,7 +85,7 @@ pub struct Memory<D: RegionDevice> {
     context: Arc<D>,
     transfer: Arc<Transfer<D>>,
     nic_access: Arc<NicAccess<D>>,
-    /// Whether device memory without an exportable descriptor is an error on a device with virtual memory.
+    /// Whether an allocation fails if the device has virtual memory but cannot export it as a file descriptor.
     strict: bool,
     /// Whether flags are allocated in host memory, because only the host waits for them.
     flags_on_host: bool,
@@ -121,16 +120,19 @@ impl<D: RegionDevice> Memory<D> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the process and the device of a peer, so that its regions can be imported. `unreachable` is the reason
-    /// why its device and this one do not reach each other; memory that is allocated from now on is then host memory.
+    /// Records the process and the device of a peer, so that its regions can be imported.
+    ///
+    /// `unreachable` is the reason why its device and this one do not reach each other; memory that is allocated from
+    /// now on is then host memory.
     pub(super) fn connect(&self, peer: Rank, owner: Owner, unreachable: Option<String>) {
         if let Some(slot) = self.peers().get_mut(peer.index()) {
             *slot = Some(Connected { owner, unreachable, on_host: false });
         }
     }
 
-    /// Returns whether bytes to a peer go through host memory, as far as this rank knows. The peer's memory may be host
-    /// memory because of a third rank, which shows when it is imported.
+    /// Returns whether transfers to a peer are staged in host memory, as far as this rank knows.
+    ///
+    /// The peer's memory may be host memory because of a third rank, which shows when it is imported.
     pub(super) fn is_on_host(&self, peer: Rank) -> bool {
         let peers = self.peers();
         let peer = peers.get(peer.index()).and_then(Option::as_ref);

@@ -15,8 +15,7 @@ use crate::handover::Entry;
 use crate::{EngineRegion, RegionBounds};
 use peerlane_hal::{DmaBuf, Flush, Region, Role, Space};
 
-/// The time limit for reading one flag for diagnosis. A rank that reports what it waits for must answer
-/// within 250 ms.
+/// The time limit for reading one flag for diagnosis. A rank that reports what it waits for must answer within 250 ms.
 const FLAG_READ_TIMEOUT: Duration = Duration::from_millis(150);
 
 /// A registered region of this rank, in device memory or pinned host memory.
@@ -25,7 +24,6 @@ pub struct Local<D: RegionDevice> {
     pub(super) registration: Arc<Registration<D>>,
     pub(super) transfer: Arc<Transfer<D>>,
     pub(super) nic_access: Arc<NicAccess<D>>,
-    /// The entry in the table of this process; dropping it removes the registration.
     pub(super) entry: Entry,
 }
 

@@ -22,12 +22,11 @@ use peerlane_hal::{Rank, Role};
 pub(super) enum Backing<D: RegionDevice> {
     Mapped(Mapped<D>),
     Plain(Plain<D>),
-    /// Host memory that the registration allocated.
+    /// Host memory that Peerlane allocated.
     Host(PinnedHost<D>),
     Borrowed(Borrowed),
     /// Host memory that the caller allocated.
     Adopted(AdoptedHost),
-    /// No memory, for a region of 0 bytes.
     Nothing,
 }
 
@@ -60,7 +59,8 @@ pub(super) struct Registration<D: RegionDevice> {
     pub(super) owner: Rank,
     pub(super) role: Role,
     backing: Backing<D>,
-    /// The exported handle, which the first export sets. Memory that is only a source of puts is never exported.
+    /// The handle for other processes, created by the first export. Memory that is only a source of puts is never
+    /// exported.
     exported: OnceLock<Exported<D>>,
 }
 
@@ -230,11 +230,6 @@ impl<D: RegionDevice> Registration<D> {
         Ok(Exported::Segments { head, segments })
     }
 
-    /// Permits the device of another rank of this process to access the memory, and returns the address for
-    /// that device.
-    ///
-    /// # Errors
-    /// Returns the driver's error, or [`Fault::PrivateMemory`].
     pub(super) fn permit(&self, reader: &D) -> Result<DevicePtr, D::Error> {
         if self.context.device() == reader.device() {
             return Ok(self.address);

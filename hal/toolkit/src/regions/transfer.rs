@@ -16,7 +16,7 @@ use crate::device::{CopyKind, DevicePtr, EventHandle, RegionDevice, Relaxed, Str
 const STAGING_BYTES: usize = 1 << 20;
 /// The time limit of a copy. The longest copies take a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The number of queries of the copy's event before the thread sleeps between queries.
+/// The number of times that the event of a copy is queried before the thread sleeps between queries.
 const SPIN_QUERIES: u32 = 200;
 const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 
@@ -32,7 +32,7 @@ struct TransferQueue<D: RegionDevice> {
     stream: StreamHandle,
     event: Option<EventHandle>,
     staging: Option<Staging>,
-    /// Whether an earlier copy missed its deadline and may still run.
+    /// Whether an earlier copy missed its deadline and may still access the memory.
     may_be_running: bool,
 }
 

@@ -22,19 +22,16 @@ use super::resources::{DevicePage, PAGE_WORDS};
 const WORD_BYTES: usize = size_of::<u64>();
 /// The value from which 64-bit words are negative in the driver's signed comparison.
 const UPPER_HALF: u64 = 1 << 63;
-/// This many word operations of one call take as much room in the driver's queue as one other command.
 const OPS_A_COMMAND: usize = 8;
 
 /// The flag bit that an abort sets to let all captured waits for the flag pass, also in later graph launches. A release
 /// sets it; signals and resets write only the lower half of the word.
 pub(super) const ABORTED: u64 = 1 << 32;
-/// The width in bytes of a captured signal, which writes only the lower half of a flag.
 const HALF_BYTES: usize = size_of::<u32>();
 
 #[derive(Debug)]
 pub(super) struct WordBatch<D: WordCalls> {
     ops: Vec<D::WordOp>,
-    /// Whether one call of the driver takes several word operations.
     shares_calls: bool,
 }
 
@@ -63,17 +60,16 @@ impl<D: WordCalls> WordBatch<D> {
         self.push(D::word_write(address, value));
     }
 
-    /// Adds a wait until the word is at least `value`, as at most two word operations.
+    /// Adds a wait until the word is at least `value`. It takes one or two operations of the driver.
     pub(super) fn wait(&mut self, address: DevicePtr, value: u64) {
         wait_values(value).for_each(|value| self.push(D::word_wait(address, value)));
     }
 
-    /// Adds a signal of a captured slice, which leaves the bit [`ABORTED`] unchanged.
     pub(super) fn write_captured(&mut self, address: DevicePtr, value: u64) {
         self.push(D::half_write(address, value as u32));
     }
 
-    /// Adds a wait of a captured slice, which blocks until the word has a bit of `value` or the bit [`ABORTED`].
+    /// Adds a wait in a graph, which passes when the word has a bit of `value` or the bit [`ABORTED`].
     pub(super) fn wait_captured(&mut self, address: DevicePtr, value: u64) {
         self.push(D::bits_wait(address, value | ABORTED));
     }
@@ -99,7 +95,7 @@ fn commands(ops: usize, shares_calls: bool) -> usize {
     if shares_calls { 1 + ops / OPS_A_COMMAND } else { ops }
 }
 
-/// Returns the values to wait for in turn, so that the word is at least `value` afterwards.
+/// Returns the values to wait for one after the other, so that the word is at least `value` afterwards.
 ///
 /// Drivers compare cyclically: a wait passes if the word is less than 2^63 ahead of the value. Small words
 /// would be ahead of a value in the upper half of the range, so a wait for 2^63 comes first. A word that is
@@ -114,7 +110,6 @@ pub(super) struct PendingCopies {
     to: Vec<DevicePtr>,
     from: Vec<DevicePtr>,
     bytes: Vec<usize>,
-    /// The kind of the last copy, which is used if the batch has only one copy.
     copy_kind: Option<CopyKind>,
 }
 
@@ -195,10 +190,9 @@ impl PendingCopies {
     }
 }
 
-/// The number of device words that signals use in rotation. The number is at least the number of writes in a batch, so
-/// that no word is written twice in a batch: the copies go onto the stream behind the batch.
+/// The number of device words that hold the values of signals in rotation. The number is at least the number of writes
+/// in a batch, so that no word is written twice in a batch: the copies go onto the stream behind the batch.
 const RING_WORDS: usize = 255;
-/// The number of device words that hold the values of captured signals.
 const CONSTANTS_MAX: usize = PAGE_WORDS - RING_WORDS;
 
 #[derive(Debug)]
@@ -208,7 +202,7 @@ pub(super) struct SignalWords {
     /// The values of captured signals. Each has a device word of its own, because a replay copies the value that its
     /// word has.
     constants: Vec<u64>,
-    /// The source word, destination flag and length of each pending copy.
+    /// Copies that are not enqueued yet, each as source word, destination flag and length.
     pending_copies: Vec<(DevicePtr, DevicePtr, usize)>,
 }
 
@@ -224,7 +218,7 @@ impl SignalWords {
         })
     }
 
-    /// Gives the page of words to the next engine, unless graphs use it.
+    /// Gives the page of words to the next engine, unless captured graphs still use it.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         if self.constants.is_empty() {
             self.page.leave(context);
@@ -235,7 +229,6 @@ impl SignalWords {
         !self.pending_copies.is_empty()
     }
 
-    /// Drops the pending copies of a slice that failed half-way.
     pub(super) fn clear_pending(&mut self) {
         self.pending_copies.clear();
     }

@@ -23,7 +23,7 @@ use super::resources::{Event, PAGE_WORDS, PinnedPage, Stream};
 use crate::Fault;
 use crate::device::{CaptureState, DevicePtr};
 
-/// The values of a status word in host memory, which shows whether a recorded graph is waiting for flags.
+/// The values of a status word in host memory, which shows whether a captured graph is waiting for flags.
 const IDLE: u64 = 0;
 const WAITING: u64 = 1;
 const MARKED: u64 = 2;
@@ -38,10 +38,9 @@ struct Recorded {
 pub(super) struct Captures<D: StreamDevice> {
     sides: Vec<SideStream<D>>,
     started: Event<D>,
-    /// The recorded slices. The index of a slice is also the index of its busy word.
     recorded: Vec<Recorded>,
     words: PinnedPage,
-    /// Whether the engine has ever recorded a slice. From then on, graphs may write to the engine's pages.
+    /// Whether the engine was ever captured into a graph. From then on, graphs may write to the engine's memory pages.
     used: bool,
 }
 
@@ -81,9 +80,8 @@ impl<D: StreamDevice> Captures<D> {
         (&mut self.sides[..usable], &self.started)
     }
 
-    /// Returns the busy word of a recorded slice, which the slice sets while it waits for `awaited`. A plan
-    /// that is recorded again gets the same word: its graphs use the same flags and cannot run at the same
-    /// time.
+    /// Returns the status word that a recorded slice sets while it waits for the flags in `awaited`. A plan that is
+    /// recorded again gets the same word: its graphs use the same flags and cannot run at the same time.
     ///
     /// # Errors
     /// Returns [`Fault::Argument`] if the engine has recorded too many different slices.
@@ -110,7 +108,7 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.words.address(index))
     }
 
-    /// Gives the page of busy words to the next engine. No slice may have been recorded.
+    /// Gives the page of status words to the next engine. Nothing may have been recorded with it.
     pub(super) fn leave(self, context: &D) {
         self.words.leave(context);
     }
@@ -123,7 +121,7 @@ impl<D: StreamDevice> Captures<D> {
         self.used
     }
 
-    /// Returns the longest time that a recorded slice has been waiting, or `None` if none waits.
+    /// Returns the longest time that a captured graph has been waiting for flags, or `None` if none waits.
     ///
     /// The time counts from the first call that finds the slice waiting.
     pub(super) fn longest_wait(&mut self) -> Option<Duration> {

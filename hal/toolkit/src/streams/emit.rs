@@ -13,7 +13,6 @@ use super::batches::{PendingCopies, SignalWords, WordBatch};
 use super::resources::{BOUNCE_BYTES, BounceBuffers, Event, OwnStream};
 use super::steps::Target;
 
-/// One op adds at most this many word operations to a batch, together with its neighbours.
 const OPS_MAX: usize = 5;
 
 /// A side stream for puts, with the event that joins it to the main stream.
@@ -21,9 +20,8 @@ const OPS_MAX: usize = 5;
 pub(super) struct SideStream<D: StreamDevice> {
     stream: OwnStream<D>,
     ended: Event<D>,
-    /// Whether the next put on this stream must be ordered after the main stream.
     must_follow: bool,
-    /// Whether the stream holds puts for which the main stream has not waited yet.
+    /// Whether the stream holds copies for which the main stream has not waited yet.
     unjoined: bool,
 }
 
@@ -45,7 +43,6 @@ impl<D: StreamDevice> SideStream<D> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Busy {
     pub(super) word: DevicePtr,
-    /// The number of waits of the slice that are not enqueued yet.
     pub(super) waits: usize,
     pub(super) begun: bool,
 }
@@ -55,23 +52,19 @@ pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) context: &'a D,
     pub(super) main: StreamHandle,
     pub(super) sides: &'a mut [SideStream<D>],
-    /// The event on the main stream after which side streams start.
     pub(super) started: &'a Event<D>,
-    /// Whether `started` was recorded after the last wait of the main stream.
     pub(super) started_recorded: bool,
     pub(super) batch: &'a mut WordBatch<D>,
-    /// The copies that are not enqueued yet, by stream index. While there are any, no batch is open.
+    /// The copies that are not enqueued yet, by stream index. While there are any, no batch of flag operations is open.
     pub(super) copies: &'a mut [PendingCopies],
-    /// Whether one call enqueues all pending copies of a stream. Otherwise a copy is enqueued at once.
+    /// Whether one driver call enqueues all pending copies of a stream. Otherwise a copy is enqueued at once.
     pub(super) together: bool,
-    /// The device words of copied signals, or `None` if streams write flags directly.
+    /// Device words from which signals are copied to flags, or `None` if streams write flags directly.
     pub(super) words: Option<&'a mut SignalWords>,
-    /// The device buffers for puts from host memory to host memory.
     pub(super) bounce: Option<&'a BounceBuffers>,
     pub(super) piece_bytes_max: u64,
     pub(super) captured: bool,
     pub(super) busy: Option<Busy>,
-    /// The number of commands on the main stream and on all side streams.
     pub(super) commands: [usize; 2],
 }
 

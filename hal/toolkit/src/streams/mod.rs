@@ -71,11 +71,11 @@ pub enum SignalBy {
     Copy,
 }
 
-/// The largest number of ops in a slice. More than [`COMMANDS_MAX`] commands on one stream could block the caller, and
-/// a slice must fit an empty queue.
+/// The largest number of ops in one submission. More than [`COMMANDS_MAX`] commands on one stream could block the
+/// caller, and a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
-/// Returns an upper bound on the commands that a slice of `ops` ops enqueues on one stream. These are two for each op,
-/// more if every op is several memory operations, and the events around them.
+/// Returns an upper bound on the commands that `ops` ops enqueue on one stream. These are two for each op, more if
+/// every op is several memory operations, and the events around them.
 const fn commands_max(ops: usize) -> usize {
     ops * 19 / 8 + 8
 }
@@ -84,7 +84,7 @@ const _: () = assert!(commands_max(SLICE_OPS_MAX) <= COMMANDS_MAX);
 const SPIN: Duration = Duration::from_micros(20);
 /// A parked thread may sleep this long between two checks, because the streams wait for flags themselves.
 const SLEEP_MAX: Duration = Duration::from_micros(200);
-/// After this many submitted slices, `completed` queries the driver even right after a submit.
+/// After this many submissions, `completed` queries the driver even right after a submit.
 const SUBMITS_MAX: usize = 16;
 
 /// The parameters with which a backend opens a stream engine.
@@ -131,7 +131,7 @@ pub struct Engine<D: StreamDevice> {
     state: EngineState<D::Error>,
     resolver: OpResolver,
     stream_plan: StreamPlan,
-    /// The streams, events and pages of the engine. They are dropped only if that cannot block.
+    /// The driver's streams, events and memory pages. They are dropped only if that cannot block.
     hardware: ManuallyDrop<Hardware<D>>,
     steps: Vec<Step>,
     marks: Vec<LinkCopy>,
@@ -157,8 +157,8 @@ struct Hardware<D: StreamDevice> {
     captures: Captures<D>,
     release: Releaser<D>,
     words: Option<SignalWords>,
-    /// Device buffers for copies through the device. Eager and captured slices may run at the same time, so each has a
-    /// set.
+    /// Device buffers for copies between two host regions. Eager and captured work may run at the same time, so each
+    /// has a set.
     bounces: Option<[BounceBuffers; 2]>,
     page: PinnedPage,
     joined: Event<D>,
@@ -373,11 +373,10 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
     }
 }
 
-/// The caller's stream that is the engine's main stream until `join`.
 #[derive(Debug)]
 pub(super) struct Forked {
     pub(super) stream: Stream,
-    /// The number of side streams that the slice may use, or `None` if the stream does not capture.
+    /// The number of side streams that may be used, or `None` if the stream is not capturing.
     pub(super) captured: Option<usize>,
 }
 

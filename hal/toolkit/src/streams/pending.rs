@@ -16,11 +16,10 @@ pub(super) struct Awaited {
     pub(super) flag: DevicePtr,
     /// The flag's address in this process, or `None` if the host cannot access the flag.
     pub(super) host: Option<u64>,
-    /// The flag value that lets the queued wait pass.
     pub(super) value: u64,
 }
 
-/// Tracks the slices in flight, with their commands and the flags that they wait for.
+/// Tracks the submissions in flight, with their commands and the flags that they wait for.
 ///
 /// Tickets complete in order, since a slice ends with a join of all its streams. One number therefore
 /// describes the progress.
@@ -55,11 +54,10 @@ impl Pending {
         self.commands.is_empty()
     }
 
-    /// Rejects a slice if its `requested` commands do not fit into the queue now. An empty queue accepts every
-    /// slice.
+    /// Rejects a submission if its `requested` commands do not fit into the queue now. An empty queue accepts every
+    /// submission.
     ///
-    /// # Errors
-    /// Returns [`Fault::QueueFull`].
+    /// # Errors Returns [`Fault::QueueFull`].
     pub(super) fn admit(&self, requested: usize) -> Result<(), Fault> {
         let queued = self.queued;
         if self.is_empty() || queued + requested <= COMMANDS_MAX {
@@ -92,7 +90,6 @@ impl Pending {
         self.done > before
     }
 
-    /// Returns the flags for which slices in flight wait, including a slice that failed half-way.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Awaited> + Clone {
         self.awaited.iter().map(|(_, awaited)| *awaited)
     }
@@ -100,7 +97,7 @@ impl Pending {
 
 const OPEN: usize = 64;
 
-/// Tracks which tickets are complete by events, one at the end of each slice.
+/// Tracks which tickets are complete by driver events, one at the end of each submission.
 ///
 /// A word in host memory that the stream writes at the end of a slice would be simpler to read. But this
 /// write waits until everything before it is visible to the host, which costs each start about 1.4 µs; an
@@ -140,7 +137,7 @@ impl<D: StreamCalls> TicketEvents<D> {
         self.open.back().map_or(Ok(()), |(_, event)| event.block(context, stream))
     }
 
-    /// Queries the events and returns the last complete ticket. The context is current and relaxed.
+    /// Queries the driver's events and returns the last complete ticket. The context is current and relaxed.
     ///
     /// Each slice begins behind the previous one, so an event that has passed covers all slices before it. A
     /// query costs as much as a copy, so a binary search keeps the number of queries small.
@@ -160,7 +157,6 @@ impl<D: StreamCalls> TicketEvents<D> {
         Ok(self.done)
     }
 
-    /// Returns whether a query would find a newly complete ticket or an error.
     pub(super) fn has_news(&self, context: &D) -> bool {
         let Some((_, event)) = self.open.front() else { return false };
         let Ok(_relaxed) = context.enter_relaxed() else { return true };

@@ -28,10 +28,10 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// A property of a device that is probed once per process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Probe {
-    /// Whether a graph replay does what was captured.
+    /// Whether the replay of a captured graph does what was captured.
     Captures,
     WordWaits,
-    /// Whether the word operations of one call run in order.
+    /// Whether a driver call with several word operations runs them in order.
     Batches,
     /// Whether a copy inside the device really writes its destination.
     LocalCopies,
@@ -69,18 +69,17 @@ impl<E: Clone> ProbeCache<E> {
 }
 
 const BATCH_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time in which a word write that overtakes a blocked wait of the same driver call becomes visible.
+/// The time after which a word write that has overtaken a blocked wait of the same driver call is visible.
 const MISORDER_TIME: Duration = Duration::from_millis(2);
 
 // Words of the device page for the probe of batches.
-/// The index of a word that is written before the probed call, to show that the stream has reached the call.
 const BATCH_STARTED: usize = 0;
 const BATCH_GATE: usize = 1;
 const BATCH_WRITTEN: usize = 2;
 const BATCH_WORDS: usize = 3;
 
-/// Returns whether one call may take several word operations, and probes the device if necessary. The context
-/// is current and this thread's captures are relaxed.
+/// Tests whether one driver call may take several word operations, if the driver does not guarantee it. The context is
+/// current and this thread's captures are relaxed.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if streams do not wait for words.
@@ -212,8 +211,8 @@ impl<D: StreamDevice> BatchProbe<D> {
 const LOCAL_WORDS: usize = 509;
 const LOCAL_TARGET: usize = 1024;
 
-/// Probes copies inside the device if the device needs that. The context is current and this thread's captures
-/// are relaxed.
+/// Tests copies inside the device if the driver may report success without copying. The context is current and this
+/// thread's captures are relaxed.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if no method copies.
@@ -262,8 +261,8 @@ fn self_copy_works<D: StreamDevice>(context: &D) -> Result<bool, D::Error> {
     Ok(works)
 }
 
-/// Probes copies to a peer if the device needs that. The word `target` of the peer is not used meanwhile, and
-/// keeps the value that was sent.
+/// Tests copies to a peer if the driver may report success without copying. The word `target` of the peer is not used
+/// meanwhile, and keeps the value that was sent.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if no method copies.
@@ -305,7 +304,6 @@ pub(super) fn check_peer_copies<D: StreamDevice>(
     .into())
 }
 
-/// Tests whether one call of the driver makes several copies. The page is not in use yet.
 pub(super) fn probe_copy_batch<D: StreamDevice>(
     context: &D,
     stream: &OwnStream<D>,
@@ -337,13 +335,14 @@ const GRAPH_WORDS: usize = GRAPH_BYTES / size_of::<u64>();
 const GRAPH_SOURCE: usize = 0;
 const GRAPH_TARGET: usize = GRAPH_WORDS;
 const GRAPH_FLAG: usize = 2 * GRAPH_WORDS;
-/// The index of the word that a replay writes last, which shows that word operations run at all. The probe's flag
-/// cannot show it, since the flag ends with its initial value.
+/// The index of the word that a replayed graph writes last, which shows that word operations run at all.
+///
+/// The probe's flag cannot show it, since the flag ends with its initial value.
 const GRAPH_MARK: usize = GRAPH_FLAG + 1;
 const GRAPH_READ_WORDS: usize = GRAPH_WORDS + 2;
 
-/// Checks by a probe that graphs can be captured and replayed on this device. The context is current and this
-/// thread's captures are relaxed. With `together`, memory operations share calls.
+/// Tests that graphs can be captured and replayed on this device. The context is current and this thread's captures are
+/// relaxed. With `together`, memory operations share calls.
 ///
 /// # Errors
 /// Returns an error of kind `Unavailable` if a replay does not do what was recorded.
@@ -380,8 +379,8 @@ fn probe_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D:
     }
 }
 
-/// Captures the graph that the probe replays. The graph holds a copy on a second stream, a signal, the wait for
-/// the signal with its reset, and a write that marks the end.
+/// Captures the graph that a test replays. The graph holds a copy on a second stream, a signal, the wait for the signal
+/// with its reset, and a write that marks the end.
 fn record<'a, D: StreamDevice>(
     context: &'a D,
     (stream, aside): (&OwnStream<D>, &OwnStream<D>),

@@ -24,15 +24,14 @@ use super::pending::{Awaited, Pending};
 use super::resources::{OwnStream, PinnedPage};
 use super::{Engine, Hardware, StreamDevice};
 
-/// The index of the page word in which the release stream counts the rounds that it has written.
 const ROUND_WORD: usize = 8;
-/// The largest number of release rounds that are enqueued on a stream at a time. A device that other processes share
-/// switches to them when it has no work.
+/// The largest number of rounds of flag writes that are enqueued on a stream at a time. A device that other processes
+/// share switches to them when it has no work.
 const ROUNDS_MAX: u64 = 2;
-/// The value from which flags do not satisfy waits for small values, because the driver compares cyclically.
+/// Flag values from here on do not satisfy waits for small values, because the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
-/// If a round is not written after this time, the release stream counts as stuck behind blocked streams.
+/// The stream that writes awaited flags counts as stuck behind blocked streams if its writes take longer.
 const STUCK_TIME: Duration = Duration::from_millis(100);
 
 /// Ends the flag waits of an aborted engine by writing the awaited values to the flags.
@@ -88,8 +87,8 @@ impl<D: StreamDevice> Releaser<D> {
         awaited.into_iter().any(|target| target.host.is_none())
     }
 
-    /// Enqueues writes of the largest awaited values to the flags that the host cannot access. A round is put onto a
-    /// stream only if there is room, so that rounds do not accumulate on a device that makes no progress.
+    /// Enqueues writes of the largest awaited values to the flags that only the device can access. A round is put onto
+    /// a stream only if there is room, so that rounds do not accumulate on a device that makes no progress.
     ///
     /// The streams of a context share few hardware queues, and a blocked stream blocks its queue. If a round is stuck or a graph
     /// waits, rounds go onto a stream of a second context.
@@ -176,7 +175,7 @@ fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
 }
 
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// A graph does not wait between two starts, so graphs count as complete only after this time without a waiting graph.
+/// Graphs count as complete after this time without a waiting graph, because a graph does not wait between two starts.
 const QUIET_TIME: Duration = Duration::from_millis(10);
 const ROUND_INTERVAL: Duration = Duration::from_micros(50);
 
@@ -220,7 +219,8 @@ impl<D: StreamDevice> Engine<D> {
         }
     }
 
-    /// Returns whether the engine has no work left apart from release rounds, or `None` if the driver reports an error.
+    /// Returns whether all work of the engine is complete, apart from the writes of a release. Returns `None` if the
+    /// driver reports an error.
     fn is_idle(&self) -> Option<bool> {
         let Hardware { captures, sides, main, .. } = &*self.hardware;
         if captures.is_waiting() {

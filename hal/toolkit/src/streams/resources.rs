@@ -34,7 +34,6 @@ use crate::device::{
 #[derive(Clone)]
 pub struct Stream {
     raw: StreamHandle,
-    /// The owner that keeps the stream alive, if it is known.
     _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -82,7 +81,7 @@ const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 pub(super) struct OwnStream<D: StreamCalls> {
     library: D::Library,
     raw: StreamHandle,
-    /// Whether work may be blocked on the stream, since the last `finish` has not succeeded.
+    /// Whether the stream may hold blocked work, because the last `finish` did not succeed.
     may_be_blocked: Cell<bool>,
 }
 
@@ -174,14 +173,11 @@ impl<D: StreamCalls> Event<D> {
         unsafe { context.record_event(self.raw, stream) }
     }
 
-    /// Orders the further work of a stream after the event as it is recorded now. The event can be recorded
-    /// again at once.
     pub(super) fn block(&self, context: &D, stream: StreamHandle) -> Result<(), D::Error> {
         // SAFETY: as for `record`.
         unsafe { context.wait_for_event(stream, self.raw) }
     }
 
-    /// Orders the further work of the stream `behind` after the present work of the stream `ahead`.
     pub(super) fn order(
         &self,
         context: &D,
@@ -192,8 +188,8 @@ impl<D: StreamCalls> Event<D> {
         self.block(context, behind)
     }
 
-    /// Returns whether all work before the recorded event is complete. Call it under `enter_relaxed`, so that
-    /// captures of other threads are not affected.
+    /// Returns whether all work before the recorded event is complete. Call it under `enter_relaxed`, so that captures
+    /// of other threads are not affected.
     pub(super) fn has_passed(&self, context: &D) -> Result<bool, D::Error> {
         // SAFETY: the event is owned.
         unsafe { context.has_passed(self.raw) }
@@ -214,7 +210,7 @@ const PAGE_BYTES: usize = PAGE_WORDS * size_of::<u64>();
 #[repr(C, align(4096))]
 struct PageBytes([u8; PAGE_BYTES]);
 
-/// The pages that no engine uses at present, which are reused because freeing them may block.
+/// Memory pages that no engine uses at present. They are reused, because freeing them may block.
 static SPARE: Mutex<Vec<(PageKind, SparePage)>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,9 +221,8 @@ enum PageKind {
 
 #[derive(Clone, Copy, Debug)]
 struct SparePage {
-    /// The type of the context's backend and the number of the context, for which the page is registered.
     context: (TypeId, usize),
-    /// The driver's number of the allocation, by which a destroyed context is detected.
+    /// The driver's number of the allocation, which shows whether its context was destroyed.
     id: u64,
     /// The page's address in this process, or 0 if the host cannot access the page.
     host: usize,
@@ -293,7 +288,7 @@ impl PinnedPage {
         Ok(Self { host: host.as_ptr().cast_const().cast(), device })
     }
 
-    /// Gives the page to the next engine. No stream and no graph may write to it any more.
+    /// Gives the memory page to the next engine. No stream and no graph may write to it any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Pinned, self.host as usize, self.device);
     }
@@ -348,7 +343,7 @@ impl DevicePage {
         unsafe { context.set(stream.raw(), self.device, 0, PAGE_BYTES) }
     }
 
-    /// Gives the page to the next engine. No stream and no graph may use it any more.
+    /// Gives the memory page to the next engine. No stream and no graph may use it any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Device, 0, self.device);
     }
@@ -362,7 +357,7 @@ impl DevicePage {
 /// The size in bytes of each stream's bounce buffer. The order of the stream keeps the pieces apart.
 pub(super) const BOUNCE_BYTES: u64 = 8 << 20;
 
-/// Device buffers for copies from host memory to host memory, one for each stream of an engine.
+/// Device buffers for copies from host memory to host memory, one for each stream.
 #[derive(Debug)]
 pub(super) struct BounceBuffers {
     base: DevicePtr,
@@ -379,7 +374,7 @@ impl BounceBuffers {
         self.base + stream_index as u64 * BOUNCE_BYTES
     }
 
-    /// Frees the bounce buffers, which no copy may still use.
+    /// Frees the bounce buffers. No copy may use them any more.
     pub(super) fn free<D: MemoryCalls>(self, context: &Arc<D>) {
         let base = self.base;
         // SAFETY: allocated by `new`, freed once, and idle (the caller's promise).

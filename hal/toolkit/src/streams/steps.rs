@@ -58,7 +58,6 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct OpResolver {
     peers: PeerSet,
-    /// The peers that use the same device as this rank.
     on_device: Vec<Rank>,
     piece_bytes_max: u64,
 }
@@ -169,24 +168,20 @@ fn copy(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Own,
-    /// A peer with its rank as an index.
     Peer(usize),
 }
 
-/// Totals over the steps of a slice, by which streams and self copies are chosen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SliceTotals {
     pub(super) copies: usize,
     pub(super) waits: usize,
-    /// The size in bytes of the largest self copy of the slice.
+    /// The size in bytes of the largest copy of this rank's block to itself.
     pub(super) own_bytes_max: u64,
     pub(super) peer_bytes_max: u64,
-    /// The number of copies that splitting and bounce buffers add to one copy for each op.
     pub(super) more_copies: usize,
 }
 
-/// Chooses the stream on which each copy of a slice runs. Index 0 is the main stream, the others are side
-/// streams.
+/// Chooses the stream of each copy. Index 0 is the main stream, the others are side streams.
 #[derive(Debug)]
 pub(super) struct StreamPlan {
     streams: usize,
@@ -196,7 +191,6 @@ pub(super) struct StreamPlan {
     streams_used: usize,
     peer_streams: usize,
     peers_seen: usize,
-    /// The last slice in which each rank had a stream, and the index of that stream.
     stream_of: Vec<(u64, usize)>,
 }
 
@@ -224,8 +218,6 @@ impl StreamPlan {
         self.streams - 1
     }
 
-    /// Begins a slice that uses at most `sides` side streams. With `together`, the copies of one stream go
-    /// there in one call.
     pub(super) fn begin(&mut self, totals: &SliceTotals, sides: usize, together: bool) {
         self.slice += 1;
         self.peers_seen = 0;
@@ -242,8 +234,8 @@ impl StreamPlan {
         self.peer_streams.min(self.streams_used)
     }
 
-    /// Returns the index of the stream for a copy to or from `target`. Peers get their streams in rotation,
-    /// in the order in which the slice names them.
+    /// Returns the index of the stream for a copy to or from `target`. Peers get their streams in rotation, in the
+    /// order of submission.
     pub(super) fn stream_index(&mut self, target: Target) -> usize {
         let peer = match target {
             Target::Own => return self.streams_used - 1,
@@ -284,7 +276,7 @@ pub enum SelfCopy {
 /// Selects the put to a peer from which a self copy is read back over the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyBackFrom {
-    /// The first put of the bytes, so that later puts of the stream overlap with the copy back.
+    /// The first put of the bytes, so that the stream's later puts overlap with the copy back.
     First,
     /// The second put of the bytes, which shares its stream with fewer puts where peers use two streams.
     Second,
@@ -315,7 +307,6 @@ impl SelfCopy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkCopy {
     None,
-    /// A self copy that is left out, because the copy back of another step replaces it.
     Replaced,
     /// A put to a peer, after which the bytes are copied back to this address.
     Back(DevicePtr),
