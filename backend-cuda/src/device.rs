@@ -252,7 +252,7 @@ pub(crate) fn device_attribute(
     Ok(value)
 }
 
-/// Reads a boolean attribute of a device. An attribute that the driver does not know is false.
+/// Reads a boolean device attribute, or returns false if the driver does not know the attribute.
 fn device_flag(driver: &Driver, device: CUdevice, number: c_int) -> bool {
     device_attribute(driver, device, number).is_ok_and(|value| value != 0)
 }
@@ -341,7 +341,7 @@ pub struct Context {
     label: Arc<str>,
 }
 
-/// The second CUDA context of each device. All engines share it, because a context takes half a GiB of device memory.
+/// The second CUDA context of each device, shared by all engines because a context takes half a GiB of memory.
 static SECOND_CONTEXTS: Mutex<BTreeMap<CUdevice, Weak<Context>>> = Mutex::new(BTreeMap::new());
 
 // SAFETY: a context may be current on several threads at once (cuCtxSetCurrent), and the handle is never

@@ -1,4 +1,4 @@
-//! Defines the remote key of CUDA memory, with the vendor's names and messages.
+//! Defines the remote key of CUDA memory and the vendor's texts for error messages.
 
 use peerlane_hal::BackendId;
 use peerlane_toolkit::regions::{self, Vendor};

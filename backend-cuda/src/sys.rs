@@ -27,7 +27,7 @@ macro_rules! table {
         pub struct Driver {
             $(pub(crate) $need: unsafe extern "C" fn($($need_arg),*) -> CUresult,)*
             $(pub(crate) $may: Option<unsafe extern "C" fn($($may_arg),*) -> CUresult>,)*
-            /// Keeps the code of the driver mapped. It is never unloaded, because the driver runs threads of its own.
+            /// Keeps the driver library loaded. It is never closed, because the driver runs threads of its own.
             _library: Library,
         }
 

@@ -1,4 +1,4 @@
-//! Defines the remote key of ROCm memory, with the vendor's names and messages.
+//! Defines the remote key of ROCm memory and the vendor's texts for error messages.
 //!
 //! A key names the device by its UUID, which the HSA runtime derives from the serial number of the chip,
 //! and the memory by the owner's process and a generation.

@@ -381,7 +381,7 @@ impl Context {
 }
 
 impl VirtualCalls for Context {
-    /// Returns whether the device can export memory as a file descriptor, which a test decides.
+    /// Tests whether the device can export memory as a file descriptor.
     ///
     /// An attribute of the device is not enough: releases up to 5.7 rejected memory with an exportable
     /// handle. Once per device, the smallest piece is therefore allocated, exported and freed.

@@ -79,7 +79,7 @@ pub enum Fault {
     Address {
         /// The rank that sent the malformed address.
         peer: Rank,
-        /// The malformed field of the address.
+        /// The field of the address that is malformed.
         what: String,
     },
     /// Values that must be equal on two ranks or in two objects differ.

@@ -1,4 +1,4 @@
-//! Issues the tickets of an engine and counts their open ops.
+//! Issues the tickets of submitted ops and tracks their completion.
 
 use std::collections::VecDeque;
 

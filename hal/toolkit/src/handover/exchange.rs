@@ -243,8 +243,8 @@ const POLL_PAUSE: Duration = Duration::from_millis(10);
 /// The time that a new server waits until the name of its Unix socket is free.
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps the thread running that hands out memory of this process. The thread ends when the last server is
-/// dropped.
+/// Keeps a thread running that sends file descriptors of this process's memory to other processes. The thread ends when
+/// the last server is dropped.
 #[derive(Debug)]
 pub struct Server(());
 

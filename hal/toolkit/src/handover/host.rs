@@ -64,13 +64,13 @@ impl Host {
         Ok(())
     }
 
-    /// Appends the host to the address of a rank.
+    /// Appends the host and network namespace to the address of a rank.
     #[must_use]
     pub fn write(&self, writer: Writer) -> Writer {
         write_name(writer.bytes(&self.boot).u64(self.network), &self.name)
     }
 
-    /// Reads the host from the address of a rank.
+    /// Decodes the host and network namespace from the address of a rank.
     ///
     /// # Errors
     /// If the address ends before.

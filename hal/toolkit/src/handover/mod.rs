@@ -44,7 +44,7 @@ const HERE: u8 = 0;
 const FREED: u8 = 1;
 const FAILED: u8 = 2;
 
-/// A request for a registration, with the fields of the remote key that names it.
+/// A request for memory of another process, with the fields of its remote key.
 ///
 /// The generation alone identifies it. The other fields are checked too, so that a corrupt key is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub enum Refusal {
     Freed,
     /// The owner's process has ended or has violated the protocol.
     Gone {
-        /// The observation that showed the failure.
+        /// How the failure was detected.
         how: String,
     },
     /// The owner's process did not answer in time.

@@ -63,7 +63,7 @@ use transfer::Transfer;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// The process and the device of a connected peer. Every remote key of the peer must name both.
+/// The process and the device of a connected peer, which every remote key of the peer must name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) process: ProcessToken,

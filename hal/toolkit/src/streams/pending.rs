@@ -1,4 +1,4 @@
-//! Tracks the slices in flight, with their tickets, their commands and the flags they wait for.
+//! Tracks the submissions in flight, with their tickets, their commands and the flags they wait for.
 
 use std::collections::VecDeque;
 

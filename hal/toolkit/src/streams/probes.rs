@@ -1,4 +1,4 @@
-//! Probes once for each device or pair of devices what a driver really does.
+//! Tests once for each device or pair of devices what a GPU driver really does.
 //!
 //! - Waits: a runtime may need a special kind of memory for words that streams wait for.
 //! - Batches: runtimes have run the operations of one call concurrently, so that a write behind a wait of the

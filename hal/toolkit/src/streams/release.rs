@@ -1,4 +1,4 @@
-//! Lets blocked waits pass after an abort, and drops an engine without blocking for long.
+//! Releases blocked flag waits after an abort, and drops an engine without blocking for long.
 //!
 //! The host, where it can access the flag, or a dedicated stream writes to each awaited flag the value that
 //! its wait expects. Nothing on the device is lost, and everything behind the wait runs. For captured waits it

@@ -206,7 +206,7 @@ impl<D: StreamCalls> Drop for Event<D> {
 pub(super) const PAGE_WORDS: usize = 1 << 11;
 const PAGE_BYTES: usize = PAGE_WORDS * size_of::<u64>();
 
-/// A page of words, aligned to a page of the system because memory is registered in such pages.
+/// A page of 64-bit words, aligned to a system page because the driver pins whole pages.
 #[repr(C, align(4096))]
 struct PageBytes([u8; PAGE_BYTES]);
 
