@@ -341,7 +341,7 @@ pub struct Context {
     label: Arc<str>,
 }
 
-/// The second CUDA context of each device, shared by all engines because a context takes half a GiB of memory.
+/// The second CUDA context of each device, shared by all engines because a context takes half a GiB of device memory.
 static SECOND_CONTEXTS: Mutex<BTreeMap<CUdevice, Weak<Context>>> = Mutex::new(BTreeMap::new());
 
 // SAFETY: a context may be current on several threads at once (cuCtxSetCurrent), and the handle is never
