@@ -133,7 +133,6 @@ fn kind_of(status: &VerbsStatus) -> ErrorKind {
 }
 
 impl Error {
-    /// Creates an error of kind `Unavailable`, whose text says what to do.
     pub(crate) fn unavailable(text: impl Into<String>) -> Self {
         Fault::Unavailable(text.into()).into()
     }
@@ -146,7 +145,6 @@ impl Error {
         Fault::Argument(text.into()).into()
     }
 
-    /// Creates the error for a remote key that belongs to another rank.
     pub(crate) fn foreign_key(expected: Rank, found: Rank) -> Self {
         Fault::ForeignKey { expected: format!("rank {expected}"), found: format!("rank {found}") }
             .into()
@@ -159,15 +157,13 @@ impl Error {
         ))
     }
 
-    /// Creates the error of a failed call from the value of `errno`.
     pub(crate) fn last(call: &'static str, device: &Arc<str>) -> Self {
         let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO);
         Self::Verbs { call, device: Arc::clone(device), errno }
     }
 
-    /// Creates the error of a failed libibverbs call from its return value.
-    ///
-    /// The value is an `errno` with either sign, or -1 if the call set `errno`.
+    /// Converts the return value of libibverbs, which is an `errno` with either sign, or -1 if the call set
+    /// `errno`.
     pub(crate) fn from_code(call: &'static str, device: &Arc<str>, code: i32) -> Self {
         match code {
             -1 => Self::last(call, device),

@@ -1,4 +1,4 @@
-//! Opens the NICs of a rank and connects it to its peers.
+//! Opens the RDMA NICs of a rank, and connects the rank to its peers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -99,7 +99,7 @@ fn service_ip(options: &Options, port: &OpenPort) -> IpAddr {
     options.service_ip.or(of_port).or_else(outgoing_ip).unwrap_or(IpAddr::from([127, 0, 0, 1]))
 }
 
-/// Returns the local IP address from which packets to other hosts are sent. Sends nothing.
+/// Returns the local IP address from which packets to other hosts are sent, without sending any.
 fn outgoing_ip() -> Option<IpAddr> {
     let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).ok()?;
     // The address is of a range that is reserved for documentation.

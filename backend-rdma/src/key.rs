@@ -1,5 +1,5 @@
-//! Encodes the remote key of a region. A key holds the region's owner, registration, address and length, and
-//! a remote key for each NIC.
+//! Encodes the remote key with which a peer imports a memory region. A key holds the region's owner,
+//! registration, address and length, and a remote key for each NIC.
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Envelope, Generation, KeyError, Rank, RemoteKey, Role};
@@ -18,16 +18,13 @@ pub struct Key {
     pub(crate) generation: Generation,
     pub(crate) rank: Rank,
     pub(crate) role: Role,
-    /// The address of the region's first byte at its owner.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) nics: u16,
-    /// The remote keys of the region, one per NIC of its owner.
     pub(crate) remote_keys: NicKeys,
 }
 
 impl Key {
-    /// Appends the fields of the key to an encoded key or import request.
     pub(crate) fn write(&self, writer: Writer) -> Writer {
         let start = writer
             .u32(self.rank.0)
@@ -39,7 +36,6 @@ impl Key {
         keys.fold(start, |writer, key| writer.u32(*key))
     }
 
-    /// Reads the fields of a key, and refuses values that no region has.
     pub(crate) fn read(reader: &mut Reader<'_>, generation: Generation) -> Result<Self, KeyError> {
         let rank = Rank(reader.u32("rank")?);
         let role = role_of(reader.u32("role")?)?;

@@ -1,4 +1,4 @@
-//! Registers, exports and imports host memory, and device memory of another fabric.
+//! Registers host and device memory with RDMA NICs, exports it to peers, and imports theirs.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ pub struct Memory {
 #[derive(Debug)]
 pub struct Local {
     registration: Arc<Registration>,
-    /// The region's entry in the process-wide table of registrations, removed on drop.
+    /// Removes the region from the process-wide table of registrations when dropped.
     entry: Entry,
     connections: Arc<Connections>,
 }
@@ -44,7 +44,6 @@ pub struct Remote {
 }
 
 impl Memory {
-    /// Enters a registration in the table of this process, and its flags in the receiver of signals.
     fn publish(&self, registration: Registration) -> Local {
         let (owner, role) = (registration.owner, registration.role);
         let registration = Arc::new(registration);

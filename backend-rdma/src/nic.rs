@@ -1,4 +1,4 @@
-//! Opens a NIC for a rank, and connects queue pairs.
+//! Opens a NIC for a rank, and connects its RDMA queue pairs.
 //!
 //! The end of a queue pair at the peer is passive: it belongs to the peer's fabric, receives messages into
 //! the shared receive queue, answers reads and writes, and never sends.
@@ -16,10 +16,8 @@ use crate::error::Error;
 use crate::options::Options;
 use crate::sys::{Cq, Domain, Mr, Qp, Srq};
 
-/// The size of a signal message in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
 
-/// An opened port of a NIC, with its protection domain, completion queue and shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Nic {
     pub(crate) port: OpenPort,
@@ -28,13 +26,11 @@ pub(crate) struct Nic {
     pub(crate) cq: Arc<Cq>,
     pub(crate) srq: Arc<Srq>,
     buffers: ReceiveBuffers,
-    /// Whether the device has reported that the port is down.
     down: AtomicBool,
     /// The number of free receive buffers below which the device sends an event.
     low: u32,
 }
 
-/// The registered memory into which the NIC receives messages.
 #[derive(Debug)]
 struct ReceiveBuffers {
     mr: Mr,
@@ -42,7 +38,7 @@ struct ReceiveBuffers {
 }
 
 impl Nic {
-    /// Opens a NIC with `receives` receive buffers, or as many as the device supports.
+    /// Opens a NIC with `receives` receive buffers, or with as many as the device supports.
     pub(crate) fn open(port: OpenPort, receives: u32) -> Result<Self, Error> {
         if port.limits.max_srq == 0 {
             let name = &port.context.name;
@@ -79,7 +75,7 @@ impl Nic {
         unsafe { self.srq.post(&mut request) }
     }
 
-    /// Reads the message in a receive buffer whose completion was polled.
+    /// Reads the message in a receive buffer, whose completion must have been polled before.
     pub(crate) fn message(&self, slot: u64) -> [u8; MESSAGE_BYTES] {
         let at = slot as usize * MESSAGE_BYTES;
         let from = self.buffers.memory.base().as_ptr().wrapping_add(at);
@@ -94,7 +90,6 @@ impl Nic {
         self.down.store(down, Ordering::Relaxed);
     }
 
-    /// Returns a warning for error texts if the port is down, otherwise an empty text.
     pub(crate) fn port_warning(&self) -> String {
         let (name, port) = (&self.port.context.name, self.port.number);
         if self.down.load(Ordering::Relaxed) {
@@ -104,7 +99,7 @@ impl Nic {
         }
     }
 
-    /// Requests one event for the moment when few receive buffers are free.
+    /// Requests one event for the moment when few receive buffers are left.
     ///
     /// Without the event, peers of a rank that does not poll wait longer. So a device that cannot send it is
     /// no error.
@@ -161,7 +156,6 @@ impl QpAddress {
             .u32(self.reads)
     }
 
-    /// Reads the parameters of the other end, and refuses values that no device has.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, KeyError> {
         let address = Self {
             qp_num: reader.u32("number of the queue pair")?,
@@ -182,7 +176,6 @@ impl QpAddress {
     }
 }
 
-/// Moves the queue pair to the state ready to receive (RTR).
 pub(crate) fn move_to_rtr(
     qp: &Qp,
     port: &OpenPort,
@@ -241,7 +234,6 @@ pub(crate) fn move_to_rtr(
     )
 }
 
-/// Moves the queue pair to the state ready to send (RTS).
 pub(crate) fn move_to_rts(
     qp: &Qp,
     options: &Options,

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::device::DeviceChoice;
 use crate::error::Error;
 
-/// The maximum number of NICs that one rank uses.
 pub(crate) const NICS_MAX: usize = 4;
 
 /// The method by which an engine signals a flag of a peer.

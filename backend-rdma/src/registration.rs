@@ -18,11 +18,10 @@ use crate::nic::Nic;
 use crate::options::DeviceMemory;
 use crate::sys::{Domain, Mr};
 
-/// Memory that is registered with all NICs of a rank. Aliases in this process share it.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    /// The memory regions of the registration, one per NIC, dropped before the memory is freed. Empty for a
-    /// region without bytes, which NICs refuse.
+    /// The memory regions, one per NIC, which must be dropped before the memory is freed. Empty for a region
+    /// without bytes, which NICs refuse.
     mrs: Vec<Mr>,
     nics: u16,
     _mapping: Option<Mapping>,
@@ -67,7 +66,6 @@ impl Registration {
         Ok(Self { mrs, nics, _mapping: mapping, device_region: None, base, bytes, owner, role })
     }
 
-    /// Registers device memory with all NICs, or with none if the region is empty.
     pub(crate) fn for_device(
         nics: &[Nic],
         region: &DynRegion,
@@ -82,7 +80,6 @@ impl Registration {
         Ok(Self { mrs, nics, _mapping: None, device_region, base, bytes, owner, role })
     }
 
-    /// Returns whether only a device can load and store the memory.
     pub(crate) fn is_device_memory(&self) -> bool {
         self.device_region.is_some()
     }
@@ -101,7 +98,6 @@ impl Registration {
         keys
     }
 
-    /// Returns the remote key with which peers import the memory.
     pub(crate) fn key(&self, generation: Generation) -> Key {
         Key {
             generation,
@@ -159,7 +155,6 @@ trait Registrar {
         address: u64,
     ) -> Result<Self::Mr, Error>;
 
-    /// Registers device memory by its virtual address.
     fn by_address(&self, region: &dyn Region, bytes: usize) -> Result<Self::Mr, Error>;
 }
 
@@ -194,8 +189,7 @@ impl Registrar for Arc<Domain> {
     }
 }
 
-/// Registers a region of device memory with the first allowed method that works. The region must not be
-/// empty.
+/// Registers device memory with the first of the allowed methods that works. The region must not be empty.
 ///
 /// # Errors
 /// Returns why each method fails.
@@ -254,7 +248,6 @@ mod tests {
 
     use super::*;
 
-    /// A fake NIC that records how it was called.
     #[derive(Default)]
     struct FakeRegistrar {
         dma_buf: Option<Errno>,

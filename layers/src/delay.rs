@@ -1,4 +1,4 @@
-//! Delays ops and reports their completion late, by random times from a seed.
+//! Delays the ops of an engine and reports their completion late, by random times from a seed.
 //!
 //! Each op is held by a queued wait of its own. A second engine of the rank ends these waits at random times,
 //! whenever the delayed engine is called. So the inner backend keeps the contract, no op is copied, and the
@@ -51,16 +51,15 @@ impl<F: Fabric + 'static> Layer<F> for DelayLayer {
 /// An engine that delays each op by a random time.
 pub struct Delay<F: Fabric> {
     engine: F::Engine,
-    /// The engine that signals the flag on which delayed ops wait.
+    /// A second engine, which signals the flag on which delayed ops wait.
     opener: F::Engine,
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
     caps: Caps,
     random: fastrand::Rng,
     longest: Duration,
-    /// The times at which the delayed ops are due, in order.
     due: VecDeque<Instant>,
-    /// The number of ops delayed so far. The flag value with this number ends the last hold.
+    /// The number of ops delayed so far, which is also the flag value that lets the last of them run.
     holds: u64,
     /// The last ticket reported as complete; `lags` says whether a later one could have been reported.
     reported: Ticket,
@@ -104,7 +103,6 @@ impl<F: Fabric> Delay<F> {
         })
     }
 
-    /// Lets the delayed ops that are due take effect.
     fn drive(&mut self) -> Result<(), Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let now = Instant::now();
@@ -125,7 +123,6 @@ impl<F: Fabric> Delay<F> {
         Ok(())
     }
 
-    /// Draws the random times at which the ops of a slice are due, one after the other.
     fn schedule(&mut self, holds: usize) {
         let mut at = self.due.back().copied().unwrap_or_else(Instant::now).max(Instant::now());
         for _ in 0..holds {

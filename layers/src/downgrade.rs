@@ -11,9 +11,9 @@ use crate::{Error, Layer};
 /// A layer that restricts the capabilities of every engine; by default it changes none.
 #[derive(Clone, Copy, Debug)]
 pub struct DowngradeLayer {
-    /// Whether engines may still queue waits.
+    /// Whether engines may queue waits for flags.
     pub queued_wait: bool,
-    /// The largest number of ops in a slice, if the limit of the engine is not lower.
+    /// The maximum number of ops in one `submit` call, unless the engine's own limit is lower.
     pub slice_ops_max: usize,
     /// The alignment of puts in bytes, if the engine does not require a larger one.
     pub put_align_bytes: u64,

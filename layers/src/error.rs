@@ -19,7 +19,7 @@ pub enum Error<E> {
 }
 
 impl<E> Error<E> {
-    /// Creates an error that a layer reports.
+    /// Creates an error that comes from a layer and not from the backend.
     pub fn layer(kind: ErrorKind, text: impl Into<String>) -> Self {
         Self::Layer { kind, text: text.into() }
     }

@@ -1,4 +1,4 @@
-//! Forwards calls of a layer to its inner engine.
+//! Macros that forward calls of a layer to the engine that it wraps.
 
 /// Defines methods of `CopyEngine` that call `self.engine` and wrap its error.
 macro_rules! forward_to_engine {

@@ -62,7 +62,7 @@ pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>>;
 
-    /// Returns the link to a peer as seen through the layer.
+    /// Returns the medium and bandwidth of the link to a peer, as changed by the layer.
     fn link(&self, link: Link) -> Link {
         link
     }
@@ -134,7 +134,7 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     }
 }
 
-/// The memory of a wrapped fabric, which only wraps the errors of the backend's memory.
+/// The memory of a wrapped fabric, which is the backend's memory with the error type of layers.
 #[repr(transparent)]
 pub struct Memory<M>(M);
 

@@ -1,4 +1,4 @@
-//! Gives engines streams and captured graphs, to test work on a caller's stream without a device.
+//! Emulates streams and captured graphs with threads, to test work on a caller's stream without a device.
 //!
 //! A [`Stream`] is a thread that runs one job after the other. A slice is submitted to the inner engine at
 //! once, behind a queued wait that holds it. The stream ends this wait when it reaches the slice, and goes on
@@ -24,7 +24,7 @@ use crate::{Error, Layer, Local, Remote};
 /// A layer that gives streams to all engines of a fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamLayer {
-    /// The maximum number of incomplete slices in the queue of an engine.
+    /// The maximum number of incomplete `submit` calls in the queue of an engine.
     pub slices_max: usize,
 }
 
@@ -47,11 +47,9 @@ impl<F: Fabric + 'static> Layer<F> for StreamLayer {
 }
 
 const HOLD_WORD: u64 = 0;
-/// The time between two checks of a stream for the completion of a slice.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// The longest sleep of a parked caller, because flags of a device wake no thread.
+/// The longest sleep of a parked caller, because a flag that a device stores wakes no thread.
 const PARK_MAX: Duration = Duration::from_millis(1);
-/// The time that a dropped engine waits for the completion of its slices.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An engine with streams and captured graphs, over engines of `F` that have none.
@@ -64,7 +62,6 @@ pub struct Streams<F: Fabric> {
     last: Ticket,
 }
 
-/// The state that an engine shares with the jobs of its streams.
 struct Shared<F: Fabric> {
     engines: Mutex<Engines<F>>,
     wakeup: Arc<Wakeup>,
@@ -72,19 +69,15 @@ struct Shared<F: Fabric> {
 
 struct Engines<F: Fabric> {
     engine: F::Engine,
-    /// The engine that signals the flag on which held slices wait.
     opener: F::Engine,
-    /// The engine that runs captured slices.
     replayer: F::Engine,
-    /// The submission times of replayed slices that are not complete.
     replays: Vec<Instant>,
-    /// The error of the first job that failed.
     broken: Option<Error<F::Error>>,
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
     released: bool,
-    /// The number of `release` calls so far. A replay that starts after a release is blocked until the next
-    /// one.
+    /// The number of `release` calls so far; a graph replay that starts after a release is blocked until the
+    /// next one.
     releases: u64,
     dropped: bool,
 }
@@ -102,7 +95,7 @@ impl Wake for Wakeup {
     }
 }
 
-/// A copy of an op without the lifetime of its regions, which the contract of `submit` keeps alive.
+/// A copy of an op without lifetimes; the contract of `submit` keeps its regions alive.
 enum StoredOp<F: Fabric> {
     Put { dst: (*const Remote<F>, u64), src: (*const Local<F>, u64), bytes: u64 },
     Get { dst: (*const Local<F>, u64), src: (*const Remote<F>, u64), bytes: u64 },
@@ -131,7 +124,7 @@ impl<F: Fabric> StoredOp<F> {
         }
     }
 
-    /// Restores the op with references to its regions.
+    /// Restores a stored op with references to its regions.
     ///
     /// # Safety
     /// The regions are alive.
@@ -168,8 +161,6 @@ impl<F: Fabric> StoredOp<F> {
 }
 
 impl<F: Fabric> Engines<F> {
-    /// Lets the slice of `ticket` run once everything before it is complete. Returns whether the slice is
-    /// complete too.
     fn advance(&mut self, ticket: Ticket, opened: &mut bool) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let done = self.engine.completed().map_err(Error::Inner)?;
@@ -186,7 +177,7 @@ impl<F: Fabric> Engines<F> {
         Ok(done >= ticket)
     }
 
-    /// Submits a captured slice to the engine for replays. Returns its ticket once there was room for it.
+    /// Submits captured ops again, or returns `None` if the engine has no room for them yet.
     fn replay(&mut self, slice: &[StoredOp<F>]) -> Result<Option<Ticket>, Error<F::Error>> {
         self.replayer.completed().map_err(Error::Inner)?;
         // SAFETY: the regions live as long as the graph (the contract of `Streams::submit`).
@@ -443,7 +434,7 @@ impl<F: Fabric> fmt::Debug for Streams<F> {
     }
 }
 
-/// A job of a stream, which each replay runs again if it is captured.
+/// A job of a stream, which runs again in each replay if it is captured in a graph.
 type Job = Arc<dyn Fn() + Send + Sync>;
 
 /// A stream of the caller, which is a thread that runs one job after the other.

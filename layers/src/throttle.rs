@@ -25,20 +25,16 @@ use crate::forward::{forward_streams, forward_to_engine};
 use crate::hold::HoldFlags;
 use crate::{Error, Layer, Local, Remote};
 
-/// The index of the flag that ends the waits of held ops that are due.
 const DUE: u64 = 0;
-/// The index of the flag that counts the caller's waits that have passed.
 const PASSED: u64 = 1;
-/// The maximum number of pieces of a long put or get, if slices are long enough.
 const PIECES_MAX: u64 = 8;
-/// The smallest slice limit at which long puts and gets are split into pieces.
+/// Long puts and gets are split only if an engine accepts at least this many ops in one `submit` call.
 const SLICE_OPS_FOR_PIECES: usize = 256;
-/// The smallest piece in bytes; shorter puts are not split.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
 type OpOf<'a, F> = Op<'a, Local<F>, Remote<F>>;
 
-/// A layer that throttles each engine of a fabric by itself.
+/// A layer that limits the rate of each engine of a fabric separately, and delays its ops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThrottleLayer {
     /// The maximum rate of one engine in each direction, in bytes per second; `f64::INFINITY` for no limit.
@@ -68,7 +64,6 @@ impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
 /// An engine with the limited rate and the delay of a network.
 pub struct Throttle<F: Fabric> {
     engine: F::Engine,
-    /// The engine that signals the flag on which held ops wait.
     opener: F::Engine,
     hold: HoldFlags<F>,
     caps: Caps,
@@ -117,7 +112,6 @@ impl<F: Fabric> Throttle<F> {
         })
     }
 
-    /// Lets the delayed ops that are due take effect. Returns whether there were any.
     fn drive(&mut self) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let awaits = self.schedule.awaits_mark();
@@ -136,7 +130,6 @@ impl<F: Fabric> Throttle<F> {
         Ok(true)
     }
 
-    /// Splits the long puts and gets of a slice into pieces.
     fn split<'a>(&self, ops: &[OpOf<'a, F>]) -> Vec<OpOf<'a, F>> {
         let mut parts = Vec::with_capacity(ops.len());
         for op in ops {
@@ -166,9 +159,8 @@ impl<F: Fabric> Throttle<F> {
     }
 }
 
-/// Returns the part of a span that a piece covers. A span that leaves the address space leaves its region
-/// too, and is rejected.
 fn part<M>(whole: At<'_, M>, piece: Piece) -> At<'_, M> {
+    // A span that leaves the address space leaves its region too, and is rejected.
     At { offset: whole.offset.saturating_add(piece.offset), ..whole }
 }
 
@@ -259,33 +251,30 @@ enum Event {
     /// A get, with its size in bytes.
     Get(u64),
     Signal,
-    /// A mark after a wait of the caller; later ops leave when the wait has passed.
+    /// A signal after a wait of the caller, which shows when the wait has passed and later ops may start.
     Mark,
 }
 
-/// Computes the time at which each op of an engine takes effect, in order. It reads no clock: times are
+/// Computes the time at which each op of an engine takes effect. It reads no clock, because all times are
 /// arguments.
 #[derive(Debug)]
 struct Schedule {
     bytes_per_second: f64,
     delay: Duration,
-    /// The ops whose effect time is not known yet, with their submission times. The first one is a mark.
+    /// Ops whose time of effect is not known yet, because they follow a wait that has not passed. The first
+    /// one is a mark.
     unknown: VecDeque<(Event, Instant)>,
-    /// The times at which the held ops take effect.
     due: VecDeque<Instant>,
-    /// The number of all ops held so far; `marks` counts the marks.
     holds: u64,
     marks: u64,
-    /// The number of held ops whose delay was ended; `passed` counts the marks that were seen.
     open: u64,
     passed: u64,
     /// The earliest time at which the next transfer may begin, which is the end of the last wait.
     ready: Instant,
     out_free: Instant,
     in_free: Instant,
-    /// The arrival time of the last get.
     got: Instant,
-    /// The last effect time of an op, which later ops do not precede.
+    /// The time of the latest effect so far, before which no later op takes effect.
     last: Instant,
 }
 
@@ -308,7 +297,6 @@ impl Schedule {
         }
     }
 
-    /// Returns the number of the last held op and that of the last mark.
     fn made(&self) -> (u64, u64) {
         (self.holds, self.marks)
     }
@@ -323,12 +311,10 @@ impl Schedule {
         }
     }
 
-    /// Returns whether an op waits for a mark, so that its effect time is not known.
     fn awaits_mark(&self) -> bool {
         !self.unknown.is_empty()
     }
 
-    /// Returns the number of the last held op that is due, given that the marks up to `passed` were seen.
     fn advance(&mut self, passed: u64, now: Instant) -> Option<u64> {
         while let Some((event, at)) = self.unknown.front().copied() {
             if event == Event::Mark {
@@ -347,25 +333,21 @@ impl Schedule {
         (due_count > 0).then(|| self.open + due_count as u64)
     }
 
-    /// Records that the delays of the held ops up to number `last` have ended.
     fn opened(&mut self, last: u64) {
         let count = usize::try_from(last - self.open).unwrap_or(usize::MAX);
         self.due.drain(..count.min(self.due.len()));
         self.open = last;
     }
 
-    /// Returns the time at which the next held op takes effect, if it is known.
     fn next(&self) -> Option<Instant> {
         self.due.front().copied()
     }
 
-    /// Drops all scheduled ops, because the engine was released.
     fn clear(&mut self) {
         self.unknown.clear();
         self.due.clear();
     }
 
-    /// Returns the time at which an op submitted at `at` takes effect.
     fn time(&mut self, event: Event, at: Instant) -> Instant {
         let ready = self.ready.max(at);
         let effect = match event {
@@ -398,8 +380,7 @@ mod tests {
 
     const DELAY: u64 = 10;
 
-    /// Returns the milliseconds at which each op takes effect, for one byte per millisecond and submission at
-    /// 0.
+    /// Returns the time of each op's effect in milliseconds, at a rate of one byte per millisecond.
     fn times(events: &[Event]) -> Vec<u128> {
         let start = Instant::now();
         let mut schedule = Schedule::new(1000.0, Duration::from_millis(DELAY), start);

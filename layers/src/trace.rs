@@ -14,9 +14,9 @@ use crate::{Error, Layer};
 pub struct Event {
     /// The rank that the engine belongs to.
     pub rank: Rank,
-    /// The number of the engine in its rank, from 0.
+    /// The number of the engine among those of its rank, from 0.
     pub engine: usize,
-    /// The ticket of the slice that the event belongs to.
+    /// The ticket of the `submit` call that the event belongs to.
     pub ticket: Ticket,
     /// The text of the event, which is an op, `complete`, `released` or `refused: …`.
     pub text: String,
@@ -91,7 +91,7 @@ pub struct Trace<E> {
     rank: Rank,
     number: usize,
     log: TraceLog,
-    /// The numbers of regions by address, in the order of their first use.
+    /// Maps the address of a region to its number in the trace, in the order of first use.
     regions: HashMap<usize, usize>,
     completed: Ticket,
 }

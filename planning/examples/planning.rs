@@ -22,7 +22,7 @@ const RANKS_PER_NODE: usize = 8;
 const PLANNED_NODES_MAX: usize = 2048;
 const SIMULATED_NODES_MAX: usize = 512;
 const BLOCK_BYTES: u64 = 1 << 20;
-/// The algorithms that are simulated; the others send as much or more.
+/// Only these algorithms are simulated, because the others send as much or more.
 const SIMULATED: [Algorithm; 3] =
     [Algorithm::Ring, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
 
@@ -81,7 +81,6 @@ fn main() {
     }
 }
 
-/// Returns the powers of two from 1 up to `last`.
 fn powers(last: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |nodes| Some(nodes * 2)).take_while(move |&n| n <= last)
 }

@@ -19,13 +19,12 @@ use peerlane_hal::ErrorKind;
 const OUTLIER: f64 = 0.3;
 /// The factors by which the search changes a parameter, from coarse to fine.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
-/// The maximum number of search rounds over all parameters with the same factor.
 const ROUNDS_MAX: usize = 40;
 /// The factor between the memory sizes at which a [`CacheFactor`] is fitted; smaller than the factor between cache
 /// sizes.
 const REACH_STEP: u64 = 4;
 
-/// A function that returns the link parameter which the search changes.
+/// A function that returns the link parameter to change in a step of the search.
 type Parameter = fn(&mut Links) -> &mut f64;
 
 /// Fits link rates to measured all-gathers, starting from default rates.
@@ -56,15 +55,12 @@ pub fn calibrate(
     Ok(Calibration { key, links, samples, errors })
 }
 
-/// Returns the correction for a sample, from the relative error of its predicted time.
 fn residual(sample: &Sample, error: f64) -> Residual {
     let &Sample { algorithm, in_place, outputs, flags, tiers, block_bytes, .. } = sample;
     let factor = (1.0 / (1.0 + error)).clamp(Residual::FACTOR_MIN, Residual::FACTOR_MAX);
     Residual { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
 }
 
-/// Changes link parameters until the predicted times fit the samples best, and returns the remaining relative error
-/// of each sample.
 fn fit(
     mut links: Links,
     topology: &Topology,
@@ -119,7 +115,6 @@ fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
     }
 }
 
-/// Returns the factors for memory sizes ([`CacheFactor`]) that the search changes.
 fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
     let points = links.node.cache_factors.iter_mut();
     let both = points
@@ -127,7 +122,7 @@ fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
     both.collect()
 }
 
-/// Removes the rate limits of lanes and ranks from a link on which one thread copies, because it makes one copy at a
+/// Removes the rate limits of lanes and ranks, because one thread makes all copies over the link, one at a
 /// time.
 fn remove_shared_limits(link: &mut Link) {
     if link.by_processor {
@@ -137,8 +132,7 @@ fn remove_shared_limits(link: &mut Link) {
     }
 }
 
-/// Scales link rates to the slope of a line through the measured times of direct all-gathers. The search begins
-/// there.
+/// Scales link rates to a line through the measured times of direct all-gathers, where the search begins.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
     let direct =
@@ -180,7 +174,6 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     Some(((wy - beta * wx) / w, beta))
 }
 
-/// Returns the memory sizes at which cache factors are fitted, over the range that the samples use.
 fn cache_points(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
     let memory: Vec<u64> = samples
         .iter()
@@ -285,7 +278,6 @@ fn moved(sample: &Sample, topology: &Topology) -> Movement {
     movement(sample.algorithm, topology, sample.tiers)
 }
 
-/// Returns whether, in a sample, every rank puts its block to every peer in one lane.
 fn puts_to_every_peer(sample: &Sample, topology: &Topology) -> bool {
     moved(sample, topology) == Movement { gets: false, forwards: false, lanes: 1 }
 }

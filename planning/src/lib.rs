@@ -1,4 +1,5 @@
-//! Simulates plans and fits links to measurements, for users who choose hardware or write schedules.
+//! Simulates plans of collectives and fits link rates to measurements, for users who choose hardware or write
+//! schedules.
 //!
 //! Groups need none of this: they predict times with [`peerlane_collectives::cost`] when they prepare an operation.
 

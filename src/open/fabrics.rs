@@ -1,4 +1,4 @@
-//! Opens fabrics by the name of their backend.
+//! Opens the fabric of a backend such as CUDA or RDMA.
 
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_hal::{DynFabric, Rank};
@@ -92,7 +92,6 @@ impl FabricOptions {
         self.open(backend, rank, ranks)
     }
 
-    /// Sets the GPU of this rank in the options of all GPU backends.
     pub(super) fn set_device(&mut self, ordinal: u32) {
         #[cfg(feature = "cuda")]
         {
@@ -105,7 +104,6 @@ impl FabricOptions {
         let _ = ordinal;
     }
 
-    /// Makes the GPU backends refuse slower fallbacks.
     pub(super) fn set_strict(&mut self) {
         #[cfg(feature = "cuda")]
         {
@@ -155,7 +153,7 @@ pub struct Fabrics {
 }
 
 impl Fabrics {
-    /// Opens the group over the bootstrap that the fabrics were opened with. Collective.
+    /// Opens a group on these fabrics, over the bootstrap connection with which they were opened. Collective.
     ///
     /// # Errors
     /// As [`GroupOptions::open`].

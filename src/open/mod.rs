@@ -1,4 +1,4 @@
-//! Opens a group on the best fabrics of the machine.
+//! Opens a group of ranks on the best fabrics of the machine.
 //!
 //! [`Group::from_env`](OpenGroup::from_env) is enough for most programs. [`OpenOptions`] names a backend, a device or a timeout
 //! instead, and returns a [`Selection`] that says what was found and why it was chosen. A [`Survey`] shows what the machine has
@@ -64,7 +64,7 @@ pub struct Selection {
     pub device: Option<u32>,
     /// The backend between nodes; `None` if the local backend connects all ranks.
     pub network: Option<Backend>,
-    /// The reasons for the choices that were made automatically.
+    /// The reasons why these backends and this GPU were chosen, if the choice was automatic.
     pub reasons: Vec<String>,
 }
 
@@ -155,7 +155,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets whether a [fallback](crate::group::Fallback) is an error.
+    /// Sets whether using a slower [fallback](crate::group::Fallback) is an error.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
@@ -180,7 +180,7 @@ impl OpenOptions {
         }
     }
 
-    /// Opens a group of the ranks that `bootstrap` connects. Collective.
+    /// Opens a group of all ranks that the bootstrap connects. Collective.
     ///
     /// # Errors
     /// As [`open_fabrics`](Self::open_fabrics) and [`GroupOptions::open`].
@@ -231,7 +231,6 @@ impl OpenOptions {
     }
 }
 
-/// The devices and the requested backend of one rank, which the ranks exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RankDevices {
     /// The number of CUDA devices of the rank; 0 also if they cannot be used.
@@ -283,8 +282,8 @@ impl RankDevices {
     }
 }
 
-/// Chooses the backends, the GPU and the topology of rank `me` from what all ranks have found. Ranks of one
-/// machine get the same backends.
+/// Chooses the backends, the GPU and the topology of one rank, so that ranks of one machine get the same
+/// backends.
 fn select(
     options: &OpenOptions,
     survey: &Survey,
@@ -404,7 +403,6 @@ fn select_network(
     Ok(Some(network))
 }
 
-/// Returns the topology in which the ranks of a machine are a node.
 fn machines(all: &[RankDevices]) -> Result<Topology, Error> {
     Topology::by_key(all.iter().map(|found| &found.host))
 }

@@ -89,7 +89,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Creates a device, for example for tests of a selection.
+    /// Creates a description of a GPU or NIC, for example for tests.
     pub fn new(ordinal: u32, name: impl Into<String>) -> Self {
         Self { ordinal, name: name.into() }
     }
@@ -113,7 +113,6 @@ impl Survey {
         Self { cuda: cuda_devices(), rocm: rocm_devices(), rdma: rdma_devices() }
     }
 
-    /// Searches for GPUs that the requested backend may use, and in every case for NICs.
     pub(super) fn for_request(requested: Option<Backend>) -> Self {
         let skipped =
             |backend| move || Err(format!("it was not looked for: the backend is {backend}"));

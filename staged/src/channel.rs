@@ -17,7 +17,6 @@ use crate::queues::{DeviceCopier, NetworkOp, NetworkQueue};
 use crate::wire::{InboxLayout, MESSAGE_BYTES, Message, RING_MESSAGES, SLOTS};
 use crate::{NetLocal, NetRemote};
 
-/// The memory of this rank that peers write to and that messages are sent from.
 pub(crate) struct LocalBuffers<N: Fabric> {
     pub(crate) rank: Rank,
     pub(crate) layout: InboxLayout,
@@ -28,14 +27,12 @@ pub(crate) struct LocalBuffers<N: Fabric> {
 }
 
 impl<N: Fabric> LocalBuffers<N> {
-    /// Returns a flag of this rank that peers use as a counter of messages.
     pub(crate) fn flag(&self, word: u64) -> &AtomicU64 {
         let flags = self.flags.flags().expect("checked when the fabric was opened");
         &flags[word as usize]
     }
 }
 
-/// Borrows the parts of the transport that are needed to start an op or to process a message.
 pub(crate) struct Context<'a, D: Fabric, N: Fabric> {
     pub(crate) copier: &'a mut DeviceCopier<D>,
     pub(crate) network: &'a mut NetworkQueue<N>,
@@ -43,7 +40,7 @@ pub(crate) struct Context<'a, D: Fabric, N: Fabric> {
     pub(crate) regions: &'a RegionTable<D, N>,
 }
 
-/// A put of bytes that the network transfers before a message.
+/// Bytes that the network transfers before the message that announces them.
 struct Payload<N: Fabric> {
     dst: Arc<NetRemote<N>>,
     to: u64,
@@ -52,7 +49,6 @@ struct Payload<N: Fabric> {
     bytes: u64,
 }
 
-/// A message that is sent once its bytes have left the device.
 struct QueuedMessage<N: Fabric> {
     /// The ticket of the copy out of device memory that must complete before the message is sent.
     ready: Ticket,
@@ -61,32 +57,25 @@ struct QueuedMessage<N: Fabric> {
     op_id: Option<OpId>,
 }
 
-/// Sends bytes and messages of this rank to one peer.
 pub(crate) struct Sender<N: Fabric> {
     peer: usize,
     inbox: Arc<NetRemote<N>>,
     flags: Arc<NetRemote<N>>,
-    /// The number of messages created for the peer, including those that are not posted yet.
     next_message: u64,
     /// The number of messages that the peer has processed.
     credited: u64,
-    /// The numbers of the messages that free the slots in use, in order of use.
+    /// For each staging slot in use, the number of the message that frees the slot.
     slots_in_use: VecDeque<u64>,
-    /// The number of slots used so far; the slots of a peer are used in turn.
     next_slot: u64,
     queued: VecDeque<QueuedMessage<N>>,
-    /// Ops to this rank itself, with the number of their message. Each op is complete when its message is
-    /// processed.
+    /// Ops to this rank itself that complete when their message is processed, with the number of the message.
     awaiting_credit: VecDeque<(u64, OpId)>,
 }
 
-/// The outcome of starting an op or its next piece.
 pub(crate) enum Started {
-    /// Nothing of the op could be started, so the op has to wait.
     Blocked,
-    /// This many more bytes of the op are in flight.
+    /// The number of further bytes of the op that are now in flight.
     Bytes(u64),
-    /// All transfers of the op are in flight.
     All,
     Complete,
 }
@@ -115,15 +104,13 @@ impl<N: Fabric> Sender<N> {
         self.queued.is_empty() && self.credited == self.next_message
     }
 
-    /// Returns whether a queued message has bytes that are written directly to a region of the peer.
-    ///
-    /// An op that is posted now would overtake these bytes.
+    /// Returns whether a queued message writes directly to a region of the peer, which a newly posted op
+    /// would overtake.
     fn has_direct_write(&self) -> bool {
         let mut payloads = self.queued.iter().filter_map(|it| it.payload.as_ref());
         payloads.any(|payload| !Arc::ptr_eq(&payload.dst, &self.inbox))
     }
 
-    /// Returns whether a queued message has bytes that are read directly from a region of this rank.
     fn has_direct_read(&self, buffers: &LocalBuffers<N>) -> bool {
         let mut payloads = self.queued.iter().filter_map(|it| it.payload.as_ref());
         payloads.any(|payload| !Arc::ptr_eq(&payload.src, &buffers.outbox))
@@ -137,7 +124,6 @@ impl<N: Fabric> Sender<N> {
         (self.slots_in_use.len() as u64 != SLOTS).then_some(self.next_slot % SLOTS)
     }
 
-    /// Queues the next message, and takes a slot if the message has bytes.
     fn send(&mut self, ready: Ticket, payload: Option<Payload<N>>, message: Message, op_id: OpId) {
         if payload.is_some() {
             self.slots_in_use.push_back(self.next_message);
@@ -171,7 +157,6 @@ impl<N: Fabric> Sender<N> {
         Ok(true)
     }
 
-    /// Posts the messages whose bytes have left the device, and returns whether there were any.
     pub(crate) fn post(
         &mut self,
         network: &mut NetworkQueue<N>,
@@ -216,7 +201,6 @@ impl<N: Fabric> Sender<N> {
         true
     }
 
-    /// Signals a flag of the peer that counts messages.
     pub(crate) fn signal(
         &self,
         network: &mut NetworkQueue<N>,
@@ -227,7 +211,6 @@ impl<N: Fabric> Sender<N> {
         network.push(NetworkOp::Signal { flag: Arc::clone(&self.flags), word, value }, op_ids);
     }
 
-    /// Starts an op to the peer, or its next piece. `get_incomplete` says that an earlier get is incomplete.
     pub(crate) fn start<D: Fabric>(
         &mut self,
         entry: &QueuedOp<ResolvedOp<D, N>>,
@@ -307,8 +290,8 @@ impl<N: Fabric> Sender<N> {
         }
     }
 
-    /// Sends a piece of an op through a staging slot. `target` returns the destination, if it is not the slot
-    /// of the peer, and the message for the peer.
+    /// Sends a piece of an op through a staging slot in host memory. `target` returns the destination, if it
+    /// is not the slot of the peer, and the message for the peer.
     fn send_piece<D: Fabric>(
         &mut self,
         (src, from): (&Registration<D, N>, u64),
@@ -344,7 +327,6 @@ impl<N: Fabric> Sender<N> {
 }
 
 impl<N: Fabric> LocalBuffers<N> {
-    /// Writes a message into the outbox, from which the network sends it.
     fn write(&self, at: u64, message: &[u8; MESSAGE_BYTES]) {
         // The offset lies inside memory, so it fits `usize`.
         let to = self.outbox.base().as_ptr().wrapping_add(at as usize);
@@ -354,20 +336,17 @@ impl<N: Fabric> LocalBuffers<N> {
     }
 }
 
-/// A get of this rank that waits for replies from a peer.
 struct OpenGet<D: Fabric, N: Fabric> {
     op_id: OpId,
     dst: Arc<Registration<D, N>>,
     to: u64,
     bytes: u64,
     bytes_left: u64,
-    /// The number of replies that are being copied to the destination of the get.
     copies: u32,
     /// Whether the engine was released, so that further replies are ignored.
     dropped: bool,
 }
 
-/// Tracks the gets of a rank that wait for replies.
 pub(crate) struct OpenGets<D: Fabric, N: Fabric> {
     open: BTreeMap<u64, OpenGet<D, N>>,
     next: u64,
@@ -380,7 +359,6 @@ impl<D: Fabric, N: Fabric> Default for OpenGets<D, N> {
 }
 
 impl<D: Fabric, N: Fabric> OpenGets<D, N> {
-    /// Adds a get, and returns the number that its replies carry.
     pub(crate) fn open(
         &mut self,
         op_id: OpId,
@@ -395,14 +373,12 @@ impl<D: Fabric, N: Fabric> OpenGets<D, N> {
         self.next
     }
 
-    /// Returns whether another get of the same queue and peer as `op_id` still waits for replies.
-    ///
-    /// A direct get that is posted now would overtake it.
+    /// Returns whether an earlier get to the same peer still waits for replies, because a direct get would
+    /// overtake it.
     pub(crate) fn is_incomplete(&self, op_id: OpId) -> bool {
         self.open.values().any(|get| (get.op_id.queue, get.op_id.peer) == (op_id.queue, op_id.peer))
     }
 
-    /// Drops the gets of a queue, and reports those that end at once because no reply is being copied.
     pub(crate) fn drop_queue(&mut self, queue: u64, mut done: impl FnMut(OpId)) {
         self.open.retain(|_, get| {
             if get.op_id.queue != queue {
@@ -416,7 +392,6 @@ impl<D: Fabric, N: Fabric> OpenGets<D, N> {
         });
     }
 
-    /// Records that bytes of a get are at their destination, and returns the op if the get is complete.
     fn finish_piece(&mut self, get: u64, bytes: u64) -> Option<OpId> {
         let open = self.open.get_mut(&get)?;
         open.copies -= 1;
@@ -437,24 +412,16 @@ enum Action<D: Fabric, N: Fabric> {
 /// An action with the ticket of the copy to device memory that must complete before it.
 type Pending<D, N> = (Ticket, Action<D, N>);
 
-/// The effect of a message that the transport must handle.
 pub(crate) enum Event<D: Fabric, N: Fabric> {
-    /// A flag of this rank was stored.
     FlagStored,
-    /// A peer requests bytes of a region with a get.
     GetRequested { get: u64, src: Arc<Registration<D, N>>, from: u64, bytes: u64 },
-    /// A get of this rank is complete.
     GetComplete(OpId),
 }
 
-/// Processes the messages that one peer sends.
 pub(crate) struct Receiver<D: Fabric, N: Fabric> {
     peer: usize,
-    /// The number of the peer's messages whose processing has started.
     started: u64,
-    /// The number of the peer's messages that are completely processed.
     done: u64,
-    /// The number of processed messages that was last reported to the peer.
     credit_sent: u64,
     pending: VecDeque<Pending<D, N>>,
 }
@@ -468,7 +435,6 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         self.pending.is_empty()
     }
 
-    /// Returns the number of processed messages if the peer does not know it yet.
     pub(crate) fn take_credit_update(&mut self) -> Option<u64> {
         (self.credit_sent != self.done).then(|| {
             self.credit_sent = self.done;
@@ -476,8 +442,6 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         })
     }
 
-    /// Starts the messages that have arrived, and applies the effects that are due. Returns whether anything
-    /// progressed.
     pub(crate) fn receive(
         &mut self,
         buffers: &LocalBuffers<N>,
@@ -526,7 +490,7 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         Ok(progressed)
     }
 
-    /// Starts to process the next message; returns `None` if the copy queue of the device is full.
+    /// Starts to process the next message, or returns `None` if the copy queue of the device is full.
     fn start(
         &self,
         buffers: &LocalBuffers<N>,
@@ -594,7 +558,7 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
         }
     }
 
-    /// Copies the bytes of a slot in the inbox to their destination. The caller has checked its bounds.
+    /// Copies received bytes from a staging slot to their destination, whose bounds the caller has checked.
     fn copy_from_slot(
         &self,
         (region, offset): (&Registration<D, N>, u64),
@@ -655,7 +619,6 @@ impl<D: Fabric, N: Fabric> Receiver<D, N> {
 }
 
 impl<N: Fabric> LocalBuffers<N> {
-    /// Reads a message that a peer wrote into the inbox.
     fn message(&self, peer: usize, number: u64) -> [u8; MESSAGE_BYTES] {
         let at = self.layout.message_offset(peer, number) as usize;
         let from = self.inbox.base().as_ptr().wrapping_add(at);

@@ -1,4 +1,4 @@
-//! Implements the engine of the staged fabric.
+//! Implements the copy engine of the fabric that stages device memory through the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ type Addressed<D, N> = (usize, ResolvedOp<D, N>);
 /// An in-order queue of ops on a staged fabric; the thread that polls it moves the bytes.
 pub struct Engine<D: Fabric, N: Fabric> {
     id: u64,
-    /// An idle engine of the network, with which this engine parks. Nothing is submitted to it.
+    /// An idle engine of the network that this engine only parks on; no op is submitted to it.
     parker: N::Engine,
     state: EngineState<Error>,
     shared: Arc<Shared<D, N>>,
@@ -142,7 +142,7 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         transport.progress(self.id)
     }
 
-    /// Returns 0, because copy engines copy between a device and the host.
+    /// Returns 0, because copy engines and not compute units copy between a device and the host.
     fn compute_bytes(
         &mut self,
         _ops: &[Op<'_, Local<D, N>, Remote<D, N>>],

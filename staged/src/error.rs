@@ -1,4 +1,4 @@
-//! Defines the error type of the staged fabric.
+//! Defines the error type of the fabric that stages device memory through the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +40,6 @@ impl Error {
         Self::new(ErrorKind::InvalidArgument, text)
     }
 
-    /// Creates the error for invalid data that `peer` sent.
     pub(crate) fn of_peer(peer: Rank, what: impl fmt::Display) -> Self {
         Self::new(ErrorKind::Mismatch, format!("rank {peer} {what}"))
     }

@@ -55,7 +55,6 @@ type NetLocal<N> = <<N as Fabric>::Memory as PeerMemory>::Local;
 type NetRemote<N> = <<N as Fabric>::Memory as PeerMemory>::Remote;
 type NetKey<N> = <<N as Fabric>::Memory as PeerMemory>::Key;
 
-/// The state that the fabric, its memory, its engines and its thread share.
 struct Inner<D: Fabric, N: Fabric> {
     rank: Rank,
     ranks: usize,
@@ -66,7 +65,7 @@ struct Inner<D: Fabric, N: Fabric> {
     network: Mutex<N>,
 }
 
-/// Owns the shared state and the progress thread, which ends with the last owner.
+/// Owns the shared state and the progress thread, which ends when the last owner is dropped.
 struct Shared<D: Fabric, N: Fabric> {
     /// The thread that drives transfers, started when the first engine is created.
     progress_thread: OnceLock<ProgressThread>,
@@ -251,7 +250,7 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         Some(link)
     }
 
-    /// Fails, because a staged fabric does not hold the device fabric that it needs.
+    /// Fails, because reopening needs the device fabric, which a staged fabric does not hold.
     /// [`with_network`](Staged::with_network) gives access to the network, which can be reopened.
     fn reopen(&self, _: Rank, _: usize) -> Result<Self, Error> {
         let text = "a staged fabric holds no device fabric; open a new one on a reopened network and device fabric";

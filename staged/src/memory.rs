@@ -1,4 +1,4 @@
-//! Registers memory with the network, or keeps it for staging and registers a placeholder.
+//! Registers memory with the network, or stages it through the host if the network cannot reach it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,8 +17,8 @@ use crate::{DevLocal, NetKey, NetLocal, NetRemote, Shared};
 
 const DIRECT: u32 = 0;
 const STAGED: u32 = 1;
-/// The size in bytes of the placeholder that stands for staged memory on the network. It needs no bytes, but
-/// not every network registers zero bytes.
+/// The size of the placeholder region that peers import instead of staged memory. It needs no bytes, but not
+/// every network registers zero bytes.
 const PLACEHOLDER_BYTES: u64 = 8;
 
 /// Registers memory with the network, or keeps it for staging if only the device reaches it.
@@ -35,16 +35,14 @@ pub struct Local<D: Fabric, N: Fabric> {
 /// A peer's memory region, imported through a remote key.
 pub struct Remote<D: Fabric, N: Fabric>(pub(crate) Arc<Import<D, N>>);
 
-/// The memory of a region, which the network or only the device can reach.
 pub(crate) enum Backing<D: Fabric, N: Fabric> {
     /// Memory that the network transfers directly.
     Direct(Arc<NetLocal<N>>),
-    /// Memory that only the device reaches, so that it is staged. Peers import the placeholder, so that the
-    /// network decides whether the region still exists.
+    /// Memory that only the device reaches, so that its bytes are copied through host memory. Peers import
+    /// the placeholder, so that the network decides whether the region still exists.
     Staged { device: Arc<DevLocal<D>>, placeholder: NetLocal<N> },
 }
 
-/// A registered region of this rank, which stays alive while ops use it.
 pub(crate) struct Registration<D: Fabric, N: Fabric> {
     pub(crate) backing: Backing<D, N>,
     pub(crate) bytes: u64,
@@ -52,7 +50,6 @@ pub(crate) struct Registration<D: Fabric, N: Fabric> {
     generation: Generation,
 }
 
-/// An imported region of a peer, which stays alive while ops use it.
 pub(crate) struct Import<D: Fabric, N: Fabric> {
     pub(crate) peer: Rank,
     pub(crate) role: Role,
@@ -60,13 +57,13 @@ pub(crate) struct Import<D: Fabric, N: Fabric> {
     pub(crate) generation: u64,
     /// The peer's memory on the network, or `None` if the memory is staged.
     pub(crate) direct: Option<Arc<NetRemote<N>>>,
-    /// Keeps the placeholder of staged memory imported.
+    /// Held only so that the placeholder of staged memory stays imported.
     _placeholder: Option<NetRemote<N>>,
     /// The registration of the region, if its owner is this rank itself.
     pub(crate) local: Option<Arc<Registration<D, N>>>,
 }
 
-/// Finds a live region of this rank by the generation that a message carries.
+/// Finds a region of this rank by the number that a message carries, as long as the region exists.
 pub(crate) struct RegionTable<D: Fabric, N: Fabric>(Mutex<HashMap<u64, Weak<Registration<D, N>>>>);
 
 impl<D: Fabric, N: Fabric> Default for RegionTable<D, N> {
@@ -93,7 +90,6 @@ impl<D: Fabric, N: Fabric> RegionTable<D, N> {
 }
 
 impl<D: Fabric, N: Fabric> Registration<D, N> {
-    /// Returns the flags of the region, if it holds flags.
     pub(crate) fn flags(&self) -> Option<&[AtomicU64]> {
         match &self.backing {
             Backing::Direct(region) => region.flags(),
@@ -320,7 +316,7 @@ pub struct Key<K> {
     pub(crate) rank: Rank,
     pub(crate) role: Role,
     pub(crate) bytes: u64,
-    /// Whether `network` is the key of a placeholder, which lives as long as the region.
+    /// Whether the region is staged, so that `network` is the key of its placeholder.
     pub(crate) staged: bool,
     pub(crate) network: K,
 }

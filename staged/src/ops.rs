@@ -1,4 +1,4 @@
-//! Queues the ops of an engine for each peer, and tracks their transfers.
+//! Holds the ops of an engine in one queue for each peer, and tracks their transfers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use peerlane_toolkit::TicketCounter;
 
 use crate::memory::{Import, Registration};
 
-/// An op with the regions that it uses, which it keeps alive until it is complete.
+/// An op that keeps its memory regions alive until it is complete.
 pub(crate) enum ResolvedOp<D: Fabric, N: Fabric> {
     Put {
         dst: Arc<Import<D, N>>,
@@ -39,7 +39,6 @@ pub(crate) enum ResolvedOp<D: Fabric, N: Fabric> {
     },
 }
 
-/// Identifies an op that a transfer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpId {
     pub(crate) queue: u64,
@@ -47,15 +46,12 @@ pub(crate) struct OpId {
     pub(crate) order: u64,
 }
 
-/// An op in a queue, with the progress of its transfers.
 #[derive(Debug)]
 pub(crate) struct QueuedOp<W> {
     ticket: Ticket,
     pub(crate) order: u64,
     pub(crate) op: W,
-    /// The number of bytes of the op that are in flight or complete.
     pub(crate) bytes_started: u64,
-    /// Whether no transfer of the op is left to start.
     pub(crate) all_started: bool,
     in_flight: u32,
 }
@@ -66,11 +62,9 @@ impl<W> QueuedOp<W> {
     }
 }
 
-/// Holds the ops of one engine to one peer, in order.
 #[derive(Debug)]
 pub(crate) struct PeerQueue<W> {
     entries: VecDeque<QueuedOp<W>>,
-    /// The index of the first op that is not fully started.
     next: usize,
 }
 
@@ -80,7 +74,7 @@ impl<W> Default for PeerQueue<W> {
     }
 }
 
-/// Holds the ops of one engine in a queue for each peer; ops to different peers do not wait for each other.
+/// The ops of one engine in a queue for each peer, because ops to different peers do not wait for each other.
 #[derive(Debug)]
 pub(crate) struct OpQueue<W> {
     pub(crate) peers: Vec<PeerQueue<W>>,
@@ -95,12 +89,10 @@ impl<W> OpQueue<W> {
         Self { peers, tickets: TicketCounter::with_capacity(capacity), released: None, order: 0 }
     }
 
-    /// Returns the number of incomplete ops.
     pub(crate) fn len(&self) -> usize {
         self.peers.iter().map(|peer_queue| peer_queue.entries.len()).sum()
     }
 
-    /// Adds the ops of a slice, each with the index of its peer.
     pub(crate) fn push(&mut self, ops: impl ExactSizeIterator<Item = (usize, W)>) -> Ticket {
         // A queue holds fewer than 2^32 ops.
         let ticket = self.tickets.issue(ops.len() as u32);
@@ -114,7 +106,6 @@ impl<W> OpQueue<W> {
         ticket
     }
 
-    /// Returns whether every op before `order` is complete.
     pub(crate) fn is_complete_before(&self, order: u64) -> bool {
         let first = |peer_queue: &PeerQueue<W>| {
             peer_queue.entries.front().map_or(u64::MAX, |entry| entry.order)
@@ -122,7 +113,6 @@ impl<W> OpQueue<W> {
         self.peers.iter().all(|peer_queue| first(peer_queue) >= order)
     }
 
-    /// Records that a transfer of an op is complete.
     pub(crate) fn finish(&mut self, op_id: OpId) {
         if let Some(entry) = self.peers[op_id.peer].find(op_id.order) {
             entry.in_flight -= 1;
@@ -156,7 +146,6 @@ impl<W> OpQueue<W> {
         self.settle_release();
     }
 
-    /// Completes all tickets of a released queue once none of its transfers is in flight.
     pub(crate) fn settle_release(&mut self) {
         if self.released.is_some() && self.len() == 0 {
             self.tickets.finish_all();
@@ -170,18 +159,15 @@ impl<W> PeerQueue<W> {
         self.entries.get_mut(at)
     }
 
-    /// Returns the first op that is not fully started.
     pub(crate) fn next(&mut self) -> Option<&mut QueuedOp<W>> {
         self.entries.get_mut(self.next)
     }
 
-    /// Marks the first op that is not fully started as fully started.
     pub(crate) fn advance(&mut self) {
         self.entries[self.next].all_started = true;
         self.next += 1;
     }
 
-    /// Returns whether any started op that `is` selects is incomplete.
     pub(crate) fn has_incomplete(&self, is: impl Fn(&W) -> bool) -> bool {
         let open = |entry: &QueuedOp<W>| entry.in_flight > 0 && is(&entry.op);
         self.entries.iter().take(self.next).any(open)

@@ -1,5 +1,4 @@
-//! Submits ops to the engines of the network and of the device, through [`NetworkQueue`] and
-//! [`DeviceCopier`].
+//! Submits transfers to the engine of the network, and copies to the engines of the device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +12,6 @@ use crate::error::Error;
 use crate::ops::OpId;
 use crate::{DevLocal, DevRemote, NetLocal, NetRemote};
 
-/// An op for the engine of the network, which keeps its regions alive.
 pub(crate) enum NetworkOp<N: Fabric> {
     Put { dst: Arc<NetRemote<N>>, to: u64, src: Arc<NetLocal<N>>, from: u64, bytes: u64 },
     Get { dst: Arc<NetLocal<N>>, to: u64, src: Arc<NetRemote<N>>, from: u64, bytes: u64 },
@@ -42,11 +40,11 @@ fn at<L>(region: &Arc<L>, offset: u64) -> At<'_, L> {
     At { region: &**region, offset }
 }
 
-/// Sends the bytes and messages of a rank through one engine of the network.
 pub(crate) struct NetworkQueue<N: Fabric> {
     engine: N::Engine,
     waiting: VecDeque<(NetworkOp<N>, Vec<OpId>)>,
-    /// Ops that were submitted to the network, with their tickets.
+    /// Ops that were submitted to the network, with their tickets and the ids of the callers' ops that they
+    /// carry out.
     posted: VecDeque<(Ticket, NetworkOp<N>, Vec<OpId>)>,
 }
 
@@ -63,12 +61,10 @@ impl<N: Fabric> NetworkQueue<N> {
         self.waiting.is_empty() && self.posted.is_empty()
     }
 
-    /// Queues an op for the engine of the network. `op_ids` are the ops that make progress when it completes.
     pub(crate) fn push(&mut self, op: NetworkOp<N>, op_ids: Vec<OpId>) {
         self.waiting.push_back((op, op_ids));
     }
 
-    /// Submits queued ops until the engine is full.
     pub(crate) fn post(&mut self) -> Result<(), Error> {
         while !self.waiting.is_empty() {
             let count = self.waiting.len().min(self.engine.caps().slice_ops_max);
@@ -92,7 +88,6 @@ impl<N: Fabric> NetworkQueue<N> {
         Ok(())
     }
 
-    /// Reports the ops whose network transfers are complete, and returns whether there were any.
     pub(crate) fn poll(&mut self, mut done: impl FnMut(OpId)) -> Result<bool, Error> {
         let completed =
             self.engine.completed().map_err(Error::backend("poll the network fabric"))?;
@@ -105,7 +100,6 @@ impl<N: Fabric> NetworkQueue<N> {
         Ok(progressed)
     }
 
-    /// Drops queued ops, and releases the network engine so that submitted ops end.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         self.waiting.clear();
         self.engine.release().map_err(Error::backend("release the engine of the network fabric"))
@@ -150,11 +144,9 @@ impl<D: Fabric> HostMapping<D> {
     }
 }
 
-/// Submits the copies of one direction, to or from the device.
 pub(crate) struct CopyQueue<D: Fabric> {
     engine: D::Engine,
     in_flight: VecDeque<(Ticket, Arc<DevLocal<D>>)>,
-    /// The last ticket of the device engine that is known to be complete.
     pub(crate) done: Ticket,
 }
 
@@ -170,7 +162,6 @@ impl<D: Fabric> CopyQueue<D> {
         self.in_flight.is_empty()
     }
 
-    /// Polls the engine of the device, and returns whether more copies are complete than before.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         // An idle queue has nothing to receive either: the device is connected only to itself.
         if self.is_idle() {
@@ -189,7 +180,7 @@ impl<D: Fabric> CopyQueue<D> {
     }
 }
 
-/// Submits one copy to an engine of the device; returns `None` if its queue is full.
+/// Submits one copy to an engine of the device, or returns `None` if the engine's queue is full.
 fn submit<D: Fabric>(
     copies: &mut CopyQueue<D>,
     region: &Arc<DevLocal<D>>,
@@ -227,7 +218,6 @@ impl<D: Fabric> DeviceCopier<D> {
         self.from_device.engine.caps().put_align_bytes
     }
 
-    /// Copies device memory to byte offset `slot` of the outbox; returns `None` if the queue is full.
     pub(crate) fn copy_from_device(
         &mut self,
         (src, from): (&Arc<DevLocal<D>>, u64),
@@ -239,7 +229,6 @@ impl<D: Fabric> DeviceCopier<D> {
         submit(&mut self.from_device, src, Op::Put { dst, src: src_at, bytes })
     }
 
-    /// Copies from byte offset `slot` of the inbox to device memory; returns `None` if the queue is full.
     pub(crate) fn copy_to_device(
         &mut self,
         (dst, to): (&Arc<DevLocal<D>>, u64),

@@ -1,4 +1,4 @@
-//! Progresses all transfers of a rank with [`Transport`], and on a background thread while no caller polls.
+//! Drives all transfers of a staged fabric's rank, on a background thread while no caller polls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,17 +18,16 @@ use crate::queues::{DeviceCopier, NetworkQueue};
 use crate::wire::InboxLayout;
 use crate::{Inner, NetRemote};
 
-/// The maximum number of ops in the queue of one engine.
 pub(crate) const QUEUE_OPS: usize = 4096;
 const SLICE_OPS_MAX: usize = 1024;
 /// The id of the queue that holds the replies to peers' gets. The progress thread uses it as its id too.
 pub(crate) const REPLIES: u64 = 0;
-/// The longest sleep in `park` while transfers are in flight whose completion changes no flag.
+/// The longest sleep in `park` while a transfer is in flight, because its completion may change no flag.
 pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
 /// The longest sleep of the progress thread while nothing is in flight; the network wakes it when bytes
 /// arrive.
 const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
-/// The time without a poll by a caller after which the progress thread drives the transport.
+/// The background thread drives the transfers of a rank when no caller has polled for this time.
 pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 /// The maximum number of passes in one call of `progress`, which must not block for long.
 const PASSES_MAX: usize = 8;
@@ -36,32 +35,26 @@ const PASSES_MAX: usize = 8;
 /// released too after this time, and carries nothing any more.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The connection to a peer, with a sender and a receiver of messages.
 struct Channel<D: Fabric, N: Fabric> {
     sender: Sender<N>,
     receiver: Receiver<D, N>,
 }
 
-/// Holds the op queues of a rank, the connections to its peers, and the engines that move the bytes. One lock
-/// protects it.
+/// The op queues of a rank, the connections to its peers, and its engines, all protected by one lock.
 pub(crate) struct Transport<D: Fabric, N: Fabric> {
     // The engines come before the memory that they use, so that they are dropped first.
     copier: DeviceCopier<D>,
     network: Option<NetworkQueue<N>>,
-    /// The number of connected peers that the engine in `network` reaches.
     network_peers: usize,
     channels: Vec<Option<Channel<D, N>>>,
     queues: BTreeMap<u64, OpQueue<ResolvedOp<D, N>>>,
     next_queue: u64,
     gets: OpenGets<D, N>,
     regions: Arc<RegionTable<D, N>>,
-    /// Wakers of the engines that may park until a flag of this rank is stored.
     wakers: BTreeMap<u64, Waker>,
     poison: Poison<Error>,
     buffers: LocalBuffers<N>,
-    /// The time at which a caller last polled an engine.
     last_poll: Instant,
-    /// The finished transfers that are not yet recorded in the queues of their ops.
     finished: Vec<OpId>,
 }
 
@@ -130,7 +123,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         }
     }
 
-    /// Adds the op queue of an engine and returns its id; `waker` wakes the engine.
     pub(crate) fn add_queue(&mut self, waker: Waker) -> u64 {
         let id = self.next_queue;
         self.next_queue += 1;
@@ -152,7 +144,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.poison.check()
     }
 
-    /// Returns whether transfers are in flight whose completion changes no flag of this rank.
     pub(crate) fn is_busy(&self) -> bool {
         let idle = self.copier.from_device.is_idle()
             && self.copier.to_device.is_idle()
@@ -165,12 +156,10 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         !idle
     }
 
-    /// Returns whether a caller has recently polled an engine.
     pub(crate) fn is_polled(&self) -> bool {
         self.last_poll.elapsed() < POLL_TIMEOUT
     }
 
-    /// Drops the ops of a queue that have not started.
     pub(crate) fn release(&mut self, id: u64) {
         self.queue(id).release();
         let finished = &mut self.finished;
@@ -197,7 +186,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.poison.keep(result)
     }
 
-    /// Runs one pass over all engines and peers, and returns whether anything progressed.
     fn poll_once(&mut self, by: u64) -> Result<bool, Error> {
         let Some(network) = &mut self.network else { return Ok(false) };
         let mut progressed = self.copier.from_device.poll()? | self.copier.to_device.poll()?;
@@ -250,7 +238,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         Ok(progressed)
     }
 
-    /// Records the finished transfers in the queues of their ops.
     fn deliver_completions(&mut self) {
         for op_id in self.finished.drain(..) {
             // The engine may have been dropped, and its queue with it.
@@ -260,7 +247,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         }
     }
 
-    /// Starts the queued ops that can start, and returns whether there were any.
     fn start(&mut self, flag_stored: &mut bool) -> Result<bool, Error> {
         let Some(network) = &mut self.network else { return Ok(false) };
         let me = self.buffers.rank.index();
@@ -328,7 +314,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         Ok(progressed)
     }
 
-    /// Completes released queues, and releases the network engine if their transfers do not end in time.
     fn settle_releases(&mut self) -> Result<(), Error> {
         let mut stuck = false;
         for queue in self.queues.values_mut() {
@@ -342,7 +327,6 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         }
     }
 
-    /// Returns the last completed ticket of an engine's queue.
     pub(crate) fn completed(&mut self, id: u64) -> Ticket {
         self.queue(id).tickets.completed()
     }
@@ -369,8 +353,7 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// Starts the progress thread of a rank. `parker` is an engine of the network to which nothing is
-    /// submitted.
+    /// Starts the progress thread of a rank, which parks on an engine to which nothing is submitted.
     pub(crate) fn start<D: Fabric, N: Fabric>(
         inner: &Arc<Inner<D, N>>,
         parker: N::Engine,

@@ -5,20 +5,19 @@ use peerlane_hal::{BackendId, Rank};
 
 use crate::error::Error;
 
-/// The size of a message in bytes, with padding.
 pub(crate) const MESSAGE_BYTES: usize = 64;
 
-/// A message in the ring of a peer's inbox. It names a region by its generation, so that a message for freed
-/// memory has no effect.
+/// A message to a peer, which names a region by its generation so that a message for freed memory has no
+/// effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Copies the bytes of a slot to `offset` of a region.
+    /// Tells the peer to copy the bytes of a staging slot to `offset` of a memory region.
     Copy { generation: u64, offset: u64, bytes: u64, slot: u64 },
     /// Stores a flag once everything before the message is complete.
     Signal { generation: u64, word: u64, value: u64 },
-    /// Requests bytes of a region for get number `get` of the sender.
+    /// Requests bytes of a memory region; `get` is the number of the get in the reply.
     GetRequest { generation: u64, offset: u64, bytes: u64, get: u64 },
-    /// Copies the bytes of a slot to `offset` of the destination of get number `get`.
+    /// Tells the peer to copy the bytes of a staging slot to the destination of get number `get`.
     GetReply { get: u64, offset: u64, bytes: u64, slot: u64 },
     /// Frees a slot of the sender, whose bytes went directly to their destination.
     FreeSlot,
@@ -50,10 +49,7 @@ impl Message {
         message
     }
 
-    /// Decodes a message that a peer wrote into the inbox.
-    ///
-    /// # Errors
-    /// Returns the number of the kind if it is unknown.
+    /// Decodes a message, or returns the number of its kind as an error if the kind is unknown.
     pub(crate) fn decode(message: &[u8; MESSAGE_BYTES]) -> Result<Self, u64> {
         let mut reader = Reader::new(message);
         let mut field = || reader.u64("field").unwrap_or(0);
@@ -71,8 +67,8 @@ impl Message {
 
 /// The maximum number of messages to one peer that are not processed yet.
 pub(crate) const RING_MESSAGES: u64 = 256;
-/// The number of slots for each peer. They keep the copy from the device, the network and the copy to the
-/// device busy at the same time.
+/// The number of staging slots for each peer, enough to keep both copy directions and the network busy at the
+/// same time.
 pub(crate) const SLOTS: u64 = 8;
 /// The largest slot in bytes; a larger one would delay the start of the network transfer.
 const SLOT_BYTES_MAX: u64 = 256 << 10;
@@ -91,7 +87,6 @@ pub(crate) struct InboxLayout {
 }
 
 impl InboxLayout {
-    /// Creates the inbox layout for `ranks` ranks, including this one.
     pub(crate) fn new(ranks: usize) -> Self {
         let ranks = ranks.max(1) as u64;
         let slot_bytes = BYTES / (ranks * SLOTS);
@@ -100,8 +95,7 @@ impl InboxLayout {
         Self { ranks, slot_bytes: slot_bytes.clamp(SLOT_BYTES_MIN, SLOT_BYTES_MAX) }
     }
 
-    /// Returns the total size of an inbox in bytes. Slots come first, so that they are aligned as the memory
-    /// is.
+    /// Returns the size of an inbox in bytes. Slots come first, so that they are aligned as the memory is.
     pub(crate) fn bytes(self) -> u64 {
         self.slots_bytes() + self.ranks * RING_MESSAGES * MESSAGE
     }
@@ -110,17 +104,15 @@ impl InboxLayout {
         self.ranks * SLOTS * self.slot_bytes
     }
 
-    /// Returns the offset of a slot of `peer` in the inbox.
     pub(crate) fn slot_offset(self, peer: usize, slot: u64) -> u64 {
         (peer as u64 * SLOTS + slot) * self.slot_bytes
     }
 
-    /// Returns the offset of message `number` of `peer` in the inbox; numbers start at 0 and never wrap.
+    /// Returns the offset of a message in the inbox; message numbers start at 0 and never wrap.
     pub(crate) fn message_offset(self, peer: usize, number: u64) -> u64 {
         self.slots_bytes() + (peer as u64 * RING_MESSAGES + number % RING_MESSAGES) * MESSAGE
     }
 
-    /// Returns the size of all message counters in bytes.
     pub(crate) fn flag_bytes(self) -> u64 {
         self.ranks * 2 * size_of::<u64>() as u64
     }
@@ -139,8 +131,6 @@ impl InboxLayout {
 const MAGIC: [u8; 4] = *b"PLRA";
 const VERSION: u16 = 1;
 
-/// The address of a rank, with which peers connect to it. It holds the network's address, and the keys of the
-/// memory that peers write to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) rank: Rank,
@@ -170,7 +160,6 @@ impl Address {
         Writer::new().bytes(&bytes).u64(sum).finish()
     }
 
-    /// Parses the address that `peer` sent, and never panics on malformed bytes.
     pub(crate) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Error> {
         let malformed =
             |what: String| Error::of_peer(peer, format_args!("has an invalid address: {what}"));

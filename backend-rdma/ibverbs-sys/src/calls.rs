@@ -6,10 +6,9 @@ use std::ffi::c_int;
 use crate::objects::*;
 use crate::table::Library;
 
-/// The `errno` value returned for a verb that the provider does not implement.
 const EOPNOTSUPP: c_int = 95;
 
-/// Returns the function pointers of an open context.
+/// Returns the table of provider functions in an open `ibv_context`.
 ///
 /// # Safety
 /// The context is open for as long as the result is used.

@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::values::*;
 
-/// Declares structures that only the library allocates, and that callers access through pointers. The locks
+/// Declares C structures that only libibverbs allocates, and that callers access through pointers. The locks
 /// that follow in the header are left out.
 macro_rules! made_by_the_library {
     ($($name:ident { $($field:ident: $kind:ty,)* })*) => {$(

@@ -47,8 +47,8 @@ macro_rules! table {
                 #[doc = concat!("`", $may_symbol, "`")]
                 pub $may: Option<unsafe extern "C" fn($($may_arg),*) -> $may_result>,
             )*
-            /// Keeps the code of libibverbs mapped. The library is never closed, because providers register
-            /// at exit.
+            /// The handle of the loaded library, which is never closed, because providers of libibverbs
+            /// register at exit.
             _library: libloading::Library,
         }
 
@@ -119,7 +119,7 @@ impl Library {
         LOADED.get_or_init(|| Self::load_from(LIBRARY)).as_ref().map_err(Clone::clone)
     }
 
-    /// Loads a library by another file name or path.
+    /// Loads libibverbs from a file with another name or path.
     ///
     /// # Errors
     /// It is not there, or lacks a function.

@@ -12,26 +12,22 @@ use crate::options::NICS_MAX;
 
 const MAGIC: [u8; 4] = *b"PLRA";
 const VERSION: u16 = 2;
-/// The longest host or device name in an address, in bytes; longer names are cut.
+/// The maximum number of bytes of a host or device name in a rank's address; longer names are cut.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The decoded address of a rank, with which peers connect to the rank's service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) rank: Rank,
     pub(crate) ranks: u32,
-    /// The random token that a connecting peer must send to this fabric's service.
     pub(crate) token: [u8; 16],
-    /// The TCP address of the service that answers the rank's peers.
     pub(crate) service: SocketAddr,
     pub(crate) nics: u16,
-    /// The host name, which only error texts show.
+    /// The host name of the rank, which is used only in error texts.
     pub(crate) host: String,
     pub(crate) device: String,
 }
 
 impl Address {
-    /// Encodes the address and appends a checksum of its bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let ip = match self.service.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -52,7 +48,6 @@ impl Address {
         Writer::new().bytes(&bytes).u64(sum).finish()
     }
 
-    /// Decodes an address that rank `peer` published. Malformed bytes are an error, not a panic.
     pub(crate) fn decode(peer: Rank, bytes: &[u8]) -> Result<Self, Error> {
         let malformed = |what: String| Err(Fault::Address { peer, what }.into());
         let short = Error::address(peer);
@@ -99,7 +94,6 @@ impl Address {
         Ok(Self { rank, ranks, token, service, nics, host, device })
     }
 
-    /// Returns the IP address, host name and device name of the rank, for error texts.
     pub(crate) fn location(&self) -> String {
         format!("{} ({}, {})", self.service.ip(), self.host, self.device)
     }

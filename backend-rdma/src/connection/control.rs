@@ -1,4 +1,4 @@
-//! Sends requests to a peer's service over TCP, and encodes requests and responses.
+//! Sends requests to a peer's TCP service, for example to open the peer's end of a queue pair.
 //!
 //! A message is its length in four bytes, followed by that number of bytes. Each request has one response, in
 //! order.
@@ -26,19 +26,17 @@ use crate::key::Key;
 use crate::nic::QpAddress;
 use crate::options::{NICS_MAX, SignalBy};
 
-/// The TCP connection to a peer's service, from `connect` until the last user is dropped.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) peer: Rank,
-    /// The peer's IP address, host name and device name, for error texts.
     pub(crate) location: String,
     pub(crate) nics: usize,
-    /// The TCP stream; `None` after a request got no response, because the next bytes would be that response.
+    /// The TCP stream to the peer, or `None` after a lost response, because the next bytes would be that
+    /// response.
     stream: Mutex<Option<TcpStream>>,
 }
 
 impl Control {
-    /// Connects rank `me` to a peer's service and sends the token that the service expects.
     pub(crate) fn open(me: Rank, address: &Address, deadline: Deadline) -> Result<Self, Error> {
         let peer = address.rank;
         let location = address.location();
@@ -58,7 +56,6 @@ impl Control {
         }
     }
 
-    /// Asks the peer whether the region that a remote key names still exists.
     pub(crate) fn import(&self, key: &Key, deadline: Deadline) -> Result<(), Error> {
         match self.call(
             &Request::Import(*key),
@@ -73,7 +70,6 @@ impl Control {
         }
     }
 
-    /// Asks the peer to open its end of a queue pair.
     pub(crate) fn open_queue_pair(
         &self,
         open: OpenRequest,
@@ -90,9 +86,8 @@ impl Control {
         }
     }
 
-    /// Asks the peer to close its ends of an engine's queue pairs. A peer that has ended has closed them
-    /// already.
     pub(crate) fn close_queue_pairs(&self, primary: u32, deadline: Deadline) {
+        // An error is ignored: a peer that has ended has closed its queue pairs already.
         let _ = self.call(&Request::Close { primary }, "close a queue pair", deadline);
     }
 
@@ -131,7 +126,6 @@ impl Control {
     }
 }
 
-/// Sends a request over the TCP stream and returns the bytes of the response.
 fn exchange(
     stream: &mut TcpStream,
     request: &[u8],
@@ -150,13 +144,11 @@ fn exchange(
     Ok(response)
 }
 
-/// Prefixes a message with its length in four bytes.
 pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     let length = message.len() as u32;
     [&length.to_le_bytes(), message].concat()
 }
 
-/// Reads from the TCP stream until the buffer is full or the deadline passes.
 fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> std::io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -171,7 +163,6 @@ fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> s
     Ok(())
 }
 
-/// Sets the read and write timeouts of a TCP stream to the time left until the deadline.
 fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
     // The socket API takes no timeout of zero.
     let left = Some(deadline.remaining().max(Duration::from_millis(1)));
@@ -179,7 +170,6 @@ fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
     stream.set_write_timeout(left)
 }
 
-/// Converts the error of a TCP call to a timeout or a lost peer.
 fn tcp_error(
     peer: Rank,
     location: &str,
@@ -202,7 +192,6 @@ fn tcp_error(
     fault.into()
 }
 
-/// The maximum size of a control request or response in bytes.
 pub(super) const FRAME_BYTES_MAX: usize = 4096;
 
 const HELLO: u16 = 1;
@@ -210,7 +199,6 @@ const IMPORT: u16 = 2;
 const OPEN: u16 = 3;
 const CLOSE: u16 = 4;
 
-/// A control request that a rank sends to a peer's service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Hello { token: [u8; 16], rank: Rank, ranks: u32 },
@@ -219,12 +207,11 @@ pub(super) enum Request {
     Close { primary: u32 },
 }
 
-/// A request to a peer to open its end of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenRequest {
     pub(crate) address: QpAddress,
     pub(crate) role: QpRole,
-    /// The index of the receiver's NIC on which the queue pair is opened.
+    /// The index of the NIC on which the receiver of the request opens its end of the queue pair.
     pub(crate) nic: u8,
     pub(crate) signal: Option<SignalBy>,
 }
@@ -299,11 +286,10 @@ impl OpenRequest {
     }
 }
 
-/// The response of a peer's service to a control request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     Yes,
-    /// The region of an import request no longer exists.
+    /// The region that a peer wants to import no longer exists.
     Freed,
     /// The service refused the request; the text gives the reason.
     Refused(String),
@@ -347,7 +333,7 @@ impl Response {
     }
 }
 
-/// Encodes the requested signal method as a number; 0 leaves the choice to the peer.
+/// Encodes the requested signal method as a number; 0 lets the peer choose the method.
 fn signal_number(signal: Option<SignalBy>) -> u16 {
     match signal {
         None => 0,
@@ -356,7 +342,6 @@ fn signal_number(signal: Option<SignalBy>) -> u16 {
     }
 }
 
-/// Decodes the requested signal method from its number.
 fn signal_method(number: u16) -> Result<Option<SignalBy>, KeyError> {
     match number {
         0 => Ok(None),

@@ -1,4 +1,5 @@
-//! Connects a rank to its peers through a TCP service, and receives the signals of the peers.
+//! Connects ranks through a TCP service, over which they open RDMA queue pairs, and receives the signals of
+//! peers.
 //!
 //! An address names a small TCP service of the rank. To connect, a peer opens a connection to the service
 //! and sends the token of the address. It uses the connection to ask whether a region still exists when it
@@ -34,8 +35,7 @@ pub(crate) use receiver::{SignalReceiver, WakeupEvent};
 pub(crate) use service::{Resources, Service};
 pub(crate) use signals::{FlagIds, FlagWord, Immediate, QpRole, RAILS_MAX};
 
-/// The TCP connections of a rank to its peers, and the service that accepts theirs. The service thread ends
-/// when the last owner drops them.
+/// The TCP connections of a rank to its peers; the service thread ends when their last owner is dropped.
 #[derive(Debug)]
 pub(crate) struct Connections {
     pub(crate) service: Service,
@@ -43,7 +43,6 @@ pub(crate) struct Connections {
     peers: Mutex<Vec<Option<Peer>>>,
 }
 
-/// A rank that this rank is connected to, which can be itself.
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
     Own,
@@ -73,17 +72,12 @@ impl Connections {
         peers[rank.index()] = Some(peer);
     }
 
-    /// Returns the connection to rank `peer`.
-    ///
-    /// # Errors
-    /// Returns [`Fault::NotConnected`] if there is none.
     pub(crate) fn peer(&self, peer: Rank) -> Result<Peer, Error> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let found = peers.get(peer.index()).cloned().flatten();
         Ok(found.ok_or(Fault::NotConnected { peer })?)
     }
 
-    /// Returns the largest number of queue pairs that one engine can have on one NIC, at least 1.
     pub(crate) fn queue_pairs_per_nic(&self) -> u32 {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let nics = self.resources.nics.len();

@@ -1,4 +1,4 @@
-//! Receives the signals of peers and stores the signalled flags in this rank's memory.
+//! Receives signals of peers over RDMA, and stores the signalled flags in this rank's memory.
 //!
 //! A peer may not write a flag directly, because not every NIC guarantees that the data of a write arrives in
 //! order. A signal is therefore a message behind the data, on the same queue pair. Its completion here proves
@@ -22,20 +22,17 @@ use crate::error::Error;
 use crate::nic::{MESSAGE_BYTES, Nic};
 use crate::registration::Registration;
 
-/// The maximum number of completions that one call of `ibv_poll_cq` returns.
 const POLL_BATCH: usize = 32;
 
-/// Receives the signals of all peers and stores the signalled flags in this rank's memory.
 #[derive(Debug)]
 pub(crate) struct SignalReceiver {
     pub(crate) nics: Arc<[Nic]>,
     state: Mutex<State>,
-    /// The wake-up events of engines whose threads may sleep until a flag changes.
     sleepers: Mutex<Vec<Weak<WakeupEvent>>>,
-    /// The number of threads that sleep in `park` or are about to.
+    /// The number of threads that sleep in `park` or have announced that they are about to sleep.
     pub(crate) asleep: AtomicUsize,
-    /// Whether peers write flags directly, without a message that this rank processes. Then no thread may
-    /// sleep long.
+    /// Whether peers write flags directly by RDMA, so that no thread may sleep long, because such a write
+    /// causes no event.
     pub(crate) direct_writes: AtomicBool,
     /// The device flushes that run before a flag is stored, so that devices see the received data.
     flushes: Mutex<Vec<Arc<dyn Flush>>>,
@@ -62,19 +59,16 @@ impl SignalReceiver {
         }
     }
 
-    /// Adds the flags of a region, so that signals to them are stored.
     pub(crate) fn add_flags(&self, generation: u64, registration: &Registration) {
         let (base, count) = (registration.base.cast(), registration.bytes / 8);
         // SAFETY: the registration's owner calls `remove_flags` before it frees the memory.
         unsafe { self.state().streams.add_flags(generation, base, count) };
     }
 
-    /// Removes the flags of a region that is about to be freed.
     pub(crate) fn remove_flags(&self, generation: u64) {
         self.state().streams.remove_flags(generation);
     }
 
-    /// Adds a device flush that runs before each flag is stored.
     pub(crate) fn add_flush(&self, flush: Arc<dyn Flush>) -> Result<(), Error> {
         let mut flushes = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
         if self.direct_writes.load(Ordering::SeqCst) {
@@ -90,7 +84,7 @@ impl SignalReceiver {
         Ok(())
     }
 
-    /// Allows peers to write flags directly, unless a flush must run before a flag is visible.
+    /// Allows peers to write flags by RDMA, unless a device flush must run before a flag becomes visible.
     ///
     /// Returns whether direct writes are allowed.
     pub(super) fn allow_direct_writes(&self) -> bool {
@@ -111,12 +105,10 @@ impl SignalReceiver {
         flushes.iter().try_for_each(|flush| flush.flush()).map_err(Error::Flush)
     }
 
-    /// Adds a queue pair on which signals of peers can arrive.
     pub(super) fn open(&self, qp: QpId, role: QpRole) {
         self.state().streams.open(qp, role);
     }
 
-    /// Removes queue pairs after processing the signals that have arrived on them.
     pub(super) fn close(&self, queue_pairs: impl Iterator<Item = QpId>) {
         // An error is returned again to the next caller that polls.
         let _ = self.poll();
@@ -124,7 +116,7 @@ impl SignalReceiver {
         queue_pairs.for_each(|qp| state.streams.close(qp));
     }
 
-    /// Processes all signals that have arrived, and returns whether a flag was stored.
+    /// Processes the signals that have arrived on all NICs, and returns whether a flag was stored.
     pub(crate) fn poll(&self) -> Result<bool, Error> {
         let mut state = self.state();
         let mut stored = false;
@@ -168,14 +160,12 @@ impl SignalReceiver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the wake-up event of an engine, which is notified when a flag changes.
     pub(crate) fn add_sleeper(&self, wakeup: &Arc<WakeupEvent>) {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         sleepers.retain(|wakeup| wakeup.strong_count() > 0);
         sleepers.push(Arc::downgrade(wakeup));
     }
 
-    /// Wakes the threads that sleep in `park`, after a flag was stored.
     pub(crate) fn wake(&self) {
         // Orders the store of the flag before the check for sleepers, which register before they check the
         // flag.
@@ -187,12 +177,10 @@ impl SignalReceiver {
         sleepers.iter().filter_map(Weak::upgrade).for_each(|wakeup| wakeup.notify());
     }
 
-    /// Requests a completion event for the next message on each NIC.
     pub(crate) fn request_events(&self) -> Result<(), Error> {
         self.nics.iter().try_for_each(|nic| nic.cq.request_event())
     }
 
-    /// Discards the pending completion events of all NICs.
     pub(crate) fn drain_events(&self) {
         let state = self.state();
         self.nics.iter().for_each(|nic| nic.cq.drain_events());
@@ -200,7 +188,6 @@ impl SignalReceiver {
     }
 }
 
-/// Processes one receive completion and returns whether it stored a flag.
 fn process(streams: &mut SignalStreams, (index, nic): (usize, &Nic), completion: &ibv_wc) -> bool {
     if completion.status != ibv_wc_status::SUCCESS {
         return false;
@@ -215,11 +202,10 @@ fn process(streams: &mut SignalStreams, (index, nic): (usize, &Nic), completion:
     }
 }
 
-/// Wakes the thread that sleeps in an engine's `park`, through an eventfd.
+/// Wakes the thread that sleeps in an engine's `park`, by writing to an eventfd.
 #[derive(Debug)]
 pub(crate) struct WakeupEvent {
     event: OwnedFd,
-    /// Whether a thread sleeps in `park` or is about to.
     asleep: AtomicBool,
 }
 
@@ -230,7 +216,6 @@ impl WakeupEvent {
         Ok(Arc::new(Self { event, asleep: AtomicBool::new(false) }))
     }
 
-    /// Returns the eventfd, which is readable after a wake-up.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -239,7 +224,6 @@ impl WakeupEvent {
         self.asleep.store(asleep, Ordering::SeqCst);
     }
 
-    /// Wakes the thread that sleeps in `park`, if one does.
     pub(crate) fn notify(&self) {
         if self.asleep.swap(false, Ordering::SeqCst) {
             // If the counter is full, the write fails, but the descriptor is readable.

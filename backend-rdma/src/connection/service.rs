@@ -1,4 +1,4 @@
-//! Runs the thread that answers the requests of peers and handles the events of the NICs.
+//! Runs the service thread of a rank, which answers TCP requests of peers and handles NIC events.
 //!
 //! It owns the passive ends of the peers' queue pairs. They live as long as the connection that requested
 //! them.
@@ -26,16 +26,15 @@ use crate::sys::{Qp, QpSizes};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state of a rank that its service thread, its memory and its engines share.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) rank: Rank,
     pub(crate) ranks: usize,
     pub(crate) options: Options,
-    /// The rank's NICs; the first one is that of `Options::device` and carries the primary queue pairs.
+    /// The NICs of this rank, of which the first one carries the primary queue pair of every engine.
     pub(crate) nics: Arc<[Nic]>,
     pub(crate) receiver: SignalReceiver,
-    /// The random bytes that a peer must send to prove that it knows the address of this fabric.
+    /// Random bytes that a peer must send to prove that it knows the address of this rank.
     pub(crate) token: [u8; 16],
     lost: OnceLock<Error>,
 }
@@ -54,7 +53,6 @@ impl Resources {
         Ok(Self { rank, ranks, options, nics, receiver, token, lost: OnceLock::new() })
     }
 
-    /// Records the failure of a NIC, and wakes the threads that sleep in `park`.
     fn set_lost(&self, nic: usize, event: String) {
         let device = Arc::clone(&self.nics[nic].port.context.name);
         // The first event is the cause; later ones are ignored.
@@ -62,19 +60,17 @@ impl Resources {
         self.receiver.wake();
     }
 
-    /// Returns the number of queue pairs that an engine opens to a peer with `peer_nics` NICs.
     pub(crate) fn rails(&self, peer_nics: usize) -> usize {
         let nics = self.nics.len().max(peer_nics);
         (self.options.queue_pairs as usize * nics).min(RAILS_MAX)
     }
 
-    /// Returns an error if a NIC has failed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.lost.get().cloned().map_or(Ok(()), Err)
     }
 }
 
-/// Owns the service thread and stops it when dropped.
+/// Stops the service thread when dropped.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) address: SocketAddr,
@@ -84,7 +80,6 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts the service thread, which listens on a free TCP port that peers reach at `ip`.
     pub(crate) fn start(resources: &Arc<Resources>, ip: IpAddr) -> Result<Self, Error> {
         let any: IpAddr = match ip {
             IpAddr::V4(_) => [0; 4].into(),
@@ -121,7 +116,6 @@ impl Drop for Service {
     }
 }
 
-/// The state of the thread that answers the control requests of peers.
 struct Server {
     resources: Arc<Resources>,
     listener: TcpListener,
@@ -130,12 +124,11 @@ struct Server {
     stopped: Arc<AtomicBool>,
 }
 
-/// A TCP connection of a peer, with the queue pairs that the peer has opened over it.
 struct Client {
     stream: TcpStream,
     /// The received bytes of a request that is not yet complete.
     bytes: Vec<u8>,
-    /// The rank of the peer; `None` until the peer has sent the token.
+    /// The rank of the connected peer, or `None` until the peer has sent the token.
     rank: Option<Rank>,
     queue_pairs: Vec<PassiveQp>,
 }
@@ -144,12 +137,10 @@ struct Client {
 struct PassiveQp {
     qp: Qp,
     nic: usize,
-    /// The number of the engine's primary queue pair, which can be this one.
     primary: u32,
 }
 
 impl Server {
-    /// Answers peers and handles NIC events until the service is stopped.
     fn run(&mut self) {
         while !self.stopped.load(Ordering::SeqCst) {
             let Ok(ready) = self.sleep() else { return };
@@ -168,7 +159,6 @@ impl Server {
         }
     }
 
-    /// Sleeps until a TCP socket, a NIC or the stop event is readable.
     fn sleep(&self) -> rustix::io::Result<Ready> {
         let nics = self.resources.nics.iter().map(|nic| {
             // SAFETY: the context stays open as long as `resources` exists.
@@ -227,7 +217,6 @@ impl Server {
         }
     }
 
-    /// Reads from a peer's connection and answers all complete requests. An error ends the connection.
     fn answer_requests(&mut self, index: usize) -> std::io::Result<()> {
         let client = &mut self.clients[index];
         let mut buffer = [0; 4096];
@@ -244,7 +233,6 @@ impl Server {
     }
 }
 
-/// The file descriptors that are readable after a sleep. NICs and clients are named by index.
 struct Ready {
     listener: bool,
     nics: Vec<usize>,
@@ -252,7 +240,6 @@ struct Ready {
 }
 
 impl Client {
-    /// Takes the next complete request from the received bytes, if there is one.
     fn request(&mut self) -> std::io::Result<Option<Request>> {
         let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -267,7 +254,6 @@ impl Client {
         Ok(Some(request))
     }
 
-    /// Processes a peer's control request and returns the response to send.
     fn response(&mut self, resources: &Arc<Resources>, request: &Request) -> Response {
         match (*request, self.rank) {
             (Request::Hello { token, rank, ranks }, _) => {
@@ -303,7 +289,6 @@ impl Client {
         }
     }
 
-    /// Opens this rank's end of a queue pair that a peer has requested.
     fn open(
         &mut self,
         resources: &Resources,
@@ -346,8 +331,8 @@ impl Client {
     }
 }
 
-/// Closes queue pairs after processing what has arrived on them, because destroying a queue pair may discard
-/// it.
+/// Processes the messages that have arrived before it closes queue pairs, because destroying a queue pair may
+/// discard them.
 fn close(resources: &Resources, queue_pairs: Vec<PassiveQp>) {
     queue_pairs.iter().for_each(|qp| qp.qp.fail());
     resources.receiver.close(queue_pairs.iter().map(|qp| (qp.nic, qp.qp.number())));

@@ -1,4 +1,4 @@
-//! Encodes signals of flags, and stores the flags of arriving signals in order.
+//! Encodes flag signals as RDMA messages, and stores the flags of arriving signals in order.
 //!
 //! The signals of one engine arrive in order on the first of its queue pairs to this rank, the *primary* one.
 //! Data that was put before may have gone over other queue pairs. So a signal names them, and on each of them
@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::nic::MESSAGE_BYTES;
 
-/// The maximum number of flags that have a short id on one primary queue pair.
+/// The maximum number of flags with an id of 14 bits, which fits the immediate value of an RDMA write.
 const FLAG_IDS_MAX: u32 = 1 << 14;
-/// The largest increment of a flag that fits an immediate value, inclusive.
+/// The largest increment of a flag that fits the immediate value of an RDMA write, inclusive.
 const INCREMENT_MAX: u64 = 0xff;
 /// The maximum number of queue pairs of one engine to one peer. One of them is primary, and the others have a
 /// bit each in a mask of 7 bits.
@@ -26,16 +26,14 @@ const INCREMENT_BITS: u32 = 8;
 const FLAG_ID_BITS: u32 = 14;
 const MARKER: u32 = 1 << 31;
 
-/// The message of a signal, with a flag and its new value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Message {
     pub(crate) generation: u64,
     pub(crate) word: u64,
     pub(crate) value: u64,
-    /// The short id that the flag gets, if the id is below [`FLAG_IDS_MAX`].
+    /// The id of the flag in later immediate values; [`FLAG_IDS_MAX`] and larger values stand for no id.
     pub(crate) id: u32,
-    /// The mask of queue pairs whose markers must arrive before the flag is stored; bit `i` is queue pair
-    /// `i + 1`.
+    /// A bit mask in which bit `i` requires a marker on queue pair `i + 1` before the flag is stored.
     pub(crate) markers: u32,
 }
 
@@ -62,12 +60,11 @@ impl Message {
     }
 }
 
-/// The decoded immediate value of an RDMA write, which is a signal or a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Immediate {
-    /// A signal that increases the flag with the short id `id` by `increment`.
+    /// A signal that increases the flag with this id by `increment`.
     Increment { id: u32, increment: u64, markers: u32 },
-    /// A marker, which proves that all data put on its queue pair has arrived.
+    /// An empty RDMA write that proves that all earlier data on its queue pair has arrived.
     Marker,
 }
 
@@ -99,38 +96,31 @@ impl Immediate {
 /// Identifies a queue pair of this rank by the index of its NIC and its queue pair number there.
 pub(crate) type QpId = (usize, u32);
 
-/// The role of a queue pair among those that connect an engine to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpRole {
-    /// The number of the primary queue pair; `None` if this queue pair is the primary one.
+    /// The number of the queue pair that carries the engine's signals; `None` if it is this queue pair.
     pub(crate) primary: Option<u32>,
-    /// The index of the queue pair among those of its engine; the primary one has 0.
     pub(crate) index: u8,
 }
 
-/// Processes arriving signals, and stores the flags of this rank in signal order.
 #[derive(Debug, Default)]
 pub(super) struct SignalStreams {
-    /// The flags of this rank, by the generation of their region.
     flags: HashMap<u64, FlagArray>,
-    /// The streams of signals by the number of their primary queue pair, which is always on the first NIC.
+    /// The key is only a queue pair number, because the queue pairs that carry signals are always on the
+    /// first NIC.
     streams: HashMap<u32, SignalStream>,
-    /// The queue pairs that are not primary, with the number of their primary one and their index.
     others: HashMap<QpId, (u32, usize)>,
 }
 
-/// The signals that one engine of a peer sends to this rank.
 #[derive(Debug, Default)]
 struct SignalStream {
-    /// The last signal of each flag, indexed by the flag's short id.
+    /// The last signal of each flag, indexed by the id of the flag in immediate values.
     known: Vec<Message>,
-    /// The number of arrived markers that no signal has used yet, by queue pair.
     markers: [u32; RAILS_MAX - 1],
-    /// The signals that wait for markers, and the signals that must be stored after them.
+    /// Signals that wait for data on other queue pairs, and later signals, which must not overtake them.
     held: VecDeque<Message>,
 }
 
-/// The flags of one registered region of this rank.
 #[derive(Clone, Copy, Debug)]
 struct FlagArray {
     base: NonNull<AtomicU64>,
@@ -141,7 +131,7 @@ struct FlagArray {
 unsafe impl Send for FlagArray {}
 
 impl SignalStreams {
-    /// Adds the flags of a region, so that signals to them are stored.
+    /// Registers the flags of a region, so that arriving signals can store them.
     ///
     /// # Safety
     /// They must stay allocated until [`remove_flags`](Self::remove_flags).
@@ -154,12 +144,11 @@ impl SignalStreams {
         self.flags.insert(generation, FlagArray { base, count });
     }
 
-    /// Removes the flags of a region; later signals to them are ignored.
+    /// Removes the flags of a region, after which signals to these flags are ignored.
     pub(super) fn remove_flags(&mut self, generation: u64) {
         self.flags.remove(&generation);
     }
 
-    /// Adds a queue pair on which signals can arrive.
     pub(super) fn open(&mut self, qp: QpId, role: QpRole) {
         match role.primary {
             Some(primary) => {
@@ -177,7 +166,6 @@ impl SignalStreams {
         }
     }
 
-    /// Processes a signal message on a primary queue pair, and returns whether a flag was stored.
     pub(super) fn message(&mut self, qp: QpId, message: Message) -> bool {
         let Some(stream) = self.streams.get_mut(&qp.1).filter(|_| qp.0 == 0) else {
             return false;
@@ -187,7 +175,6 @@ impl SignalStreams {
         self.store_ready(qp.1)
     }
 
-    /// Processes the immediate value of an RDMA write, and returns whether a flag was stored.
     pub(super) fn immediate(&mut self, qp: QpId, immediate: u32) -> bool {
         match Immediate::decode(immediate) {
             Immediate::Marker => {
@@ -211,7 +198,6 @@ impl SignalStreams {
         }
     }
 
-    /// Stores the flags of the signals whose markers have arrived, in signal order.
     fn store_ready(&mut self, primary: u32) -> bool {
         let Self { flags, streams, .. } = self;
         let Some(stream) = streams.get_mut(&primary) else { return false };
@@ -224,7 +210,6 @@ impl SignalStreams {
 }
 
 impl SignalStream {
-    /// Records which flag a short id stands for.
     fn set_flag(&mut self, message: Message) {
         if message.id >= FLAG_IDS_MAX {
             return;
@@ -236,7 +221,6 @@ impl SignalStream {
         self.known[index] = message;
     }
 
-    /// Returns the next signal in order, if its markers have arrived.
     fn next(&mut self) -> Option<Message> {
         let message = *self.held.front()?;
         let needed = |at: &usize| message.markers >> at & 1 == 1;
@@ -248,7 +232,7 @@ impl SignalStream {
     }
 }
 
-/// Stores the value of a signal in its flag; returns false if the region no longer exists.
+/// Stores the value of a signal in its flag, or returns false if the flag's region no longer exists.
 fn store(flags: &HashMap<u64, FlagArray>, message: Message) -> bool {
     let words = flags.get(&message.generation);
     let Some(words) = words.filter(|words| message.word < words.count) else { return false };
@@ -261,11 +245,9 @@ fn store(flags: &HashMap<u64, FlagArray>, message: Message) -> bool {
     true
 }
 
-/// Assigns short ids to the flags of one peer, and records the last value sent to each flag.
 #[derive(Debug, Default)]
 pub(crate) struct FlagIds(HashMap<FlagWord, (u32, u64)>);
 
-/// Identifies a flag of a peer by the generation of its region and the index of its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlagWord {
     pub(crate) generation: u64,
@@ -273,8 +255,8 @@ pub(crate) struct FlagWord {
 }
 
 impl FlagIds {
-    /// Returns the immediate value for a signal if the peer knows the flag's id and the increment is small
-    /// enough.
+    /// Returns `None` if the peer knows no id for the flag yet, or if the increment does not fit an immediate
+    /// value.
     pub(crate) fn immediate(&mut self, flag: FlagWord, value: u64, markers: u32) -> Option<u32> {
         let (id, last) = self.0.get_mut(&flag)?;
         let increment = value.checked_sub(*last)?;
@@ -285,7 +267,6 @@ impl FlagIds {
         Some(Immediate::Increment { id: *id, increment, markers }.encode())
     }
 
-    /// Returns the message for a signal, which also gives the flag a short id while ids are left.
     pub(crate) fn message(
         &mut self,
         flag: FlagWord,

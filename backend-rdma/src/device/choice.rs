@@ -51,7 +51,6 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A port of an opened RDMA device, with the attributes that connecting needs.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenPort {
     pub(crate) context: Arc<Context>,
@@ -65,7 +64,6 @@ pub(crate) struct OpenPort {
     pub(crate) bytes_per_second: Option<f64>,
 }
 
-/// Opens the first RDMA device that matches the choice and has a usable port and address.
 pub(crate) fn choose(
     device: &DeviceChoice,
     port: Option<u8>,
@@ -89,7 +87,7 @@ pub(crate) fn choose(
     Err(Error::unavailable(refused.join("; ")))
 }
 
-/// Sorts NICs by their distance from a PCI device. The order of equally near NICs does not change.
+/// Sorts NICs by their distance from a PCI device, and keeps the order of NICs that are equally near.
 fn sort_by_distance<T>(
     sysfs: &Path,
     nics: &mut [T],
@@ -113,7 +111,6 @@ fn none_found(device: &DeviceChoice, names: &[String]) -> Error {
     Error::unavailable(format!("there is no RDMA device {device}; there are: {names}"))
 }
 
-/// Selects a port and an address (GID) of an opened RDMA device.
 fn open_port(
     context: &Arc<Context>,
     port: Option<u8>,
@@ -137,7 +134,6 @@ fn open_port(
     })
 }
 
-/// Returns the requested port of a device, or the first active one if none is requested.
 fn port_of(device: &Device, requested: Option<u8>) -> Result<&Port, Error> {
     let name = &device.name;
     let named = |port: &&Port| requested.is_none_or(|requested| requested == port.number);
@@ -154,7 +150,6 @@ fn port_of(device: &Device, requested: Option<u8>) -> Result<&Port, Error> {
     })
 }
 
-/// Returns the requested address (GID) of a port, or the best one if none is requested.
 fn gid_of(name: &str, port: &Port, requested: Option<u32>) -> Result<Gid, Error> {
     let available = || {
         let gids: Vec<String> = port.gids.iter().map(ToString::to_string).collect();
@@ -221,16 +216,14 @@ pub fn distance(name: &str, address: &str) -> Result<Distance, Error> {
     Ok(PciLocation::of_address(sysfs, address)?.distance(PciLocation::of_nic(sysfs, name).as_ref()))
 }
 
-/// The location of a PCI device in the tree of PCI bridges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PciLocation {
-    /// The names of the host bridge, the bridges below it, and the device itself.
+    /// The names of the host bridge, the PCI bridges below it, and the device, in this order.
     path: Vec<String>,
     numa_node: Option<u32>,
 }
 
 impl PciLocation {
-    /// Returns the location of the PCI device at an address, in the notation of the vendors' drivers.
     fn of_address(sysfs: &Path, address: &str) -> Result<Self, Error> {
         let location = kernel_notation(address)
             .and_then(|address| Self::at(sysfs, &sysfs.join("bus/pci/devices").join(address)));
@@ -242,7 +235,7 @@ impl PciLocation {
         })
     }
 
-    /// Returns the location of a NIC, or `None` for a software device.
+    /// Returns the location of a NIC in the tree of PCI bridges, or `None` for a software device.
     fn of_nic(sysfs: &Path, name: &str) -> Option<Self> {
         Self::at(sysfs, &sysfs.join("class/infiniband").join(name).join("device"))
     }
@@ -262,7 +255,6 @@ impl PciLocation {
         Some(Self { path, numa_node })
     }
 
-    /// Returns the distance to another PCI device; `None` stands for a software device.
     fn distance(&self, other: Option<&Self>) -> Distance {
         let Some(other) = other else { return Distance::Unknown };
         let same = self.path.iter().zip(&other.path).take_while(|(one, two)| one == two).count();

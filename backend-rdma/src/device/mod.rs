@@ -96,7 +96,6 @@ pub fn discover() -> Result<Vec<Device>, Error> {
     contexts.iter().map(describe).collect()
 }
 
-/// Queries the attributes, ports and addresses of an opened RDMA device.
 pub(crate) fn describe(context: &Arc<Context>) -> Result<Device, Error> {
     let attributes = context.attributes()?;
     let ports = (1..=attributes.phys_port_cnt)
@@ -234,7 +233,8 @@ impl Gid {
         }
     }
 
-    /// Returns how suitable the address is for RoCE; larger is better. `None` means only on request.
+    /// Returns the preference for this RoCE address, larger is better; `None` means that only the user can
+    /// select it.
     fn preference(&self) -> Option<u32> {
         let kind = match self.kind {
             GidKind::RoceV2 => 2,

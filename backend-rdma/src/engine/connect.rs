@@ -20,40 +20,33 @@ use crate::sys::{Cq, Mr, Qp, QpSizes};
 /// The time limit for peers to close their queue pairs when an engine is dropped.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The job of a background thread that opens an engine's queue pairs to a peer.
 #[derive(Debug)]
 pub(super) struct ConnectJob {
     pub(super) resources: Arc<Resources>,
     pub(super) control: Arc<Control>,
-    /// The completion queues of the engine, one per NIC.
     pub(super) cqs: Arc<[Arc<Cq>]>,
     pub(super) limits: RailLimits,
-    /// Wakes the engine's thread when the queue pairs are open.
     pub(super) wakeup: Arc<WakeupEvent>,
 }
 
-/// The queue pairs of an engine to a peer, open on both sides. Closes them when dropped.
+/// The queue pairs of an engine to a peer, which are closed on both sides when dropped.
 #[derive(Debug)]
 pub(super) struct Connected {
-    /// The queue pairs to the peer, of which the first is the primary one.
     pub(super) rails: Vec<Rail>,
     pub(super) signal: SignalBy,
     pub(super) messages: MessageBuffers,
-    /// The deadline for the peer to close its queue pairs.
     pub(super) close_by: Option<Deadline>,
-    /// The peer's number of the primary queue pair, which a close request names.
     primary: u32,
     control: Arc<Control>,
 }
 
-/// The registered buffers of signal messages, one per request in flight on the primary queue pair.
+/// Registered buffers for signal messages, one for each work request that may be in flight.
 #[derive(Debug)]
 pub(super) struct MessageBuffers {
     mr: Mr,
     memory: Mapping,
 }
 
-/// A connection to a peer that a background thread is establishing.
 #[derive(Debug)]
 pub(super) struct Connecting {
     result: Receiver<Result<Connected, Error>>,
@@ -61,7 +54,6 @@ pub(super) struct Connecting {
 }
 
 impl Connecting {
-    /// Starts a thread that opens the queue pairs to a peer.
     pub(super) fn start(job: ConnectJob) -> Result<Self, Error> {
         let peer = job.control.peer;
         let (sender, result) = sync_channel(1);
@@ -76,7 +68,6 @@ impl Connecting {
         Ok(Self { result, peer })
     }
 
-    /// Returns the queue pairs if the background thread has opened them, without waiting.
     pub(super) fn poll(&self) -> Result<Option<Connected>, Error> {
         match self.result.try_recv() {
             Ok(connected) => connected.map(Some),
@@ -109,7 +100,6 @@ impl ConnectJob {
         Ok(connected)
     }
 
-    /// Opens one queue pair, and returns it with the peer's queue pair number and the method of signals.
     fn open_rail(
         &self,
         index: usize,

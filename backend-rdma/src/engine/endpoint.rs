@@ -1,4 +1,5 @@
-//! Queues the ops of an engine for one peer, and posts them over one or more queue pairs.
+//! Queues the puts, gets and signals of an RDMA engine to one peer, and posts them over one or more queue
+//! pairs.
 //!
 //! The primary rail takes signals and small copies, so their order is that of the queue pair. Stripes of
 //! large puts and gets rotate over all rails by the peer's address: bytes at one remote address use the
@@ -23,25 +24,22 @@ use crate::connection::{Control, FlagIds, Immediate};
 use crate::error::Error;
 use crate::options::SignalBy;
 
-/// The connection of an engine to one peer, with the ops that are queued for the peer.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) control: Arc<Control>,
     connecting: Option<Connecting>,
     connected: Option<Connected>,
     stripe_bytes: u64,
-    /// The queued ops that are not completely posted.
     queue: VecDeque<Queued>,
-    /// The last op of each slice, as the op's order number and the slice's ticket.
+    /// The number of the last op of each slice of submitted ops, with the slice's ticket.
     slice_ends: VecDeque<(u64, Ticket)>,
     flag_ids: FlagIds,
-    /// A pending empty write for the primary queue pair, with the order number of its op. Its completion
-    /// covers the unsignaled requests of the primary after the op ended on another rail.
+    /// An empty write that is still to be posted, whose completion covers earlier unsignaled requests of the
+    /// primary queue pair. It is needed if an op ends on another queue pair; the number is that of the op.
     flush: Option<(ibv_send_target, u64)>,
     stall: StallTimer,
 }
 
-/// A queued op that is not completely posted.
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     ticket: Ticket,
@@ -55,7 +53,6 @@ struct Queued {
 }
 
 impl Endpoint {
-    /// Creates an endpoint and starts to open its queue pairs in the background.
     pub(super) fn open(job: ConnectJob) -> Result<Self, Error> {
         let stripe_bytes = job.resources.options.stripe_bytes;
         Ok(Self {
@@ -80,14 +77,12 @@ impl Endpoint {
         self.queue.push_back(Queued { ticket, order, op, striped, signaled: false });
     }
 
-    /// Requests a completion for the op that was queued last. Posted ops were signaled at the end of their slice.
     pub(super) fn signal_last(&mut self) {
         if let Some(queued) = self.queue.back_mut() {
             queued.signaled = true;
         }
     }
 
-    /// Marks the end of a slice, and returns whether the slice has ops for this peer.
     pub(super) fn end_slice(&mut self, ticket: Ticket) -> bool {
         let last = self.queue.back_mut().filter(|queued| queued.ticket == ticket);
         last.is_some_and(|queued| {
@@ -101,12 +96,10 @@ impl Endpoint {
         self.queue.len()
     }
 
-    /// Returns whether a call of [`post_queued`](Self::post_queued) can make progress.
     pub(super) fn has_work(&self) -> bool {
         !self.queue.is_empty() || self.flush.is_some() || self.connecting.is_some()
     }
 
-    /// Sets the deadline for the peer to close its queue pairs after this endpoint is dropped.
     pub(super) fn close_by(&mut self, deadline: Deadline) {
         self.connecting = None;
         if let Some(connected) = &mut self.connected {
@@ -118,14 +111,12 @@ impl Endpoint {
         self.connected.as_ref().map_or(&[], |connected| &connected.rails)
     }
 
-    /// Returns whether all ops up to the order number `order` are complete.
     pub(super) fn is_complete(&self, order: u64) -> bool {
         let posted = self.rails().iter().filter_map(Rail::first_order);
         let queued = self.queue.front().map(|queued| queued.order);
         posted.chain(queued).all(|first| first > order)
     }
 
-    /// Returns whether no work request to the peer is in flight.
     pub(super) fn is_drained(&self) -> bool {
         self.rails().iter().all(Rail::is_drained)
     }
@@ -137,8 +128,6 @@ impl Endpoint {
         self.rails().iter().for_each(|rail| rail.qp.fail());
     }
 
-    /// Completes a work request and the earlier ones of its queue pair, and calls `finish` for each completed
-    /// ticket.
     pub(super) fn complete(
         &mut self,
         (rail, sequence): (usize, u64),
@@ -180,7 +169,6 @@ impl Endpoint {
         })
     }
 
-    /// Posts queued ops as long as the limits of the queue pairs allow it.
     pub(super) fn post_queued(&mut self, chains: &mut [RequestChain]) -> Result<(), Error> {
         if let Some(connecting) = &self.connecting {
             let Some(connected) = connecting.poll()? else { return Ok(()) };
@@ -193,7 +181,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Posts one work request of the first queued op, and returns whether one was posted.
     fn post_head(&mut self, chains: &mut [RequestChain]) -> Result<bool, Error> {
         let Some(head) = self.queue.front().copied() else { return Ok(false) };
         match head.op {
@@ -203,7 +190,7 @@ impl Endpoint {
         }
     }
 
-    /// Posts the pending empty write, if any; returns false if the primary queue pair is full.
+    /// Returns false if the primary queue pair has no room for the empty write that is still to be posted.
     fn post_flush(&mut self, chains: &mut [RequestChain]) -> Result<bool, Error> {
         let Some((target, order)) = self.flush else { return Ok(true) };
         let primary = &mut self.connected.as_mut().expect("a request was posted").rails[0];
@@ -218,7 +205,6 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Posts one piece of a put or get; returns whether one was posted.
     fn post_copy(
         &mut self,
         head: Queued,
@@ -283,7 +269,6 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Advances the first queued op past the bytes that were posted.
     fn advance(&mut self, is_last: bool, bytes: u64) {
         if is_last {
             self.queue.pop_front();
@@ -295,7 +280,8 @@ impl Endpoint {
         }
     }
 
-    /// Attaches the next signal of the slice to a write as its immediate value, and returns the signal's op.
+    /// Sends the next signal as the immediate value of a write, so that the signal needs no work request of
+    /// its own.
     fn attach_signal(&mut self, head: Queued, request: &mut ibv_send_wr) -> Option<Queued> {
         let next = self.queue.get(1).copied();
         let next = next.filter(|next| next.ticket == head.ticket && !head.signaled)?;
@@ -306,7 +292,8 @@ impl Endpoint {
         Some(next)
     }
 
-    /// Posts the markers on the other queue pairs, then the signal; returns whether the signal was posted.
+    /// Posts a marker on each other queue pair before the signal, so that the peer can tell when all data has
+    /// arrived.
     fn post_signal(
         &mut self,
         head: Queued,
@@ -353,7 +340,6 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Builds the work request of a signal that is not attached to a write.
     fn signal_request(
         &mut self,
         signal: &FlagSignal,
@@ -378,7 +364,7 @@ impl Endpoint {
         (request, sge)
     }
 
-    /// Copies a message into a registered buffer that stays valid until the request completes.
+    /// Copies a message into a registered buffer that stays valid until the work request completes.
     fn message(&mut self, bytes: &[u8], request: &mut ibv_send_wr) -> Option<ibv_sge> {
         let Connected { rails, messages, .. } = self.connected.as_ref()?;
         let (addr, lkey) = messages.write(rails[0].slot(), bytes);

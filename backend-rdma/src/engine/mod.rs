@@ -1,4 +1,4 @@
-//! Implements the RDMA engine, which has a completion queue per NIC and an endpoint for each peer that an op
+//! Implements the RDMA engine, which has a completion queue per NIC and queue pairs to each peer that an op
 //! has named.
 //!
 //! The calling thread posts and completes everything; a thread only opens queue pairs. Puts are writes, gets are
@@ -39,9 +39,7 @@ use crate::error::{Error, VerbsStatus};
 use crate::memory::{Local, Remote};
 use crate::sys::Cq;
 
-/// The maximum number of ops in one `submit` call; the engine's queue holds more.
 const SLICE_OPS_MAX: usize = 1024;
-/// The maximum number of completions that one call of `ibv_poll_cq` returns.
 const POLL_BATCH: usize = 32;
 /// The number of `completed` calls between two checks for peers that make no progress. A caller that drives
 /// the engine polls at least a hundred times a second.
@@ -51,23 +49,19 @@ const POLLS_PER_STALL_CHECK: u32 = 64;
 #[derive(Debug)]
 pub struct Engine {
     // Declared first, so that they are dropped before the completion queues and the connections.
-    /// The endpoint of each rank; `None` until an op names the rank.
+    /// The connection to each rank, indexed by rank; `None` until an op names the rank.
     endpoints: Vec<Option<Endpoint>>,
     loopback: Loopback,
-    /// The capabilities of the engine, its first error, and whether it was released.
     state: EngineState<Error>,
     limits: RailLimits,
     tickets: TicketCounter,
-    /// The number of ops submitted so far, which is the order number of the last one.
+    /// The number of ops submitted so far, which is also the number of the last op.
     order: u64,
-    /// The ops of the current `submit` call, with checked bounds and computed addresses.
     resolved: Vec<ResolvedOp>,
-    /// The chains of work requests, one per queue pair of the endpoint that is being posted to.
     chains: Vec<RequestChain>,
     loopback_progress: LoopbackProgress,
     completions: Vec<ibv_wc>,
     parker: EventParker,
-    /// The number of `completed` calls since the last check for peers that make no progress.
     polls: u32,
     /// The completion queues of the engine, one per NIC.
     cqs: Arc<[Arc<Cq>]>,
@@ -75,7 +69,6 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine that reaches every connected peer.
     pub(crate) fn open(connections: &Arc<Connections>) -> Result<Self, Error> {
         let resources = &connections.resources;
         resources.check()?;
@@ -115,7 +108,7 @@ impl Engine {
         })
     }
 
-    /// Creates the endpoint of a peer unless it exists; its queue pairs open in the background.
+    /// Creates the connection to a peer unless it exists; a background thread opens its queue pairs.
     fn open_endpoint(&mut self, peer: Rank) -> Result<(), Error> {
         if self.endpoints[peer.index()].is_some() {
             return Ok(());
@@ -134,7 +127,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues the ops of a checked slice, and posts as many work requests as the limits allow.
     fn enqueue(&mut self) -> Result<Ticket, Error> {
         for index in 0..self.resolved.len() {
             if let ResolvedOp::Peer(peer, _) = self.resolved[index] {
@@ -173,7 +165,6 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Posts as many queued work requests as the limits allow, and runs ops on this rank's own memory.
     fn progress(&mut self) -> Result<(), Error> {
         for endpoint in self.endpoints.iter_mut().flatten() {
             if endpoint.has_work() {
@@ -195,7 +186,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Processes the completions of all NICs and the signals that have arrived.
     fn poll_completions(&mut self) -> Result<(), Error> {
         self.connections.resources.check()?;
         let mut progressed = self.connections.receiver().poll()?;
@@ -218,7 +208,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Handles one completion from the completion queue of the NIC with index `nic`.
     fn complete(&mut self, nic: usize, completion: &ibv_wc) -> Result<(), Error> {
         let RequestId { peer, rail, sequence } = RequestId::decode(completion.wr_id);
         let Some(endpoint) = self.endpoints.get_mut(peer).and_then(Option::as_mut) else {
@@ -250,14 +239,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Completes every ticket of a released engine once no request is in flight.
     fn finish_release(&mut self) {
         if self.state.is_released() && self.endpoints.iter().flatten().all(Endpoint::is_drained) {
             self.tickets.finish_all();
         }
     }
 
-    /// Returns the time left until a peer without progress counts as lost.
     fn stall_time_left(&mut self) -> Result<Duration, Error> {
         let mut least = Duration::MAX;
         if !self.state.is_released() {
@@ -271,8 +258,8 @@ impl Engine {
         Ok(least)
     }
 
-    /// Checks for peers without progress in every [`POLLS_PER_STALL_CHECK`]th call. A thread that drives
-    /// several engines may never park on this one.
+    /// Checks for lost peers in every [`POLLS_PER_STALL_CHECK`]th call, because a thread that drives several
+    /// engines may never park on this one.
     fn check_stalls(&mut self) -> Result<(), Error> {
         self.polls = (self.polls + 1) % POLLS_PER_STALL_CHECK;
         if self.polls == 0 {

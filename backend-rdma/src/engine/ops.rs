@@ -1,4 +1,5 @@
-//! Computes the addresses of ops, and executes the ops on this rank's own memory.
+//! Computes the addresses and remote keys of puts, gets and signals, and executes those on this rank's own
+//! memory.
 //!
 //! The processor does copies to the own rank. A flag of the own rank is stored when all earlier ops of the
 //! engine are complete.
@@ -18,7 +19,6 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// The maximum number of bytes that one call copies, so that the call does not block for long.
 const CALL_BYTES_MAX: usize = 4 << 20;
 
-/// An op with checked bounds and computed addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ResolvedOp {
     /// A put or get of zero bytes, which needs no work request.
@@ -29,7 +29,7 @@ pub(super) enum ResolvedOp {
     Peer(Rank, PeerOp),
 }
 
-/// An op on memory of this process, which the contract of `submit` keeps alive.
+/// An op on memory of this process, which the contract of `submit` keeps allocated.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LoopbackOp {
     Copy { dst: *mut u8, src: *const u8, bytes: usize },
@@ -40,7 +40,6 @@ pub(super) enum LoopbackOp {
 // any thread that drives the engine.
 unsafe impl Send for LoopbackOp {}
 
-/// An op on a peer's memory, which becomes one or more work requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PeerOp {
     Write(CopySpan),
@@ -48,7 +47,6 @@ pub(super) enum PeerOp {
     Signal(FlagSignal),
 }
 
-/// The local and the remote memory range of a put or get, of equal length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopySpan {
     pub(super) local: u64,
@@ -60,17 +58,15 @@ pub(super) struct CopySpan {
     pub(super) is_device_memory: bool,
 }
 
-/// A signal that sets a flag of a peer to a new value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagSignal {
     pub(super) flag: FlagWord,
     pub(super) value: u64,
-    /// The address of the flag for the peer's first NIC; `key` is the remote key of its region there.
+    /// The address of the flag; `key` is the remote key of its region for the peer's first NIC.
     pub(super) address: u64,
     pub(super) key: u32,
 }
 
-/// Computes the addresses and keys of an op whose bounds were checked.
 pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
     match *op {
         Op::Put { dst, src, bytes } => {
@@ -104,7 +100,6 @@ enum Direction {
     Get,
 }
 
-/// Computes the addresses and keys of a put or get whose ranges were checked.
 fn copy(
     (local_region, local_offset): (&Local, u64),
     (remote_region, remote_offset): (&Remote, u64),
@@ -139,22 +134,18 @@ fn copy(
     Ok(ResolvedOp::Peer(remote_region.key.rank, op))
 }
 
-/// The queue of ops on this rank's own memory, in order of submission.
 #[derive(Debug, Default)]
 pub(super) struct Loopback(VecDeque<Queued>);
 
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     ticket: Ticket,
-    /// The position of the op in the order of submission to the engine.
     order: u64,
     op: LoopbackOp,
 }
 
-/// The result of executing queued ops on this rank's own memory.
 #[derive(Debug, Default)]
 pub(super) struct LoopbackProgress {
-    /// The tickets of the completed ops, one entry per op.
     pub(super) tickets: Vec<Ticket>,
     /// Whether a flag was stored, so that sleeping threads must be woken.
     pub(super) stored: bool,
@@ -173,7 +164,6 @@ impl Loopback {
         self.0.clear();
     }
 
-    /// Returns whether the first queued op is a copy, which can progress without waiting.
     pub(super) fn is_copying(&self) -> bool {
         matches!(self.0.front(), Some(Queued { op: LoopbackOp::Copy { .. }, .. }))
     }

@@ -26,8 +26,7 @@ const DIRECT_WRITES_SLEEP_MAX: Duration = Duration::from_micros(200);
 /// The maximum number of polled descriptors, which are one eventfd and two completion channels per NIC.
 const FDS_MAX: usize = 1 + 2 * NICS_MAX;
 
-/// Puts the thread of an engine to sleep after some polling. It polls for a while, announces the sleep, polls
-/// once more, and sleeps.
+/// Polls for a while, announces the sleep, polls once more, and then puts the thread of an engine to sleep.
 #[derive(Debug)]
 pub(super) struct EventParker {
     parker: Parker<Arc<WakeupEvent>>,
@@ -49,12 +48,11 @@ impl EventParker {
         Arc::clone(self.parker.unpark())
     }
 
-    /// Returns whether the next call of `park` sleeps.
     pub(super) fn is_announced(&self) -> bool {
         self.parker.is_announced()
     }
 
-    /// Runs one step of a wait, which is to spin, to announce the sleep, or to sleep.
+    /// Spins, announces the sleep or sleeps, with one of these steps in each call.
     ///
     /// The caller checks its flags between two steps, so that a flag set before the announcement is not
     /// missed.
@@ -89,7 +87,6 @@ impl EventParker {
         Ok(())
     }
 
-    /// Sleeps until an event or a timeout, and returns whether a message has arrived.
     fn sleep(
         &self,
         receiver: &SignalReceiver,
@@ -130,13 +127,11 @@ impl EventParker {
         Ok(arrived)
     }
 
-    /// Withdraws the announcement that this engine's thread is about to sleep.
     fn withdraw(&self, receiver: &SignalReceiver) {
         self.parker.unpark().set_asleep(false);
         receiver.asleep.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Records progress, after which the next `park` polls before it sleeps.
     pub(super) fn record_progress(&mut self, receiver: &SignalReceiver) {
         let (idle_since, announced) = (self.parker.idle_since(), self.parker.is_announced());
         self.parker.busy();
@@ -161,11 +156,10 @@ const SPIN_MIN: Duration = Duration::from_micros(100);
 const SPIN_MAX: Duration = Duration::from_millis(1);
 /// The number of sleeps before a longer spin is tried again, after the first unsuccessful trial.
 const REST: u32 = 16;
-/// The number of sleeps before a longer spin is tried again, after many unsuccessful trials.
 const REST_MAX: u32 = 1024;
-/// The initial credit of a trial of longer spins. Each wait that was shorter than with a sleep earns one.
+/// A trial of longer spins starts with this credit, and earns one for each wait that gets shorter than with a
+/// sleep.
 const CREDIT: u32 = 2;
-/// The maximum credit of a trial of longer spins.
 const CREDIT_MAX: u32 = 16;
 /// The credit that a trial of longer spins loses if a wait was longer, or needed a sleep all the same.
 const CHARGE: u32 = 2;
@@ -174,14 +168,10 @@ const CHARGE: u32 = 2;
 #[derive(Clone, Copy, Debug)]
 struct SpinPolicy {
     fixed: Option<Duration>,
-    /// The polling time of the next wait, between [`SPIN_MIN`] and [`SPIN_MAX`].
     adaptive: Duration,
-    /// The average duration of recent waits that needed a sleep.
     average_with_sleep: Option<Duration>,
     credit: u32,
-    /// The number of sleeps left before a longer spin is tried.
     rest: u32,
-    /// The value of `rest` after the next unsuccessful trial of longer spins.
     next_rest: u32,
 }
 
@@ -197,7 +187,6 @@ impl SpinPolicy {
         }
     }
 
-    /// Returns how long to poll before a sleep.
     fn duration(self) -> Duration {
         self.fixed.unwrap_or(self.adaptive)
     }
@@ -208,7 +197,6 @@ impl SpinPolicy {
         self.fixed.is_none()
     }
 
-    /// Records the duration of a wait, which included a sleep if it was longer than the polling time.
     fn record_wait(&mut self, wait: Duration) {
         let slept = wait > self.adaptive;
         match (slept, self.adaptive > SPIN_MIN) {
@@ -244,7 +232,6 @@ impl SpinPolicy {
         self.adaptive = (self.adaptive * 7 / 8).max((2 * wait).min(SPIN_MAX)).max(SPIN_MIN);
     }
 
-    /// Charges a trial of longer spins for an unsuccessful one; ends the trial when its credit is used up.
     fn charge(&mut self) {
         if let Some(credit) = self.credit.checked_sub(CHARGE) {
             self.credit = credit;

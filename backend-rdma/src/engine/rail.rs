@@ -8,13 +8,12 @@ use ibverbs_sys::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 use crate::error::Error;
 use crate::sys::Qp;
 
-/// The bit position of the peer in a work request id.
+/// The bit position of the peer in a work request id, above 4 bits for the queue pair and 44 for the sequence
+/// number.
 const PEER_SHIFT: u32 = 48;
-/// The bit position of the rail in a work request id; the sequence number is below it.
 const RAIL_SHIFT: u32 = 44;
 const SEQUENCE_MASK: u64 = (1 << RAIL_SHIFT) - 1;
 
-/// The maximum number of work requests in one posted chain, inclusive.
 const CHAIN_REQUESTS_MAX: usize = 64;
 
 /// Identifies a work request in its completion, where it is encoded as the `wr_id`.
@@ -44,7 +43,6 @@ impl RequestId {
 #[derive(Clone, Copy, Debug)]
 struct Signaled {
     sequence: u64,
-    /// The order number of the first op that the requests belong to.
     first_order: u64,
     bytes: u64,
 }
@@ -54,11 +52,9 @@ struct Signaled {
 struct Unsignaled {
     requests: u32,
     bytes: u64,
-    /// The order number of the first op that the unsignaled requests belong to.
     first_order: Option<u64>,
 }
 
-/// The memory ranges that a put or get in flight reads and writes.
 #[derive(Clone, Debug)]
 pub(super) struct CopyInFlight {
     pub(super) local: Range<u64>,
@@ -76,25 +72,20 @@ impl CopyInFlight {
     }
 }
 
-/// The limits of the work requests in flight on one queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RailLimits {
     pub(super) requests: u32,
     pub(super) bytes: u64,
-    /// The largest size of one work request in bytes.
     pub(super) piece_bytes: u64,
 }
 
-/// Describes a work request that is about to be posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestInfo {
-    /// The position of the request's op in the order of submission to the engine.
     pub(super) order: u64,
     pub(super) bytes: u64,
     pub(super) signaled: bool,
 }
 
-/// A queue pair to a peer, with its work requests in flight.
 #[derive(Debug)]
 pub(super) struct Rail {
     pub(super) qp: Qp,
@@ -105,18 +96,17 @@ pub(super) struct Rail {
     index: usize,
     signaled: VecDeque<Signaled>,
     unsignaled: Unsignaled,
-    /// The sequence number of the last posted work request.
     posted: u64,
-    /// The sequence number of the last completed work request.
     completed: u64,
     posted_bytes: u64,
     /// Whether the next request needs a fence, because a read may be in flight.
     fence: bool,
-    /// The sequence number of the last RDMA read.
     last_read: u64,
-    /// Whether data was put on this queue pair since its last marker.
+    /// Whether data was put on this queue pair after its last marker, an empty write that proves the arrival
+    /// of data.
     pub(super) needs_marker: bool,
-    /// The puts and gets in flight, by sequence number; empty if the endpoint has only one queue pair.
+    /// The puts and gets in flight by sequence number, which are not recorded if the peer has only one queue
+    /// pair.
     copies: VecDeque<(u64, CopyInFlight)>,
 }
 
@@ -146,7 +136,6 @@ impl Rail {
         }
     }
 
-    /// Returns whether the limits allow one more work request.
     pub(super) fn has_room(&self) -> bool {
         let in_flight = self.posted - self.completed;
         in_flight < u64::from(self.limits.requests)
@@ -157,7 +146,6 @@ impl Rail {
         self.completed == self.posted
     }
 
-    /// Returns whether an RDMA read is posted and not known to be complete.
     pub(super) fn is_reading(&self) -> bool {
         self.last_read > self.completed
     }
@@ -166,8 +154,6 @@ impl Rail {
         self.completed
     }
 
-    /// Returns the index of the message buffer for the next request; there is one buffer per request in
-    /// flight.
     pub(super) fn slot(&self) -> usize {
         (self.posted % u64::from(self.limits.requests)) as usize
     }
@@ -176,7 +162,6 @@ impl Rail {
         self.unsignaled.requests > 0
     }
 
-    /// Returns the order number of the first op that has an incomplete work request.
     pub(super) fn first_order(&self) -> Option<u64> {
         self.signaled.front().map(|request| request.first_order).or(self.unsignaled.first_order)
     }
@@ -187,7 +172,6 @@ impl Rail {
         self.copies.iter().any(|(_, in_flight)| in_flight.conflicts(copy))
     }
 
-    /// Records the memory ranges of the next work request.
     pub(super) fn add_copy(&mut self, copy: CopyInFlight) {
         self.copies.push_back((self.posted + 1, copy));
     }
@@ -268,7 +252,6 @@ impl RequestChain {
         Ok(())
     }
 
-    /// Posts all collected work requests to the queue pair.
     pub(super) fn post(&mut self, qp: &Qp) -> Result<(), Error> {
         let mut next = std::ptr::null_mut();
         for (request, sge) in self.requests.iter_mut().zip(&mut self.sges).rev() {

@@ -17,7 +17,6 @@ use crate::error::Error;
 
 pub(crate) use queues::{Cq, Qp, QpSizes, Srq};
 
-/// Returns libibverbs, which is loaded when first needed. The error says what to install.
 pub(crate) fn library() -> Result<&'static Library, Error> {
     Library::load().map_err(|error| Error::no_library(&error))
 }
@@ -61,7 +60,6 @@ pub(crate) fn open_all(
     opened
 }
 
-/// Returns the names of all RDMA devices, in the order of libibverbs.
 pub(crate) fn names(library: &'static Library) -> Result<Vec<String>, Error> {
     let names = std::sync::Mutex::new(Vec::new());
     open_all(library, |_, name| {
@@ -121,7 +119,7 @@ impl Context {
         self.check("ibv_query_port", code).map(|()| attributes)
     }
 
-    /// Returns an entry of the port's GID table and its type; `None` for an empty entry.
+    /// Returns an entry of a port's GID table and its type; `None` for an empty entry.
     pub(crate) fn gid(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
         let mut entry = ibv_gid_entry::default();
         // SAFETY: the context is open; the library refuses ports that do not exist.
@@ -150,13 +148,12 @@ impl Context {
         (code == 0 && gid != ibv_gid::default()).then_some(entry)
     }
 
-    /// Returns the file descriptor that is readable when the device reports an event.
     pub(crate) fn event_fd(&self) -> c_int {
         // SAFETY: the context is open.
         unsafe { (*self.raw()).async_fd }
     }
 
-    /// Returns the next asynchronous event of the device, and its text. Call it when the descriptor is
+    /// Returns the next asynchronous event of the device. Must be called only when the event descriptor is
     /// readable.
     pub(crate) fn event(&self) -> Result<(ibv_event_type, String), Error> {
         let mut event =
@@ -175,7 +172,6 @@ impl Context {
         Ok((event.event_type, text))
     }
 
-    /// Returns the text of libibverbs for a completion status.
     pub(crate) fn status_text(&self, status: ibv_wc_status) -> String {
         // SAFETY: the library returns a constant string for every number.
         let text = unsafe { (self.library.wc_status_str)(status) };
@@ -183,7 +179,6 @@ impl Context {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// Converts the return code of a libibverbs call to a result.
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), Error> {
         match code {
             0 => Ok(()),

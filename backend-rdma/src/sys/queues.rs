@@ -24,7 +24,6 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// Creates a completion queue with room for `completions` entries.
     pub(crate) fn create(context: &Arc<Context>, completions: u32) -> Result<Self, Error> {
         let (library, device) = (context.library, &context.name);
         // SAFETY: the context is open.
@@ -51,7 +50,6 @@ impl Cq {
         Ok(made)
     }
 
-    /// Returns the file descriptor of the completion channel, which is readable when there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is destroyed when `self` is dropped.
         let fd = unsafe { (*self.channel.as_ptr()).fd };
@@ -59,7 +57,6 @@ impl Cq {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Polls the completion queue, and returns the number of completions taken.
     pub(crate) fn poll(&self, completions: &mut [ibv_wc]) -> Result<usize, Error> {
         let room = c_int::try_from(completions.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue exists, and the slice has room for `room` completions.
@@ -68,14 +65,13 @@ impl Cq {
             .map_err(|_| Error::from_code("ibv_poll_cq", &self.context.name, taken))
     }
 
-    /// Requests an event when the next completion enters the completion queue.
     pub(crate) fn request_event(&self) -> Result<(), Error> {
         // SAFETY: the queue exists until `self` is dropped.
         let code = unsafe { req_notify_cq(self.raw.as_ptr(), 0) };
         self.context.check("ibv_req_notify_cq", code)
     }
 
-    /// Discards all pending events of the completion channel. Two threads must not call it at the same time.
+    /// Discards all pending events of the completion channel, which two threads must not do at the same time.
     pub(crate) fn drain_events(&self) {
         let library = self.context.library;
         let (mut queue, mut tag) = (null_mut(), null_mut());
@@ -150,11 +146,9 @@ impl Drop for Srq {
     }
 }
 
-/// The capacities with which a queue pair is created.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpSizes {
     pub(crate) sends: u32,
-    /// The largest inline data of a send request in bytes; the device may support less.
     pub(crate) inline_bytes: u32,
 }
 
@@ -165,7 +159,6 @@ pub(crate) struct Qp {
     _completions: Arc<Cq>,
     _receives: Option<Arc<Srq>>,
     raw: NonNull<ibv_qp>,
-    /// The largest inline data of one work request in bytes.
     pub(crate) inline_bytes: u32,
 }
 
@@ -238,7 +231,7 @@ impl Qp {
         self.domain.context.check("ibv_modify_qp", code)
     }
 
-    /// Moves the queue pair to the error state; its requests complete as flushed.
+    /// Moves the queue pair to the error state, in which its work requests complete as flushed.
     pub(crate) fn fail(&self) {
         let attributes = ibv_qp_attr { qp_state: ibv_qp_state::ERR, ..ibv_qp_attr::default() };
         // The call may fail if the queue pair is in the error state already.

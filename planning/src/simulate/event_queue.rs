@@ -1,8 +1,8 @@
 //! Orders simulated events by time, in a heap whose entries can be rescheduled.
 
-/// The position of an event number that has no entry in the heap.
+/// The heap position of an event that is not scheduled.
 const ABSENT: u32 = u32::MAX;
-/// The number of children of a heap node. A flat heap has fewer levels, and levels determine the cost.
+/// The number of children of a heap node, more than two because a flat heap has fewer levels to pass.
 const CHILDREN: usize = 4;
 
 /// A priority queue of event times, with at most one pending event for each number. The earliest comes first,
@@ -10,22 +10,18 @@ const CHILDREN: usize = 4;
 #[derive(Debug)]
 pub(super) struct EventQueue {
     heap: Vec<(u64, u32)>,
-    /// The position of each event number in the heap.
     positions: Vec<u32>,
 }
 
 impl EventQueue {
-    /// Creates a queue for event numbers below `numbers`.
     pub(super) fn new(numbers: usize) -> Self {
         Self { heap: Vec::new(), positions: vec![ABSENT; numbers] }
     }
 
-    /// Returns the time of the earliest event.
     pub(super) fn next_time(&self) -> Option<u64> {
         self.heap.first().map(|&(time, _)| time)
     }
 
-    /// Removes and returns the earliest event.
     pub(super) fn pop(&mut self) -> Option<(u64, u32)> {
         let &first = self.heap.first()?;
         let last = self.heap.pop()?;
@@ -36,7 +32,7 @@ impl EventQueue {
         Some(first)
     }
 
-    /// Schedules event `number` at `time`, or changes its time.
+    /// Schedules an event, or moves it to the new time if it is already scheduled.
     pub(super) fn schedule(&mut self, number: u32, time: u64) {
         let position = match self.positions[number as usize] {
             ABSENT => {
@@ -48,7 +44,6 @@ impl EventQueue {
         self.sift(position, (time, number));
     }
 
-    /// Moves `entry` up or down the heap, from the free position `hole` to where it belongs.
     fn sift(&mut self, mut hole: usize, entry: (u64, u32)) {
         while hole > 0 {
             let parent = (hole - 1) / CHILDREN;

@@ -1,4 +1,4 @@
-//! Models transfers in progress, and the resources that they share.
+//! Models simulated transfers in progress, and the links, NICs and memory that they share.
 //!
 //! A flow gets an equal share of every resource that it uses, and moves at the smallest of these shares. If
 //! another resource limits a flow, the rest of its share is not given to the others. So rates are at most
@@ -15,7 +15,6 @@ use peerlane_collectives::cost::{Link, Links};
 use peerlane_collectives::plan::Tier;
 use peerlane_collectives::topology::Topology;
 
-/// The maximum number of shared resources that one flow uses.
 const DEMANDS_MAX: usize = 8;
 
 /// A shared resource that a flow uses, with its total rate in bytes per picosecond.
@@ -25,14 +24,12 @@ pub(super) struct Demand {
     pub(super) rate: f64,
 }
 
-/// The shared resources that one flow uses, such as engines and NICs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demands {
     demands: [Demand; DEMANDS_MAX],
     count: u8,
 }
 
-/// A transfer in progress, with its rate and the bytes that are left.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     demands: Demands,
@@ -42,7 +39,6 @@ struct Flow {
     remaining: f64,
     rate: f64,
     since: u64,
-    /// The number of the last rate update that handled the flow.
     last_update: u64,
 }
 
@@ -53,7 +49,6 @@ struct Resource {
     changed: bool,
 }
 
-/// Holds all flows of the simulation, and computes the rates at which they move.
 #[derive(Debug)]
 pub(super) struct Flows {
     flows: Vec<Flow>,
@@ -84,7 +79,7 @@ impl Flows {
         }
     }
 
-    /// Starts flow `number` with `bytes` bytes; the next rate update schedules its end.
+    /// Starts a transfer of `bytes` bytes, whose end the next rate update schedules.
     pub(super) fn begin(
         &mut self,
         number: u32,
@@ -107,7 +102,6 @@ impl Flows {
         }
     }
 
-    /// Removes flow `number` from the resources that it uses.
     pub(super) fn end(&mut self, number: u32) {
         let demands = self.flows[number as usize].demands;
         for &Demand { resource, .. } in demands.all() {
@@ -118,8 +112,8 @@ impl Flows {
         }
     }
 
-    /// Recomputes the rates of the flows whose shares have changed, and schedules their ends. Runs after all
-    /// events at `now`. `event` maps the number of a flow to that of its event.
+    /// Recomputes rates after all events at `now`, and schedules the ends of flows whose shares have changed.
+    /// `event` maps the number of a flow to that of its event.
     pub(super) fn update_rates(
         &mut self,
         now: u64,
@@ -140,7 +134,7 @@ impl Flows {
         }
     }
 
-    /// Updates the rate of a flow, and returns its end time if that has changed.
+    /// Returns the new end time of a flow, or `None` if its end has not changed.
     fn update_flow(&mut self, number: u32, now: u64) -> Option<u64> {
         let flow = &mut self.flows[number as usize];
         if flow.last_update == self.updates {
@@ -169,7 +163,6 @@ impl Flows {
         }
     }
 
-    /// Returns the maximum number of flows that a resource had at once.
     pub(super) fn flows_max(&self, resource: u32) -> u32 {
         self.resources[resource as usize].flows_max
     }
@@ -179,7 +172,7 @@ fn per_picosecond(bytes_per_second: f64) -> f64 {
     bytes_per_second / 1e12
 }
 
-/// Classifies copies by their path, which stays on a rank or goes over a tier.
+/// The kind of link that a copy uses, which is within a rank, within a node or between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkClass {
     /// A copy from a rank to itself.
@@ -194,7 +187,7 @@ impl LinkClass {
     /// All link classes, in order.
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
-    /// Returns the link class of a copy in a lane of `tier`.
+    /// Returns the kind of link of a copy, which depends on the tier unless the copy stays within a rank.
     pub const fn of(tier: Tier, to_self: bool) -> Self {
         match tier {
             _ if to_self => Self::Own,
@@ -222,7 +215,6 @@ impl LinkClass {
     }
 }
 
-/// Numbers the shared resources, which are engines, links into and out of ranks, NICs, processors and memory.
 #[derive(Debug)]
 pub(super) struct Resources<'a> {
     links: &'a Links,
@@ -234,7 +226,6 @@ pub(super) struct Resources<'a> {
     local_index: Vec<u32>,
 }
 
-/// Describes which lane, ranks and link a simulated copy uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyPath {
     pub(super) lane: u32,
@@ -243,7 +234,6 @@ pub(super) struct CopyPath {
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) class: LinkClass,
-    /// The rate of the copy when it shares no resource.
     pub(super) bytes_per_second: f64,
 }
 
@@ -266,7 +256,6 @@ impl<'a> Resources<'a> {
         (self.memory(self.topology.nodes() as u32)) as usize
     }
 
-    /// Returns the shared resources that a copy uses.
     pub(super) fn demands(&self, copy: CopyPath) -> Demands {
         let CopyPath { lane, by, from, to, class, bytes_per_second } = copy;
         let link = class.link(self.links);
@@ -293,7 +282,6 @@ impl<'a> Resources<'a> {
         demands
     }
 
-    /// Returns the number of the resource that models the link into a rank.
     pub(super) fn rank_ingress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.lanes + rank.0 * 3 + class as u32
     }
@@ -302,7 +290,6 @@ impl<'a> Resources<'a> {
         self.rank_ingress(rank, class) + self.ranks() * 3
     }
 
-    /// Returns the number of the resource that models the receiving side of the NIC of `rank`.
     pub(super) fn nic_ingress(&self, rank: Rank) -> u32 {
         let node = self.topology.node(rank) as usize;
         let (first, end) = (self.first_nic[node], self.first_nic[node + 1]);
@@ -314,7 +301,6 @@ impl<'a> Resources<'a> {
         self.nic_ingress(rank) + self.nics()
     }
 
-    /// Returns the number of the resource that models the copying thread of a rank.
     fn thread(&self, rank: Rank) -> u32 {
         self.rank_egress(Rank(self.ranks()), LinkClass::Own) + rank.0
     }
@@ -327,7 +313,6 @@ impl<'a> Resources<'a> {
         self.processors(node) + self.topology.nodes() as u32
     }
 
-    /// Returns the number of NICs of all nodes.
     fn nics(&self) -> u32 {
         self.first_nic[self.topology.nodes()]
     }

@@ -1,4 +1,4 @@
-//! Runs the simulation, in which lanes issue their steps in order, copies move bytes, and signals set flags.
+//! Simulates the lanes of a collective, which issue their steps in order, copy bytes and signal flags.
 //!
 //! Only the end of the issue of a copy and the end of its transfer are events, because only they change what
 //! lanes share. Signals and waits in between are handled at once, ahead of the clock if they take time. They
@@ -16,10 +16,8 @@ use peerlane_collectives::cost::{Link, Links, picoseconds};
 use peerlane_collectives::plan::Tier;
 use peerlane_collectives::topology::Topology;
 
-/// The step number that stands for no step.
 pub(super) const NO_STEP: u32 = u32::MAX;
 
-/// The time of an event that is not known yet.
 const UNKNOWN: u64 = u64::MAX;
 /// The maximum number of puts of one lane that move their bytes at once, all to different peers. More would
 /// only make each slower; later puts are issued and follow in order.
@@ -33,13 +31,11 @@ struct LinkTimes {
     flag: u64,
     step: u64,
     puts_in_flight: usize,
-    /// The maximum number of puts of one lane that move bytes over the link at once.
     flows: u32,
     bytes_per_second: f64,
     get_bytes_per_second: f64,
     /// The additional time of a put that passes on bytes received from a peer.
     passed_on_put: u64,
-    /// The factor by which the transfer of passed-on bytes takes longer.
     passed_on: f64,
     submit: u64,
 }
@@ -78,18 +74,16 @@ fn passed_on(link: &Link) -> f64 {
     passed_on_bytes_per_second.map_or(1.0, |first| 1.0 + bytes_per_second / first)
 }
 
-/// The simulated machine, which runs all lanes of all ranks.
 #[derive(Debug)]
 pub(super) struct Machine<'a> {
     program: &'a Program,
     times: [LinkTimes; 3],
-    /// The maximum number of simultaneous flows of one lane.
     flows_per_lane: u32,
     pub(super) lanes: Vec<Lane>,
     pub(super) resources: Resources<'a>,
     pub(super) flows: Flows,
     events: EventQueue,
-    /// The lanes that can continue, because they start or their flag has been set.
+    /// The lanes that can continue, because they have just started or the flag that they wait for is set.
     ready: Vec<u32>,
     /// The end time of each step; for a wait that is not passed, the time at which its flag is set.
     pub(super) ends: Vec<u64>,
@@ -99,8 +93,8 @@ pub(super) struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// Creates the machine with all lanes at their first step. `delays` are in picoseconds by rank; missing
-    /// ones are 0.
+    /// Creates the machine with all lanes at their first step; `delays` are in picoseconds by rank, and
+    /// missing ones are 0.
     pub(super) fn new(
         program: &'a Program,
         topology: &'a Topology,
@@ -133,7 +127,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs all lanes until no event is left.
     pub(super) fn run(&mut self) {
         self.resume();
         while let Some(now) = self.events.next_time() {
@@ -205,7 +198,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Begins to issue the next copy of a lane, if the lane may have one more copy in flight.
     fn begin_issue(&mut self, number: u32, peer: u32, get: bool, passed_on: bool) {
         let times = self.times_of(number, peer);
         let (copy, puts_in_flight) = (times.copy(get, passed_on), times.puts_in_flight);
@@ -235,7 +227,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Sets the flag of a signal, and resumes the lane that waits for it.
     fn deliver_signal(&mut self, number: u32, step: u32, at: u64, cause: u32) {
         self.ends[step as usize] = at;
         self.causes[step as usize] = cause;
@@ -257,7 +248,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Lets a lane pass a wait whose flag time is known.
     fn pass_wait(&mut self, number: u32, step: u32, signal: u32) {
         let own = self.times_of(number, self.rank_of(number)).step;
         let lane = &mut self.lanes[number as usize];
@@ -273,7 +263,6 @@ impl<'a> Machine<'a> {
         lane.cause = step;
     }
 
-    /// Finishes the issue of the lane's next copy, which is in flight from now on.
     fn finish_issue(&mut self, number: u32, now: u64) {
         let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];
@@ -310,7 +299,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Starts the transfers of a lane that may start; `ended` is the step whose end made room.
     fn start_flows(&mut self, number: u32, now: u64, ended: u32) {
         let rank = Rank(self.rank_of(number));
         loop {
@@ -345,7 +333,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Ends the transfer of a copy, and starts the signals and transfers that waited for it.
     fn end_flow(&mut self, number: u32, flow: u32, now: u64) {
         self.flows.end(number * self.flows_per_lane + flow);
         let lane = &mut self.lanes[number as usize];
@@ -387,26 +374,20 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Whether a lane is running, issuing a copy, blocked or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneState {
-    /// The lane continues within the current event.
     Running,
-    /// The next copy of the lane is being issued.
     Issuing,
     /// The lane waits, because its maximum number of copies is in flight.
     WaitSlot,
     /// The lane waits until all its copies in flight have ended.
     WaitDrain,
-    /// The lane waits, because the flag of its next step is not set.
     WaitFlag,
     Done,
 }
 
-/// A simulated copy that was issued and has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyInFlight {
-    /// The number of the copy in the lane's order of issue.
     pub(super) number: u32,
     pub(super) step: u32,
     pub(super) peer: u32,
@@ -418,7 +399,6 @@ pub(super) struct CopyInFlight {
     pub(super) issued: u64,
     /// The time at which the transfer began, and the number of its flow within the lane.
     pub(super) started: Option<(u64, u32)>,
-    /// The step whose end allowed the copy to begin.
     pub(super) cause: u32,
 }
 
@@ -428,28 +408,23 @@ pub(super) struct DeferredSignal {
     pub(super) step: u32,
     /// The peer whose copies must end before the signal; `None` for all peers.
     pub(super) ordered_after: Option<u32>,
-    /// The number of the last copy that must end before the signal.
     pub(super) number: u32,
-    /// The time at which the lane reached the signal.
     pub(super) at: u64,
 }
 
-/// The simulated state of one lane.
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
-    /// The number of the lane's next step; `end` is the number after the last step.
     pub(super) next: u32,
     pub(super) end: u32,
     pub(super) state: LaneState,
     /// The time at which the lane's next step can begin, or since when the lane is blocked.
     pub(super) at: u64,
-    /// The step whose end determined the time `at`.
     pub(super) cause: u32,
     /// The lane's copies in flight, in order of issue.
     pub(super) copies: VecDeque<CopyInFlight>,
     pub(super) deferred: Vec<DeferredSignal>,
     pub(super) issued: u32,
-    /// The bit mask of the lane's flows that are moving bytes.
+    /// A bit mask of the lane's transfers that are moving bytes.
     pub(super) moving_flows: u64,
     /// The total time in which at least one flow of the lane moved bytes. `busy_since` is the begin of the
     /// current such time.
@@ -499,8 +474,6 @@ impl Lane {
         None
     }
 
-    /// Removes and returns the first deferred signal that waits for no copy any more, after one to `peer` has
-    /// ended.
     pub(super) fn release(&mut self, peer: u32) -> Option<DeferredSignal> {
         let index = self.deferred.iter().position(|deferred| {
             let DeferredSignal { ordered_after, number, .. } = *deferred;
@@ -514,7 +487,6 @@ impl Lane {
     }
 }
 
-/// Records the bytes of each rank and link class, and the steps of the traced ranks.
 #[derive(Debug)]
 pub(super) struct Recorder {
     /// The bytes that each rank has sent, by rank and then link class.
@@ -522,14 +494,13 @@ pub(super) struct Recorder {
     pub(super) received: Vec<u64>,
     /// The time in which each rank's host submits copies, in picoseconds.
     pub(super) host: Vec<u64>,
-    /// The ranges of step numbers that belong to the traced ranks.
     traced: Vec<Range<u32>>,
     /// The traced steps with their begin and end times, in order of the ends.
     pub(super) slices: Vec<(u32, u64, u64)>,
 }
 
 impl Recorder {
-    /// Creates an empty recorder; `traced` are ranks in order, without duplicates.
+    /// Creates an empty recorder; `traced` must be sorted and contain no duplicates.
     pub(super) fn new(ranks: usize, program: &Program, traced: &[Rank]) -> Self {
         let lanes = program.lanes();
         let steps = |rank: &Rank| {

@@ -1,5 +1,4 @@
-//! Simulates one start of the plans of all ranks over modelled links, to find when and why each step begins
-//! and ends.
+//! Simulates the plans of all ranks over modelled links, to find when and why each step begins and ends.
 //!
 //! This is a discrete-event simulation in whole picoseconds. It depends only on its arguments: simultaneous
 //! events happen in order of rank and lane. It proves nothing; that is the task of [`verify`].
@@ -53,12 +52,12 @@ pub struct Options {
     pub delays: Vec<u64>,
     /// The ranks whose steps are recorded as [slices](Simulation::slices).
     pub traced: Vec<Rank>,
-    /// Whether lanes other than home fork from the caller's stream and join it, instead of following flags of
-    /// the home lane.
+    /// Whether all lanes but the home lane fork from the caller's stream and join it, instead of waiting for
+    /// flags.
     pub forks: bool,
 }
 
-/// Simulates one start of all ranks with the plans that `plan_of` returns.
+/// Simulates one execution of an operation with the plan that `plan_of` returns for each rank.
 ///
 /// Plans are requested in rank order, packed and dropped. Plans of ranks on the critical path and of traced
 /// ranks are requested again, and must be the same.
@@ -135,7 +134,6 @@ fn compile(
     compiler.link().map_err(|(id, why)| fault(id, why, options, plan_of))
 }
 
-/// Returns the steps of every lane of a rank, including those that enter and leave the lane.
 fn closed_lanes(
     rank: Rank,
     options: &Options,
@@ -145,7 +143,6 @@ fn closed_lanes(
     Ok(plan.lane_ids().map(|lane| plan.closed_lane(lane, |_| !options.forks)).collect())
 }
 
-/// Creates the error for a plan step that stops the simulation.
 fn fault(
     id: StepId,
     why: &str,

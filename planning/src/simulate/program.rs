@@ -9,42 +9,35 @@ use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
 /// The maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
 pub const STEPS_MAX: u32 = 1 << 29;
 
-/// The maximum number of flags of all ranks, used or not; each takes 4 bytes until the program is linked.
+/// The maximum number of flags of all ranks together, each of which takes 4 bytes until the program is
+/// linked.
 const FLAGS_MAX: u64 = 1 << 30;
 
-/// Marks a flag for which no step waits.
 const NO_WAIT: u32 = u32::MAX;
 
-/// Holds the packed steps of all lanes of all ranks. Lanes are numbered over all ranks: lane l of rank r is r
-/// × lanes + l.
+/// The packed steps of all ranks; lane `l` of rank `r` has the number r × lanes + l.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// The steps by lane, in the order of the closed lanes of the plans.
     pub(super) steps: Vec<PackedStep>,
     /// The index of the first step of each lane, followed by the total number of steps.
     pub(super) first: Vec<u32>,
-    /// The tier of each lane of a rank; the same for all ranks.
     pub(super) tiers: Vec<Tier>,
     outputs: u32,
     in_place: bool,
 }
 
-/// Identifies a plan step by rank, lane and index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StepId {
     pub(super) rank: Rank,
     pub(super) lane: LaneId,
-    /// The index of the step in its lane, whose steps include those that enter and leave it.
     pub(super) index: usize,
 }
 
 impl Program {
-    /// Returns the number of lanes of a rank.
     pub(super) fn lanes(&self) -> usize {
         self.tiers.len()
     }
 
-    /// Returns the maximum number of bytes that one rank accesses in a start, with all of its outputs.
     pub(super) fn accessed_bytes(&self, layout: &Layout) -> u64 {
         let of_rank = |rank| {
             let input = if self.in_place { 0 } else { layout.input_bytes(rank) };
@@ -53,7 +46,6 @@ impl Program {
         Rank::all(layout.ranks()).map(of_rank).max().unwrap_or(0)
     }
 
-    /// Returns the rank, lane and index of step `number`.
     pub(super) fn step_id(&self, number: u32) -> StepId {
         let lane = self.first.partition_point(|&first| first <= number) - 1;
         StepId {
@@ -64,23 +56,16 @@ impl Program {
     }
 }
 
-/// Packs the plans of all ranks, and links their signals to waits.
 #[derive(Debug)]
 pub(super) struct Compiler<'a> {
     layout: &'a Layout,
     program: Program,
     flags: FlagLayout,
-    /// The number of the step that waits for each flag of each rank.
     waits: Vec<u32>,
-    /// The number of flags for which one rank can wait.
     flags_per_rank: u64,
 }
 
 impl<'a> Compiler<'a> {
-    /// Creates a compiler for plans that have the same lanes as `first`.
-    ///
-    /// # Errors
-    /// If the plans are too large.
     pub(super) fn new(layout: &'a Layout, first: &Plan) -> Result<Self, Error> {
         let ranks = layout.ranks();
         let tiers: Vec<Tier> = first.lanes.iter().map(|lane| lane.tier).collect();
@@ -108,8 +93,7 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Packs the plan of the next rank and adds its steps. If `flagged`, lanes other than home are entered
-    /// and left by flags.
+    /// Adds the plan of the next rank; with `flagged`, lanes other than the home lane start and end by flags.
     ///
     /// # Errors
     /// If the plan does not match those before it, names something that does not exist, or is too large.
@@ -249,7 +233,6 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Returns the lane that waits for a flag, and the flag's number at the waiting rank.
     fn flag_reader(&self, flag: Flag) -> Result<(LaneId, u64), String> {
         let (lane, rank) = match flag {
             Flag::Ready { from: rank, lane }
@@ -287,9 +270,9 @@ const OPERAND_BITS: u32 = u64::BITS - KIND_BITS - PEER_BITS;
 pub(super) const PEER_MAX: u64 = (1 << PEER_BITS) - 1;
 /// The largest cell size in bytes, flag number or step number that a packed step can hold.
 pub(super) const OPERAND_MAX: u64 = (1 << OPERAND_BITS) - 2;
-/// The target of a signal whose flag is awaited only in the next start.
+/// Marks a signal whose flag is awaited only in the next execution of the operation.
 pub(super) const NEXT_START: u64 = OPERAND_MAX;
-/// The packed operand of a wait that no step signals.
+/// Marks a wait for a flag that no step signals.
 const NONE: u64 = OPERAND_MAX + 1;
 
 /// The parts of a plan step on which its time depends.
@@ -300,8 +283,8 @@ pub(super) enum ModelStep {
     Put { peer: u32, bytes: u64, passed_on: bool },
     /// Reads bytes from the memory of a rank, which can be this rank.
     Get { peer: u32, bytes: u64 },
-    /// Signals a flag that a lane waits for; lanes are numbered over all ranks. `target` is the number of the
-    /// flag until the program is linked, and then the step that waits.
+    /// Signals the flag `target`, which linking replaces by the step that waits for the flag. Lanes are
+    /// numbered over all ranks.
     Signal { lane: u32, target: u64 },
     /// Waits for the flag that the step `signal` sets; `None` until the program is linked, or if no step
     /// signals.
@@ -313,7 +296,7 @@ pub(super) enum ModelStep {
 pub(super) struct PackedStep(u64);
 
 impl PackedStep {
-    /// Packs a plan step into 8 bytes. The caller has checked that numbers are at most [`PEER_MAX`] and
+    /// Packs a plan step into 8 bytes; the caller has checked that numbers are at most [`PEER_MAX`] and
     /// [`OPERAND_MAX`].
     pub(super) fn new(step: ModelStep) -> Self {
         let (kind, number, operand) = match step {

@@ -13,14 +13,15 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::plan::{LaneId, Step, Tier};
 use peerlane_collectives::topology::Topology;
 
-/// The result of simulating one start of all ranks. Times are picoseconds after the start of the first rank.
+/// The result of simulating one execution of an operation on all ranks. Times are picoseconds after the start
+/// of the first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulation {
-    /// The time at which each rank ends, which is when its lanes and its [host](RankUse::host_ps) have ended.
+    /// The end time of each rank, at which its lanes and its [host](RankUse::host_ps) have finished.
     pub ends_ps: Vec<u64>,
-    /// The number of steps of all ranks, including those that enter and leave lanes.
+    /// The number of plan steps of all ranks, including those that start and end each lane.
     pub steps: u64,
-    /// The tier of each lane of a rank, equal on all ranks.
+    /// Whether each lane of a rank works within a node or between nodes; equal on all ranks.
     pub tiers: Vec<Tier>,
     /// The traffic and busy times of each rank.
     pub ranks: Vec<RankUse>,
@@ -47,7 +48,7 @@ pub struct RankUse {
     pub host_ps: u64,
 }
 
-/// The bytes that one rank sends and receives on one link class.
+/// The bytes that one rank sends and receives over one kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The number of bytes read from the rank.
@@ -79,7 +80,7 @@ pub struct Incast {
 pub struct Slice {
     /// The rank that executes the step.
     pub rank: Rank,
-    /// The lane that contains the step.
+    /// The lane of the plan that contains the step.
     pub lane: LaneId,
     /// The plan step that was simulated.
     pub step: Step,
@@ -115,7 +116,7 @@ impl Simulation {
         self.end_ps() as f64 / 1e12
     }
 
-    /// Returns the link class of a slice, or `None` for a signal or a wait.
+    /// Returns the kind of link that a step uses, or `None` for a signal or a wait.
     pub fn link_class(&self, slice: &Slice) -> Option<LinkClass> {
         match slice.step {
             Step::Put { peer, .. } | Step::Get { peer, .. } => {
@@ -125,7 +126,7 @@ impl Simulation {
         }
     }
 
-    /// Returns the bytes that all ranks together have sent on a link class.
+    /// Returns the number of bytes that all ranks together have sent over one kind of link.
     pub fn bytes(&self, class: LinkClass) -> u64 {
         self.ranks.iter().map(|rank| rank.traffic[class as usize].sent_bytes).sum()
     }
@@ -154,7 +155,6 @@ pub(super) fn deadlock(machine: &Machine<'_>, program: &Program) -> Option<(Step
     Some((program.step_id(lane.next), "deadlock: the awaited flag is never signalled"))
 }
 
-/// Collects the result of a simulation; `closed` returns the steps of a rank again.
 pub(super) fn collect(
     machine: &Machine<'_>,
     program: &Program,
@@ -226,7 +226,7 @@ fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
 pub struct PathStep {
     /// The rank that executes the step.
     pub rank: Rank,
-    /// The lane that contains the step.
+    /// The lane of the plan that contains the step.
     pub lane: LaneId,
     /// The plan step that was simulated.
     pub step: Step,
@@ -250,7 +250,6 @@ impl fmt::Display for PathStep {
     }
 }
 
-/// A step of the critical path before its plan step is looked up.
 #[derive(Clone, Copy, Debug)]
 struct UnresolvedStep {
     id: StepId,
@@ -266,7 +265,6 @@ impl UnresolvedStep {
     }
 }
 
-/// Returns the steps of the critical path in order of time.
 fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep> {
     // Of several lanes that end last, the first one.
     let last = machine.lanes.iter().rev().max_by_key(|lane| lane.at);
@@ -286,12 +284,10 @@ fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep
     path
 }
 
-/// Finds plan steps by rank, lane and index.
 #[derive(Debug, Default)]
 struct StepLookup(BTreeMap<StepId, Step>);
 
 impl StepLookup {
-    /// Looks up the steps of `ids` in the plans of their ranks, requested one after the other.
     fn of(
         ids: impl Iterator<Item = StepId>,
         closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
@@ -301,7 +297,6 @@ impl StepLookup {
         Ok(steps)
     }
 
-    /// Adds the plan steps of `ids`.
     fn add(
         &mut self,
         ids: impl Iterator<Item = StepId>,
@@ -317,7 +312,6 @@ impl StepLookup {
         Ok(())
     }
 
-    /// Returns a plan step that was added before.
     fn step(&self, id: StepId) -> Step {
         self.0[&id]
     }
