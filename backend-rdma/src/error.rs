@@ -1,4 +1,4 @@
-//! Defines the errors of the RDMA backend.
+//! Defines the error type of the RDMA backend.
 
 use std::sync::Arc;
 

@@ -92,8 +92,8 @@ fn open_nics(options: &Options) -> Result<Arc<[Nic]>, Error> {
     std::iter::once(first).chain(further).collect()
 }
 
-/// Returns the IP address at which peers reach the service. With RoCE, it is by default the address of the
-/// port.
+/// Returns the IP address at which peers reach the TCP service of this rank. With RoCE, it is by default the
+/// address of the port.
 fn service_ip(options: &Options, port: &OpenPort) -> IpAddr {
     let of_port = (port.link == LinkLayer::Ethernet).then(|| port.gid.ip());
     options.service_ip.or(of_port).or_else(outgoing_ip).unwrap_or(IpAddr::from([127, 0, 0, 1]))

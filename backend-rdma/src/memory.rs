@@ -39,7 +39,6 @@ pub struct Local {
 /// A peer's memory region, imported through a remote key.
 pub struct Remote {
     pub(crate) key: Key,
-    /// The registration of the region, if the region belongs to this rank.
     pub(crate) alias: Option<Arc<Registration>>,
 }
 

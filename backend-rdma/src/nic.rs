@@ -22,7 +22,6 @@ pub(crate) const MESSAGE_BYTES: usize = 32;
 pub(crate) struct Nic {
     pub(crate) port: OpenPort,
     pub(crate) domain: Arc<Domain>,
-    /// The completion queue for messages that peers send.
     pub(crate) cq: Arc<Cq>,
     pub(crate) srq: Arc<Srq>,
     buffers: ReceiveBuffers,
@@ -119,13 +118,11 @@ const PSN_MASK: u32 = 0xff_ffff;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpAddress {
     pub(crate) qp_num: u32,
-    /// The initial packet sequence number that this end sends with.
     pub(crate) psn: u32,
     pub(crate) gid: [u8; 16],
     pub(crate) lid: u16,
     /// The path MTU as a value of `ibv_mtu`.
     pub(crate) mtu: u32,
-    /// The number of outstanding RDMA reads that this end accepts or requests.
     pub(crate) reads: u32,
 }
 

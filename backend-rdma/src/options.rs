@@ -1,4 +1,4 @@
-//! Defines the options of an RDMA fabric.
+//! Defines the options with which an RDMA fabric is opened, such as its NICs and timeouts.
 
 use std::net::IpAddr;
 use std::time::Duration;

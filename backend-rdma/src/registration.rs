@@ -111,7 +111,6 @@ impl Registration {
     }
 }
 
-/// Returns the registration that a remote key names, if it exists in this process and the key is valid.
 pub(crate) fn find(key: &Key) -> Option<Arc<Registration>> {
     let found = handover::find::<Registration>(&claim(key))?;
     (found.key(key.generation) == *key).then_some(found)

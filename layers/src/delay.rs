@@ -51,7 +51,6 @@ impl<F: Fabric + 'static> Layer<F> for DelayLayer {
 /// An engine that delays each op by a random time.
 pub struct Delay<F: Fabric> {
     engine: F::Engine,
-    /// A second engine, which signals the flag on which delayed ops wait.
     opener: F::Engine,
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
@@ -59,9 +58,8 @@ pub struct Delay<F: Fabric> {
     random: fastrand::Rng,
     longest: Duration,
     due: VecDeque<Instant>,
-    /// The number of ops delayed so far, which is also the flag value that lets the last of them run.
     holds: u64,
-    /// The last ticket reported as complete; `lags` says whether a later one could have been reported.
+    /// The last ticket that was reported as complete; later tickets may be complete too if `lags` is true.
     reported: Ticket,
     lags: bool,
 }
@@ -187,7 +185,6 @@ unsafe impl<F: Fabric> CopyEngine for Delay<F> {
         self.engine.park(until.map_or(limit, |until| until.min(limit))).map_err(Error::Inner)
     }
 
-    /// Returns whether the inner engine is busy or a complete ticket was not reported yet.
     fn is_busy(&self) -> bool {
         self.lags || self.engine.is_busy()
     }

@@ -45,7 +45,7 @@ pub struct Downgrade<E> {
 }
 
 impl<E: CopyEngine> Downgrade<E> {
-    /// Restricts `engine` to the limits of the layer.
+    /// Restricts an engine to the capabilities that the layer allows.
     ///
     /// # Panics
     /// Panics if a limit of the layer is zero, or if its alignment is not a multiple of the engine's.

@@ -34,7 +34,8 @@ impl<F: Fabric> Layer<F> for FailAtLayer {
     }
 }
 
-/// An engine that fails at a chosen op. No op of that slice runs, and nothing completes afterwards.
+/// An engine that fails at a chosen put, get, signal or wait, as a test of error handling. No op of that
+/// slice runs, and nothing completes afterwards.
 #[derive(Debug)]
 pub struct FailAt<E> {
     engine: E,
@@ -50,7 +51,7 @@ impl<E: CopyEngine> FailAt<E> {
         Self { engine, left: layer.ops, kind: layer.kind, failed: false }
     }
 
-    /// Makes the engine fail after `ops` more ops.
+    /// Makes the engine fail after `ops` more puts, gets, signals or waits.
     pub fn fail_at(&mut self, ops: u64) {
         self.left = ops;
     }

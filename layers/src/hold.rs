@@ -9,7 +9,7 @@ use crate::{Error, Local, Remote};
 
 /// The size of the flag region in bytes; flags may share a cache line, because only one rank uses them.
 const BYTES: u64 = 64;
-/// The time limit for importing the flag region, whose key is of this rank, so no other process is involved.
+/// The time limit for importing this rank's own flag region, which involves no other process.
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A flag region of this rank, which the rank also imports so that its own engines can signal the flags.

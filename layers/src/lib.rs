@@ -42,9 +42,9 @@ pub use streams::{Graph, Stream, StreamLayer, Streams};
 pub use throttle::{Throttle, ThrottleLayer};
 pub use trace::{Event, Trace, TraceLayer, TraceLog};
 
-/// The type of a fabric's local regions.
+/// The type of the memory regions that a rank registers with the fabric.
 pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
-/// The type of a fabric's imported regions.
+/// The type of the peers' memory regions that a rank imports through the fabric.
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
 /// Wraps the engines of a fabric, for example to trace or delay their ops.
@@ -75,7 +75,7 @@ pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
     }
 }
 
-/// A fabric whose engines are wrapped by a layer.
+/// A fabric whose engines are wrapped by a layer, for example to trace or delay them.
 #[derive(Debug)]
 pub struct Wrapped<F, L> {
     fabric: F,

@@ -76,8 +76,7 @@ struct Engines<F: Fabric> {
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
     released: bool,
-    /// The number of `release` calls so far; a graph replay that starts after a release is blocked until the
-    /// next one.
+    /// Counts the calls of `release`, because a graph replay that starts after one is blocked until the next.
     releases: u64,
     dropped: bool,
 }
@@ -196,7 +195,6 @@ impl<F: Fabric> Shared<F> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks a stream until `step` returns true or fails.
     fn hold(&self, mut step: impl FnMut(&mut Engines<F>) -> Result<bool, Error<F::Error>>) {
         loop {
             let mut engines = self.engines();

@@ -246,12 +246,9 @@ const LONGEST: Duration = Duration::from_secs(100_000_000);
 /// An op with only the parameters that its transfer time depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// A put, with its size in bytes.
     Put(u64),
-    /// A get, with its size in bytes.
     Get(u64),
     Signal,
-    /// A signal after a wait of the caller, which shows when the wait has passed and later ops may start.
     Mark,
 }
 
@@ -261,8 +258,8 @@ enum Event {
 struct Schedule {
     bytes_per_second: f64,
     delay: Duration,
-    /// Ops whose time of effect is not known yet, because they follow a wait that has not passed. The first
-    /// one is a mark.
+    /// Ops behind a wait that has not passed, so that their times of effect are not known. The first one is a
+    /// mark.
     unknown: VecDeque<(Event, Instant)>,
     due: VecDeque<Instant>,
     holds: u64,

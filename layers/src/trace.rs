@@ -39,7 +39,7 @@ impl TraceLog {
         Self::default()
     }
 
-    /// Returns the events recorded so far.
+    /// Returns the engine events that were recorded so far.
     pub fn events(&self) -> Vec<Event> {
         self.lock().clone()
     }
@@ -91,7 +91,7 @@ pub struct Trace<E> {
     rank: Rank,
     number: usize,
     log: TraceLog,
-    /// Maps the address of a region to its number in the trace, in the order of first use.
+    /// Maps the address of a memory region to its number in the trace, in the order of first use.
     regions: HashMap<usize, usize>,
     completed: Ticket,
 }

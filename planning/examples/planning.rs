@@ -89,7 +89,7 @@ fn shape() -> Shape {
     Shape { tiers: true, ..Shape::default() }
 }
 
-/// Prints the time to plan for the slowest of three ranks, each at its best of five runs.
+/// Prints how long planning takes for the slowest of three ranks, as the best of five runs.
 fn plan(algorithm: Algorithm, nodes: usize) {
     let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
     let ranks = topology.ranks();

@@ -15,16 +15,15 @@ use peerlane_collectives::schedule::{Movement, movement};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::ErrorKind;
 
-/// The relative error above which an error counts linearly and no longer squared, so that outliers weigh less.
+/// Relative errors above this value count linearly and not squared, so that outliers weigh less.
 const OUTLIER: f64 = 0.3;
 /// The factors by which the search changes a parameter, from coarse to fine.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
 const ROUNDS_MAX: usize = 40;
-/// The factor between the memory sizes at which a [`CacheFactor`] is fitted; smaller than the factor between cache
-/// sizes.
+/// The ratio of the memory sizes at which cache effects ([`CacheFactor`]) are fitted, smaller than the ratio
+/// of cache sizes.
 const REACH_STEP: u64 = 4;
 
-/// A function that returns the link parameter to change in a step of the search.
 type Parameter = fn(&mut Links) -> &mut f64;
 
 /// Fits link rates to measured all-gathers, starting from default rates.
@@ -132,7 +131,7 @@ fn remove_shared_limits(link: &mut Link) {
     }
 }
 
-/// Scales link rates to a line through the measured times of direct all-gathers, where the search begins.
+/// Scales the initial link rates to a line through the measured times of direct all-gathers.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
     let direct =

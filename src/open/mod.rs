@@ -368,7 +368,6 @@ fn select(
     Ok((Selection { local, device, network, reasons }, topology))
 }
 
-/// Chooses the backend between the nodes; `None` if the local fabric connects all ranks.
 fn select_network(
     requested: Option<Backend>,
     local: Backend,

@@ -50,7 +50,7 @@ struct Payload<N: Fabric> {
 }
 
 struct QueuedMessage<N: Fabric> {
-    /// The ticket of the copy out of device memory that must complete before the message is sent.
+    /// The ticket of the copy from device memory that must complete before the message is sent.
     ready: Ticket,
     payload: Option<Payload<N>>,
     message: Message,
@@ -62,19 +62,16 @@ pub(crate) struct Sender<N: Fabric> {
     inbox: Arc<NetRemote<N>>,
     flags: Arc<NetRemote<N>>,
     next_message: u64,
-    /// The number of messages that the peer has processed.
     credited: u64,
     /// For each staging slot in use, the number of the message that frees the slot.
     slots_in_use: VecDeque<u64>,
     next_slot: u64,
     queued: VecDeque<QueuedMessage<N>>,
-    /// Ops to this rank itself that complete when their message is processed, with the number of the message.
     awaiting_credit: VecDeque<(u64, OpId)>,
 }
 
 pub(crate) enum Started {
     Blocked,
-    /// The number of further bytes of the op that are now in flight.
     Bytes(u64),
     All,
     Complete,
@@ -99,7 +96,7 @@ impl<N: Fabric> Sender<N> {
         self.queued.is_empty()
     }
 
-    /// Returns whether the peer has processed every message, so that a flag may be written directly.
+    /// Returns whether the peer has processed every message, so that its flags may be written directly.
     fn is_drained(&self) -> bool {
         self.queued.is_empty() && self.credited == self.next_message
     }
@@ -343,7 +340,6 @@ struct OpenGet<D: Fabric, N: Fabric> {
     bytes: u64,
     bytes_left: u64,
     copies: u32,
-    /// Whether the engine was released, so that further replies are ignored.
     dropped: bool,
 }
 
@@ -409,7 +405,7 @@ enum Action<D: Fabric, N: Fabric> {
     FinishGet { get: u64, bytes: u64 },
 }
 
-/// An action with the ticket of the copy to device memory that must complete before it.
+/// The effect of a message, with the ticket of the copy to device memory that must complete before it.
 type Pending<D, N> = (Ticket, Action<D, N>);
 
 pub(crate) enum Event<D: Fabric, N: Fabric> {

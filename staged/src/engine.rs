@@ -17,13 +17,12 @@ use crate::transport::BUSY_PARK_MAX;
 /// The time limit for transfers in flight when an engine is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An op with the index of the peer that it addresses.
 type Addressed<D, N> = (usize, ResolvedOp<D, N>);
 
 /// An in-order queue of ops on a staged fabric; the thread that polls it moves the bytes.
 pub struct Engine<D: Fabric, N: Fabric> {
     id: u64,
-    /// An idle engine of the network that this engine only parks on; no op is submitted to it.
+    /// An idle engine of the network on which this engine only sleeps; no operation is submitted to it.
     parker: N::Engine,
     state: EngineState<Error>,
     shared: Arc<Shared<D, N>>,

@@ -65,9 +65,9 @@ struct Inner<D: Fabric, N: Fabric> {
     network: Mutex<N>,
 }
 
-/// Owns the shared state and the progress thread, which ends when the last owner is dropped.
+/// The progress thread ends when the last owner of this state is dropped.
 struct Shared<D: Fabric, N: Fabric> {
-    /// The thread that drives transfers, started when the first engine is created.
+    /// The thread that drives transfers in the background, started when the first engine is created.
     progress_thread: OnceLock<ProgressThread>,
     inner: Arc<Inner<D, N>>,
 }

@@ -55,11 +55,10 @@ pub(crate) struct Import<D: Fabric, N: Fabric> {
     pub(crate) role: Role,
     pub(crate) bytes: u64,
     pub(crate) generation: u64,
-    /// The peer's memory on the network, or `None` if the memory is staged.
+    /// The peer's memory as the network reaches it, or `None` if the memory is staged through the host.
     pub(crate) direct: Option<Arc<NetRemote<N>>>,
     /// Held only so that the placeholder of staged memory stays imported.
     _placeholder: Option<NetRemote<N>>,
-    /// The registration of the region, if its owner is this rank itself.
     pub(crate) local: Option<Arc<Registration<D, N>>>,
 }
 

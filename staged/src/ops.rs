@@ -74,7 +74,8 @@ impl<W> Default for PeerQueue<W> {
     }
 }
 
-/// The ops of one engine in a queue for each peer, because ops to different peers do not wait for each other.
+/// The ops of one engine, in one queue for each peer because ops to different peers do not wait for each
+/// other.
 #[derive(Debug)]
 pub(crate) struct OpQueue<W> {
     pub(crate) peers: Vec<PeerQueue<W>>,
@@ -135,7 +136,6 @@ impl<W> OpQueue<W> {
         }
     }
 
-    /// Drops the ops that have not started; the others start no further transfers.
     pub(crate) fn release(&mut self) {
         self.released.get_or_insert_with(Instant::now);
         for peer_queue in &mut self.peers {

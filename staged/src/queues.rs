@@ -43,8 +43,6 @@ fn at<L>(region: &Arc<L>, offset: u64) -> At<'_, L> {
 pub(crate) struct NetworkQueue<N: Fabric> {
     engine: N::Engine,
     waiting: VecDeque<(NetworkOp<N>, Vec<OpId>)>,
-    /// Ops that were submitted to the network, with their tickets and the ids of the callers' ops that they
-    /// carry out.
     posted: VecDeque<(Ticket, NetworkOp<N>, Vec<OpId>)>,
 }
 
@@ -124,7 +122,7 @@ pub(crate) struct DeviceCopier<D: Fabric> {
 
 /// A buffer in host memory that the copy engine of the device can access.
 struct HostMapping<D: Fabric> {
-    /// The host memory as a remote region, imported from this rank itself.
+    /// The host buffer as a remote region, which this rank imported from itself.
     alias: DevRemote<D>,
     _region: DevLocal<D>,
 }

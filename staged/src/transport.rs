@@ -20,7 +20,7 @@ use crate::{Inner, NetRemote};
 
 pub(crate) const QUEUE_OPS: usize = 4096;
 const SLICE_OPS_MAX: usize = 1024;
-/// The id of the queue that holds the replies to peers' gets. The progress thread uses it as its id too.
+/// The id of the queue of replies to peers' gets, which the progress thread uses as its own id too.
 pub(crate) const REPLIES: u64 = 0;
 /// The longest sleep in `park` while a transfer is in flight, because its completion may change no flag.
 pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
@@ -29,7 +29,6 @@ pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
 const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
 /// The background thread drives the transfers of a rank when no caller has polled for this time.
 pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
-/// The maximum number of passes in one call of `progress`, which must not block for long.
 const PASSES_MAX: usize = 8;
 /// The time in which transfers of a released engine may end by themselves. If the network is stuck, it is
 /// released too after this time, and carries nothing any more.
@@ -40,7 +39,7 @@ struct Channel<D: Fabric, N: Fabric> {
     receiver: Receiver<D, N>,
 }
 
-/// The op queues of a rank, the connections to its peers, and its engines, all protected by one lock.
+/// The op queues, peer connections and engines of a rank, all protected by one lock.
 pub(crate) struct Transport<D: Fabric, N: Fabric> {
     // The engines come before the memory that they use, so that they are dropped first.
     copier: DeviceCopier<D>,
@@ -168,8 +167,8 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.queue(id).settle_release();
     }
 
-    /// Makes progress on all transfers of the rank, and does not block. Does not wake `by`, the caller's
-    /// queue.
+    /// Makes progress on all transfers of the rank without blocking, and does not wake the caller's own queue
+    /// `by`.
     pub(crate) fn progress(&mut self, by: u64) -> Result<(), Error> {
         self.poison.check()?;
         if by != REPLIES {
@@ -353,7 +352,6 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// Starts the progress thread of a rank, which parks on an engine to which nothing is submitted.
     pub(crate) fn start<D: Fabric, N: Fabric>(
         inner: &Arc<Inner<D, N>>,
         parker: N::Engine,

@@ -13,13 +13,13 @@ pub(crate) const MESSAGE_BYTES: usize = 64;
 pub(crate) enum Message {
     /// Tells the peer to copy the bytes of a staging slot to `offset` of a memory region.
     Copy { generation: u64, offset: u64, bytes: u64, slot: u64 },
-    /// Stores a flag once everything before the message is complete.
+    /// Stores a flag of the receiving rank once everything before the message is complete.
     Signal { generation: u64, word: u64, value: u64 },
     /// Requests bytes of a memory region; `get` is the number of the get in the reply.
     GetRequest { generation: u64, offset: u64, bytes: u64, get: u64 },
     /// Tells the peer to copy the bytes of a staging slot to the destination of get number `get`.
     GetReply { get: u64, offset: u64, bytes: u64, slot: u64 },
-    /// Frees a slot of the sender, whose bytes went directly to their destination.
+    /// Frees a staging slot of the sender, whose bytes went directly to their destination.
     FreeSlot,
 }
 
@@ -65,19 +65,19 @@ impl Message {
     }
 }
 
-/// The maximum number of messages to one peer that are not processed yet.
+/// The maximum number of messages to one peer that the peer has not processed yet.
 pub(crate) const RING_MESSAGES: u64 = 256;
 /// The number of staging slots for each peer, enough to keep both copy directions and the network busy at the
 /// same time.
 pub(crate) const SLOTS: u64 = 8;
-/// The largest slot in bytes; a larger one would delay the start of the network transfer.
+/// The largest staging slot in bytes; a larger one would delay the start of the network transfer.
 const SLOT_BYTES_MAX: u64 = 256 << 10;
 const SLOT_BYTES_MIN: u64 = 16 << 10;
-/// The maximum size of all slots together in bytes, unless slots of the minimum size need more.
+/// The maximum size of all staging slots together in bytes, unless slots of the minimum size need more.
 const BYTES: u64 = 64 << 20;
 const MESSAGE: u64 = MESSAGE_BYTES as u64;
 
-/// Divides the inbox of a rank into slots and a ring of messages for every peer.
+/// Divides a rank's receive memory into staging slots and a ring of messages for every peer.
 ///
 /// All ranks have the same layout, so no message has to carry an offset in an inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,6 @@ impl InboxLayout {
         Self { ranks, slot_bytes: slot_bytes.clamp(SLOT_BYTES_MIN, SLOT_BYTES_MAX) }
     }
 
-    /// Returns the size of an inbox in bytes. Slots come first, so that they are aligned as the memory is.
     pub(crate) fn bytes(self) -> u64 {
         self.slots_bytes() + self.ranks * RING_MESSAGES * MESSAGE
     }
@@ -108,7 +107,7 @@ impl InboxLayout {
         (peer as u64 * SLOTS + slot) * self.slot_bytes
     }
 
-    /// Returns the offset of a message in the inbox; message numbers start at 0 and never wrap.
+    /// Returns the offset of message `number`; message numbers start at 0 and never wrap.
     pub(crate) fn message_offset(self, peer: usize, number: u64) -> u64 {
         self.slots_bytes() + (peer as u64 * RING_MESSAGES + number % RING_MESSAGES) * MESSAGE
     }

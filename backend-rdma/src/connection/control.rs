@@ -333,7 +333,6 @@ impl Response {
     }
 }
 
-/// Encodes the requested signal method as a number; 0 lets the peer choose the method.
 fn signal_number(signal: Option<SignalBy>) -> u16 {
     match signal {
         None => 0,

@@ -35,7 +35,6 @@ pub(crate) use receiver::{SignalReceiver, WakeupEvent};
 pub(crate) use service::{Resources, Service};
 pub(crate) use signals::{FlagIds, FlagWord, Immediate, QpRole, RAILS_MAX};
 
-/// The TCP connections of a rank to its peers; the service thread ends when their last owner is dropped.
 #[derive(Debug)]
 pub(crate) struct Connections {
     pub(crate) service: Service,

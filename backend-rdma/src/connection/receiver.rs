@@ -29,7 +29,6 @@ pub(crate) struct SignalReceiver {
     pub(crate) nics: Arc<[Nic]>,
     state: Mutex<State>,
     sleepers: Mutex<Vec<Weak<WakeupEvent>>>,
-    /// The number of threads that sleep in `park` or have announced that they are about to sleep.
     pub(crate) asleep: AtomicUsize,
     /// Whether peers write flags directly by RDMA, so that no thread may sleep long, because such a write
     /// causes no event.
@@ -116,7 +115,6 @@ impl SignalReceiver {
         queue_pairs.for_each(|qp| state.streams.close(qp));
     }
 
-    /// Processes the signals that have arrived on all NICs, and returns whether a flag was stored.
     pub(crate) fn poll(&self) -> Result<bool, Error> {
         let mut state = self.state();
         let mut stored = false;
@@ -202,7 +200,6 @@ fn process(streams: &mut SignalStreams, (index, nic): (usize, &Nic), completion:
     }
 }
 
-/// Wakes the thread that sleeps in an engine's `park`, by writing to an eventfd.
 #[derive(Debug)]
 pub(crate) struct WakeupEvent {
     event: OwnedFd,

@@ -126,7 +126,6 @@ struct Server {
 
 struct Client {
     stream: TcpStream,
-    /// The received bytes of a request that is not yet complete.
     bytes: Vec<u8>,
     /// The rank of the connected peer, or `None` until the peer has sent the token.
     rank: Option<Rank>,

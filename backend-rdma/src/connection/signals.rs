@@ -31,9 +31,9 @@ pub(super) struct Message {
     pub(crate) generation: u64,
     pub(crate) word: u64,
     pub(crate) value: u64,
-    /// The id of the flag in later immediate values; [`FLAG_IDS_MAX`] and larger values stand for no id.
+    /// The id of the flag in later RDMA immediate values; [`FLAG_IDS_MAX`] and larger values stand for no id.
     pub(crate) id: u32,
-    /// A bit mask in which bit `i` requires a marker on queue pair `i + 1` before the flag is stored.
+    /// Bit `i` means that data on queue pair `i + 1` must arrive before the flag is stored.
     pub(crate) markers: u32,
 }
 
@@ -106,15 +106,14 @@ pub(crate) struct QpRole {
 #[derive(Debug, Default)]
 pub(super) struct SignalStreams {
     flags: HashMap<u64, FlagArray>,
-    /// The key is only a queue pair number, because the queue pairs that carry signals are always on the
-    /// first NIC.
+    /// The signals of each engine by queue pair number; no NIC index is needed, because signals always use
+    /// the first NIC.
     streams: HashMap<u32, SignalStream>,
     others: HashMap<QpId, (u32, usize)>,
 }
 
 #[derive(Debug, Default)]
 struct SignalStream {
-    /// The last signal of each flag, indexed by the id of the flag in immediate values.
     known: Vec<Message>,
     markers: [u32; RAILS_MAX - 1],
     /// Signals that wait for data on other queue pairs, and later signals, which must not overtake them.
@@ -255,8 +254,8 @@ pub(crate) struct FlagWord {
 }
 
 impl FlagIds {
-    /// Returns `None` if the peer knows no id for the flag yet, or if the increment does not fit an immediate
-    /// value.
+    /// Returns the immediate value that signals a flag, or `None` if the peer knows no id for the flag or the
+    /// increment does not fit.
     pub(crate) fn immediate(&mut self, flag: FlagWord, value: u64, markers: u32) -> Option<u32> {
         let (id, last) = self.0.get_mut(&flag)?;
         let increment = value.checked_sub(*last)?;

@@ -44,7 +44,7 @@ pub struct Device {
 pub struct Port {
     /// The number of the port on its NIC, from 1.
     pub number: u8,
-    /// Whether the port is active.
+    /// Whether the port is up and can send and receive data.
     pub active: bool,
     /// The state of the port as text, such as `active` or `down`.
     pub state: &'static str,

@@ -40,7 +40,6 @@ pub(super) struct Connected {
     control: Arc<Control>,
 }
 
-/// Registered buffers for signal messages, one for each work request that may be in flight.
 #[derive(Debug)]
 pub(super) struct MessageBuffers {
     mr: Mr,
@@ -145,7 +144,6 @@ impl MessageBuffers {
         Ok(Self { mr, memory })
     }
 
-    /// Copies a message into a buffer, and returns the address and local key of the copy.
     pub(super) fn write(&self, slot: usize, bytes: &[u8]) -> (u64, u32) {
         let buffer = self.memory.base().as_ptr().wrapping_add(slot * MESSAGE_BYTES);
         // SAFETY: the slot is inside the mapping, which has one per request. The request that used the slot

@@ -31,11 +31,10 @@ pub(super) struct Endpoint {
     connected: Option<Connected>,
     stripe_bytes: u64,
     queue: VecDeque<Queued>,
-    /// The number of the last op of each slice of submitted ops, with the slice's ticket.
     slice_ends: VecDeque<(u64, Ticket)>,
     flag_ids: FlagIds,
-    /// An empty write that is still to be posted, whose completion covers earlier unsignaled requests of the
-    /// primary queue pair. It is needed if an op ends on another queue pair; the number is that of the op.
+    /// A zero-byte write to post on the primary queue pair, whose completion also covers earlier unsignaled
+    /// requests. It is needed if an op ends on another queue pair; the number is that of the op.
     flush: Option<(ibv_send_target, u64)>,
     stall: StallTimer,
 }
@@ -47,8 +46,8 @@ struct Queued {
     op: PeerOp,
     /// Whether a put or get is cut into stripes over all queue pairs.
     striped: bool,
-    /// Whether the last work request of the op must generate a completion. That is so if the op is the last
-    /// of its slice for this peer, or if a flag of this rank waits for it.
+    /// Whether the last work request of a put, get or signal must generate a completion. That is so if the op
+    /// is the last of its slice for this peer, or if a flag of this rank waits for it.
     signaled: bool,
 }
 
@@ -190,7 +189,6 @@ impl Endpoint {
         }
     }
 
-    /// Returns false if the primary queue pair has no room for the empty write that is still to be posted.
     fn post_flush(&mut self, chains: &mut [RequestChain]) -> Result<bool, Error> {
         let Some((target, order)) = self.flush else { return Ok(true) };
         let primary = &mut self.connected.as_mut().expect("a request was posted").rails[0];
@@ -292,8 +290,8 @@ impl Endpoint {
         Some(next)
     }
 
-    /// Posts a marker on each other queue pair before the signal, so that the peer can tell when all data has
-    /// arrived.
+    /// Posts an empty write on each other queue pair before the signal, so that the peer can tell when all
+    /// data has arrived.
     fn post_signal(
         &mut self,
         head: Queued,

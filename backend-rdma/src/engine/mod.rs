@@ -49,7 +49,7 @@ const POLLS_PER_STALL_CHECK: u32 = 64;
 #[derive(Debug)]
 pub struct Engine {
     // Declared first, so that they are dropped before the completion queues and the connections.
-    /// The connection to each rank, indexed by rank; `None` until an op names the rank.
+    /// The RDMA connection to each rank, indexed by rank; `None` until a put, get or signal names the rank.
     endpoints: Vec<Option<Endpoint>>,
     loopback: Loopback,
     state: EngineState<Error>,
@@ -63,7 +63,6 @@ pub struct Engine {
     completions: Vec<ibv_wc>,
     parker: EventParker,
     polls: u32,
-    /// The completion queues of the engine, one per NIC.
     cqs: Arc<[Arc<Cq>]>,
     connections: Arc<Connections>,
 }

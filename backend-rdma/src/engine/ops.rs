@@ -62,7 +62,6 @@ pub(super) struct CopySpan {
 pub(super) struct FlagSignal {
     pub(super) flag: FlagWord,
     pub(super) value: u64,
-    /// The address of the flag; `key` is the remote key of its region for the peer's first NIC.
     pub(super) address: u64,
     pub(super) key: u32,
 }

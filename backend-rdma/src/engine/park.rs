@@ -52,7 +52,7 @@ impl EventParker {
         self.parker.is_announced()
     }
 
-    /// Spins, announces the sleep or sleeps, with one of these steps in each call.
+    /// Spins, announces the sleep of the calling thread, or sleeps, with one of these steps in each call.
     ///
     /// The caller checks its flags between two steps, so that a flag set before the announcement is not
     /// missed.
@@ -154,14 +154,10 @@ const SPIN_MIN: Duration = Duration::from_micros(100);
 /// The longest polling time before a sleep. For longer waits the wake-up adds little, and an unsuccessful
 /// spin wastes as much.
 const SPIN_MAX: Duration = Duration::from_millis(1);
-/// The number of sleeps before a longer spin is tried again, after the first unsuccessful trial.
 const REST: u32 = 16;
 const REST_MAX: u32 = 1024;
-/// A trial of longer spins starts with this credit, and earns one for each wait that gets shorter than with a
-/// sleep.
 const CREDIT: u32 = 2;
 const CREDIT_MAX: u32 = 16;
-/// The credit that a trial of longer spins loses if a wait was longer, or needed a sleep all the same.
 const CHARGE: u32 = 2;
 
 /// Chooses the polling time before a sleep from recent waits, unless the caller has set it.
@@ -250,8 +246,6 @@ mod tests {
         Duration::from_micros(micros)
     }
 
-    /// Returns how many of 1000 simulated waits polled longer than the minimum. `wait` maps a polling time to
-    /// the duration of the wait.
     fn long_spins(spin: &mut SpinPolicy, wait: impl Fn(Duration) -> Duration) -> usize {
         let mut is_long = || {
             let duration = spin.duration();

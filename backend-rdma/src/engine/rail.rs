@@ -47,7 +47,6 @@ struct Signaled {
     bytes: u64,
 }
 
-/// The unsignaled work requests that were posted since the last signaled one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unsignaled {
     requests: u32,
@@ -102,8 +101,6 @@ pub(super) struct Rail {
     /// Whether the next request needs a fence, because a read may be in flight.
     fence: bool,
     last_read: u64,
-    /// Whether data was put on this queue pair after its last marker, an empty write that proves the arrival
-    /// of data.
     pub(super) needs_marker: bool,
     /// The puts and gets in flight by sequence number, which are not recorded if the peer has only one queue
     /// pair.
@@ -176,7 +173,7 @@ impl Rail {
         self.copies.push_back((self.posted + 1, copy));
     }
 
-    /// Numbers a request that is about to be posted, and sets its fence and signaled flags.
+    /// Sets the fence and signaled flags of a work request that is about to be posted.
     ///
     /// A request is also signaled when a quarter of the limits was posted without a signaled request.
     pub(super) fn prepare(&mut self, request: &mut ibv_send_wr, info: RequestInfo) {

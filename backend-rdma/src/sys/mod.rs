@@ -105,7 +105,6 @@ impl Context {
         self.check("ibv_query_device", code).map(|()| attributes)
     }
 
-    /// Returns the number of interrupts over which the device can spread completions.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open, and the library fills this field when it opens it.
         let vectors = unsafe { (*self.raw()).num_comp_vectors };

@@ -152,7 +152,6 @@ pub(crate) struct QpSizes {
     pub(crate) inline_bytes: u32,
 }
 
-/// A reliable connected queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
     domain: Arc<Domain>,

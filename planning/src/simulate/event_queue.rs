@@ -5,8 +5,8 @@ const ABSENT: u32 = u32::MAX;
 /// The number of children of a heap node, more than two because a flat heap has fewer levels to pass.
 const CHILDREN: usize = 4;
 
-/// A priority queue of event times, with at most one pending event for each number. The earliest comes first,
-/// and the smallest number among equal times, so the order of events depends on nothing else.
+/// A priority queue of simulated events, which holds at most one time for each event number. The earliest
+/// comes first, and the smallest number among equal times, so the order of events depends on nothing else.
 #[derive(Debug)]
 pub(super) struct EventQueue {
     heap: Vec<(u64, u32)>,

@@ -17,7 +17,7 @@ use peerlane_collectives::topology::Topology;
 
 const DEMANDS_MAX: usize = 8;
 
-/// A shared resource that a flow uses, with its total rate in bytes per picosecond.
+/// A resource that simulated transfers share, such as a NIC, with its total rate in bytes per picosecond.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
     pub(super) resource: u32,
@@ -33,9 +33,9 @@ pub(super) struct Demands {
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     demands: Demands,
-    /// The rate of the flow when no other flow shares its resources.
+    /// The rate of the transfer when no other transfer shares its resources.
     rate_max: f64,
-    /// The bytes that had not been moved at the time `since`.
+    /// The number of bytes of a transfer that had not been moved at the time `since`.
     remaining: f64,
     rate: f64,
     since: u64,
@@ -79,7 +79,6 @@ impl Flows {
         }
     }
 
-    /// Starts a transfer of `bytes` bytes, whose end the next rate update schedules.
     pub(super) fn begin(
         &mut self,
         number: u32,
@@ -112,8 +111,8 @@ impl Flows {
         }
     }
 
-    /// Recomputes rates after all events at `now`, and schedules the ends of flows whose shares have changed.
-    /// `event` maps the number of a flow to that of its event.
+    /// Recomputes transfer rates after all events at `now`, and reschedules the ends of transfers whose rates
+    /// have changed. `event` maps the number of a flow to that of its event.
     pub(super) fn update_rates(
         &mut self,
         now: u64,
@@ -134,7 +133,7 @@ impl Flows {
         }
     }
 
-    /// Returns the new end time of a flow, or `None` if its end has not changed.
+    /// Returns the new end time of a transfer, or `None` if its end has not changed.
     fn update_flow(&mut self, number: u32, now: u64) -> Option<u64> {
         let flow = &mut self.flows[number as usize];
         if flow.last_update == self.updates {
@@ -184,7 +183,7 @@ pub enum LinkClass {
 }
 
 impl LinkClass {
-    /// All link classes, in order.
+    /// All kinds of links, from within a rank to between nodes.
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
     /// Returns the kind of link of a copy, which depends on the tier unless the copy stays within a rank.
@@ -196,7 +195,7 @@ impl LinkClass {
         }
     }
 
-    /// Returns the name of the link class for tables.
+    /// Returns the name of this kind of link, as tables show it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -221,7 +220,6 @@ pub(super) struct Resources<'a> {
     topology: &'a Topology,
     /// The number of lanes of all ranks together.
     lanes: u32,
-    /// The number of the first NIC of each node.
     first_nic: Vec<u32>,
     local_index: Vec<u32>,
 }

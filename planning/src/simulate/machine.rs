@@ -19,7 +19,7 @@ use peerlane_collectives::topology::Topology;
 pub(super) const NO_STEP: u32 = u32::MAX;
 
 const UNKNOWN: u64 = u64::MAX;
-/// The maximum number of puts of one lane that move their bytes at once, all to different peers. More would
+/// The maximum number of puts of one lane that are transferred at once, all to different peers. More would
 /// only make each slower; later puts are issued and follow in order.
 const FLOWS_MAX: u32 = 8;
 
@@ -34,7 +34,7 @@ struct LinkTimes {
     flows: u32,
     bytes_per_second: f64,
     get_bytes_per_second: f64,
-    /// The additional time of a put that passes on bytes received from a peer.
+    /// The additional time of a put that forwards bytes received from a peer.
     passed_on_put: u64,
     passed_on: f64,
     submit: u64,
@@ -67,8 +67,8 @@ impl LinkTimes {
     }
 }
 
-/// Returns the factor by which bytes received from a peer take longer to pass on. They are read first from
-/// the caches of another processor, and then like any other bytes.
+/// Returns the factor by which it takes longer to forward bytes that were received from a peer. They are read
+/// first from the caches of another processor, and then like any other bytes.
 fn passed_on(link: &Link) -> f64 {
     let Link { bytes_per_second, passed_on_bytes_per_second, .. } = *link;
     passed_on_bytes_per_second.map_or(1.0, |first| 1.0 + bytes_per_second / first)
@@ -85,7 +85,7 @@ pub(super) struct Machine<'a> {
     events: EventQueue,
     /// The lanes that can continue, because they have just started or the flag that they wait for is set.
     ready: Vec<u32>,
-    /// The end time of each step; for a wait that is not passed, the time at which its flag is set.
+    /// The end time of each step, or for a wait that is not passed, the time at which its flag is set.
     pub(super) ends: Vec<u64>,
     /// For each step, the earlier step whose end allowed it to begin.
     pub(super) causes: Vec<u32>,
@@ -93,8 +93,7 @@ pub(super) struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// Creates the machine with all lanes at their first step; `delays` are in picoseconds by rank, and
-    /// missing ones are 0.
+    /// The start delays in `delays` are in picoseconds by rank; missing ones are 0.
     pub(super) fn new(
         program: &'a Program,
         topology: &'a Topology,
@@ -166,7 +165,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Advances a lane over signals and waits, up to its next copy or until the lane is blocked.
     fn advance(&mut self, number: u32) {
         loop {
             let lane = &mut self.lanes[number as usize];
@@ -393,11 +391,9 @@ pub(super) struct CopyInFlight {
     pub(super) peer: u32,
     pub(super) bytes: u64,
     pub(super) get: bool,
-    /// Whether the copy passes on bytes received from a peer.
     pub(super) passed_on: bool,
     /// The time at which the copy was issued, in picoseconds.
     pub(super) issued: u64,
-    /// The time at which the transfer began, and the number of its flow within the lane.
     pub(super) started: Option<(u64, u32)>,
     pub(super) cause: u32,
 }
@@ -406,7 +402,7 @@ pub(super) struct CopyInFlight {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeferredSignal {
     pub(super) step: u32,
-    /// The peer whose copies must end before the signal; `None` for all peers.
+    /// The peer to which earlier copies must end before the signal; `None` for all peers.
     pub(super) ordered_after: Option<u32>,
     pub(super) number: u32,
     pub(super) at: u64,
@@ -420,14 +416,13 @@ pub(super) struct Lane {
     /// The time at which the lane's next step can begin, or since when the lane is blocked.
     pub(super) at: u64,
     pub(super) cause: u32,
-    /// The lane's copies in flight, in order of issue.
     pub(super) copies: VecDeque<CopyInFlight>,
     pub(super) deferred: Vec<DeferredSignal>,
     pub(super) issued: u32,
     /// A bit mask of the lane's transfers that are moving bytes.
     pub(super) moving_flows: u64,
-    /// The total time in which at least one flow of the lane moved bytes. `busy_since` is the begin of the
-    /// current such time.
+    /// The total time in which at least one transfer of the lane moved bytes. `busy_since` is the begin of
+    /// the current such time.
     pub(super) busy: u64,
     pub(super) busy_since: u64,
 }
@@ -454,8 +449,8 @@ impl Lane {
         self.copies.iter().rev().find(|copy| peer.is_none_or(|peer| copy.peer == peer))
     }
 
-    /// Returns the first copy whose transfer may start. No copy to the same peer is before it, and fewer than
-    /// `flows` flows of the lane are moving.
+    /// Returns the first copy whose transfer may start, because no earlier copy to the same peer is in
+    /// flight. Fewer than `flows` flows of the lane are moving.
     pub(super) fn startable(
         &mut self,
         flows: impl Fn(&CopyInFlight) -> u32,
@@ -489,18 +484,17 @@ impl Lane {
 
 #[derive(Debug)]
 pub(super) struct Recorder {
-    /// The bytes that each rank has sent, by rank and then link class.
+    /// The number of bytes that each rank has sent, indexed by rank and then by kind of link.
     pub(super) sent: Vec<u64>,
     pub(super) received: Vec<u64>,
     /// The time in which each rank's host submits copies, in picoseconds.
     pub(super) host: Vec<u64>,
     traced: Vec<Range<u32>>,
-    /// The traced steps with their begin and end times, in order of the ends.
     pub(super) slices: Vec<(u32, u64, u64)>,
 }
 
 impl Recorder {
-    /// Creates an empty recorder; `traced` must be sorted and contain no duplicates.
+    /// The ranks in `traced` must be sorted and contain no duplicates.
     pub(super) fn new(ranks: usize, program: &Program, traced: &[Rank]) -> Self {
         let lanes = program.lanes();
         let steps = |rank: &Rank| {

@@ -15,7 +15,7 @@ const FLAGS_MAX: u64 = 1 << 30;
 
 const NO_WAIT: u32 = u32::MAX;
 
-/// The packed steps of all ranks; lane `l` of rank `r` has the number r × lanes + l.
+/// The packed plan steps of all ranks; lane `l` of rank `r` has the number r × lanes + l.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) steps: Vec<PackedStep>,
@@ -93,7 +93,7 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Adds the plan of the next rank; with `flagged`, lanes other than the home lane start and end by flags.
+    /// Adds the plan of the next rank. With `flagged`, lanes other than the home lane start and end by flags.
     ///
     /// # Errors
     /// If the plan does not match those before it, names something that does not exist, or is too large.
@@ -266,9 +266,7 @@ const KIND_BITS: u32 = 3;
 const PEER_BITS: u32 = 22;
 const OPERAND_BITS: u32 = u64::BITS - KIND_BITS - PEER_BITS;
 
-/// The largest rank or lane number that a packed step can hold.
 pub(super) const PEER_MAX: u64 = (1 << PEER_BITS) - 1;
-/// The largest cell size in bytes, flag number or step number that a packed step can hold.
 pub(super) const OPERAND_MAX: u64 = (1 << OPERAND_BITS) - 2;
 /// Marks a signal whose flag is awaited only in the next execution of the operation.
 pub(super) const NEXT_START: u64 = OPERAND_MAX;
@@ -283,11 +281,11 @@ pub(super) enum ModelStep {
     Put { peer: u32, bytes: u64, passed_on: bool },
     /// Reads bytes from the memory of a rank, which can be this rank.
     Get { peer: u32, bytes: u64 },
-    /// Signals the flag `target`, which linking replaces by the step that waits for the flag. Lanes are
-    /// numbered over all ranks.
+    /// Signals a flag, where `target` is the number of the flag until linking replaces it by the step that
+    /// waits for the flag. Lanes are numbered over all ranks.
     Signal { lane: u32, target: u64 },
-    /// Waits for the flag that the step `signal` sets; `None` until the program is linked, or if no step
-    /// signals.
+    /// Waits for the flag that the step `signal` sets; `None` if no step sets the flag, or before signals are
+    /// linked.
     Wait { signal: Option<u32> },
 }
 

@@ -23,7 +23,7 @@ pub struct Simulation {
     pub steps: u64,
     /// Whether each lane of a rank works within a node or between nodes; equal on all ranks.
     pub tiers: Vec<Tier>,
-    /// The traffic and busy times of each rank.
+    /// The bytes and busy times of each rank.
     pub ranks: Vec<RankUse>,
     /// The maximum number of simultaneous flows into one rank, first over [`LinkClass::Local`], then over
     /// [`LinkClass::Network`].
@@ -51,9 +51,9 @@ pub struct RankUse {
 /// The bytes that one rank sends and receives over one kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// The number of bytes read from the rank.
+    /// The number of bytes that were read from the rank's memory.
     pub sent_bytes: u64,
-    /// The number of bytes written to the rank.
+    /// The number of bytes that were written to the rank's memory.
     pub received_bytes: u64,
 }
 
@@ -78,9 +78,9 @@ pub struct Incast {
 /// A step of a traced rank, with its begin and end time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The rank that executes the step.
+    /// The rank that executes this step of a plan.
     pub rank: Rank,
-    /// The lane of the plan that contains the step.
+    /// The lane of the plan, which is one engine's ordered steps.
     pub lane: LaneId,
     /// The plan step that was simulated.
     pub step: Step,
@@ -224,9 +224,9 @@ fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
 /// A step of the critical path, with its begin and end time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStep {
-    /// The rank that executes the step.
+    /// The rank that executes this step of a plan.
     pub rank: Rank,
-    /// The lane of the plan that contains the step.
+    /// The lane of the plan, which is one engine's ordered steps.
     pub lane: LaneId,
     /// The plan step that was simulated.
     pub step: Step,
