@@ -15,8 +15,8 @@
 //! | `PeerMemory::register` | `ibv_reg_mr` with every NIC, for any host memory |
 //! | `PeerMemory::adopt` | device memory: `ibv_reg_dmabuf_mr` of its dma-buf, or `ibv_reg_mr` if a kernel module knows the address; if the device needs a flush to see the bytes, it runs before a flag is stored |
 //! | `PeerMemory::export`, `import` | address, length and remote key; `import` asks the owner whether the memory still exists |
-//! | `Op::Put`, `Op::Get` | RDMA write and RDMA read, in pieces; large ones in stripes over several queue pairs; to the own rank a copy by the processor |
-//! | `Op::Signal` | a message after the bytes on the same queue pair; the peer stores the flag when the message completes there. After a put of the same slice it is one RDMA write with immediate, otherwise a send or an empty write with immediate. If the receiving NIC reports that it writes in order, a write of the flag ([`SignalBy`]). To the own rank a store after all earlier completions |
+//! | `Op::Put`, `Op::Get` | RDMA write and RDMA read, in pieces; large ones in stripes over several queue pairs; to this rank a copy by the processor |
+//! | `Op::Signal` | a message after the bytes on the same queue pair; the peer stores the flag when the message completes there. After a put of the same slice it is one RDMA write with immediate, otherwise a send or an empty write with immediate. If the receiving NIC reports that it writes in order, a write of the flag ([`SignalBy`]). To this rank a store after all earlier completions |
 //! | a signal or put after a get | posted with a fence, because a NIC repeats a read whose answer was lost |
 //! | `Op::Wait` | not queued: the executor polls the flag |
 //! | `completed` | `ibv_poll_cq` of the engine's completion queues and of the rank's receive completion queues; posts what the limits allow |

@@ -39,7 +39,7 @@ impl<F: Fabric> Layer<F> for FailAtLayer {
 #[derive(Debug)]
 pub struct FailAt<E> {
     engine: E,
-    /// The number of ops that still succeed before the failure.
+    /// The number of puts, gets, signals and waits that still succeed before the failure.
     left: u64,
     kind: ErrorKind,
     failed: bool,

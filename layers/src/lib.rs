@@ -134,7 +134,7 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     }
 }
 
-/// The memory of a wrapped fabric, which is the backend's memory with the error type of layers.
+/// The memory of a wrapped fabric, which differs from the backend's memory only in its error type.
 #[repr(transparent)]
 pub struct Memory<M>(M);
 

@@ -344,7 +344,7 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         Ok(())
     }
 
-    /// Returns false, because the threads of the streams make progress.
+    /// Returns false, because the threads of the streams make progress without being polled.
     fn is_busy(&self) -> bool {
         false
     }

@@ -33,7 +33,7 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
         Self { id, parker, state: EngineState::new(caps), shared }
     }
 
-    /// Converts a checked op to one that owns its regions; returns `None` if the op has no bytes.
+    /// Returns an op that keeps its memory regions alive, or `None` if the op transfers no bytes.
     fn resolve(op: &Op<'_, Local<D, N>, Remote<D, N>>) -> Option<Addressed<D, N>> {
         let (peer, resolved) = match *op {
             Op::Put { bytes: 0, .. } | Op::Get { bytes: 0, .. } => return None,
@@ -141,7 +141,7 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         transport.progress(self.id)
     }
 
-    /// Returns 0, because copy engines and not compute units copy between a device and the host.
+    /// Returns 0, because copies between a device and the host use copy engines and no compute units.
     fn compute_bytes(
         &mut self,
         _ops: &[Op<'_, Local<D, N>, Remote<D, N>>],

@@ -315,7 +315,7 @@ pub struct Key<K> {
     pub(crate) rank: Rank,
     pub(crate) role: Role,
     pub(crate) bytes: u64,
-    /// Whether the region is staged, so that `network` is the key of its placeholder.
+    /// Whether the memory region is staged through the host; `network` is then the key of its placeholder.
     pub(crate) staged: bool,
     pub(crate) network: K,
 }

@@ -121,7 +121,6 @@ impl<W> OpQueue<W> {
         self.settle(op_id.peer);
     }
 
-    /// Removes complete ops from the front, so that the remaining ones stay sorted by order.
     pub(crate) fn settle(&mut self, peer: usize) {
         let peer_queue = &mut self.peers[peer];
         while let Some(entry) = peer_queue.entries.front() {

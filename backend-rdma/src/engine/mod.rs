@@ -3,14 +3,14 @@
 //!
 //! The calling thread posts and completes everything; a thread only opens queue pairs. Puts are writes, gets are
 //! reads, and a signal follows the bytes on the same queue pair. The processor does the self copies, and a
-//! flag of the own rank is stored when all earlier ops are complete.
+//! flag of this rank is stored when all earlier ops are complete.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `connect.rs` | the thread that opens the queue pairs to a peer |
 //! | `endpoint.rs` | the ops for one peer: striping, signals, stall detection |
 //! | `mod.rs` | the engine: tickets, progress, release |
-//! | `ops.rs` | the addresses of ops, and the ops for the own rank |
+//! | `ops.rs` | the addresses of ops, and the ops for this rank |
 //! | `park.rs` | sleeping on the completion channels, and the polling before it |
 //! | `rail.rs` | one queue pair: limits, request ids, copies in flight, chains of requests |
 
@@ -140,7 +140,7 @@ impl Engine {
             match op {
                 ResolvedOp::Empty => {}
                 ResolvedOp::Loopback(op) => {
-                    // A flag of the own rank is stored after all earlier ops, so their completions are
+                    // A flag of this rank is stored after all earlier ops, so their completions are
                     // needed.
                     if matches!(op, LoopbackOp::Store { .. }) {
                         self.endpoints.iter_mut().flatten().for_each(Endpoint::signal_last);

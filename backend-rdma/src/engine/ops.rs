@@ -1,7 +1,7 @@
 //! Computes the addresses and remote keys of puts, gets and signals, and executes those on this rank's own
 //! memory.
 //!
-//! The processor does copies to the own rank. A flag of the own rank is stored when all earlier ops of the
+//! The processor does copies to this rank. A flag of this rank is stored when all earlier ops of the
 //! engine are complete.
 
 use std::collections::VecDeque;

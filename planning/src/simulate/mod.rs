@@ -8,7 +8,7 @@
 //! | lanes | steps run in order |
 //! | puts and gets | one takes its lane for [`put_seconds`](Link::put_seconds) or [`get_seconds`](Link::get_seconds), and then moves its bytes; the lane goes on meanwhile if several may be [in flight](Link::puts_in_flight), else it waits for the end |
 //! | bytes that a peer has just put here | they start [later](Link::passed_on_seconds) and move [more slowly](Link::passed_on_bytes_per_second) |
-//! | signals | one follows all puts of its lane to the reader; a signal to the own rank follows all puts of its lane; the flag is set after [`flag_seconds`](Link::flag_seconds) |
+//! | signals | one follows all puts of its lane to the reader; a signal of a rank to itself follows all puts of its lane; the flag is set after [`flag_seconds`](Link::flag_seconds) |
 //! | waits | one blocks its lane until the flag is set |
 //! | sharing | flows share engines, the links into and out of a rank, NICs, processors and memory in equal parts; puts of one lane to one peer run one after the other, and up to 8 to different peers move their bytes at once |
 //! | the host | it submits puts to its engines meanwhile, and a start takes at least [that time](Link::submit_seconds) |

@@ -93,7 +93,8 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Adds the plan of the next rank. With `flagged`, lanes other than the home lane start and end by flags.
+    /// Packs and adds the plan of the next rank in rank order. With `flagged`, lanes other than the home lane
+    /// start and end by flags.
     ///
     /// # Errors
     /// If the plan does not match those before it, names something that does not exist, or is too large.
@@ -116,7 +117,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Links each signal to the step that waits for its flag.
+    /// Links each signal step of the plans to the step that waits for its flag.
     ///
     /// # Errors
     /// A signal for which no step waits, or that another signal duplicates.
