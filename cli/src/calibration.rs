@@ -7,6 +7,7 @@ use peerlane::planning::cost::{Calibration, Key, Links};
 use peerlane::{cuda, host};
 
 use crate::error::{Failure, Result};
+use crate::ranks::affinity::cores;
 use crate::text_file;
 
 /// Reads a calibration file, and rejects one that was made for another machine than `expected`.
@@ -41,10 +42,6 @@ pub(crate) fn machine(backend: &str) -> String {
         Some(device) => format!("{cores} cores of {}", device.name),
         None => format!("{cores} cores"),
     }
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Returns the properties of a backend's links that are known without a measurement.

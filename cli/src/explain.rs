@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use clap::Args;
 use peerlane::planning::cost::{self, Links, Question};
 use peerlane::planning::plan::FlagOrder;
-use peerlane::planning::schedule::Shape;
 use peerlane::topology::Topology;
 
 use crate::calibration;
@@ -64,14 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             (calibration.links, flags)
         }
     };
-    let shape = Shape {
-        collective: goal.collective,
-        chunks: 1,
-        in_place: options.plan.in_place,
-        outputs: options.plan.outputs,
-        flags: options.plan.flags.unwrap_or(flags),
-        tiers: topology.nodes() > 1,
-    };
+    let shape = options.plan.shape(goal, flags, topology.nodes() > 1);
     let question = Question {
         topology,
         block_bytes: &blocks,

@@ -9,13 +9,13 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use peerlane::collective::Collective;
 use peerlane::planning::plan::{Algorithm, FlagOrder};
-use peerlane::planning::schedule;
+use peerlane::planning::schedule::{self, Shape};
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
-use crate::goal::GoalOptions;
+use crate::goal::{Goal, GoalOptions};
 use crate::ranks::affinity::Bind;
-use crate::units::{Size, SizeError};
+use crate::units::Size;
 
 type Parsed<T> = std::result::Result<T, String>;
 
@@ -79,6 +79,20 @@ pub(crate) struct PlanOptions {
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl PlanOptions {
+    /// Returns the shape of a plan with one chunk, with `flags` as the default order of signals.
+    pub(crate) fn shape(&self, goal: Goal, flags: FlagOrder, tiers: bool) -> Shape {
+        Shape {
+            collective: goal.collective,
+            chunks: 1,
+            in_place: self.in_place,
+            outputs: self.outputs,
+            flags: self.flags.unwrap_or(flags),
+            tiers,
+        }
+    }
 }
 
 /// An algorithm on the command line; `None` is `auto`, the choice of the library.
@@ -256,7 +270,7 @@ pub(crate) fn one_of<T: Clone + Send + Sync + 'static>(
 }
 
 pub(crate) fn parse_size_above_0(text: &str) -> Parsed<Size> {
-    match text.parse().map_err(|error: SizeError| error.to_string())? {
+    match text.parse()? {
         Size(0) => Err("expected at least 1 byte".to_owned()),
         size => Ok(size),
     }

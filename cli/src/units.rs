@@ -11,37 +11,34 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) u64);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SizeError(String);
-
 impl FromStr for Size {
-    type Err = SizeError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, SizeError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
         let suffix = &text[digits.len()..];
         if digits.is_empty() {
             let text = if text.is_empty() { "an empty text" } else { text };
-            return Err(SizeError(format!(
+            return Err(format!(
                 "{text} is not a size, expected a number of bytes, such as 65536 or 64K"
-            )));
+            ));
         }
         let Some(shift) = shift(suffix) else {
-            return Err(SizeError(format!(
+            return Err(format!(
                 "unknown suffix {suffix}, expected K, M or G (or KiB, MiB, GiB), powers of 1024"
-            )));
+            ));
         };
         if let Some(other) = digits.chars().find(|c| !c.is_ascii_digit()) {
-            return Err(SizeError(format!(
+            return Err(format!(
                 "{other:?} is not allowed in a size, expected a whole number, such as 65536 or 64K"
-            )));
+            ));
         }
         digits
             .parse::<u64>()
             .ok()
             .and_then(|count| count.checked_mul(1 << shift))
             .map(Self)
-            .ok_or_else(|| SizeError(format!("{text} is too large, expected less than 2^64 bytes")))
+            .ok_or_else(|| format!("{text} is too large, expected less than 2^64 bytes"))
     }
 }
 
@@ -59,14 +56,6 @@ impl fmt::Display for Size {
         f.pad(&text)
     }
 }
-
-impl fmt::Display for SizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for SizeError {}
 
 fn shift(suffix: &str) -> Option<u32> {
     match suffix.to_ascii_lowercase().as_str() {
@@ -160,7 +149,7 @@ mod tests {
 
     #[test]
     fn invalid_sizes_are_refused_with_a_reason() {
-        let refusal = |text: &str| text.parse::<Size>().unwrap_err().to_string();
+        let refusal = |text: &str| text.parse::<Size>().unwrap_err();
         insta::assert_snapshot!(refusal(""), @"an empty text is not a size, expected a number of bytes, such as 65536 or 64K");
         insta::assert_snapshot!(refusal("many"), @"many is not a size, expected a number of bytes, such as 65536 or 64K");
         insta::assert_snapshot!(refusal("64KB"), @"unknown suffix KB, expected K, M or G (or KiB, MiB, GiB), powers of 1024");

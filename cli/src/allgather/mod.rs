@@ -114,16 +114,11 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     host_memory(options, &selected, environment.ranks, local_ranks)
         .check(memory::available_bytes())?;
     let deadline = options.deadline();
-    if environment.rank.0 != 0 {
+    let printer = || Printer::open(options, selected.note.as_deref());
+    ranks::print_on_rank_0(environment.rank, printer, |sink| {
         let bootstrap = TcpBootstrap::join(environment, deadline)?;
-        return rank::run(options, &selected, local_rank, bootstrap, &mut |_| Ok(()));
-    }
-    let mut printer = Printer::open(options, selected.note.as_deref())?;
-    let bootstrap = TcpBootstrap::join(environment, deadline)?;
-    let show = &mut |event| printer.show(event);
-    let result = rank::run(options, &selected, local_rank, bootstrap, show);
-    let shown = printer.finish();
-    result.and(shown)
+        rank::run(options, &selected, local_rank, bootstrap, sink)
+    })
 }
 
 /// Spawns one process per rank on this machine and prints the results.
@@ -134,10 +129,8 @@ fn spawn(options: &Options) -> Result<()> {
     setup::check(options, selected.name(), ranks)?;
     find_libraries(options)?;
     host_memory(options, &selected, ranks, ranks).check(memory::available_bytes())?;
-    let mut printer = Printer::open(options, selected.note.as_deref())?;
-    let result = ranks::spawn(ranks, options.run.timeout, &mut printer);
-    let shown = printer.finish();
-    result.and(shown)
+    let printer = Printer::open(options, selected.note.as_deref())?;
+    ranks::spawn(ranks, options.run.timeout, printer)
 }
 
 /// Loads the libraries that the ranks need once, so that a missing one is reported once.

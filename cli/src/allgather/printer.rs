@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::options::Options;
 use super::timeline::{self, Traced};
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::ranks::OutputHandler;
 use crate::report::{JsonLines, MissingRow, OutputFile, Progress, Row, lanes, plot, tables};
 use crate::trace::render;
@@ -48,7 +48,19 @@ impl Printer {
         })
     }
 
-    pub(crate) fn show(&mut self, event: ProgressEvent) -> Result<()> {
+    /// Writes a row to the JSON output and counts it in the progress bar.
+    fn write(&mut self, row: &impl Serialize) -> Result<()> {
+        if let Some(progress) = &self.progress {
+            progress.advance();
+        }
+        self.json.as_mut().map_or(Ok(()), |json| json.write(row))
+    }
+}
+
+impl OutputHandler for Printer {
+    type Event = ProgressEvent;
+
+    fn show(&mut self, event: ProgressEvent) -> Result<()> {
         self.activity = event.to_string();
         match event {
             ProgressEvent::AutoChoice { text } => self.auto_choices.push(text),
@@ -59,21 +71,11 @@ impl Printer {
                 }
             }
             ProgressEvent::Row { row } => {
-                if let Some(json) = &mut self.json {
-                    json.write(&row)?;
-                }
-                if let Some(progress) = &self.progress {
-                    progress.advance();
-                }
+                self.write(&row)?;
                 self.rows.push(*row);
             }
             ProgressEvent::Missing { row } => {
-                if let Some(json) = &mut self.json {
-                    json.write(&row)?;
-                }
-                if let Some(progress) = &self.progress {
-                    progress.advance();
-                }
+                self.write(&row)?;
                 let note = format!("{}: n/a, {}", row.algorithm, row.missing);
                 if !self.notes.contains(&note) {
                     self.notes.push(note);
@@ -85,8 +87,7 @@ impl Printer {
         Ok(())
     }
 
-    /// Ends the progress bar and prints the results so far, also after a failure.
-    pub(crate) fn finish(mut self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         self.progress = None;
         let Some(first) = self.rows.first() else { return Ok(()) };
         let title = title(first);
@@ -102,15 +103,6 @@ impl Printer {
             None => Ok(()),
             Some(file) => file.write(&plot(&title, &fastest(&self.rows))?),
         }
-    }
-}
-
-impl OutputHandler for Printer {
-    fn on_line(&mut self, line: &str) -> Result<()> {
-        let event = serde_json::from_str(line).map_err(|error| {
-            Failure::failed(format!("rank 0 wrote {line:?}, expected an event: {error}"))
-        })?;
-        self.show(event)
     }
 
     fn on_stderr(&self, line: &str) {

@@ -25,35 +25,15 @@ use crate::ranks::data::Numbering;
 /// Evaluates an expression with the Rust type that a `DType` stands for.
 macro_rules! with_dtype {
     ($dtype:expr, $element:ident => $work:expr) => {
+        with_dtype!(@ $dtype, $element => $work;
+            U8 u8, I32 i32, I64 i64, F16 half::f16, Bf16 half::bf16, F32 f32, F64 f64)
+    };
+    (@ $dtype:expr, $element:ident => $work:expr; $($name:ident $rust:ty),*) => {
         match $dtype {
-            peerlane::DType::U8 => {
-                type $element = u8;
+            $(peerlane::DType::$name => {
+                type $element = $rust;
                 $work
-            }
-            peerlane::DType::I32 => {
-                type $element = i32;
-                $work
-            }
-            peerlane::DType::I64 => {
-                type $element = i64;
-                $work
-            }
-            peerlane::DType::F16 => {
-                type $element = half::f16;
-                $work
-            }
-            peerlane::DType::Bf16 => {
-                type $element = half::bf16;
-                $work
-            }
-            peerlane::DType::F32 => {
-                type $element = f32;
-                $work
-            }
-            peerlane::DType::F64 => {
-                type $element = f64;
-                $work
-            }
+            })*
             other => Err($crate::error::Failure::usage(format!(
                 "--dtype {other} is not supported by this command"
             ))),

@@ -33,10 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match LaunchedBy::of(options.run.spawned_by)? {
         LaunchedBy::User => {
             options.check()?;
-            let mut printer = Printer::open(options)?;
-            let result = ranks::spawn(RANKS, options.run.timeout, &mut printer);
-            let shown = printer.finish();
-            result.and(shown)
+            ranks::spawn(RANKS, options.run.timeout, Printer::open(options)?)
         }
         LaunchedBy::Program(environment) => {
             let rank = environment.rank.index();
@@ -59,13 +56,10 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
             .with_advice("start two ranks, for example one on each of two machines"));
     }
     options.check()?;
-    if environment.rank.0 != 0 {
-        return measure(options, environment, false, &mut |_| Ok(()));
-    }
-    let mut printer = Printer::open(options)?;
-    let result = measure(options, environment, false, &mut |row| printer.show(row));
-    let shown = printer.finish();
-    result.and(shown)
+    let printer = || Printer::open(options);
+    ranks::print_on_rank_0(environment.rank, printer, |sink| {
+        measure(options, environment, false, sink)
+    })
 }
 
 fn measure(

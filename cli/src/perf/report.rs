@@ -1,12 +1,11 @@
 //! Prints the results of `peerlane perf` as JSON lines and tables.
 
-use std::io::{self, Write};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::options::{Options, PerfTest};
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::ranks::OutputHandler;
 use crate::ranks::statistics::Statistics;
 use crate::report::{Columns, JsonLines, microseconds, yes_or_no};
@@ -145,9 +144,12 @@ impl Printer {
             rows: Vec::new(),
         })
     }
+}
 
-    /// Keeps a row for the tables and writes it to the JSON output.
-    pub(super) fn show(&mut self, row: PerfRow) -> Result<()> {
+impl OutputHandler for Printer {
+    type Event = PerfRow;
+
+    fn show(&mut self, row: PerfRow) -> Result<()> {
         self.activity = format!("finished {} of {}", row.work.name(), Size(row.bytes));
         if let Some(json) = &mut self.json {
             json.write(&row)?;
@@ -156,25 +158,10 @@ impl Printer {
         Ok(())
     }
 
-    /// Prints the tables of all rows, also after a failure.
-    pub(super) fn finish(self) -> Result<()> {
+    fn finish(self) -> Result<()> {
         let Some(first) = self.rows.first() else { return Ok(()) };
         let text = format!("perf, 2 ranks, {} backend\n\n{}\n", first.backend, tables(&self.rows));
         JsonLines::print_beside(self.json.as_ref(), &text)
-    }
-}
-
-impl OutputHandler for Printer {
-    fn on_line(&mut self, line: &str) -> Result<()> {
-        let row = serde_json::from_str(line).map_err(|error| {
-            Failure::failed(format!("rank 0 wrote {line:?}, expected a row: {error}"))
-        })?;
-        self.show(row)
-    }
-
-    fn on_stderr(&self, line: &str) {
-        // If stderr is closed, the line cannot be reported anywhere.
-        drop(writeln!(io::stderr(), "{line}"));
     }
 
     fn activity(&self) -> &str {

@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use super::options::Options;
 use crate::error::{Failure, Result};
-use crate::options::PlanOptions;
 use crate::report::pretty_json;
 use crate::text_file;
 
@@ -64,11 +63,9 @@ impl Document {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let shown = options.printed_rank(topology.ranks())?;
         let chunks = options.chunks();
-        let PlanOptions { in_place, outputs, flags, .. } = options.plan;
-        let flags = flags.unwrap_or(FlagOrder::Prompt);
         let goal = options.plan.goal.goal(topology.ranks())?;
-        let collective = goal.collective;
-        let shape = Shape { collective, chunks, in_place, outputs, flags, tiers: options.tiers };
+        let shape = options.plan.shape(goal, FlagOrder::Prompt, options.tiers);
+        let shape = Shape { chunks, ..shape };
         let size_limit = options.size_limit(&topology)?;
         let layout = options
             .block_bytes(topology.ranks())?

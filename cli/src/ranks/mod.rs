@@ -12,6 +12,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use peerlane::Rank;
 use peerlane::bootstrap::Secret;
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::HubOptions;
@@ -54,11 +55,11 @@ impl LaunchedBy {
 }
 
 /// Spawns `ranks` processes of this program with its own arguments and a random secret, and passes their output to
-/// `handler` until all have ended.
+/// `printer` until all have ended.
 pub(crate) fn spawn(
     ranks: usize,
     timeout: Duration,
-    handler: &mut impl OutputHandler,
+    mut printer: impl OutputHandler,
 ) -> Result<()> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find the file of this program", &error))?;
@@ -77,5 +78,22 @@ pub(crate) fn spawn(
             .envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, ranks.to_string())));
         command
     };
-    spawn::run(ranks, timeout, command, handler)
+    let result = spawn::run(ranks, timeout, command, &mut printer);
+    let shown = printer.finish();
+    result.and(shown)
+}
+
+/// Measures as a rank that a launcher has started; rank 0 prints the events of `measure`.
+pub(crate) fn print_on_rank_0<P: OutputHandler>(
+    rank: Rank,
+    printer: impl FnOnce() -> Result<P>,
+    measure: impl FnOnce(&mut dyn FnMut(P::Event) -> Result<()>) -> Result<()>,
+) -> Result<()> {
+    if rank.0 != 0 {
+        return measure(&mut |_| Ok(()));
+    }
+    let mut printer = printer()?;
+    let result = measure(&mut |event| printer.show(event));
+    let shown = printer.finish();
+    result.and(shown)
 }

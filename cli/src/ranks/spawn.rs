@@ -14,6 +14,7 @@ use std::time::Duration;
 use peerlane::Deadline;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::error::{Failure, Result};
 
@@ -21,12 +22,21 @@ use crate::error::{Failure, Result};
 /// wait.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// Prints what rank 0 reports.
 pub(crate) trait OutputHandler {
-    /// Handles a line that rank 0 wrote to its stdout.
-    fn on_line(&mut self, line: &str) -> Result<()>;
+    /// What rank 0 reports, as one line of JSON each if it is another process.
+    type Event: Serialize + DeserializeOwned;
+
+    fn show(&mut self, event: Self::Event) -> Result<()>;
+
+    /// Prints the results so far, also after a failure.
+    fn finish(self) -> Result<()>;
 
     /// Handles a line that a rank wrote to its stderr.
-    fn on_stderr(&self, line: &str);
+    fn on_stderr(&self, line: &str) {
+        // If stderr is closed, the line cannot be reported anywhere.
+        drop(writeln!(io::stderr(), "{line}"));
+    }
 
     /// Returns the last known activity of the ranks, for error texts.
     fn activity(&self) -> &str;
@@ -119,7 +129,7 @@ impl Processes {
         let mut deadline: Option<Deadline> = None;
         loop {
             match self.next(deadline) {
-                Ok(Message::Stdout(line)) => handler.on_line(&line)?,
+                Ok(Message::Stdout(line)) => handler.show(parse(&line)?)?,
                 Ok(Message::Stderr { rank, line }) => {
                     handler.on_stderr(&format!("[rank {rank}] {line}"));
                 }
@@ -231,6 +241,12 @@ impl Outcome {
         let has_ended = |rank| self.ended.iter().any(|(ended, _)| *ended == rank);
         (0..self.ranks).filter(|rank| !has_ended(*rank)).collect()
     }
+}
+
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T> {
+    serde_json::from_str(line).map_err(|error| {
+        Failure::failed(format!("rank 0 wrote {line:?}, expected an event: {error}"))
+    })
 }
 
 fn how(status: ExitStatus) -> String {

@@ -63,15 +63,8 @@ impl Scenario {
     fn simulate(&self, options: &Options, algorithm: Option<Algorithm>) -> Result<Run> {
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let Self { topology, goal, block_bytes, layout, links } = self;
-        let collective = goal.collective;
-        let shape = Shape {
-            collective,
-            chunks: 1,
-            in_place: options.plan.in_place,
-            outputs: options.plan.outputs,
-            flags: options.plan.flags.unwrap_or(FlagOrder::Prompt),
-            tiers: topology.nodes() > 1 && !options.one_fabric,
-        };
+        let tiers = topology.nodes() > 1 && !options.one_fabric;
+        let shape = options.plan.shape(*goal, FlagOrder::Prompt, tiers);
         let question = Question {
             topology,
             block_bytes: &layout.average_blocks(),
