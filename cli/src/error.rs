@@ -1,4 +1,4 @@
-//! Defines the errors that end the program: a text, advice and the exit code.
+//! Defines the errors that end the program, with a text, advice and an exit code.
 
 use std::process::ExitCode;
 use std::{fmt, io};
@@ -73,8 +73,7 @@ impl Failure {
         self.kind
     }
 
-    /// Returns the exit code of the process: 0 for a closed pipe, 1 for a failure, 2 for an invalid
-    /// command line.
+    /// Returns 0 for a closed pipe, 1 for a failure and 2 for an invalid command line.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self.exit {
             Exit::Quiet => ExitCode::SUCCESS,

@@ -129,8 +129,8 @@ impl Goal {
     }
 }
 
-/// Selects for each peer one of the lengths: rank p sends to rank q the length with index q - p,
-/// modulo the number of ranks.
+/// Selects one length for each peer, that of index q - p between rank p and rank q, modulo the
+/// number of ranks.
 fn by_peer<T: Copy>(lengths: &[T], rank: usize, number: impl Fn(usize, usize) -> usize) -> Vec<T> {
     (0..lengths.len()).map(|peer| lengths[number(rank, peer) % lengths.len()]).collect()
 }

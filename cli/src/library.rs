@@ -107,7 +107,7 @@ impl LibrarySpec {
             .with_advice(format!("give the file {} or its folder", self.files[0])))
     }
 
-    /// Returns the files to try in order: existing files in known folders, and bare names for the
+    /// Returns the existing files of the library in the order of the search, and bare names for the
     /// loader.
     fn candidates(&self) -> Vec<PathBuf> {
         let named = self.variables.iter().filter_map(std::env::var_os).map(PathBuf::from);

@@ -1,12 +1,13 @@
 //! Measures collectives, prints and simulates plans, and diagnoses a machine, as the program
 //! `peerlane`.
 //!
-//! | module | what it holds |
+//! | module | holds |
 //! | --- | --- |
-//! | `allgather`, `perf`, `plan`, `simulate`, `explain`, `calibrate`, `doctor` | the commands |
-//! | `options`, `units`, `nics` | options that commands share |
+//! | `allgather`, `bench`, `perf`, `plan`, `simulate`, `explain`, `calibrate`, `doctor` | the commands |
+//! | `options`, `goal`, `units`, `nics` | options that commands share |
 //! | `ranks` | processes of ranks, their messages and test data |
 //! | `report`, `trace` | tables, JSON lines, plots and trace files |
+//! | `calibration`, `text_file` | files that commands read |
 //! | `nccl`, `cublas`, `library` | libraries of vendors that are loaded at run time |
 //! | `memory`, `error` | available memory; errors and exit codes |
 //!

@@ -56,7 +56,7 @@ pub(crate) struct SweepOptions {
     pub(crate) factor: u64,
 }
 
-/// The options of the commands that only compute plans: `plan`, `simulate` and `explain`.
+/// The options of `plan`, `simulate` and `explain`, which only compute plans.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
     #[command(flatten)]
@@ -147,7 +147,7 @@ impl fmt::Display for AlgorithmList {
     }
 }
 
-/// The nodes on the command line: a number of nodes, or the node of every rank.
+/// The number of nodes, or the node of every rank, as on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Nodes {
     /// A number of nodes, such as `2`, over which the ranks are spread evenly.

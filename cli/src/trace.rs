@@ -18,7 +18,6 @@ pub(crate) struct TraceEvent {
     pub(crate) name: String,
     /// The start in nanoseconds from an origin that all events share.
     pub(crate) start_ns: f64,
-    /// The duration in nanoseconds; 0 for an instant event.
     pub(crate) duration_ns: f64,
 }
 

@@ -10,7 +10,7 @@ use crate::error::{Failure, Result};
 use crate::options::{AlgorithmList, parse_size_above_0};
 use crate::units::Size;
 
-/// Options of the algorithm.
+/// The options that select algorithms and chunks, and show predictions.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AlgorithmOptions {
     /// Select the algorithms: auto (the lowest predicted time), all (one row for each), or a list

@@ -8,8 +8,8 @@ use super::target::{Backend, check_engine};
 use crate::error::{Failure, Result};
 use crate::options::check_needs;
 
-/// The ranks that are known before they connect: how many run here, and whether others run
-/// elsewhere.
+/// The number of ranks on this machine, and whether other machines have ranks, before the ranks
+/// connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaunchInfo {
     /// The number of ranks on this machine; `None` if the devices decide it.

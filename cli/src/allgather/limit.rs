@@ -1,5 +1,5 @@
-//! Measures the limit of an operation on the host: bare copies of the same bytes between the same
-//! ranks. No flags are used; a barrier separates the iterations.
+//! Measures bare copies of the bytes of an operation between the same ranks, which are its limit on
+//! the host. No flags are used; a barrier separates the iterations.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Measures one size after another: the limit, a check, the timed iterations, and a second check.
+//! Measures one size after another, each with its limit, a check, the timed iterations and a second
+//! check.
 //!
 //! A [`Bench`] does what differs between host memory and GPU memory.
 
@@ -34,7 +35,7 @@ pub(super) struct Point {
     pub(super) total_bytes: u64,
 }
 
-/// A prepared operation that can be checked.
+/// An operation that can be run on test data and compared.
 pub(super) trait Checked {
     /// Returns the name of the algorithm or library for error texts.
     fn name(&self) -> &'static str;
@@ -44,8 +45,7 @@ pub(super) trait Checked {
     fn check(&mut self, run: &Measurement<'_>, data: TestData) -> Result<Option<String>>;
 }
 
-/// The operations to measure at one size: Peerlane's, one for each report, and after them those of
-/// other libraries.
+/// Peerlane's operations at one size, one for each report, followed by those of other libraries.
 pub(super) struct Candidates<C> {
     pub(super) all: Vec<C>,
     pub(super) reports: Vec<Report>,

@@ -1,6 +1,6 @@
-//! `peerlane allgather`: measures and checks all-gathers between processes.
+//! Implements `peerlane allgather`, which measures and checks collectives between processes.
 //!
-//! | file | what it holds |
+//! | file | holds |
 //! | --- | --- |
 //! | `options` | the command line |
 //! | `algorithm` | options of algorithm and chunks |

@@ -10,7 +10,6 @@ use crate::error::{Failure, Result};
 use crate::options::Nodes;
 use crate::units::{Delay, Rate};
 
-/// Values of `--network`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Network {
     Auto,
@@ -18,7 +17,7 @@ pub(crate) enum Network {
     Rdma,
 }
 
-/// Options of nodes.
+/// The options that distribute the ranks over nodes and throttle the links between them.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NodeOptions {
     /// Distribute the ranks over nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 2+1+3 (ranks

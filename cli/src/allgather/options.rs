@@ -144,13 +144,11 @@ pub(super) fn self_copy_name(self_copy: &SelfCopy) -> &'static str {
     }
 }
 
-/// Baseline libraries of `--vs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BaselineLibrary {
     Nccl,
 }
 
-/// Compute work of `--overlap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ComputeWork {
     Gemm,

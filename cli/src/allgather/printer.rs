@@ -23,7 +23,7 @@ pub(crate) struct Printer {
     progress: Option<Progress>,
     activity: String,
     rows: Vec<Row>,
-    /// Notes below the tables: why an algorithm was chosen, or why one cannot run.
+    /// The notes below the tables, such as the reason why an algorithm cannot run.
     notes: Vec<String>,
     explains: bool,
     trace: Option<OutputFile>,

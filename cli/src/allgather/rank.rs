@@ -1,4 +1,4 @@
-//! Runs one rank: compares its options with all ranks, opens the group, and measures.
+//! Runs one rank, which compares its options with all ranks, opens the group and measures.
 
 use peerlane::bootstrap::Bootstrap;
 

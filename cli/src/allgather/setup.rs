@@ -150,8 +150,8 @@ impl<'a> Setup<'a> {
         layout(self.options, self.ranks(), block_length)
     }
 
-    /// Returns the bytes of each input block of `rank`: one for each tensor, or one for each
-    /// receiving rank.
+    /// Returns the bytes of each input block of a rank, one for each tensor or for each receiving
+    /// rank.
     pub(super) fn input_blocks(&self, block_length: u64, rank: Rank) -> Result<Vec<u64>> {
         let Options { shape, goal, .. } = self.options;
         let pieces = shape.pieces(*goal, block_length, self.ranks())?;

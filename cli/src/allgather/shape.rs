@@ -14,7 +14,7 @@ pub(super) const GAP: usize = 3;
 /// The number of output buffers over which a list is scattered.
 const LIST_BUFFERS: usize = 2;
 
-/// Options of the shape.
+/// The options for unequal blocks, lists and several tensors.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ShapeOptions {
     /// Give the ranks blocks of different lengths, as a ratio with one number for each rank, such
@@ -30,7 +30,7 @@ pub(crate) struct ShapeOptions {
     pub(crate) tensors: Option<u32>,
 }
 
-/// The ratio of the block lengths: one number for each rank, not all 0.
+/// The ratio of the block lengths, with one number for each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ratio(Vec<u32>);
 
@@ -105,7 +105,7 @@ impl ShapeOptions {
     }
 }
 
-/// Returns where `--list` places each block: in reverse rank order, in two buffers, with gaps.
+/// Returns the positions of the blocks of a list, in reverse rank order in two buffers with gaps.
 pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     let mut ends = [GAP; LIST_BUFFERS];
     let mut destinations = vec![Destination::default(); lengths.len()];

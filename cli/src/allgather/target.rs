@@ -8,7 +8,7 @@ use peerlane::rocm::{self, EngineKind};
 use crate::error::{Failure, Result};
 use crate::options::{one_of, parse_ranks};
 
-/// Options of the backend and its devices, of `allgather` and `calibrate`.
+/// The options that select the backend, the ranks and the GPUs of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
     /// Select the backend that connects the ranks of a node: auto (cuda or rocm if each rank has its
@@ -26,7 +26,6 @@ pub(crate) struct TargetOptions {
     pub(crate) devices: Vec<u32>,
 }
 
-/// Backends of `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     Auto,

@@ -24,7 +24,7 @@ use crate::ranks::comm::Comm;
 /// The fabric that connects the nodes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NetworkFabric {
-    /// No second fabric: there is one node, or one fabric reaches all ranks.
+    /// One fabric reaches all ranks, or there is only one node.
     None,
     Same,
     Rdma,

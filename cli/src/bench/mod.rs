@@ -1,4 +1,4 @@
-//! `peerlane bench`: measures and checks one collective between real processes.
+//! Implements `peerlane bench`, which measures and checks one collective between processes.
 
 use clap::Args;
 

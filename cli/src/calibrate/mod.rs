@@ -1,4 +1,5 @@
-//! `peerlane calibrate`: measures all-gathers and fits the links of the cost model to them.
+//! Implements `peerlane calibrate`, which measures all-gathers and fits the links of the cost model
+//! to them.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The samples of a calibration: those to fit the links to, and others for the check.
+/// The samples to which the links are fitted, and other samples for the check.
 struct SampleSet {
     key: Key,
     topology: Topology,

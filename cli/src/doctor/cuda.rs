@@ -1,4 +1,4 @@
-//! Inspects the GPUs of the CUDA backend: their capabilities, links and libraries.
+//! Inspects the capabilities, the links and the libraries of NVIDIA GPUs.
 
 use peerlane::cuda::{self, ComputeMode, Device};
 

@@ -1,4 +1,4 @@
-//! Describes the links between GPUs: as one text if all are equal, otherwise as a matrix.
+//! Describes the links between GPUs, as one text if all are equal or as a matrix.
 
 use std::fmt::Display;
 

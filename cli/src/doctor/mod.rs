@@ -1,6 +1,7 @@
-//! `peerlane doctor`: reports what this machine has for each backend, and what is missing.
+//! Implements `peerlane doctor`, which reports what this machine has for each backend and what is
+//! missing.
 //!
-//! | file | what it holds |
+//! | file | holds |
 //! | --- | --- |
 //! | `machine` | processors, memory and kernel features |
 //! | `cuda` | GPUs of the CUDA backend |

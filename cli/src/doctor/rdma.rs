@@ -1,4 +1,4 @@
-//! Inspects the NICs of the RDMA backend: their ports, addresses and support for dma-buf.
+//! Inspects the ports, the addresses and the dma-buf support of RDMA NICs.
 
 use std::fs;
 

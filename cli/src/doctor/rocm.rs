@@ -1,4 +1,4 @@
-//! Inspects the GPUs of the ROCm backend: their links and the runtimes.
+//! Inspects AMD GPUs, their links and the runtimes.
 
 use peerlane::rocm::{self, Device, Error, Runtimes};
 

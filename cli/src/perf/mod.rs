@@ -1,4 +1,4 @@
-//! `peerlane perf`: measures bare puts, gets and signals between two ranks.
+//! Implements `peerlane perf`, which measures single puts, gets and signals between two ranks.
 
 use peerlane::Deadline;
 use peerlane::bootstrap::Bootstrap;
@@ -22,7 +22,7 @@ use options::{PerfBackend, PerfTest};
 use pair::Pair;
 use report::{PerfRow, Printer};
 
-/// The number of ranks: rank 0 measures and rank 1 answers.
+/// The number of ranks, of which rank 0 measures and rank 1 answers.
 const RANKS: usize = 2;
 
 /// The receiver of the result rows on rank 0.

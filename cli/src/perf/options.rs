@@ -77,14 +77,13 @@ pub(crate) struct Options {
     pub(crate) run: RunOptions,
 }
 
-/// Backends that `perf` can measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PerfBackend {
     Host,
     Rdma,
 }
 
-/// Kinds of measurement.
+/// The op that a measurement repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PerfTest {

@@ -32,7 +32,7 @@ pub(super) struct Pair<'a> {
     fabric: BareFabric,
 }
 
-/// The buffers of one message size: one to send from and one to receive into for each engine.
+/// The buffers of one message size, one to send from and one to receive into for each engine.
 pub(super) struct Buffers {
     pub(super) bytes: u64,
     slot_bytes: u64,

@@ -173,7 +173,7 @@ fn layout_text(layout: &Layout) -> String {
     text
 }
 
-/// Returns the ranks whose outputs are printed: one if all are equal, otherwise all that have one.
+/// Returns the ranks whose outputs are printed, one if all outputs are equal.
 fn outputs(layout: &Layout) -> impl Iterator<Item = Rank> {
     let collective = layout.collective();
     let shown = if collective.all_ranks_get_the_same() { 1 } else { layout.ranks() };

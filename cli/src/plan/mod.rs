@@ -1,4 +1,4 @@
-//! `peerlane plan`: prints the plan of each rank of an all-gather and the verdict of the verifier.
+//! Implements `peerlane plan`, which prints the plan of each rank and the verifier's result.
 
 use crate::error::Result;
 use crate::report::print;

@@ -70,7 +70,7 @@ impl TestData {
 }
 
 impl Block {
-    /// The granularity of pieces: the length of every piece except the last is a multiple of it.
+    /// The number that divides the length of every piece except the last.
     pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
 
     pub(crate) fn fill(&mut self, piece: &mut [u8]) {
@@ -109,7 +109,7 @@ pub(crate) struct Numbering {
 }
 
 impl Numbering {
-    /// Returns the number of input block `index`: that of a tensor, or that for a receiving rank.
+    /// Returns the test data number of an input block, by tensor or by receiving rank.
     pub(crate) fn of_input(&self, index: usize) -> usize {
         match self.collective.has_equal_outputs() {
             true => index * self.ranks + self.rank,
@@ -117,7 +117,8 @@ impl Numbering {
         }
     }
 
-    /// Returns the number of output block `index`, counted by tensor and then by rank.
+    /// Returns the test data number of an output block, which is counted by tensor and then by
+    /// rank.
     pub(crate) fn of_output(&self, index: usize) -> usize {
         match self.collective.has_equal_outputs() {
             true => index,

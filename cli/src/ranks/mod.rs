@@ -1,6 +1,6 @@
 //! Runs the ranks of a measurement, spawned by this program or started by a launcher.
 //!
-//! | file | what it holds |
+//! | file | holds |
 //! | --- | --- |
 //! | `affinity` | binds ranks to cores |
 //! | `bare_fabric` | a fabric without a group |
@@ -31,11 +31,11 @@ pub(crate) use spawn::{OutputHandler, write_to_parent};
 /// The program or user that has started this process.
 #[derive(Debug)]
 pub(crate) enum LaunchedBy {
-    /// A user: this process spawns the ranks.
+    /// A user has started this process, which spawns the ranks.
     User,
-    /// The parent process of this program: this process is one of its ranks.
+    /// This program has spawned this process as one of its ranks.
     Program(Environment),
-    /// A launcher such as torchrun: this process is one of its ranks.
+    /// A launcher such as torchrun has started this process as one of its ranks.
     Launcher(Environment),
 }
 

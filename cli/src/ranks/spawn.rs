@@ -32,7 +32,6 @@ pub(crate) trait OutputHandler {
     /// Prints the results so far, also after a failure.
     fn finish(self) -> Result<()>;
 
-    /// Handles a line that a rank wrote to its stderr.
     fn on_stderr(&self, line: &str) {
         // If stderr is closed, the line cannot be reported anywhere.
         drop(writeln!(io::stderr(), "{line}"));

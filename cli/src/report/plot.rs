@@ -27,7 +27,7 @@ pub(crate) struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// A part of a plot: several lines over the total size, with a caption and a unit.
+/// One of two coordinate systems of a plot, with lines over the total size.
 pub(crate) struct Panel<'a> {
     pub(crate) caption: &'a str,
     pub(crate) unit: &'a str,

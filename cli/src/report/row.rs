@@ -37,7 +37,6 @@ pub(crate) struct Row {
     /// The algorithm bandwidth times `(n - 1) / n`, the share that each rank receives from its
     /// peers.
     pub(crate) busbw_gbs: f64,
-    /// Whether every output byte of every rank was compared.
     pub(crate) checked: bool,
     #[serde(flatten)]
     pub(crate) limit: Option<Limit>,
@@ -50,7 +49,6 @@ pub(crate) struct Row {
     /// The results of other libraries, which were timed in turn with Peerlane.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) baselines: Vec<Baseline>,
-    /// The slowdown of compute work and all-gathers that run at the same time.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) overlap: Vec<Overlap>,
     pub(crate) lanes: Vec<LaneRow>,
@@ -102,7 +100,8 @@ pub(crate) struct TierRow {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Predicted {
     pub(crate) predicted_us: f64,
-    /// The predicted time divided by the median: above 1, the operation was faster than predicted.
+    /// The predicted time divided by the median, above 1 if the operation was faster than
+    /// predicted.
     pub(crate) predicted_ratio: f64,
 }
 
@@ -121,7 +120,7 @@ pub(crate) struct DeviceTimes {
     /// The number of starts between two events; the times of the row are those of one start.
     pub(crate) starts_in_a_row: u32,
     pub(crate) captured: bool,
-    /// The method of self copies: `auto`, `local` or `link`.
+    /// The method of self copies, `auto`, `local` or `link`.
     pub(crate) self_copy: String,
 }
 
@@ -139,7 +138,7 @@ pub(crate) struct BaselineTimes {
     pub(crate) baseline_us: f64,
     pub(crate) baseline_host_us: f64,
     pub(crate) baseline_busbw_gbs: f64,
-    /// The time of the other library divided by Peerlane's: above 1, Peerlane is faster.
+    /// The time of the other library divided by Peerlane's time, above 1 if Peerlane is faster.
     pub(crate) baseline_ratio: f64,
 }
 
@@ -149,7 +148,7 @@ pub(crate) struct Overlap {
     pub(crate) path: String,
     pub(crate) compute_alone_us: f64,
     pub(crate) compute_us: f64,
-    /// The compute time together with all-gathers divided by the time alone: 1 is no slowdown.
+    /// The compute time next to all-gathers divided by the time alone, 1 without a slowdown.
     pub(crate) compute_ratio: f64,
     pub(crate) gather_alone_us: f64,
     pub(crate) gather_us: f64,
@@ -159,7 +158,6 @@ pub(crate) struct Overlap {
 }
 
 impl Row {
-    /// Returns the times of the fastest other library.
     pub(crate) fn best_baseline(&self) -> Option<BaselineTimes> {
         let times = self.baselines.iter().filter_map(|baseline| baseline.times);
         times.min_by(|left, right| left.baseline_us.total_cmp(&right.baseline_us))

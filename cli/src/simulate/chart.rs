@@ -146,8 +146,7 @@ fn legend(area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-/// Draws two bars for each tier: the used share of the link rate on average and of the busiest
-/// rank.
+/// Draws the used share of the link rate of each tier, on average and for the busiest rank.
 fn used(area: &Area<'_>, simulation: &Simulation, links: &Links, top: i32) -> Drawn {
     text(area, "used share of the link rate, 0 to 100 %", (NAMES, top), 14)?;
     for (index, class) in (0..).zip([LinkClass::Local, LinkClass::Network]) {

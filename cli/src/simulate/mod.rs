@@ -1,4 +1,4 @@
-//! `peerlane simulate`: executes the plans of all ranks on modelled links.
+//! Implements `peerlane simulate`, which executes the plans of all ranks on modelled links.
 
 use peerlane_planning::simulate::Slice;
 

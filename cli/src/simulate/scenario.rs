@@ -23,7 +23,7 @@ pub(super) struct Scenario {
     pub(super) links: Links,
 }
 
-/// The result of one algorithm: its simulation and its prediction.
+/// The simulation of one algorithm with its predicted time.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) algorithm: Algorithm,

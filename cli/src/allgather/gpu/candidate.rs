@@ -30,7 +30,7 @@ pub(super) trait Implementation {
         Ok(())
     }
 
-    /// Returns the memory of the last output: the blocks in rank order, tensor by tensor.
+    /// Returns the address ranges of the last output in rank order, tensor by tensor.
     fn output(&self) -> Result<Vec<Span>>;
 
     /// Returns whether calls of the library have no deadline, so that they may hang if a peer is
@@ -58,7 +58,7 @@ pub(super) struct Candidate<'a> {
     implementation: Box<dyn Implementation + 'a>,
     stream: Rc<Stream>,
     gpu: Gpu,
-    /// The input of this rank: one span per tensor, or one per receiving rank.
+    /// The address ranges of this rank's input, one per tensor or one per receiving rank.
     input: Vec<Span>,
     outputs: Vec<Vec<Span>>,
 }

@@ -39,7 +39,7 @@ pub(super) fn prepare(
     })
 }
 
-/// Returns the address ranges of the input blocks: one per tensor, or one per receiving rank.
+/// Returns the address ranges of the input blocks, one per tensor or one per receiving rank.
 fn input<T: Element>(
     setup: &Setup<'_>,
     operation: &Operation<T>,

@@ -1,6 +1,6 @@
-//! Measures the limit between GPUs: every rank copies its block to all peers at the same time, with
-//! plain copies and without flags. It is independent of the measured library and uses memory, IPC
-//! and copies of the driver.
+//! Measures how fast all ranks copy their blocks to all peers at the same time, with plain copies
+//! and without flags. Memory, IPC handles and copies are those of the driver, not of the measured
+//! operation.
 
 use std::rc::Rc;
 
@@ -21,7 +21,6 @@ pub(super) struct LimitBuffers {
     input: Memory,
     output: Memory,
     peers: Vec<ImportedMemory>,
-    /// The streams of the concurrent copies. There are more than are used at the same time.
     streams: Vec<Rc<Stream>>,
     event: Event,
 }
@@ -60,8 +59,8 @@ impl LimitBuffers {
         Ok(Self { gpu: gpu.clone(), input, output, peers, streams, event })
     }
 
-    /// Returns the sets of streams that may be the fastest: one stream, and two streams up to one
-    /// per peer. There are never more copies at once than copy engines, because that is far slower.
+    /// Returns the sets of streams that may be the fastest, from one stream up to one per peer.
+    /// There are never more copies at once than copy engines, because that is far slower.
     pub(super) fn schemes<'a>(
         &'a self,
         layout: &Layout,

@@ -1,5 +1,4 @@
-//! Prepares and times all candidates on GPUs: Peerlane's operations, NCCL's all-gathers, and bare
-//! copies.
+//! Prepares and times Peerlane's operations, NCCL's all-gathers and bare copies on GPUs.
 
 use std::rc::Rc;
 use std::time::Duration;

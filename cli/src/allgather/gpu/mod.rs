@@ -1,7 +1,7 @@
 //! Measures collectives between GPUs of either vendor, with one GPU per rank and starts back to
 //! back on a stream.
 //!
-//! | file | what it holds |
+//! | file | holds |
 //! | --- | --- |
 //! | `measure` | preparing, checking and timing candidates |
 //! | `candidate` | what is timed, eagerly or from a graph |

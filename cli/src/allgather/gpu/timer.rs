@@ -42,7 +42,6 @@ impl StreamTimer {
         Ok(Self { gpu, stream, start_barrier, begin, end })
     }
 
-    /// Blocks the stream until the streams of all ranks have reached the same point. Collective.
     pub(super) fn align_ranks(&mut self) -> Result<()> {
         self.stream.start_after(&mut self.start_barrier)
     }
