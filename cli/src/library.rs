@@ -52,23 +52,36 @@ impl LibrarySpec {
     /// Loads the library from the value of its option, or else from the first folder where it
     /// loads.
     pub(crate) fn open(&self, given: Option<&Path>) -> Result<LoadedLibrary> {
-        if let Some(given) = given {
-            return self.open_given(given);
-        }
+        let tried = match given {
+            None => self.candidates(),
+            Some(folder) if folder.is_dir() => {
+                self.files.iter().map(|it| folder.join(it)).collect()
+            }
+            Some(file) => vec![file.to_owned()],
+        };
         let mut refusals = Vec::new();
-        for candidate in self.candidates() {
-            match load(&candidate) {
+        for file in tried {
+            match load(&file) {
                 Ok(library) => {
-                    return Ok(LoadedLibrary { library, path: candidate.display().to_string() });
+                    return Ok(LoadedLibrary { library, path: file.display().to_string() });
                 }
                 Err(refusal) => refusals.push(refusal),
             }
         }
-        let first = refusals.into_iter().next().unwrap_or_default();
-        Err(Failure::failed(format!("cannot find {}: {first}", self.name)).with_advice(format!(
-            "give the file with {}, or install the library: {}",
-            self.option, self.advice
-        )))
+        let Self { name, option, advice, .. } = self;
+        Err(match given {
+            None => {
+                let first = refusals.into_iter().next().unwrap_or_default();
+                let advice =
+                    format!("give the file with {option}, or install the library: {advice}");
+                Failure::failed(format!("cannot find {name}: {first}")).with_advice(advice)
+            }
+            Some(given) => {
+                let (given, last) = (given.display(), refusals.pop().unwrap_or_default());
+                Failure::failed(format!("cannot load {given}, the file of {option}: {last}"))
+                    .with_advice(format!("give the file {} or its folder", self.files[0]))
+            }
+        })
     }
 
     /// Returns the other installed files of the library, besides `used`; links to one file count
@@ -85,26 +98,6 @@ impl LibrarySpec {
                 is_new
             })
             .collect()
-    }
-
-    fn open_given(&self, given: &Path) -> Result<LoadedLibrary> {
-        let tried: Vec<PathBuf> = if given.is_dir() {
-            self.files.iter().map(|file| given.join(file)).collect()
-        } else {
-            vec![given.to_owned()]
-        };
-        let mut refusal = String::new();
-        for candidate in tried {
-            match load(&candidate) {
-                Ok(library) => {
-                    return Ok(LoadedLibrary { library, path: candidate.display().to_string() });
-                }
-                Err(why) => refusal = why,
-            }
-        }
-        let (option, given) = (self.option, given.display());
-        Err(Failure::failed(format!("cannot load {given}, the file of {option}: {refusal}"))
-            .with_advice(format!("give the file {} or its folder", self.files[0])))
     }
 
     /// Returns the existing files of the library in the order of the search, and bare names for the

@@ -34,27 +34,26 @@ pub(crate) struct Selected {
 
 impl Selected {
     pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
-        let selected = match options.target.backend {
+        let backend = options.target.backend;
+        let selected = match backend {
             Backend::Auto => Self::auto(Survey::of_machine(), options, launch)?,
+            Backend::Cuda | Backend::Rocm => {
+                if backend == Backend::Rocm {
+                    options.check_without_cuda()?;
+                }
+                Self { backend, slots: slots(backend, &options.target.devices)?, note: None }
+            }
             Backend::Host => Self::host(None),
-            Backend::Cuda => {
-                let slots = slots(Backend::Cuda, &options.target.devices)?;
-                Self { backend: Backend::Cuda, slots, note: None }
-            }
-            Backend::Rocm => {
-                options.check_without_cuda()?;
-                let slots = slots(Backend::Rocm, &options.target.devices)?;
-                check_engine(options.engine, options.graph)?;
-                Self { backend: Backend::Rocm, slots, note: None }
-            }
             Backend::Rdma => {
                 options.nics.check()?;
-                Self { backend: Backend::Rdma, slots: Vec::new(), note: None }
+                Self { backend, slots: Vec::new(), note: None }
             }
         };
-        let engine = Some(options.engine).filter(|engine| *engine != EngineKind::Auto);
-        if let (Some(engine), true) = (engine, selected.backend != Backend::Rocm) {
-            let option = format!("--engine {}", engine.name());
+        if selected.backend == Backend::Rocm {
+            options.check_without_cuda()?;
+            check_engine(options.engine, options.graph)?;
+        } else if options.engine != EngineKind::Auto {
+            let option = format!("--engine {}", options.engine.name());
             let advice = "remove the option, or use --backend rocm";
             check_needs(Some(&option), "the backend rocm", selected.name(), advice)?;
         }
@@ -82,10 +81,6 @@ impl Selected {
         };
         let note = Some(format!("auto selected {}: {}", backend.name(), reasons.join("; ")));
         let slots = pick(backend, slots_of(devices.unwrap_or_default()), requested)?;
-        if backend == Backend::Rocm {
-            options.check_without_cuda()?;
-            check_engine(options.engine, options.graph)?;
-        }
         Ok(Self { backend, slots, note })
     }
 

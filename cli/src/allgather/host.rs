@@ -1,22 +1,26 @@
 //! Measures collectives on host memory, over the host backend or over NICs.
 
+use std::ops::Range;
 use std::time::Duration;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use peerlane::bootstrap::Bootstrap;
+use peerlane::group::Report;
 use peerlane::hal::DynFabric;
+use peerlane::trace::Trace;
+use peerlane::{Element, Operation, Rank};
 
-use super::content::{self, Comparison};
-use super::host_operation::HostOperation;
 use super::limit::{Limit, LimitCopies};
 use super::measure::{Bench, Candidates, Checked, Measurement, Point};
 use super::printer::Activity;
 use super::rank::RankContext;
-use super::setup::Variant;
+use super::setup::{Setup, Variant};
+use super::shape::{GAP, destinations};
 use super::target::Backend;
 use super::timer::{Timing, TimingOptions};
 use super::topology;
 use crate::error::Result;
-use crate::ranks::data::TestData;
+use crate::ranks::data::{Mismatch, TestData, UNWRITTEN, overwrite};
 use crate::ranks::statistics::longest_of_each;
 
 struct HostBench {
@@ -115,10 +119,147 @@ impl Checked for HostCandidate {
         // With two outputs each start fills the other one. After these starts every output has been
         // overwritten, filled and compared.
         for _ in 0..operation.report().outputs {
-            content::fill(&run.setup, operation, block, data)?;
+            fill(&run.setup, operation, block, data)?;
             operation.run()?;
-            found = found.and(content::compare(&run.setup, operation, block, data)?);
+            found = found.and(compare(&run.setup, operation, block, data)?);
         }
         Ok(found.err().map(|wrong| wrong.to_string()))
+    }
+}
+
+/// A prepared operation on host memory whose buffers are accessed as bytes.
+pub(super) trait HostOperation {
+    fn run(&mut self) -> Result<()>;
+
+    fn report(&self) -> &Report;
+
+    /// Returns the timed steps of traced starts; `None` if the operation was prepared without a
+    /// trace.
+    fn trace(&self) -> Option<Trace>;
+
+    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]>;
+
+    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]>;
+
+    /// Returns the bytes that `source` has contributed to a tensor of the output.
+    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]>;
+
+    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]>;
+}
+
+impl<T: Element> HostOperation for Operation<T> {
+    fn run(&mut self) -> Result<()> {
+        Ok(Self::run(self)?)
+    }
+
+    fn report(&self) -> &Report {
+        Self::report(self)
+    }
+
+    fn trace(&self) -> Option<Trace> {
+        Self::trace(self)
+    }
+
+    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]> {
+        Ok(cast_slice_mut(Self::output_buffer_mut(self, buffer)?))
+    }
+
+    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]> {
+        Ok(cast_slice_mut(Self::input_piece_mut(self, tensor)?))
+    }
+
+    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]> {
+        Ok(cast_slice(Self::piece(self, tensor, source)?))
+    }
+
+    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]> {
+        Ok(cast_slice(&Self::output_buffer(self, buffer)?[elements]))
+    }
+}
+
+type Comparison = std::result::Result<(), Difference>;
+
+/// The first byte of an output buffer that has a wrong value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Difference {
+    /// A byte of a block that differs from the byte that its rank has sent.
+    Byte(Mismatch),
+    /// An element between two blocks that was overwritten although no rank sends it.
+    Gap { buffer: usize, element: usize },
+}
+
+/// Overwrites the output buffers with a known byte, then fills the input blocks of this rank.
+fn fill(
+    setup: &Setup<'_>,
+    operation: &mut dyn HostOperation,
+    (rank, block_length): (Rank, u64),
+    data: TestData,
+) -> Result<()> {
+    let collective = setup.options.goal.collective;
+    for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
+        overwrite(operation.output_buffer_mut(buffer)?);
+    }
+    let numbering = setup.numbering(rank);
+    if collective.has_equal_outputs() {
+        for tensor in 0..operation.report().tensors {
+            data.fill(numbering.of_input(tensor), operation.input_piece_mut(tensor)?);
+        }
+        return Ok(());
+    }
+    let blocks = setup.input_blocks(block_length, rank)?;
+    let mut input = operation.input_piece_mut(0)?;
+    for (block, bytes) in blocks.into_iter().enumerate() {
+        let (of_block, rest) = input.split_at_mut(bytes as usize);
+        data.fill(numbering.of_input(block), of_block);
+        input = rest;
+    }
+    Ok(())
+}
+
+/// Compares every byte of the output blocks, and of the gaps between the blocks of a list.
+fn compare(
+    setup: &Setup<'_>,
+    operation: &mut dyn HostOperation,
+    (rank, block_length): (Rank, u64),
+    data: TestData,
+) -> Result<Comparison> {
+    let (ranks, tensors) = (setup.ranks(), operation.report().tensors);
+    let numbering = setup.numbering(rank);
+    for tensor in 0..tensors {
+        for source in Rank::all(ranks) {
+            let found = operation.piece(tensor, source)?;
+            let number = numbering.of_output(tensor * ranks + source.index());
+            if let Err(wrong) = data.check(number, found) {
+                return Ok(Err(Difference::Byte(wrong)));
+            }
+        }
+    }
+    if setup.options.shape.list {
+        let pieces = setup.options.shape.pieces(setup.options.goal, block_length, ranks)?;
+        for destination in destinations(&pieces[0]) {
+            let (buffer, gap) = (destination.buffer, destination.offset - GAP..destination.offset);
+            let begin = gap.start;
+            let found = operation.output_elements(buffer, gap)?;
+            if let Some(at) = found.iter().position(|byte| *byte != UNWRITTEN) {
+                let element = begin + at / setup.options.dtype.bytes();
+                return Ok(Err(Difference::Gap { buffer, element }));
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Byte(wrong) => wrong.fmt(f),
+            Self::Gap { buffer, element } => {
+                write!(
+                    f,
+                    "output buffer {buffer}, element {element}: the element is outside of all \
+                     blocks but was overwritten"
+                )
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@
 //! | `rank` | one rank from its start to its end |
 //! | `setup` | how an all-gather is prepared |
 //! | `measure`, `timer` | measuring, checking and timing size by size, on any memory |
-//! | `host`, `host_operation`, `content`, `limit` | host memory: operations, test data, and bare copies as the limit |
+//! | `host`, `limit` | operations and test data in host memory, and bare copies as the limit |
 //! | `gpu` | GPU memory |
 //! | `timeline` | traced starts |
 //! | `row`, `printer` | rows and their output |
@@ -30,10 +30,8 @@ use crate::ranks::{self, LaunchedBy};
 
 mod algorithm;
 mod backend;
-mod content;
 mod gpu;
 mod host;
-mod host_operation;
 mod limit;
 mod measure;
 mod node_options;

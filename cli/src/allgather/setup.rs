@@ -11,7 +11,7 @@ use peerlane::planning::layout::Layout;
 use peerlane::topology::Topology;
 use peerlane::{Element, Group, Operation, Rank};
 
-use super::host_operation::HostOperation;
+use super::host::HostOperation;
 use super::node_options::Network;
 use super::options::Options;
 use super::shape::destinations;

@@ -147,43 +147,35 @@ impl Finding {
 
 /// Returns one finding for each backend, with the devices that it discovers.
 fn backends() -> Vec<Finding> {
+    macro_rules! finding {
+        ($backend:ident, $advice:literal) => {{
+            let devices = peerlane::$backend::discover();
+            let names = devices.map(|devices| devices.into_iter().map(|it| it.name).collect());
+            backend(stringify!($backend), names, $advice)
+        }};
+    }
     vec![
-        backend("host", peerlane::host::discover(), |device| device.name.clone(), "mount /proc"),
-        backend(
-            "cuda",
-            peerlane::cuda::discover(),
-            |device| device.name.clone(),
-            "install the NVIDIA driver, which contains libcuda.so.1",
-        ),
-        backend(
-            "rocm",
-            peerlane::rocm::discover(),
-            |device| device.name.clone(),
-            "install ROCm, which contains libamdhip64.so and libhsa-runtime64.so.1",
-        ),
-        backend(
-            "rdma",
-            peerlane::rdma::discover(),
-            |device| device.name.clone(),
+        finding!(host, "mount /proc"),
+        finding!(cuda, "install the NVIDIA driver, which contains libcuda.so.1"),
+        finding!(rocm, "install ROCm, which contains libamdhip64.so and libhsa-runtime64.so.1"),
+        finding!(
+            rdma,
             "install the package libibverbs1 or rdma-core, which contains libibverbs.so.1; a NIC is \
-             needed as well",
+             needed as well"
         ),
     ]
 }
 
-fn backend<D, E: Error>(
+fn backend(
     backend: &'static str,
-    discovered: std::result::Result<Vec<D>, E>,
-    name: impl Fn(&D) -> String,
+    discovered: std::result::Result<Vec<String>, impl Error>,
     advice: &str,
 ) -> Finding {
     match discovered {
         Err(error) => Finding::missing(backend, error.to_string(), advice),
-        Ok(devices) if devices.is_empty() => Finding::missing(backend, "no device", advice),
-        Ok(devices) => {
-            let plural = if devices.len() == 1 { "" } else { "s" };
-            let names: Vec<_> = devices.iter().map(name).collect();
-            let count = devices.len();
+        Ok(names) if names.is_empty() => Finding::missing(backend, "no device", advice),
+        Ok(names) => {
+            let (count, plural) = (names.len(), if names.len() == 1 { "" } else { "s" });
             Finding::ok(backend, format!("{count} device{plural}: {}", names.join(", ")))
         }
     }
