@@ -29,13 +29,6 @@ pub(crate) struct NicOptions {
     pub(crate) queue_pairs: Option<u32>,
 }
 
-/// What a rank needs to know about its machine to open a NIC.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NicRank {
-    pub(crate) local_rank: usize,
-    pub(crate) single_host: bool,
-}
-
 impl NicOptions {
     /// Checks that this machine has the RDMA devices that the options name.
     pub(crate) fn check(&self) -> Result<()> {
@@ -74,8 +67,9 @@ impl NicOptions {
         self.queue_pairs.unwrap_or(rdma::Options::default().queue_pairs)
     }
 
-    pub(crate) fn options(&self, nic_rank: NicRank) -> rdma::Options {
-        let NicRank { local_rank, single_host } = nic_rank;
+    /// Returns the options of the rank with this index on its host; `single_host` says that all ranks are
+    /// on it.
+    pub(crate) fn options(&self, local_rank: usize, single_host: bool) -> rdma::Options {
         let own = local_rank.checked_rem(self.device.len()).map(|index| &self.device[index]);
         let mut names = own.into_iter().flat_map(|names| names.split('+'));
         let named = |name: &str| rdma::DeviceChoice::Name(name.to_owned());
@@ -107,10 +101,7 @@ mod tests {
     fn ranks_of_a_machine_take_the_nics_in_turn() {
         let device = vec!["mlx5_0".to_owned(), "mlx5_1+mlx5_2".to_owned()];
         let nics = NicOptions { device, port: Some(1), gid_index: Some(3), queue_pairs: Some(2) };
-        let options = |local_rank| {
-            let nic_rank = NicRank { local_rank, single_host: false };
-            nics.options(nic_rank)
-        };
+        let options = |local_rank| nics.options(local_rank, false);
         let names: Vec<_> = (0..3).map(|local| options(local).device.to_string()).collect();
         assert_eq!(names, [r#""mlx5_0""#, r#""mlx5_1""#, r#""mlx5_0""#]);
         assert_eq!(options(1).further_devices, [rdma::DeviceChoice::Name("mlx5_2".to_owned())]);
@@ -121,10 +112,7 @@ mod tests {
 
     #[test]
     fn ranks_of_one_machine_use_the_loopback_address() {
-        let of = |single_host| {
-            let nic_rank = NicRank { local_rank: 0, single_host };
-            NicOptions::default().options(nic_rank)
-        };
+        let of = |single_host| NicOptions::default().options(0, single_host);
         assert_eq!(of(false), rdma::Options::default());
         assert_eq!(of(true).service_ip, Some(IpAddr::V4(Ipv4Addr::LOCALHOST)));
     }

@@ -18,7 +18,6 @@ use super::node_options::Network;
 use super::options::Options;
 use super::target::Backend;
 use crate::error::{Failure, Result};
-use crate::nics::NicRank;
 use crate::ranks::comm::Comm;
 
 /// The fabric that connects the nodes of a run.
@@ -96,10 +95,6 @@ impl RankTopology {
             return Err(Failure::usage(text).with_advice(advice));
         }
         Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
-    }
-
-    pub(super) fn nic_rank(&self) -> NicRank {
-        NicRank { local_rank: self.local_rank, single_host: self.hosts == 1 }
     }
 
     /// Returns the text that says why RDMA connects the nodes, if `auto` has selected it.
@@ -204,7 +199,7 @@ pub(super) fn open(
 
 pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) -> FabricOptions {
     let mut fabrics = FabricOptions::default();
-    fabrics.rdma = options.nics.options(rank_topology.nic_rank());
+    fabrics.rdma = options.nics.options(rank_topology.local_rank, rank_topology.hosts == 1);
     fabrics.cuda.self_copy = options.self_copy;
     fabrics.rocm.self_copy = fabrics.cuda.self_copy;
     fabrics.rocm.engine = options.engine;

@@ -13,9 +13,9 @@ use crate::error::Result;
 /// The comparison of a calibration's predictions and choices with measurements.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Check {
-    machine: String,
-    backend: String,
-    topology: String,
+    pub(super) machine: String,
+    pub(super) backend: String,
+    pub(super) topology: String,
     points: Vec<Point>,
     choices: Vec<SizeChoice>,
     /// The share of unfitted measurements that are predicted within 20 %, from 0 to 1.
@@ -87,18 +87,6 @@ impl Check {
             points,
             choices,
         })
-    }
-
-    pub(super) fn backend(&self) -> &str {
-        &self.backend
-    }
-
-    pub(super) fn machine(&self) -> &str {
-        &self.machine
-    }
-
-    pub(super) fn topology(&self) -> Result<Topology> {
-        Ok(self.topology.parse()?)
     }
 
     pub(super) fn samples(&self) -> [Vec<Sample>; 2] {

@@ -72,9 +72,11 @@ impl SampleSet {
             Failure::usage(format!("{what} is not a file of `peerlane calibrate --check`: {error}"))
                 .with_advice("create one with `peerlane calibrate --check FILE`")
         })?;
-        let topology =
-            check.topology().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
-        let key = Key::new(check.backend(), check.machine(), &topology);
+        let topology: Topology = check
+            .topology
+            .parse()
+            .map_err(|error: peerlane::Error| Failure::usage(format!("{what}: {error}")))?;
+        let key = Key::new(&check.backend, &check.machine, &topology);
         let [fitted, others] = check.samples();
         Ok(Self { key, topology, fitted, others })
     }

@@ -155,13 +155,13 @@ fn link(from: u32, to: u32) -> String {
 fn nccl() -> Finding {
     match Nccl::open(None) {
         Ok(nccl) => {
-            let others = nccl::LIBRARY.others(nccl.path());
+            let others = nccl::LIBRARY.others(&nccl.path);
             let others: Vec<_> = others.iter().map(|path| path.display().to_string()).collect();
             let also = match others.is_empty() {
                 true => String::new(),
                 false => format!("; also installed: {}", others.join(", ")),
             };
-            Finding::ok("NCCL", format!("{} ({}){also}", nccl.version(), nccl.path()))
+            Finding::ok("NCCL", format!("{} ({}){also}", nccl.version(), nccl.path))
         }
         Err(error) => Finding::warning(
             "NCCL",

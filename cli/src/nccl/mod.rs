@@ -27,7 +27,7 @@ pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
 pub(crate) struct Nccl {
     functions: sys::Functions,
     version: c_int,
-    path: String,
+    pub(crate) path: String,
 }
 
 /// NCCL's policies for the use of thread blocks (CTA policies).
@@ -46,7 +46,7 @@ pub(crate) struct Communicator {
 
 /// GPU memory that NCCL has allocated and registered as a symmetric window.
 pub(crate) struct Window {
-    address: *mut c_void,
+    pub(crate) address: *mut c_void,
     raw: *mut sys::Window,
 }
 
@@ -72,10 +72,6 @@ impl Nccl {
     pub(crate) fn version(&self) -> String {
         let Self { version, .. } = self;
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
-    }
-
-    pub(crate) fn path(&self) -> &str {
-        &self.path
     }
 
     /// Creates the unique id with which all ranks join one communicator.
@@ -184,12 +180,6 @@ impl Communicator {
         // this once.
         let code = unsafe { (self.nccl.functions.destroy)(self.raw) };
         self.nccl.check("ncclCommDestroy", code, null_mut())
-    }
-}
-
-impl Window {
-    pub(crate) fn address(&self) -> u64 {
-        self.address as u64
     }
 }
 

@@ -7,7 +7,6 @@ use peerlane::bootstrap::tcp::TcpBootstrap;
 use peerlane::open::{Backend, FabricOptions};
 
 use crate::error::{Failure, Result};
-use crate::nics::NicRank;
 use crate::ranks::affinity::{self, Bind};
 use crate::ranks::comm::Comm;
 use crate::ranks::{self, LaunchedBy, write_to_parent};
@@ -89,7 +88,7 @@ fn measure(
         }
         PerfBackend::Rdma => {
             let local_rank = environment.local_rank.unwrap_or(0) as usize;
-            fabrics.rdma = options.nics.options(NicRank { local_rank, single_host });
+            fabrics.rdma = options.nics.options(local_rank, single_host);
             fabrics.rdma.spin = spin;
             Backend::Rdma
         }

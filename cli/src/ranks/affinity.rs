@@ -5,6 +5,7 @@
 //! waking a rank on another core does not preempt the rank that runs there. Such a preemption costs
 //! both ranks several times the duration of a small all-gather.
 
+use std::io;
 use std::sync::OnceLock;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -30,17 +31,11 @@ pub(crate) fn cores() -> usize {
 /// before the process starts threads.
 pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
     let shared = ranks > cores();
-    let refused = |what: &str, error: std::io::Error| {
-        Failure::io(format_args!("cannot {what} of rank {rank}"), &error)
-            .with_advice("run with --bind none")
-    };
-    let allowed =
-        sched_getaffinity(None).map_err(|errno| refused("read the allowed cores", errno.into()))?;
-    let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+    let refused = |what: &str, error| refused(format!("cannot {what} of rank {rank}"), error);
+    let allowed: Vec<usize> =
+        allowed().map_err(|error| refused("read the allowed cores", error))?.collect();
     let Some(&core) = allowed.get(rank % allowed.len().max(1)) else { return Ok(()) };
-    let mut own = CpuSet::new();
-    own.set(core);
-    sched_setaffinity(None, &own).map_err(|errno| refused("bind the process", errno.into()))?;
+    bind_to(&[core]).map_err(|error| refused("bind the process", error))?;
     if shared {
         schedule_as_batch().map_err(|error| refused("set the scheduling policy", error))
     } else {
@@ -54,19 +49,29 @@ pub(crate) fn bind(rank: usize, ranks: usize) -> Result<()> {
 pub(crate) fn bind_near(pci_bus_id: &str, rank: usize, ranks: usize) -> Result<()> {
     let path = format!("/sys/bus/pci/devices/{}/local_cpulist", pci_bus_id.to_ascii_lowercase());
     let Ok(list) = std::fs::read_to_string(path) else { return Ok(()) };
-    let refused = |error: std::io::Error| {
-        Failure::io(format_args!("cannot bind to the cores near {pci_bus_id}"), &error)
-            .with_advice("run with --bind none")
-    };
-    let allowed = sched_getaffinity(None).map_err(|errno| refused(errno.into()))?;
-    let is_allowed = |core: &usize| *core < CpuSet::MAX_CPU && allowed.is_set(*core);
-    let near: Vec<usize> = core_list(&list).filter(is_allowed).collect();
-    let mut own = CpuSet::new();
-    share(&near, rank, ranks).iter().for_each(|core| own.set(*core));
-    if own.count() == 0 {
-        return Ok(());
+    let refused = |error| refused(format!("cannot bind to the cores near {pci_bus_id}"), error);
+    let near: Vec<usize> = core_list(&list).collect();
+    let near: Vec<usize> = allowed().map_err(refused)?.filter(|core| near.contains(core)).collect();
+    match share(&near, rank, ranks) {
+        [] => Ok(()),
+        own => bind_to(own).map_err(refused),
     }
-    sched_setaffinity(None, &own).map_err(|errno| refused(errno.into()))
+}
+
+fn refused(what: String, error: io::Error) -> Failure {
+    Failure::io(what, &error).with_advice("run with --bind none")
+}
+
+/// Returns the cores that this process may use, in order.
+fn allowed() -> io::Result<impl Iterator<Item = usize>> {
+    let allowed = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(move |&core| allowed.is_set(core)))
+}
+
+fn bind_to(cores: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cores.iter().for_each(|core| set.set(*core));
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Returns a rank's equal share of the cores, or all cores if there are fewer cores than ranks.
@@ -88,12 +93,12 @@ fn core_list(text: &str) -> impl Iterator<Item = usize> {
         .flatten()
 }
 
-fn schedule_as_batch() -> std::io::Result<()> {
+fn schedule_as_batch() -> io::Result<()> {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads `priority`, which outlives the call; process 0 is the caller.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) } {
         0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

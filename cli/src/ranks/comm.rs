@@ -3,7 +3,6 @@
 //! A group owns its bootstrap. The run needs the same bootstrap for its own messages, so both share
 //! it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -115,16 +114,6 @@ unsafe impl Bootstrap for Comm {
         deadline: Deadline,
     ) -> std::result::Result<Box<dyn Bootstrap>, Error> {
         self.bootstrap.shrink(excluded, deadline)
-    }
-}
-
-impl fmt::Debug for Comm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Comm")
-            .field("rank", &self.rank())
-            .field("ranks", &self.ranks())
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
     }
 }
 

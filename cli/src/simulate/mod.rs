@@ -3,6 +3,7 @@
 use peerlane_planning::simulate::Slice;
 
 use crate::error::Result;
+use crate::options::block_bytes;
 use crate::report::print;
 use crate::trace::{self, TraceEvent};
 
@@ -22,7 +23,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let ranks = topology.ranks();
     let goal = options.plan.goal.goal(ranks)?;
-    let block_bytes = options.block_bytes(ranks)?;
+    let block_bytes = block_bytes("--block-bytes", &options.block_bytes, ranks)?;
     let scenario = Scenario::new(topology, goal, block_bytes, options.links.links()?)?;
     let runs = scenario.runs(options)?;
     let report = Report { scenario: &scenario, runs: &runs, path: options.path };

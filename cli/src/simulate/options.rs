@@ -8,7 +8,7 @@ use peerlane::planning::cost::{Calibration, Link, Links};
 use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
-use crate::options::{AlgorithmList, Nodes, PlanOptions, block_bytes, parse_ranks};
+use crate::options::{AlgorithmList, Nodes, PlanOptions, parse_ranks};
 use crate::report::OutputFile;
 use crate::text_file;
 use crate::units::{Delay, Rate, Size};
@@ -30,7 +30,7 @@ pub(crate) struct Options {
     /// Set the block of each rank in bytes: one size for all, such as 1M, or one for each rank,
     /// such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
-    block_bytes: Vec<Size>,
+    pub(super) block_bytes: Vec<Size>,
     /// Select the algorithms: auto (the lowest predicted time), all, or a list of direct, pull, ring,
     /// double-ring, hierarchical and hierarchical-ring, such as direct,ring
     #[arg(long, default_value = "auto", value_name = "NAME,…")]
@@ -98,10 +98,6 @@ impl Options {
             return Err(Failure::usage(text));
         }
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
-    }
-
-    pub(super) fn block_bytes(&self, ranks: usize) -> Result<Vec<u64>> {
-        block_bytes("--block-bytes", &self.block_bytes, ranks)
     }
 
     /// Returns the start delay of each rank in picoseconds; later ranks have none.

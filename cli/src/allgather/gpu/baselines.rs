@@ -15,8 +15,8 @@ use crate::nccl::{Communicator, Nccl, Policy, Window};
 use crate::ranks::comm::Comm;
 
 pub(super) struct Baselines {
-    version: String,
-    paths: [NcclPath; 3],
+    pub(super) version: String,
+    pub(super) paths: [NcclPath; 3],
     timeout: Duration,
 }
 
@@ -115,15 +115,7 @@ impl Baselines {
         let copy_engines =
             NcclPath::agreed(COPY_ENGINES, comm, join(Policy::CopyEngines).and_then(windows))?;
         let paths = [default, symmetric, copy_engines];
-        Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path()), paths, timeout })
-    }
-
-    pub(super) fn version(&self) -> &str {
-        &self.version
-    }
-
-    pub(super) fn paths(&self) -> &[NcclPath] {
-        &self.paths
+        Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path), paths, timeout })
     }
 
     /// Deregisters all NCCL windows and destroys all communicators. Collective.
@@ -198,7 +190,7 @@ impl PathMemory {
     fn address(&self) -> u64 {
         match self {
             Self::Plain(memory) => memory.span().address,
-            Self::Window(window) => window.address(),
+            Self::Window(window) => window.address as u64,
         }
     }
 }

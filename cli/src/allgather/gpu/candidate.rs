@@ -96,7 +96,7 @@ impl<'a> Candidate<'a> {
             return work(self);
         }
         // Each wait inside `work` has the timeout, and a better error text.
-        let timeout = self.gpu.timeout().saturating_mul(2);
+        let timeout = self.gpu.timeout.saturating_mul(2);
         with_timeout(self.implementation.name(), timeout, || work(self))
     }
 

@@ -33,7 +33,8 @@ pub(super) struct Span {
 pub(super) struct Gpu {
     ordinal: u32,
     context: Context,
-    timeout: Duration,
+    /// The longest duration of a wait.
+    pub(super) timeout: Duration,
 }
 
 #[derive(Clone)]
@@ -84,10 +85,6 @@ impl Gpu {
                 .map_err(|error| cannot(&error))?,
         };
         Ok(Self { ordinal, context, timeout })
-    }
-
-    pub(super) fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     fn refused(&self, what: impl std::fmt::Display, error: &impl Error) -> Failure {

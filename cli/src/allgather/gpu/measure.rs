@@ -76,7 +76,7 @@ impl Bench for GpuBench {
         }
         let Measurement { setup, comm, .. } = run;
         let input_bytes = setup.layout(at.block_length)?.input_bytes(comm.rank());
-        for path in self.baselines.iter().flat_map(|baselines| baselines.paths()) {
+        for path in self.baselines.iter().flat_map(|baselines| &baselines.paths) {
             if let Some((gather, input)) = path.at(input_bytes, comm, options.in_place, &stream) {
                 let memory = (vec![input], 1);
                 let open = || Candidate::open(gather, &gpu, &stream, memory, options.graph);
@@ -145,8 +145,8 @@ impl Bench for GpuBench {
                 },
             ),
         };
-        row.baselines = baselines.paths().iter().map(baseline).collect();
-        row.baselines_version = Some(baselines.version().to_owned());
+        row.baselines = baselines.paths.iter().map(baseline).collect();
+        row.baselines_version = Some(baselines.version.clone());
     }
 }
 
