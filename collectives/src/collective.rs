@@ -1,4 +1,4 @@
-//! Defines the goals of collectives, which state which rank provides a block and which ranks need it.
+//! Defines each collective operation by the blocks that every rank must hold at its end.
 //!
 //! A collective states what must be true at the end of a start, and not how data moves. The
 //! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the simulator and the
@@ -13,7 +13,7 @@ use std::fmt;
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
-/// A collective operation, which defines the blocks that the output of each rank must hold at its end.
+/// A collective operation such as all-gather, defined by the blocks that each rank must hold at its end.
 ///
 /// [`Group::operation`](crate::group::Group::operation) takes any of them:
 ///
@@ -67,7 +67,6 @@ pub enum Collective {
     },
 }
 
-/// The ranks that provide data in a collective, or the ranks that receive it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     All,
@@ -111,7 +110,9 @@ impl Collective {
         }
     }
 
-    /// Describes the collective in one sentence, without a full stop.
+    /// Describes the collective in one sentence.
+    ///
+    /// The sentence has no full stop.
     pub const fn summary(self) -> &'static str {
         match self {
             Self::AllGather => "every rank gets the block of every rank",
@@ -146,7 +147,6 @@ impl Collective {
         }
     }
 
-    /// Returns the word between the name and the root in a text such as `broadcast from 2`.
     pub(crate) const fn root_word(self) -> &'static str {
         match self.providers() {
             Side::Only(_) => "from",
@@ -195,7 +195,6 @@ impl Collective {
         self.receivers().only()
     }
 
-    /// Returns the rank that sends or receives every block, if each block is copied to one rank only.
     pub(crate) fn only_end(self) -> Option<Rank> {
         match (self.only_provider(), self.only_receiver()) {
             (Some(_), _) if self.has_equal_outputs() => None,
@@ -203,12 +202,12 @@ impl Collective {
         }
     }
 
-    /// Returns whether every rank provides a different block for every rank.
+    /// Returns whether every rank provides a different block for every rank, as in an all-to-all.
     pub fn has_block_per_pair(self) -> bool {
         self.root().is_none() && !self.has_equal_outputs()
     }
 
-    /// Returns whether all outputs need the same block of a rank, so that a rank can forward what it has received.
+    /// Returns whether all outputs need the same block of a rank, so that ranks can forward received blocks.
     pub fn has_equal_outputs(self) -> bool {
         match self {
             Self::AllGather | Self::Broadcast { .. } | Self::Gather { .. } => true,
@@ -221,7 +220,7 @@ impl Collective {
         self.has_equal_outputs() && self.only_receiver().is_none()
     }
 
-    /// Returns whether a start of the operation cannot end on `rank` before all `ranks` ranks have entered that start.
+    /// Returns whether the operation cannot complete on `rank` before all other ranks have entered it.
     ///
     /// This holds if the output of `rank` must hold a block of every other rank: each block comes from the input
     /// of its provider, which is read only after the provider has entered the start.
@@ -229,18 +228,16 @@ impl Collective {
         (0..ranks).map(Rank).all(|other| other == rank || self.requires(other, rank))
     }
 
-    /// Returns whether, for any number of ranks, no rank can end a start of the operation before every other rank has
-    /// entered it.
+    /// Returns whether the operation cannot complete on any rank before all other ranks have entered it.
     pub fn everyone_hears_from_everyone(self) -> bool {
         self.root().is_none()
     }
 
-    /// Returns whether the goal of the collective stays the same when all ranks are renumbered by a rotation.
     pub(crate) fn is_symmetric(self) -> bool {
         self.root().is_none()
     }
 
-    /// Returns whether the collective can run in place, with the block of a rank in its output from the beginning.
+    /// Returns whether the collective can run in place, with a rank's own block already in its output.
     pub fn runs_in_place(self) -> bool {
         match self {
             Self::AllGather | Self::Broadcast { .. } => true,
@@ -268,10 +265,6 @@ impl Collective {
         }
     }
 
-    /// Checks that the root is one of `ranks` ranks, and that the collective can run in place if `in_place` is true.
-    ///
-    /// # Errors
-    /// What is wrong, if the root is not one of `ranks` ranks, or the collective cannot run in place.
     pub(crate) fn check(self, ranks: usize, in_place: bool) -> Result<(), String> {
         if let Some(root) = self.root().filter(|root| root.index() >= ranks) {
             return Err(format!("root is {root}, expected a rank below {ranks}"));
@@ -310,7 +303,7 @@ mod tests {
         })
     }
 
-    /// Checks that the list names every collective, because others cannot be named in a plan or on a command line.
+    /// A collective that is not in the list cannot be named in a plan or on a command line.
     #[test]
     fn every_collective_is_listed_once() {
         let number = |one: &Collective| match one {
@@ -324,7 +317,6 @@ mod tests {
         assert_eq!(numbers, (0..Collective::ALL.len()).collect::<Vec<_>>());
     }
 
-    /// Checks that `hears_from_everyone` follows from the required blocks, because the verifier relies on it.
     #[test]
     fn only_a_rank_that_needs_every_other_block_hears_from_everyone() {
         for ranks in 1..=4 {

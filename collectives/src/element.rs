@@ -1,4 +1,4 @@
-//! Element types, and checked casts from bytes to elements.
+//! Defines the element types of tensors, and casts bytes to elements.
 
 use std::fmt;
 use std::str::FromStr;

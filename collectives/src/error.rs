@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{DynError, Error as _, ErrorKind, Rank};
 
-/// The error of a collective, with a kind for programs and a text for users.
+/// The error of a collective operation, with a kind for programs and a text for users.
 ///
 /// The text states what happened, to which rank, device or field, and what was found and expected. The error of a backend is the
 /// [`source`](std::error::Error::source).
@@ -40,12 +40,13 @@ impl Error {
         self
     }
 
-    /// Converts the error that a backend returned during the call `what`, and keeps its kind.
+    /// Converts an error of a backend, such as CUDA or RDMA, and keeps its kind.
+    ///
+    /// The backend returned it during the call `what`.
     pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
         Self::of_fabric(what, DynError::new(error))
     }
 
-    /// Converts the error that a fabric returned during the call `what`, with the error of its backend as the source.
     pub(crate) fn of_fabric(what: impl fmt::Display, error: DynError) -> Self {
         let mut this = Self::new(error.kind(), format!("cannot {what}: {error}"));
         let source: Box<dyn std::error::Error + Send + Sync> = error.into_inner();
@@ -58,7 +59,7 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns the rank that is lost, missing or disagrees, if there is one.
+    /// Returns the rank that the error is about, such as a lost rank, if there is one.
     pub fn peer(&self) -> Option<Rank> {
         self.0.peer
     }

@@ -1,4 +1,4 @@
-//! Collectives on copy engines, for every backend of [`peerlane_hal`].
+//! Collective operations such as all-gather on copy engines and NICs, for every backend of [`peerlane_hal`].
 //!
 //! A [`Collective`](collective::Collective) states a goal. A [schedule] turns it into one
 //! [plan](plan::Plan) for each rank, the [verifier](verify) proves the plans, and a [group](group::Group) runs them.

@@ -1,4 +1,4 @@
-//! Describes the latencies and rates of each tier's links, and the resources that ranks share.
+//! Describes the latencies and bandwidths of links, from which the cost model predicts times.
 //!
 //! All figures are in seconds and bytes per second, as `f64`, and rates count one direction. They are only multiplied and
 //! divided, which gives equal results on all machines; times are compared as [whole picoseconds](picoseconds). A figure
@@ -11,66 +11,74 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::plan::{Algorithm, FlagOrder, Tier};
 
-/// The links of each tier and of a rank to itself, and the resources of a node.
+/// The latencies and bandwidths of all links of a rank, and the resources that the ranks of a node share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
-    /// The link of a rank to itself, for the self copy and for flags between its lanes.
+    /// The link of a rank to itself, for copies from its input to its output and for flags between its lanes.
     pub own: Link,
-    /// The link to the ranks that [`Tier::Local`] reaches.
+    /// The link to the ranks of the same node, or of [`Tier::Local`].
     pub local: Link,
-    /// The link to the ranks that [`Tier::Network`] reaches.
+    /// The link to the ranks of other nodes, over [`Tier::Network`].
     pub network: Link,
     /// The resources that the ranks of one node share.
     pub node: Node,
-    /// The time of a start of an operation before its first step and after its last step, in seconds.
+    /// The fixed time in seconds that each run of an operation takes in addition to its copies and flags.
     pub start_seconds: f64,
-    /// The additional time of each lane of [`Tier::Local`] after the first, whose engine is forked and joined.
+    /// The time in seconds that each further engine of the local fabric adds to an operation.
+    ///
+    /// The engine is forked from the stream and joined to it.
     pub lane_seconds: f64,
-    /// Corrections at sizes where measured times differ from the figures.
+    /// The corrections at measured sizes, where measured times differ from predicted ones.
     #[serde(default)]
     pub residuals: Vec<Residual>,
 }
 
-/// Latencies and rates of one link.
+/// The latencies and bandwidths of one link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// The latency of a put (α), during which its lane is occupied.
+    /// The latency of a put in seconds (α). Its lane is occupied during this time.
     pub put_seconds: f64,
-    /// The latency of a get, during which its lane is occupied.
+    /// The latency of a get in seconds. Its lane is occupied during this time.
     pub get_seconds: f64,
-    /// The time from the end of the step before a signal until the reader's lane has passed its wait.
+    /// The time in seconds from the signal of a flag until the waiting engine continues.
+    ///
+    /// It begins at the end of the step before the signal.
     pub flag_seconds: f64,
-    /// The time that a signal, or a wait for a flag that is already signalled, occupies its own lane.
+    /// The time in seconds that an engine needs for a signal, or for a wait that is already fulfilled.
     pub step_seconds: f64,
-    /// The time that the host takes to submit a put. Engines that are slower than that hide it.
+    /// The time in seconds that the host takes to submit a put to an engine. Engines that are slower than that hide it.
     pub submit_seconds: f64,
-    /// The rate of one flow alone (1 / β).
+    /// The bandwidth of a single put in bytes per second (1 / β).
     pub bytes_per_second: f64,
-    /// The rate of one get alone; `None` if it equals the rate of a put.
+    /// The bandwidth of a single get in bytes per second; `None` if it equals that of a put.
     pub get_bytes_per_second: Option<f64>,
-    /// The maximum rate of forwarding bytes that a peer has just put here and that are still in the peer's caches;
-    /// `None` for no limit.
+    /// The bandwidth of forwarding bytes that have just been received and are still in a cache; `None` for no limit.
+    ///
+    /// The cache is that of the peer that has put the bytes here.
     pub passed_on_bytes_per_second: Option<f64>,
-    /// The additional latency of forwarding bytes that a peer has just put into this rank's memory.
+    /// The additional latency in seconds of forwarding bytes that have just been received.
     #[serde(default)]
     pub passed_on_seconds: f64,
-    /// The rate of all flows of one lane together, in each direction.
+    /// The bandwidth of all copies of one engine together, in each direction.
     pub engine_bytes_per_second: f64,
-    /// The rate of all flows out of one rank together.
+    /// The bandwidth of all copies out of one rank together.
     pub send_bytes_per_second: f64,
-    /// The rate of all flows into one rank together (incast).
+    /// The bandwidth of all copies into one rank together (incast).
     pub receive_bytes_per_second: f64,
-    /// The number of concurrent puts of one lane, at least 1. With 1, a put begins when the one before it has ended.
+    /// The number of puts that one engine executes at the same time, at least 1. With 1, a put begins when the one
+    /// before it has ended.
     pub puts_in_flight: u32,
-    /// Whether a thread of the rank makes the copies, one at a time for all its lanes. On a node, as many ranks copy at the same
-    /// time as there are [processors](Node::processors).
+    /// Whether a thread of the rank makes the copies, instead of a copy engine or a NIC.
+    ///
+    /// The thread makes one copy at a time for all lanes of its rank. On a node, as many ranks copy at the same time as
+    /// there are [processors](Node::processors).
     pub by_processor: bool,
 }
 
 impl Links {
-    /// Returns links with default figures for these kinds of links.
+    /// Returns typical latencies and bandwidths for a kind of local link and a kind of network.
     pub fn of_kinds(local: LinkKind, network: LinkKind) -> Self {
         let gpu = matches!(local, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         let own = if gpu { Link::self_copy_of_gpu() } else { Link::of_kind(LinkKind::Local) };
@@ -88,15 +96,16 @@ impl Links {
         }
     }
 
-    /// Returns the time in picoseconds that a start with `local_lanes` lanes of [`Tier::Local`] takes apart from its
-    /// steps.
+    /// Returns the fixed time of one run of an operation, without its copies and flags.
+    ///
+    /// The unit is picoseconds. The operation has `local_lanes` lanes of [`Tier::Local`].
     pub fn start(&self, local_lanes: usize) -> u64 {
         let further = local_lanes.saturating_sub(1) as u64;
         let further = picoseconds(self.lane_seconds).saturating_mul(further);
         picoseconds(self.start_seconds).saturating_add(further)
     }
 
-    /// Returns the link over which a lane of `tier` reaches a peer, or its own rank with `to_self`.
+    /// Returns the link over which a rank reaches a peer in the same node, in another node, or itself.
     pub fn of(&self, tier: Tier, to_self: bool) -> &Link {
         match tier {
             _ if to_self => &self.own,
@@ -105,7 +114,7 @@ impl Links {
         }
     }
 
-    /// Returns a hash of all figures, with which ranks verify that they use the same links.
+    /// Returns a hash of all latencies and bandwidths, by which ranks check that they use the same ones.
     pub fn fingerprint(&self) -> u64 {
         // Plain data always encodes; floats as their bits.
         checksum(&postcard::to_stdvec(self).unwrap_or_default())
@@ -126,7 +135,7 @@ impl Links {
         check_residuals(&self.residuals)
     }
 
-    /// Returns the links with the copy rates that caches allow if one rank reads and writes `bytes` bytes in a start.
+    /// Returns the links with the bandwidths that caches allow if one rank reads and writes `bytes` bytes.
     ///
     /// Between two points of [`Node::cache_factors`] the time per byte is interpolated.
     #[must_use]
@@ -156,10 +165,10 @@ impl Default for Links {
 }
 
 impl Link {
-    /// A rate in bytes per second that is too high to limit any copy.
+    /// A bandwidth in bytes per second that is too high to limit any copy.
     pub const UNLIMITED: f64 = 1e12;
 
-    /// Returns a link with default figures for this kind of link.
+    /// Returns a link with typical latencies and bandwidths for its kind, such as NVLink or InfiniBand.
     pub fn of_kind(kind: LinkKind) -> Self {
         let (put_seconds, flag_seconds, step_seconds, flow, engine, puts_in_flight) = match kind {
             // 4 x H200, 18 links each (docs/perf/cuda-allgather.md): 1.9 µs for each of a chain of
@@ -205,7 +214,7 @@ impl Link {
         }
     }
 
-    /// Returns the link of a GPU to itself, with the rate of an H200, 2136 GB/s, which is assumed for other GPUs.
+    /// The bandwidth of copies inside one GPU is that of an H200, 2136 GB/s, which is assumed for other GPUs.
     fn self_copy_of_gpu() -> Self {
         let rate = 2136e9;
         Self {
@@ -264,7 +273,7 @@ pub fn picoseconds(seconds: f64) -> u64 {
     (seconds * 1e12).round() as u64
 }
 
-/// Returns the time of `bytes` bytes at `bytes_per_second` in picoseconds, rounded up.
+/// Returns the time in picoseconds to transfer `bytes` bytes at a given bandwidth, rounded up.
 pub fn transfer_picoseconds(bytes: u64, bytes_per_second: f64) -> u64 {
     (bytes as f64 * 1e12 / bytes_per_second).ceil() as u64
 }
@@ -297,31 +306,28 @@ pub struct Node {
     pub nic_bytes_per_second: Option<f64>,
     /// The number of processors of a node; `None` if there is at least one for each rank.
     pub processors: Option<u32>,
-    /// The rate of all copies by processors of a node together; `None` if there is no such limit.
+    /// The bandwidth of all copies by processors of a node together; `None` if there is no such limit.
     pub copy_bytes_per_second: Option<f64>,
-    /// Factors by which copies [by processors](Link::by_processor) become slower when a start uses
-    /// more memory than the caches hold. In ascending order of memory; empty for no effect.
+    /// Factors by which copies by processors become slower when an operation does not fit into the caches. They are for
+    /// links with [`by_processor`](Link::by_processor), in ascending order of memory; empty for no effect.
     pub cache_factors: Vec<CacheFactor>,
 }
 
-/// The slowdown of copies in operations that use a certain amount of memory.
+/// The slowdown of copies by processors in operations that use a certain amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheFactor {
-    /// The number of bytes of its input and outputs that one rank reads and writes in a start.
+    /// The number of bytes that one rank reads and writes in one run of an operation.
     pub bytes: u64,
-    /// The factor by which copies take longer than the links predict.
+    /// The factor by which copies take longer than predicted without cache effects.
     pub factor: f64,
-    /// The factor for gets; `None` if it equals the factor for puts. Puts write remote memory and gets read it, and
-    /// caches treat both differently.
+    /// The factor for gets; `None` if it equals the factor for puts.
+    ///
+    /// Puts write remote memory and gets read it, and caches treat both differently.
     pub gets_factor: Option<f64>,
 }
 
 impl Node {
-    /// Checks that all counts, rates and factors of the node are within their bounds.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the field.
     pub(super) fn check(&self) -> Result<(), Error> {
         let Self { nics, nic_bytes_per_second, processors, copy_bytes_per_second, cache_factors } =
             self;
@@ -340,7 +346,6 @@ impl Node {
         check_cache_factors(cache_factors)
     }
 
-    /// Returns the factors for puts and for gets in operations that use `bytes` bytes.
     pub(super) fn factors(&self, bytes: u64) -> [f64; 2] {
         let gets = |point: &CacheFactor| point.gets_factor.unwrap_or(point.factor);
         [
@@ -350,7 +355,6 @@ impl Node {
     }
 }
 
-/// Interpolates the value `of` linearly between the two points around `bytes`.
 fn interpolate(factors: &[CacheFactor], bytes: u64, of: impl Fn(&CacheFactor) -> f64) -> f64 {
     let next = factors.partition_point(|point| point.bytes <= bytes);
     match (next.checked_sub(1).map(|before| factors[before]), factors.get(next)) {
@@ -386,19 +390,21 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The correction of the predicted time of all-gathers with equal blocks, at one size.
+/// The ratio of measured to predicted time for all-gathers of one size.
+///
+/// All blocks have equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residual {
-    /// The algorithm of the corrected all-gather, with any number of chunks.
+    /// The algorithm of the measured all-gather, with any number of chunks.
     pub algorithm: Algorithm,
     /// Whether the measured operation was in place.
     pub in_place: bool,
-    /// The number of outputs that starts of the measured operation used in turn.
+    /// The number of output buffers that the measured operation alternated between.
     pub outputs: u32,
-    /// The order of signals and waits relative to copies.
+    /// The order of signals, waits and copies in the measured operation.
     pub flags: FlagOrder,
-    /// Whether network lanes reached the other nodes in the measured operation.
+    /// Whether the measured operation reached other nodes over the network.
     pub tiers: bool,
     /// The length of each block in bytes.
     pub block_bytes: u64,
@@ -407,9 +413,9 @@ pub struct Residual {
 }
 
 impl Residual {
-    /// The smallest factor.
+    /// The smallest allowed ratio of measured to predicted time.
     pub const FACTOR_MIN: f64 = 1e-3;
-    /// The largest factor.
+    /// The largest allowed ratio of measured to predicted time.
     pub const FACTOR_MAX: f64 = 1e3;
 }
 

@@ -1,4 +1,4 @@
-//! Assigns ranks to nodes, and reads and writes such topologies as short text.
+//! Describes which rank belongs to which node, and reads and writes such topologies as text.
 //!
 //! Nodes may have different numbers of ranks, and the ranks of a node need not be consecutive. A topology contains no links
 //! and no rates; these belong to fabrics and to the cost model.
@@ -12,10 +12,12 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
 
-/// The maximum number of ranks in a topology text, so that a typing error does not exhaust memory.
+/// The number of ranks in a topology text is limited, so that a typing error does not exhaust memory.
 const RANKS_MAX: usize = 1 << 24;
 
-/// The assignment of every rank to a node. Nodes are numbered from 0 without gaps, and each has at least one rank.
+/// The assignment of every rank to a node.
+///
+/// Nodes are numbered from 0 without gaps, and each has at least one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
     node_of_rank: Vec<u32>,
@@ -47,8 +49,8 @@ impl Topology {
         Ok(Self { node_of_rank: node_of_rank.to_vec(), members })
     }
 
-    /// Creates a topology in which ranks with equal keys, such as the name of their host, share a node. Nodes are numbered in
-    /// order of appearance.
+    /// Creates a topology in which ranks with equal keys, such as host names, share a node. Nodes are numbered in order
+    /// of appearance.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no key.
@@ -73,7 +75,7 @@ impl Topology {
         Self::of_nodes(&Rank::all(nodes * ranks_per_node).map(node).collect::<Vec<_>>())
     }
 
-    /// Creates a topology from the ranks of every node.
+    /// Creates a topology from one list of ranks for each node.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is named twice or left out, or a node has none.
@@ -122,7 +124,7 @@ impl Topology {
         self.members.len()
     }
 
-    /// Returns the node of `rank`.
+    /// Returns the number of the node to which `rank` belongs.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -130,7 +132,7 @@ impl Topology {
         self.node_of_rank[rank.index()]
     }
 
-    /// Returns the node of every rank, in rank order.
+    /// Returns the node number of every rank, in rank order.
     pub fn node_of_rank(&self) -> &[u32] {
         &self.node_of_rank
     }
@@ -143,7 +145,7 @@ impl Topology {
         &self.members[node as usize]
     }
 
-    /// Returns the index of `rank` among the [`members`](Self::members) of its node.
+    /// Returns the position of `rank` among the [ranks](Self::members) of its node.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -185,8 +187,10 @@ fn check_no_gap(node_of_rank: &[u32]) -> Result<(), Error> {
 }
 
 impl Topology {
-    /// Returns the topology in the notation that [`FromStr`] reads. It is `2x4` for 2 nodes of 4 ranks, `3+1+2` for
-    /// nodes of different sizes, or `0,1,0` for the node of every rank.
+    /// Returns the topology as text, such as `2x4` for 2 nodes of 4 ranks.
+    ///
+    /// [`FromStr`] reads this notation. It is `3+1+2` for nodes of different sizes, or `0,1,0` for the node of every
+    /// rank.
     pub fn notation(&self) -> String {
         if !self.node_of_rank.is_sorted() {
             return join(self.node_of_rank.iter(), ",");
@@ -351,7 +355,7 @@ mod tests {
         assert_snapshot!(text("-1"), @r#"invalid topology "-1": "-1" is not a number"#);
     }
 
-    /// Checks that fingerprints never change, because calibrations on disk are keyed by them.
+    /// Calibrations on disk are keyed by the fingerprints of topologies, so these must never change.
     #[test]
     fn fingerprints_stay_as_they_are() {
         let of = |text: &str| text.parse::<Topology>().unwrap().fingerprint();

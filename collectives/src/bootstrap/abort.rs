@@ -1,4 +1,4 @@
-//! Defines the abort record, which states why a group has ended and is equal on all ranks.
+//! Defines the abort record, which tells every rank why a group has ended.
 
 use std::fmt;
 
@@ -21,7 +21,9 @@ pub enum Cause {
     DeviceLost,
 }
 
-/// The reason why a group has ended. The first record wins, and every rank reports it.
+/// The reason why a group of ranks has ended, equal on all ranks.
+///
+/// If several ranks abort the group at once, the first record wins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortRecord {
     /// The class of the failure that ended the group.
@@ -32,9 +34,9 @@ pub struct AbortRecord {
     pub peer: Option<u32>,
     /// The operation that failed, such as `all-gather 1`; empty if the failure was outside of an operation.
     pub operation: String,
-    /// The step that the failed operation waited for, as in the text of the plan.
+    /// The step of the plan that the failed operation waited for, such as a flag of a peer.
     pub phase: String,
-    /// The number of the failed start of the operation, counted from 1; 0 for a start that a graph replays.
+    /// The number of the failed run of the operation, counted from 1; 0 for a graph replay.
     pub epoch: u64,
     /// A sentence that describes the failure.
     pub text: String,
@@ -67,7 +69,6 @@ impl AbortRecord {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// Decodes the record with which the rank `from` aborted the group.
     pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
         postcard::from_bytes(bytes).unwrap_or_else(|error| Self {
             cause: Cause::EngineFailed,
@@ -82,7 +83,6 @@ impl AbortRecord {
         })
     }
 
-    /// Returns the error that every later call on rank `own` reports.
     pub(crate) fn to_error(&self, own: Rank) -> Error {
         let kind = match self.cause {
             Cause::PeerLost => ErrorKind::PeerLost,

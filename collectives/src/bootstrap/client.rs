@@ -1,4 +1,4 @@
-//! Implements one rank's side of the bootstrap, with exchanges, the end of the group and notices to the listener.
+//! Implements one rank's side of the bootstrap, with exchanges between all ranks and notices of lost ranks.
 //!
 //! The in-process group and the TCP bootstrap add the transport to and from the hub and share the rest.
 
@@ -19,17 +19,16 @@ use crate::error::Error;
 
 const START: &str = "the group did not start";
 
-/// The time that a rank waits for the hub to say why the group did not start.
 const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The maximum number of message bytes that are kept for a rank that has no listener yet.
+/// Messages for a rank that has no listener yet are kept up to this number of bytes.
 const QUEUED_BYTES_MAX: usize = FRAME_BYTES_MAX;
 
-/// The largest number of exchanges by which another rank can be ahead of this rank. A rank begins the next exchange
-/// when all ranks have contributed to the one before, or when their labels differ.
+/// Another rank can be ahead of this rank by at most this number of exchanges.
+///
+/// A rank begins the next exchange when all ranks have contributed to the one before, or when their labels differ.
 const AHEAD_MAX: u64 = 2;
 
-/// The connection of one rank to the hub, with what the rank knows of its group.
 pub(super) struct Client {
     rank: Rank,
     ranks: usize,
@@ -37,7 +36,6 @@ pub(super) struct Client {
     notifications: Mutex<Notifications>,
 }
 
-/// The state of the group as one rank knows it. It is driven by the replies of the hub and does no I/O.
 #[derive(Default)]
 pub(crate) struct ClientState {
     ranks: usize,
@@ -45,24 +43,19 @@ pub(crate) struct ClientState {
     runs_hub: Option<Rank>,
     addresses: Vec<Option<SocketAddr>>,
     left: BTreeSet<Rank>,
-    /// The sequence number of this rank's next exchange.
     next_sequence: u64,
     exchanges: BTreeMap<u64, Exchange>,
     end_cause: Option<EndCause>,
     acknowledged: bool,
-    /// Whether this rank has left the group, after which its listener gets no further notices.
     has_left: bool,
-    /// Whether the connection to the hub is closed.
     closed: bool,
 }
 
-/// The listener of a rank, and the notices that the listener has not received yet. Locked while the listener runs,
-/// which keeps notices in order.
+/// The lock is held while the listener runs, which keeps notices in order.
 #[derive(Default)]
 struct Notifications {
     listener: Option<Arc<dyn Listener>>,
     queued: Vec<Notice>,
-    /// The number of message bytes in the queued notices.
     queued_bytes: usize,
 }
 
@@ -84,8 +77,7 @@ impl Client {
         self.ranks
     }
 
-    /// Waits until every rank has joined the group. If the deadline passes, `time_out` tells the hub, which knows why
-    /// ranks are missing and answers all ranks.
+    /// If the deadline passes, `time_out` tells the hub, which knows why ranks are missing and answers all ranks.
     pub(super) fn wait_started(
         &self,
         deadline: Deadline,
@@ -110,8 +102,7 @@ impl Client {
         })
     }
 
-    /// Exchanges messages with all ranks, as [`Bootstrap::exchange`](super::Bootstrap::exchange) specifies. `send`
-    /// sends to the hub; a failure to send shows up as the end of the group.
+    /// A failure to send to the hub shows up as the end of the group.
     pub(super) fn exchange(
         &self,
         label: &str,
@@ -144,13 +135,11 @@ impl Client {
         result
     }
 
-    /// Returns the rank whose process runs the hub, if one does.
     pub(super) fn relay(&self) -> Option<Rank> {
         self.state.lock().runs_hub
     }
 
-    /// Returns the ranks that can take part if the group shrinks, with the addresses at which they listen. They are the
-    /// ranks that listen and have not left.
+    /// Only ranks that listen and have not left the group can take part in a smaller group.
     pub(super) fn remaining(&self) -> Vec<(Rank, SocketAddr)> {
         let state = self.state.lock();
         let address = |rank: Rank| state.addresses.get(rank.index()).copied().flatten();
@@ -158,8 +147,6 @@ impl Client {
         ranks.filter_map(|rank| Some((rank, address(rank)?))).collect()
     }
 
-    /// Returns the other ranks that the exchange in progress waits for, as
-    /// [`Bootstrap::missing`](super::Bootstrap::missing) specifies.
     pub(super) fn missing(&self) -> Vec<Rank> {
         let missing = self.state.lock().missing();
         missing.into_iter().filter(|rank| *rank != self.rank).collect()
@@ -179,7 +166,6 @@ impl Client {
         with_peer(Error::new(ErrorKind::Timeout, text), others.first().copied())
     }
 
-    /// Checks that this rank may still abort or broadcast, and that `bytes` are few enough to be sent.
     pub(super) fn check_send(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
         check_sizes("", bytes)?;
         let state = self.state.lock();
@@ -190,8 +176,7 @@ impl Client {
         }
     }
 
-    /// Marks this rank as one that has left the group. Returns true if a goodbye must now be sent, and false if it was
-    /// sent before.
+    /// Returns true if a goodbye must now be sent to the hub, and false if it was sent before.
     pub(super) fn begin_leave(&self) -> Result<bool, Error> {
         self.state.change(|state| match &state.end_cause {
             _ if state.has_left => Ok(false),
@@ -204,12 +189,10 @@ impl Client {
         self.state.change(|state| state.has_left = true);
     }
 
-    /// Waits until the connection to the hub is closed, and returns whether it closed before the deadline.
     pub(super) fn wait_closed(&self, deadline: Deadline) -> bool {
         self.state.wait(deadline, |state| state.closed.then_some(())).is_some()
     }
 
-    /// Handles a reply of the hub, and returns the answer of this rank if there is one.
     pub(super) fn receive(&self, reply: Reply) -> Option<Request> {
         let notice = self.state.change(|state| state.apply(reply))?;
         let must_acknowledge = matches!(notice, Notice::Abort { .. } | Notice::Lost { .. });
@@ -218,7 +201,6 @@ impl Client {
         answer.or_else(|| must_acknowledge.then_some(Request::Acknowledge))
     }
 
-    /// Handles the end of the connection to the hub.
     pub(super) fn close(&self, how: String) {
         let notices = self.state.change(|state| state.close(how));
         for notice in notices {
@@ -236,8 +218,6 @@ impl Client {
         self.notifications.lock().unwrap_or_else(PoisonError::into_inner).listener.clone()
     }
 
-    /// Passes a notice to the listener, or queues the notice if there is no listener yet. Returns the cause of an abort
-    /// if too many messages wait for a listener.
     fn notify(&self, notice: Notice) -> Option<AbortRecord> {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state.lock().has_left {
@@ -267,7 +247,6 @@ impl ClientState {
         Self { ranks, ..Self::default() }
     }
 
-    /// Begins the next exchange, and returns its sequence number.
     pub(crate) fn begin_exchange(&mut self, what: &str) -> Result<u64, Error> {
         if self.has_left {
             return Err(left_error(what));
@@ -281,19 +260,16 @@ impl ClientState {
         Ok(sequence)
     }
 
-    /// Ends an exchange, whether or not it is complete.
     pub(crate) fn end_exchange(&mut self, sequence: u64) {
         self.exchanges.remove(&sequence);
     }
 
-    /// Returns the ranks that the exchange in progress still waits for.
     pub(crate) fn missing(&self) -> Vec<Rank> {
         let begun = self.exchanges.range(..self.next_sequence).next();
         begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()
     }
 
-    /// Handles the end of the connection to the hub. If the group has not ended, rank 0, which hosts the hub,
-    /// counts as lost.
+    /// If the connection to the hub closes before the group has ended, rank 0 counts as lost, because it hosts the hub.
     pub(crate) fn close(&mut self, how: String) -> Vec<Notice> {
         self.closed = true;
         let mut notices = Vec::new();
@@ -307,7 +283,6 @@ impl ClientState {
         notices
     }
 
-    /// Handles a reply of the hub, and ignores ranks that the group does not have.
     pub(crate) fn apply(&mut self, reply: Reply) -> Option<Notice> {
         let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
@@ -343,8 +318,7 @@ impl ClientState {
         }
     }
 
-    /// Returns the outcome of an exchange once it is known. What was complete before the end of the group
-    /// stays complete, on every rank.
+    /// An exchange that was complete before the end of the group stays complete, on every rank.
     pub(crate) fn outcome(
         &mut self,
         sequence: u64,
@@ -383,11 +357,9 @@ fn left_error(what: &str) -> Error {
     Error::new(ErrorKind::Other, format!("{what}: this rank has already left the group"))
 }
 
-/// Collects the contributions to one exchange.
 struct Exchange {
     blobs: Vec<Option<Vec<u8>>>,
     missing: usize,
-    /// The first rank that contributed to the exchange, with its label.
     first: Option<(Rank, String)>,
     mismatch: Option<Error>,
 }
@@ -397,8 +369,8 @@ impl Exchange {
         Self { blobs: vec![None; ranks], missing: ranks, first: None, mismatch: None }
     }
 
-    /// Adds the contribution of rank `from` to the exchange. All ranks receive contributions in the same order, so all
-    /// report the same two ranks if labels differ.
+    /// All ranks receive contributions to an exchange in the same order, so all report the same two ranks if labels
+    /// differ.
     fn add(&mut self, sequence: u64, from: Rank, label: String, blob: Vec<u8>) {
         let (first, expected) = self.first.get_or_insert_with(|| (from, label.clone()));
         if *expected != label && self.mismatch.is_none() {
@@ -419,7 +391,6 @@ impl Exchange {
         *contribution = Some(blob);
     }
 
-    /// Returns the outcome of the exchange once it is known, and leaves the exchange empty.
     fn outcome(&mut self) -> Option<Result<Vec<Vec<u8>>, Error>> {
         if let Some(error) = self.mismatch.take() {
             return Some(Err(error));
@@ -432,7 +403,7 @@ impl Exchange {
     }
 }
 
-/// A value whose changes threads wait for, each with its own deadline.
+/// A mutex and a condition variable, with which threads wait for changes of a value.
 ///
 /// A panic of another thread, for example in a listener, does not make the value unusable: every change under
 /// the lock is complete before foreign code runs.
@@ -446,19 +417,17 @@ impl<T> Monitor<T> {
         Self { value: Mutex::new(value), changed: Condvar::new() }
     }
 
-    /// Locks the value without changing it.
     pub(super) fn lock(&self) -> MutexGuard<'_, T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the value and wakes all waiting threads.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.lock());
         self.changed.notify_all();
         result
     }
 
-    /// Waits until `find` returns a result; returns `None` if the deadline passes first.
+    /// Waits until `find` returns a result; `None` means that the deadline has passed.
     pub(super) fn wait<R>(
         &self,
         deadline: Deadline,

@@ -38,7 +38,7 @@ use crate::error::Error;
 /// The port of the hub if no variable names one.
 pub const DEFAULT_PORT: u16 = 29501;
 
-/// The rank of this process, the size of its group, and the address of the hub.
+/// The settings with which a process joins its group, such as its rank and the address of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
     /// The rank of this process.
@@ -60,7 +60,7 @@ pub struct Environment {
     pub hub: HubAddress,
 }
 
-/// The address of the hub, as `host:port`, and which process opens it.
+/// The address of the hub that all ranks connect to, and which process opens the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubAddress {
     /// Rank 0 opens the hub at this address.
@@ -70,7 +70,7 @@ pub enum HubAddress {
 }
 
 impl Environment {
-    /// Creates the environment of a rank whose group uses the open hub `hub`, without a launcher.
+    /// Creates the settings of a rank whose group uses the running hub `hub`, without a launcher.
     pub fn at_hub(hub: impl ToString, rank: Rank, ranks: usize) -> Self {
         let hub = HubAddress::External(hub.to_string());
         Self {
@@ -94,7 +94,7 @@ impl Environment {
         Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// Reads the variables of [`from_env`](Self::from_env) through the function `lookup`.
+    /// Reads the variables of [`from_env`](Self::from_env) through a function instead of from the process.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -108,7 +108,6 @@ impl Environment {
         Ok(None)
     }
 
-    /// Checks that only processes with the secret, or of this host, can join at the address of the hub.
     pub(super) fn check_authentication(&self) -> Result<(), Error> {
         let (variable, address) = match &self.hub {
             HubAddress::RankZero(address) => ("MASTER_ADDR", address),
@@ -124,13 +123,11 @@ impl Environment {
     }
 }
 
-/// The advice in error texts for a user whose job has no secret.
 pub(super) const NO_SECRET_HELP: &str = "set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks \
     (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network";
 
-/// Returns whether only processes of this host reach `address`, whatever the name service says.
-///
-/// A host may resolve its own name to a loopback address, but other hosts do not, so no other name counts.
+/// Only the literal loopback addresses and `localhost` count as addresses of this host. A host may resolve its own name
+/// to a loopback address, but other hosts do not, so no other name counts.
 pub(super) fn is_loopback(address: &str) -> bool {
     let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
     let literal = name.trim_matches(['[', ']']).parse::<IpAddr>();
@@ -138,17 +135,15 @@ pub(super) fn is_loopback(address: &str) -> bool {
         || name.eq_ignore_ascii_case("localhost")
 }
 
-/// The maximum length of a job id in bytes.
 const JOB_BYTES_MAX: usize = 256;
 
-/// The names of the environment variables that one launcher sets.
 struct Launcher {
     rank: &'static str,
     ranks: &'static str,
     local_rank: &'static str,
     local_ranks: Option<&'static str>,
     hosts: Option<&'static str>,
-    /// The variables that together identify the job, one list for each version of the launcher.
+    /// Each version of a launcher has its own list of variables, which together identify the job.
     jobs: &'static [&'static [&'static str]],
 }
 
@@ -283,7 +278,8 @@ impl Variables<'_> {
         Ok(job.filter(|job| job != "none" && job.len() <= JOB_BYTES_MAX))
     }
 
-    /// Returns the address of the hub, which is on the loopback interface if other hosts may not and need not reach it.
+    /// The hub is on the loopback interface if other hosts may not and need not reach it.
+    ///
     /// torchrun sets `MASTER_ADDR` to the host's name also if all ranks are on that host.
     fn hub(&self, one_host: bool, is_open: bool) -> Result<HubAddress, Error> {
         if let Some(address) = self.text("PEERLANE_HUB") {

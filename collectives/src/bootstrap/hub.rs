@@ -1,4 +1,4 @@
-//! Decides which replies the ranks of a group receive, and in which order, with the state machine [`HubState`].
+//! Implements the state of the hub, which sends every message, abort and loss to all ranks in one order.
 //!
 //! The state is driven by events and does no I/O; the in-process group and the TCP hub use the same. Its
 //! replies go to every live rank in one order. That order decides everything on which ranks must agree:
@@ -13,40 +13,27 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::message::{EndCause, FRAME_BYTES_MAX, Reply, Request};
 use crate::error::Error;
 
-/// An event of one rank that the hub handles.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Joined {
-        runs_hub: bool,
-        address: Option<SocketAddr>,
-    },
+    Joined { runs_hub: bool, address: Option<SocketAddr> },
     Request(Request),
-    /// The rank ended without leaving the group.
-    Lost {
-        how: String,
-    },
+    Lost { how: String },
 }
 
-/// The maximum number of bytes that a rank may contribute to exchanges to which others have not contributed. It is one
-/// exchange ahead, or two if labels differ.
+/// Limits the memory for exchanges to which one rank has contributed and others have not.
+///
+/// That is one exchange ahead, or two if labels differ.
 pub(crate) const AHEAD_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
 
-/// The number of bytes that a contribution counts in addition to its label and its blob.
 const CONTRIBUTION_BYTES: usize = 64;
 
-/// The state of a group at the hub, with its members and the reason why it ended.
 pub(crate) struct HubState {
     members: Vec<Membership>,
-    /// The addresses at which the ranks listen if the group shrinks.
     addresses: Vec<Option<SocketAddr>>,
-    /// The contributions of each rank to exchanges to which not all others have contributed.
     ahead: Vec<Ahead>,
-    /// The number of connections that the hub has refused, and a text about the last of them.
     refused: Option<(u64, String)>,
-    /// The rank whose process runs the hub, if one does.
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
-    /// The ranks that have not acknowledged the end of the group.
     unacknowledged: BTreeSet<Rank>,
     all_acknowledged: bool,
 }
@@ -58,7 +45,6 @@ enum Membership {
     Gone,
 }
 
-/// The sizes of one rank's contributions to exchanges to which not all others have contributed.
 #[derive(Clone, Default)]
 struct Ahead {
     sizes: VecDeque<usize>,
@@ -66,7 +52,6 @@ struct Ahead {
 }
 
 impl HubState {
-    /// Creates the state of a group of `ranks` ranks, none of which has joined.
     pub(crate) fn new(ranks: usize) -> Self {
         let members = vec![Membership::NotJoined; ranks];
         Self {
@@ -81,7 +66,6 @@ impl HubState {
         }
     }
 
-    /// Handles an event of rank `from`, and returns the replies to all ranks that are live afterwards.
     pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
             Event::Joined { runs_hub, address } => {
@@ -110,8 +94,6 @@ impl HubState {
         replies
     }
 
-    /// Counts a refused connection, which the error of a group that does not start mentions. `which` says from
-    /// where it came and why it was refused.
     pub(crate) fn refuse(&mut self, which: String) {
         let count = self.refused.as_ref().map_or(0, |(count, _)| *count);
         self.refused = Some((count + 1, which));
@@ -147,8 +129,8 @@ impl HubState {
         }
     }
 
-    /// Counts a contribution of `from`, and returns how many bytes `from` is ahead of the slowest rank. Every rank
-    /// contributes to all exchanges in the same order, so the first contributions of all ranks belong together.
+    /// All ranks contribute to exchanges in the same order, so the n-th contribution of each rank is for the n-th
+    /// exchange.
     fn count_ahead(&mut self, from: Rank, bytes: usize) -> usize {
         let own = &mut self.ahead[from.index()];
         own.sizes.push_back(bytes + CONTRIBUTION_BYTES);
@@ -196,7 +178,6 @@ impl HubState {
         if self.unacknowledged.is_empty() { self.stop_waiting() } else { Vec::new() }
     }
 
-    /// Ends the wait for acknowledgements, after the last one or because a rank does not answer.
     pub(crate) fn stop_waiting(&mut self) -> Vec<Reply> {
         if !self.awaits_acknowledgement() {
             return Vec::new();
@@ -209,7 +190,6 @@ impl HubState {
         self.end_cause.as_ref()
     }
 
-    /// Returns whether the group has ended and some live rank may not know it yet.
     pub(crate) fn awaits_acknowledgement(&self) -> bool {
         self.end_cause.is_some() && !self.all_acknowledged
     }
@@ -218,7 +198,6 @@ impl HubState {
         self.members[rank.index()] == Membership::Joined
     }
 
-    /// Returns the ranks that have joined and have neither left nor been lost.
     pub(crate) fn live(&self) -> impl Iterator<Item = Rank> {
         self.ranks_where(|member| member == Membership::Joined)
     }
@@ -228,11 +207,9 @@ impl HubState {
     }
 }
 
-/// The largest number of ranks that a group can have. Every rank has a connection to the hub, and a host has 65,536
-/// ports.
+/// Every rank has a TCP connection to the hub, and a host has 65,536 ports, so a group cannot have more ranks.
 pub(crate) const RANKS_MAX: usize = 1 << 16;
 
-/// Checks that the number of ranks of a group is within its bounds.
 pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
     if ranks == 0 {
         let text = "number of ranks is 0, expected at least 1";

@@ -1,4 +1,4 @@
-//! Connects ranks that are threads of one process.
+//! Connects ranks that are threads of one process, for tests and single-process programs.
 //!
 //! One thread of the group runs the hub and the listeners. It sleeps while there is nothing to pass on, and
 //! ends with the last handle. Listeners run one after the other, so that all have returned before any of them
@@ -23,7 +23,7 @@ use super::message::{Blob, Request};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// Connects one rank, a thread of this process, to its group.
+/// The bootstrap of one rank that is a thread of this process.
 ///
 /// If it is dropped before it said [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct InProcessBootstrap {
@@ -31,29 +31,22 @@ pub struct InProcessBootstrap {
     events: Sender<(Rank, Event)>,
     host: String,
     shrinks: Arc<Monitor<Shrinks>>,
-    /// The number of calls of `shrink` that this rank has made.
     shrink_calls: AtomicUsize,
 }
 
-/// The calls of [`Bootstrap::shrink`] of all ranks of a group.
 #[derive(Default)]
 struct Shrinks {
-    /// The ranks that have left or whose handle is dropped.
     gone: BTreeSet<Rank>,
-    /// One round for the first calls of all ranks, one for their second calls, and so on.
     rounds: Vec<Round>,
 }
 
 #[derive(Default)]
 struct Round {
     called: BTreeSet<Rank>,
-    /// The handles of the new group that its ranks have not yet taken; `None` until the group is formed.
     formed: Option<BTreeMap<Rank, InProcessBootstrap>>,
 }
 
 impl Shrinks {
-    /// Returns the handle of rank `own` in the new group of a round. Forms the group first if all `expected` ranks have
-    /// called `shrink` or are gone, or if `now` is set.
     fn take(
         &mut self,
         round: usize,
@@ -91,7 +84,7 @@ impl Shrinks {
     }
 }
 
-/// Opens a group of `ranks` ranks and returns the handle of each, in rank order.
+/// Connects `ranks` threads of this process to a group, and returns one bootstrap for each, in rank order.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or more than 65,536;
@@ -160,8 +153,8 @@ pub fn run<R: Send>(
     }
 }
 
-/// Returns how far an error is from the original failure. A rank that failed by itself comes before one that timed out
-/// waiting, lost a peer, or was aborted.
+/// An error of a rank that failed by itself is closer to the cause than that of a rank that timed out, lost a peer, or
+/// was aborted.
 fn distance_from_cause(kind: ErrorKind) -> u32 {
     match kind {
         ErrorKind::Timeout => 1,

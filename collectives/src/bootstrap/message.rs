@@ -1,4 +1,4 @@
-//! Defines the messages between ranks and the hub, both inside a process and over TCP.
+//! Defines the messages between the ranks and the hub, both inside a process and over TCP.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,78 +12,60 @@ use super::Notice;
 use super::abort::AbortRecord;
 use crate::error::Error;
 
-/// The maximum size of one rank's contribution to an exchange, and of an abort record, in bytes.
 pub(crate) const BLOB_BYTES_MAX: usize = FRAME_BYTES_MAX - 4096;
 
-/// The maximum size of an encoded message in bytes.
 pub(crate) const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// The maximum length of an exchange's label in bytes.
 pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 
-/// A message from a rank to the hub. The hub knows the sender from the connection.
+/// The hub knows the sender of a message from its connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Contributes `blob` to the exchange with the number `sequence`.
     Contribute { sequence: u64, label: String, blob: Blob },
-    /// Reports that not all ranks joined within `timeout`.
     StartTimedOut { timeout: Duration },
-    /// Ends the group with an abort record.
     Abort { record: Blob },
-    /// Sends a message to the listeners of all ranks.
     Broadcast { message: Blob },
-    /// Ends the group because an exchange timed out; `missing` is the first rank that did not contribute.
     TimedOut { text: String, missing: Option<u32> },
-    /// Acknowledges that this rank has received the end of the group.
     Acknowledge,
-    /// Announces that this rank leaves the group.
     Leave,
 }
 
-/// A message from the hub to every live rank; all ranks receive them in the same order.
+/// All ranks receive the messages of the hub in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// Lists the ranks that have joined so far, and the rank whose process runs the hub, if it has joined. Once all
-    /// have joined, `addresses` are those at which the ranks listen if the group shrinks.
-    Joined { ranks: Vec<u32>, runs_hub: Option<u32>, addresses: Vec<Option<SocketAddr>> },
-    /// Delivers the contribution of rank `from` to the exchange with the number `sequence`.
-    Contribution { from: u32, sequence: u64, label: String, blob: Blob },
-    /// Reports that the group has ended, and why.
+    /// Once all ranks have joined, `addresses` are those at which the ranks listen if the group shrinks.
+    Joined {
+        ranks: Vec<u32>,
+        runs_hub: Option<u32>,
+        addresses: Vec<Option<SocketAddr>>,
+    },
+    Contribution {
+        from: u32,
+        sequence: u64,
+        label: String,
+        blob: Blob,
+    },
     Ended(EndCause),
-    /// Delivers a message of rank `from` to the listener.
-    Message { from: u32, message: Blob },
-    /// Reports that every live rank has received the end of the group.
+    Message {
+        from: u32,
+        message: Blob,
+    },
     Acknowledged,
-    /// Reports that a rank has left the group.
-    Left { rank: u32 },
+    Left {
+        rank: u32,
+    },
 }
 
-/// The reason why a group ended; only the first reason counts.
+/// Only the first reason why a group ended counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndCause {
-    Abort {
-        from: u32,
-        record: Blob,
-    },
-    TimedOut {
-        from: u32,
-        text: String,
-        missing: Option<u32>,
-    },
-    Lost {
-        rank: u32,
-        how: String,
-    },
-    /// Not all ranks joined in time; `refused` says which connections the hub has refused.
-    NotStarted {
-        missing: Vec<u32>,
-        timeout: Duration,
-        refused: Option<String>,
-    },
+    Abort { from: u32, record: Blob },
+    TimedOut { from: u32, text: String, missing: Option<u32> },
+    Lost { rank: u32, how: String },
+    NotStarted { missing: Vec<u32>, timeout: Duration, refused: Option<String> },
 }
 
 impl EndCause {
-    /// Returns the notice of the end for listeners, or `None` for a group that never started.
     pub(crate) fn notice(&self) -> Option<Notice> {
         match self {
             Self::Abort { from, record } => {
@@ -99,14 +81,12 @@ impl EndCause {
         }
     }
 
-    /// Returns the rank that did not answer when the others asked why a deadline passed, if there is one.
     pub(crate) fn unanswered(&self) -> Option<Rank> {
         let Self::Abort { from, record } = self else { return None };
         let record = AbortRecord::decode(&record.0, Rank(*from));
         record.peer.filter(|_| record.unanswered).map(Rank)
     }
 
-    /// Returns the error of the call `what`, which the end of the group interrupted.
     pub(crate) fn error(&self, what: &str) -> Error {
         let (kind, peer) = match self {
             Self::Abort { from, .. } => (ErrorKind::Aborted, Some(*from)),
@@ -117,7 +97,6 @@ impl EndCause {
         with_peer(Error::new(kind, format!("{what}: {self}")), peer.map(Rank))
     }
 
-    /// Returns the error of the call `what`, which began after the end of the group.
     pub(crate) fn error_after(&self, what: &str) -> Error {
         match self {
             Self::TimedOut { .. } => Error::new(ErrorKind::Aborted, format!("{what}: {self}")),

@@ -1,4 +1,4 @@
-//! Connects the ranks of a group out of band, so that they find each other, exchange keys and learn of losses.
+//! Connects the ranks of a group out of band, to exchange remote keys and to detect lost ranks.
 //!
 //! A runtime with its own store or MPI implements [`Bootstrap`]. Peerlane provides [`in_process`] for threads
 //! and [`tcp`] for processes under the usual launchers.
@@ -35,7 +35,7 @@ pub(crate) mod message;
 
 mod secret;
 
-/// An event of the group that a thread of the bootstrap delivers to the listener of every rank.
+/// An event such as an abort or a lost rank, of which all ranks of a group are told.
 ///
 /// Listeners receive only the first abort or loss of a group: the bootstrap decides which came first, so that
 /// all ranks report the same cause.
@@ -71,81 +71,61 @@ pub enum Notice {
     },
 }
 
-/// Receives the events of a group, such as aborts, losses and messages. A [group](crate::group::Group) listens to its
-/// bootstrap.
+/// Handles aborts, lost ranks and messages that the bootstrap reports to one rank.
+///
+/// A [group](crate::group::Group) listens to its bootstrap.
 pub trait Listener: Send + Sync {
     /// Handles an event of the group. It must return soon, and may only abort or broadcast.
     fn notice(&self, notice: Notice);
 
-    /// Ends the group after an exchange of this rank has timed out, and returns the error of the exchange.
+    /// Ends the group after an exchange of this rank has timed out, and returns the error for the caller.
     ///
     /// The bootstrap calls it on the thread of the exchange. `missing` are the ranks that did not take part.
     fn exchange_timed_out(&self, missing: &[Rank], error: Error) -> Error;
 }
 
-/// Exchanges small messages among the ranks of one group, for one of its ranks.
+/// Connects one rank to the other ranks of its group, to exchange small messages out of band.
 ///
 /// # Safety
 /// [`exchange`](Self::exchange) returns exactly the bytes that each rank passed to this call, and no bytes of another call: the
 /// group trusts the keys of memory that it receives. `rank` and `ranks` never change and are right.
 pub unsafe trait Bootstrap: Send + Sync {
-    /// Returns the rank of the caller in its group.
     fn rank(&self) -> Rank;
 
-    /// Returns the number of ranks of the group.
     fn ranks(&self) -> usize;
 
-    /// Returns the name of this rank's host; it is equal on two ranks if and only if they can share memory.
     fn host(&self) -> &str;
 
-    /// Sends `mine` to every rank and returns what each rank sent, in rank order.
-    ///
-    /// This is a collective call: every rank makes it with the same `label`, in the same order.
-    ///
-    /// # Errors
-    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the missing rank, or the error of
-    /// [`Listener::exchange_timed_out`] if there is a listener,
-    /// [`PeerLost`](peerlane_hal::ErrorKind::PeerLost) naming the lost one,
-    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if ranks are at different labels,
-    /// [`Aborted`](peerlane_hal::ErrorKind::Aborted) after an abort.
     fn exchange(&self, label: &str, mine: &[u8], deadline: Deadline)
     -> Result<Vec<Vec<u8>>, Error>;
 
-    /// Returns the ranks that the exchange in progress on this rank still waits for; empty if there is none.
+    /// Returns the ranks that have not taken part yet in the current exchange of this rank.
     fn missing(&self) -> Vec<Rank>;
 
-    /// Sends a message to the listener of every live rank, including this one, and returns at once.
-    ///
-    /// All listeners receive the messages, the abort and the losses of a group in the same order.
-    ///
-    /// # Errors
-    /// If the other ranks can no longer be reached.
     fn broadcast(&self, message: &[u8]) -> Result<(), Error>;
 
-    /// Returns the rank whose process relays the messages between ranks, such as the rank that runs the hub.
-    /// In a group of one process it is this rank; it is `None` if a process outside of the group relays them.
+    /// Returns the rank whose process relays the messages between ranks, such as the one that runs the hub.
     fn relay(&self) -> Option<Rank>;
 
-    /// Ends the group, with an encoded [`AbortRecord`] as the reason, and returns at once. The listener of
-    /// every live rank, including this one, receives [`Notice::Abort`] with this record or an earlier one,
-    /// and then [`Notice::Acknowledged`].
+    /// Ends the group on all ranks and returns at once.
+    ///
+    /// The reason is an encoded [`AbortRecord`]. The listener of every live rank, including this one, receives
+    /// [`Notice::Abort`] with this record or an earlier one, and then [`Notice::Acknowledged`].
     ///
     /// # Errors
     /// If the other ranks can no longer be reached.
     fn abort(&self, record: &[u8]) -> Result<(), Error>;
 
-    /// Sets the listener of this rank; notices that arrived earlier are delivered to it at once.
     fn listen(&self, listener: Arc<dyn Listener>);
 
-    /// Leaves the group, so that the end of this rank is not a loss to the others. This rank takes part in nothing
-    /// more.
+    /// Leaves the group, so that the other ranks do not count this rank as lost. This rank takes part in nothing more.
     ///
     /// # Errors
     /// If the other ranks can no longer be reached.
     fn leave(&self, deadline: Deadline) -> Result<(), Error>;
 
-    /// Connects the remaining ranks of a group that has ended to each other, and returns the bootstrap of the new
-    /// group. The ranks keep their order and are numbered from 0.
+    /// Connects the ranks that remain after a group has ended, and returns the bootstrap of the new group. The ranks
+    /// keep their order and are numbered from 0.
     ///
     /// Every remaining rank calls it with the same `excluded` ranks, which do not take part. It waits for every other
     /// rank whose process still runs, but no longer than half of the time until the deadline.
@@ -157,12 +137,11 @@ pub unsafe trait Bootstrap: Send + Sync {
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error>;
 }
 
-/// Returns an identifier of this host, which is equal in two processes if and only if they can share memory.
+/// Identifies a host by its boot id and network namespace, because only processes that share both can share memory.
 ///
-/// Two processes can share memory if they run on one kernel and can find each other there. The boot id
-/// identifies the kernel; containers of one host share it. The network namespace is needed as well, because
-/// descriptors of shared memory travel over an abstract socket, which lives in one namespace. If the kernel
-/// does not show both, the host name is used instead. Without a name no other process counts as local.
+/// The boot id identifies the kernel; containers of one host share it. The network namespace is needed as well, because
+/// descriptors of shared memory travel over an abstract socket, which lives in one namespace. If the kernel does not
+/// show both, the host name is used instead. Without a name no other process counts as local.
 fn host_id() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let network = fs::read_link("/proc/self/ns/net");

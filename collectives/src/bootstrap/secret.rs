@@ -1,4 +1,4 @@
-//! Defines the secret of a job, with which ranks and hub prove to each other that they belong to it.
+//! Defines the secret of a job, with which ranks and hub prove to each other that they belong to the job.
 
 use std::fmt;
 use std::fs::File;
@@ -12,10 +12,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::error::Error;
 
-/// The minimum length of a secret in bytes.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// The maximum length of a secret in bytes.
 const SECRET_BYTES_MAX: usize = 4096;
 
 /// A text that only the processes of one job know.
@@ -51,12 +49,11 @@ impl Secret {
         Self::read_source(&format!("the secret in the file {}", path.display()), path)
     }
 
-    /// Returns the text, which a launcher passes to its ranks as `PEERLANE_SECRET`.
+    /// Returns the text of the secret, which a launcher passes to its ranks as `PEERLANE_SECRET`.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Creates a secret from a text; error texts begin with `source`.
     pub(super) fn from_source(source: &str, text: &str) -> Result<Self, Error> {
         let text = text.trim();
         // The environment is decoded in a way that replaces other bytes.
@@ -73,7 +70,6 @@ impl Secret {
         Ok(Self(text.to_owned()))
     }
 
-    /// Reads a secret from a file; error texts begin with `source`.
     pub(super) fn read_source(source: &str, path: &Path) -> Result<Self, Error> {
         let failed = |error| invalid(format!("{source} cannot be read: {error}"));
         // The open of a named pipe would wait for a writer.
@@ -97,7 +93,7 @@ impl Secret {
         Self::from_source(source, &text)
     }
 
-    /// Returns an HMAC over `parts` and their lengths, which proves knowledge of the secret.
+    /// The HMAC covers the length of each part too, and proves knowledge of the secret.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> HMAC {
         let mut mac = HMAC::new(self.0.as_bytes());
         for part in parts {
@@ -114,7 +110,6 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns random bytes of the system, which no other process can predict.
 pub(super) fn random_bytes() -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
     // The kernel fills up to 256 bytes without interruption.

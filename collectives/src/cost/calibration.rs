@@ -1,4 +1,4 @@
-//! Stores measured link rates, with the conditions of the measurement and corrections for measured sizes.
+//! Stores link rates that were measured on one machine, from which the cost model predicts times.
 //!
 //! The figures of the links are fitted to all samples together, so a full cache or a short queue shows as an error at a few
 //! sizes. A calibration keeps these errors: at a measured size the prediction equals the measurement, and a choice follows it.
@@ -17,7 +17,7 @@ use crate::schedule::Shape;
 use crate::schedule::estimate::CostRequest;
 use crate::topology::Topology;
 
-/// The relative error, 20 %, up to which a predicted time counts as good.
+/// The relative error up to which a predicted time counts as good, 20 %.
 pub const GOOD: f64 = 0.2;
 
 /// The conditions under which a calibration is valid, such as the machine, the backend and the topology.
@@ -36,7 +36,7 @@ pub struct Key {
     pub fingerprint: u64,
 }
 
-/// Link rates that were fitted to measured all-gathers on one machine.
+/// Link rates that were fitted to the measured times of all-gathers on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
@@ -46,13 +46,12 @@ pub struct Calibration {
     pub links: Links,
     /// The measured all-gathers to which the link rates were fitted.
     pub samples: Vec<Sample>,
-    /// The relative error of the predicted time for each sample, before the correction by
-    /// [residuals](Links::residuals).
+    /// The relative error of each sample's predicted time, before the correction by [residuals](Links::residuals).
     pub errors: Vec<f64>,
 }
 
 impl Key {
-    /// Creates the key of a calibration made with this version of Peerlane.
+    /// Creates the conditions of a calibration that is made with this version of Peerlane.
     pub fn new(backend: &str, machine: &str, topology: &Topology) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -116,7 +115,7 @@ impl fmt::Display for Calibration {
     }
 }
 
-/// One measured all-gather in which all blocks have the same length.
+/// One measured all-gather with blocks of equal length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
@@ -126,11 +125,11 @@ pub struct Sample {
     pub chunks: u32,
     /// Whether the measured all-gather was in place.
     pub in_place: bool,
-    /// The number of output buffers that consecutive starts alternated between.
+    /// The number of output buffers that the measured operation alternated between.
     pub outputs: u32,
     /// The order in which flag operations were executed relative to copies.
     pub flags: FlagOrder,
-    /// Whether other nodes were reached over a network fabric, and not over the local one.
+    /// Whether other nodes were reached over the network, and not over the local fabric.
     pub tiers: bool,
     /// The length of each rank's block in bytes.
     pub block_bytes: u64,
@@ -139,7 +138,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Returns the shape of the plan that was measured.
+    /// Returns the plan options with which the all-gather was measured.
     pub fn shape(&self) -> Shape {
         let &Self { chunks, in_place, outputs, flags, tiers, .. } = self;
         Shape { chunks, in_place, outputs, flags, tiers, ..Shape::default() }
@@ -156,8 +155,7 @@ impl Residual {
     }
 }
 
-/// Returns the ratio of measured to predicted time for a plan of this algorithm, shape and size; 1 if there is no
-/// measurement, or blocks are not equal.
+/// The correction is 1 if there is no measurement, or blocks are not equal.
 pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
     let (least, most) = (request.sums.block_bytes_min, request.sums.block_bytes_max);
     let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.block_bytes; 2];

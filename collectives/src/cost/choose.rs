@@ -14,16 +14,15 @@ use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
-/// If predicted times differ by less than one part in 50, they count as equal and the simpler plan wins. No model is
-/// more exact.
+/// No cost model is exact to one part in 50, so closer predicted times count as equal and the simpler plan wins.
 const TOLERANCE_DIVISOR: u64 = 50;
 /// If link rates are assumed and not measured, predicted times count as equal up to a difference of one part in 5.
 const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
-/// An extra tolerance in picoseconds, if link rates are assumed and processors copy: about the time of a context
-/// switch, which each further flag can take where ranks share cores.
+/// A context switch takes about this time, and each further flag can need one where ranks share cores.
+///
+/// The unit is picoseconds. It counts if link rates are assumed and processors copy.
 const TOLERANCE_ASSUMED: u64 = 5_000_000;
 
-/// The difference up to which two predicted times count as equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tolerance {
     divisor: u64,
@@ -45,26 +44,24 @@ impl Tolerance {
         (picoseconds / self.divisor.max(1)).saturating_add(self.picoseconds)
     }
 }
-/// The smallest chunk size in bytes, and the largest number of chunks in a block, that are tried.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
 const CHUNKS_TRIED_MAX: u32 = 64;
-/// The largest chunk that is sent over a network, because a node can distribute a chunk only after all of it has
-/// arrived.
+/// A node can distribute a chunk only after all of it has arrived over the network, so chunks are limited to this size.
 const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 
-/// The inputs from which an algorithm is chosen. Equal inputs on all ranks give equal choices.
+/// The sizes, link rates and topology from which an algorithm is chosen. Equal inputs on all ranks give equal choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     /// The nodes of the group, and the ranks that belong to each of them.
     pub topology: &'a Topology,
     /// The length of each rank's block in bytes.
     pub block_bytes: &'a [u64],
-    /// The shape of the plan, without the number of chunks ([`Shape::chunks`]).
+    /// The options of the plan, without the number of chunks ([`Shape::chunks`]).
     pub shape: Shape,
     /// The link rates from which times are predicted.
     pub links: &'a Links,
-    /// Whether the link rates were measured on this machine. Otherwise a less simple plan must be faster by a fifth,
-    /// and by 5 µs where processors copy.
+    /// Whether the link rates were measured on this machine, and not assumed. If they are assumed, a less simple plan
+    /// must be faster by a fifth, and by 5 µs where processors copy.
     pub measured: bool,
     /// The algorithm that the caller has selected; `None` to compare all.
     pub algorithm: Option<Algorithm>,
@@ -83,7 +80,7 @@ pub struct Choice {
     pub chunks: u32,
     /// The predicted cost of the chosen algorithm.
     pub cost: Cost,
-    /// The best plan of every algorithm, the fastest first.
+    /// The best plan of every algorithm, fastest first.
     pub candidates: Vec<Candidate>,
     /// The algorithms that were excluded from the choice, with the reasons.
     pub refused: Vec<(Algorithm, String)>,
@@ -92,7 +89,7 @@ pub struct Choice {
     tolerance: Tolerance,
 }
 
-/// One algorithm with its best number of chunks and its predicted cost.
+/// One algorithm that was considered, with its best number of chunks and its predicted cost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     /// The algorithm that was considered.
@@ -157,19 +154,17 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance })
 }
 
-/// Returns the reason why an algorithm has no advantage on this topology; `None` if it may have one.
 fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
     Some((algorithm, (schedule(algorithm).redundant)(sums)?))
 }
 
-/// Returns the first candidate whose time is within the tolerance of the fastest one.
 fn simplest(candidates: Vec<Candidate>, tolerance: Tolerance) -> Option<Candidate> {
     let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
     let limit = fastest.saturating_add(tolerance.of(fastest));
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
-/// Returns the numbers of chunks to try, in ascending powers of two. Chunks help only if data is forwarded.
+/// The number of chunks matters only if data is forwarded.
 fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
@@ -206,8 +201,9 @@ fn invalid(text: String) -> Error {
 }
 
 impl Choice {
-    /// Explains the choice in a few lines of text, with the best plan of every algorithm, what was excluded, and the
-    /// terms of the chosen time.
+    /// Explains in a few lines of text why the algorithm was chosen.
+    ///
+    /// The text has the best plan of every algorithm, what was excluded, and the terms of the chosen time.
     pub fn explain(&self) -> String {
         self.to_string()
     }
@@ -231,7 +227,6 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Describes in words how the time of an alternative compares with the chosen one.
 fn relation(chosen: u64, other: u64, tolerance: Tolerance) -> String {
     let times = other as f64 / chosen.max(1) as f64;
     if other.saturating_sub(tolerance.of(other)) <= chosen {

@@ -1,4 +1,4 @@
-//! Predicts the time, traffic and memory of operations from link rates, and chooses the fastest algorithm.
+//! Predicts the time, traffic and memory of collective operations, and chooses the fastest algorithm.
 //!
 //! [`predict`] estimates one algorithm, [`choose`] compares all of them, and a [`Calibration`] holds links that were fitted to
 //! measurements, by the crate `peerlane-planning` or the program `peerlane calibrate`.

@@ -1,4 +1,4 @@
-//! Predicts the time, traffic and memory of an operation from link rates.
+//! Predicts the time, traffic and memory of a collective operation from link rates.
 
 use std::fmt;
 
@@ -15,25 +15,29 @@ use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
-/// The predicted time, traffic and memory of an operation.
+/// The predicted time, traffic and memory of a collective operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cost {
-    /// The predicted time per operation in picoseconds, when many run one after another: the sum of the
+    /// The predicted time of one operation in picoseconds, if many run one after another. It is the sum of the
     /// [terms](Self::terms).
     pub picoseconds: u64,
-    /// The parts of the predicted time along the longest path, in order.
+    /// The parts of the predicted time, such as puts and flags, in order.
+    ///
+    /// They are on the longest path through the plans.
     pub terms: Vec<Term>,
-    /// The self copies, from each rank's input to its output.
+    /// The bytes that ranks copy from their own input to their own output.
     pub own: Traffic,
-    /// The puts and gets over the local fabric.
+    /// The bytes that ranks put and get inside nodes.
     pub local: Traffic,
-    /// The puts and gets over the network.
+    /// The bytes that ranks put and get over the network.
     pub network: Traffic,
     /// The largest number of bytes that one rank needs for input, outputs and flags.
     pub memory_bytes: u64,
 }
 
-/// Predicts the cost of an operation in which rank r's block has `block_bytes[r]` bytes.
+/// Predicts the time, traffic and memory of a collective operation.
+///
+/// The block of rank r has `block_bytes[r]` bytes.
 ///
 /// Equal arguments give equal results on all machines.
 ///
@@ -68,7 +72,7 @@ pub(super) fn check_blocks(topology: &Topology, block_bytes: &[u64]) -> Result<(
     Err(invalid(format!("block_bytes has {blocks} blocks, expected one for each of {ranks} ranks")))
 }
 
-/// Returns the predicted cost over links whose rates are already [adjusted](Links::adjusted_to) to the size.
+/// The link rates must already be [adjusted](Links::adjusted_to) to the size of the operation.
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
     let mut terms = terms(request);
@@ -84,7 +88,6 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     Cost { picoseconds, terms, own, local, network, memory_bytes }
 }
 
-/// Returns the parts of the predicted time along the longest path; their sum is the time of one operation.
 fn terms(request: &CostRequest<'_>) -> Vec<Term> {
     let estimate = schedule::schedule(request.algorithm).estimate;
     let paths = request.sums.node_ranks().map(|node_ranks| {
@@ -136,7 +139,6 @@ impl Cost {
 }
 
 impl fmt::Display for Cost {
-    /// Writes the predicted time, its terms one per line, and the traffic.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", time(self.picoseconds))?;
         for Term { name, picoseconds, note } in &self.terms {

@@ -1,9 +1,6 @@
 //! Runs the watchdog thread, which ends the group when an operation is overdue, and the progress thread, which polls
 //! engines.
 //!
-//! The watchdog keeps the deadlines of starts for which no caller waits, and wakes callers that sleep without a timer.
-//! After an abort it releases the waits of starts on streams and of graphs, because no other thread does.
-//!
 //! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts for which no caller waits, and wakes
 //! callers that sleep without a timer. After an abort it releases the waits of starts on streams and of graphs, because no
 //! other thread does.

@@ -1,4 +1,4 @@
-//! The lengths of blocks, and of the inputs and outputs that they fill.
+//! Computes the lengths of blocks, and of the inputs and outputs of a collective operation.
 
 use peerlane_hal::Rank;
 
@@ -6,37 +6,27 @@ use super::{Layout, Lengths, invalid};
 use crate::collective::Collective;
 use crate::error::Error;
 
-/// The lengths of the blocks of an operation, in bytes.
+/// The lengths in bytes of the blocks that ranks send and receive in a collective operation.
 ///
 /// The length of a rank that provides no block, such as a rank other than the root of a broadcast, is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BlockBytes {
-    /// One length for each rank, of the block that the rank provides or, in a scatter, receives. In an all-to-all all
-    /// lengths are equal.
+    /// One block length for each rank.
+    ///
+    /// It is the length of the block that the rank provides or, in a scatter, receives. In an all-to-all all lengths
+    /// are equal.
     ByRank(Lengths),
-    /// Several tensors, each with the lengths of the pieces of all ranks. A block is the pieces of one rank.
+    /// Several tensors, each with one length for each rank. A block is the pieces of one rank.
     ByTensor(Vec<Lengths>),
-    /// One length for each pair of ranks, by provider and then by receiver, for an all-to-all with different blocks.
+    /// One block length for each pair of ranks, for an all-to-all. They are ordered by provider and then by receiver.
     ByPair(Vec<Lengths>),
 }
 
-/// The lengths of blocks, in a form from which offsets can be computed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sizes {
-    /// The lengths for a collective in which all outputs need the same block of a rank.
-    Provided {
-        tensors: Box<[Lengths]>,
-        /// The offset of each tensor in an output that holds all tensors one after another.
-        tensor_offsets: Box<[u64]>,
-        /// The length of the block of each rank, which is the sum of its pieces of all tensors.
-        blocks: Lengths,
-    },
-    /// The length of the block that each rank receives from every provider.
+    Provided { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
     Received(Lengths),
-    Pairs {
-        rows: Box<[Lengths]>,
-        columns: Box<[Lengths]>,
-    },
+    Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]> },
 }
 
 impl BlockBytes {
@@ -105,7 +95,7 @@ impl Sizes {
 }
 
 impl Layout {
-    /// Returns the collective for which the layout was created.
+    /// Returns the collective operation for which the layout was created.
     pub fn collective(&self) -> Collective {
         self.collective
     }
@@ -159,7 +149,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of one tensor's piece of [a block](Self::block_bytes).
+    /// Returns the length of one tensor's part of [a block](Self::block_bytes).
     ///
     /// # Panics
     /// If there is no such tensor or rank.
@@ -172,7 +162,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of one tensor's piece of the input of `rank`.
+    /// Returns the length of one tensor's part of the input of `rank`.
     ///
     /// # Panics
     /// If there is no such tensor or rank.
@@ -209,7 +199,7 @@ impl Layout {
         }
     }
 
-    /// Returns one block length for each rank, from which costs are predicted.
+    /// Returns one average block length for each rank, from which costs are predicted.
     ///
     /// In an all-to-all with different blocks, it is the average of the blocks that the rank sends or of those that it
     /// receives, whichever is larger.
@@ -254,7 +244,6 @@ impl Layout {
         }
     }
 
-    /// Counts the ranks that provide blocks, among the ranks before `rank` or, with `None`, among all ranks.
     fn providers_before(&self, rank: Option<Rank>) -> u64 {
         let end = rank.map_or(self.ranks(), Rank::index);
         match self.collective.only_provider() {
@@ -263,7 +252,6 @@ impl Layout {
         }
     }
 
-    /// Returns the offset of the block for `receiver` in the input of `provider`.
     pub(super) fn input_offset(&self, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
             Sizes::Provided { .. } => 0,
@@ -272,7 +260,6 @@ impl Layout {
         }
     }
 
-    /// Returns the offset of the block of `provider` in a tensor of the output of `receiver`.
     pub(super) fn output_offset(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
             Sizes::Provided { tensors, .. } => tensors[tensor].offset(provider),

@@ -1,4 +1,4 @@
-//! Assigns a word of memory to each flag that one rank reads.
+//! Assigns a memory word to each flag by which ranks signal each other.
 
 use peerlane_hal::Rank;
 
@@ -7,7 +7,7 @@ use crate::plan::{Flag, LaneId};
 /// The number of 64-bit words per flag, one cache line, so that writers of different flags do not disturb each other.
 pub const FLAG_WORDS: u64 = 8;
 
-/// The layout of the flags that one rank reads, which gives each flag a word of memory.
+/// The memory layout of the flags of one rank, by which peers signal that data has arrived or may be written.
 ///
 /// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate at a size
 /// whose allocation fails with an error.
@@ -19,12 +19,12 @@ pub struct FlagLayout {
 }
 
 impl FlagLayout {
-    /// Creates the layout for a rank with `lanes` lanes in a plan of `ranks` ranks and `chunks` chunks.
+    /// Creates the layout of the flags of a rank, from the sizes of its plan.
     pub fn new(ranks: usize, chunks: u32, lanes: usize) -> Self {
         Self { ranks: ranks as u64, chunks: chunks.into(), lanes: lanes as u64 }
     }
 
-    /// Returns the index of the word of `flag` in its reader's region.
+    /// Returns the index of a flag's 64-bit word in the memory of the rank that waits for it.
     ///
     /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.
     pub fn word(&self, flag: Flag) -> u64 {
@@ -58,7 +58,6 @@ impl FlagLayout {
     }
 }
 
-/// Returns the lane that waits for `flag`.
 pub(crate) fn reader(flag: Flag) -> LaneId {
     match flag {
         Flag::Sent { .. } => LaneId::HOME,

@@ -40,17 +40,18 @@ pub use pieces::{
 /// If the block is aligned to a cache line, no two chunks share one.
 pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
-/// The byte ranges of all chunks of all blocks in one operation. Blocks may have different lengths.
+/// The byte ranges of all blocks and their chunks in a collective operation. Blocks may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     collective: Collective,
     blocks: Sizes,
     chunks: u32,
-    /// The placements of all ranks, or a single placement if all are equal.
     placements: Box<[Arc<Placement>]>,
 }
 
-/// The position of one chunk of a block if every rank has [`Placement::CONTIGUOUS`] and there is one tensor.
+/// The byte range of one chunk in the input and in the output, if neither has gaps.
+///
+/// Every rank then has [`Placement::CONTIGUOUS`], and there is one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CellSpan {
     /// The offset from the beginning of the provider's input, in bytes.
@@ -61,19 +62,20 @@ pub struct CellSpan {
     pub bytes: u64,
 }
 
-/// A part of one chunk that is contiguous in its source and in its destination.
+/// A contiguous range of bytes that is copied from one buffer to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The source position, in an input or output of the rank that has the bytes.
+    /// The position of the first byte in the buffer that is read.
     pub src: BufferPosition,
-    /// The destination position, in an output of the rank that receives the bytes.
+    /// The position of the first byte in the buffer that is written.
     pub dst: BufferPosition,
-    /// The length of the span in bytes; never 0.
+    /// The number of bytes that are copied; never 0.
     pub bytes: u64,
 }
 
 impl Layout {
-    /// Creates the layout of a collective with one block length for each rank, as [`of_blocks`](Self::of_blocks).
+    /// Creates the layout of a collective operation with one block length for each rank, as
+    /// [`of_blocks`](Self::of_blocks).
     ///
     /// # Errors
     /// As [`of_blocks`](Self::of_blocks).
@@ -81,7 +83,9 @@ impl Layout {
         Self::of_blocks(collective, BlockBytes::of(block_bytes)?, chunks)
     }
 
-    /// Creates the layout of a collective with these blocks, each in `chunks` chunks, and contiguous inputs and outputs.
+    /// Creates the layout of a collective operation, with contiguous inputs and outputs.
+    ///
+    /// Each of the blocks has `chunks` chunks.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or no tensor, the collective cannot have such
@@ -99,7 +103,7 @@ impl Layout {
         Ok(Self { collective, blocks, chunks, placements })
     }
 
-    /// Returns the layout with other placements of the ranks' inputs and outputs.
+    /// Returns the layout with other buffer positions of the ranks' inputs and outputs.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one placement for each rank, or as
@@ -137,7 +141,7 @@ impl Layout {
         self.placements.get(rank.index()).unwrap_or(&self.placements[0])
     }
 
-    /// Returns the position of `cell` in an input, and in an output of `receiver`, if neither has gaps.
+    /// Returns the byte range of a chunk in the input, and in the output of `receiver`. Neither may have gaps.
     ///
     /// The cells of a block follow each other without gaps, in chunk order. Their lengths differ by at most
     /// [`CHUNK_ALIGN_BYTES`], except that the last one may be shorter by as much again.
@@ -154,7 +158,8 @@ impl Layout {
         CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
-    /// Returns the spans of a copy of `cell` from rank `of` to the output of `into`; a cell of no bytes has none.
+    /// Returns the byte ranges that copy a chunk from rank `of` to the output of rank `into`. A chunk of no bytes has
+    /// none.
     ///
     /// # Panics
     /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide the cell.
@@ -192,7 +197,7 @@ impl Layout {
         })
     }
 
-    /// Returns the position of the piece of `tensor` that `rank` provides.
+    /// Returns the buffer position of the data that `rank` contributes to a tensor.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
@@ -206,9 +211,6 @@ impl Layout {
         }
     }
 
-    /// Returns the position of the piece of `tensor` in the input of `rank`.
-    ///
-    /// `before` is the number of bytes of the block before the piece.
     fn input_position(&self, rank: Rank, tensor: usize, before: u64) -> BufferPosition {
         match &self.placement(rank).input {
             InputPlacement::Contiguous(position) => {
@@ -218,7 +220,7 @@ impl Layout {
         }
     }
 
-    /// Returns the position in the output of `rank` of the piece of `tensor` that `provider` provides.
+    /// Returns the position in the output of `rank` where the data of `provider` for a tensor is written.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
@@ -241,7 +243,6 @@ impl Layout {
         BufferPosition { offset, ..position }
     }
 
-    /// Returns the range of `cell` in bytes, from the beginning of the block for `receiver`.
     fn range(&self, cell: Cell, receiver: Rank) -> Range<u64> {
         assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
         let bytes = self.block_bytes(cell.block, receiver);
@@ -342,7 +343,6 @@ mod tests {
         assert_snapshot!(text(&[1, u64::MAX], 1), @"blocks are too long: rank 1 adds 18446744073709551615 bytes to the 1 bytes of ranks with lower numbers, expected at most 18446744073709551615 bytes in total");
     }
 
-    /// Returns a layout with random tensors and a random placement on each rank, in random order and with gaps.
     fn random_layout(rng: &mut fastrand::Rng) -> Layout {
         let (ranks, chunks) = (rng.usize(1..=6), rng.u32(1..=5));
         let tensors = rng.usize(1..=4);
@@ -380,7 +380,6 @@ mod tests {
         layout.with_placements(placements).unwrap()
     }
 
-    /// Returns random positions that do not overlap for ranges of these lengths, in up to three buffers.
     fn scatter(rng: &mut fastrand::Rng, bytes: &[u64]) -> Vec<BufferPosition> {
         let mut order: Vec<usize> = (0..bytes.len()).collect();
         rng.shuffle(&mut order);
@@ -395,7 +394,7 @@ mod tests {
         positions
     }
 
-    /// The simulated buffers of a rank, by buffer number. A byte is modelled as a number that identifies its content.
+    /// A simulated byte is a number that identifies its content.
     type Memory = BTreeMap<u32, Vec<u32>>;
 
     fn zeroed(needs: BTreeMap<u32, u64>) -> Memory {
@@ -406,12 +405,10 @@ mod tests {
         position.offset as usize..(position.offset + bytes) as usize
     }
 
-    /// Returns the content of byte `index` of a rank's piece of a tensor; never 0.
     fn content(rank: Rank, tensor: usize, index: u64) -> u32 {
         1 + index as u32 + 1000 * (tensor as u32 + 10 * rank.0)
     }
 
-    /// Copies one chunk in the simulated buffers, and fails if a byte is written twice.
     fn copy(spans: impl Iterator<Item = Span>, from: &Memory, into: &mut Memory, context: &str) {
         for Span { src, dst, bytes } in spans {
             assert!(bytes > 0, "{context}");
@@ -428,7 +425,6 @@ mod tests {
             .flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
     }
 
-    /// Checks every byte of an output, and that nothing is written to the gaps.
     fn check_output(layout: &Layout, rank: Rank, output: &Memory, context: &str) {
         let mut checked = 0;
         for tensor in 0..layout.tensors() {

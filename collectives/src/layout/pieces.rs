@@ -1,4 +1,4 @@
-//! The lengths of the pieces of tensors, and the positions of inputs and outputs in buffers.
+//! Computes where each rank's part of a tensor is in the input and output buffers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Layout;
 use crate::error::Error;
 
-/// The lengths of all pieces of one tensor in bytes. Equal lengths take no memory per rank.
+/// The lengths in bytes of all ranks' parts of one tensor. Equal lengths take no memory per rank.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Lengths(Kind);
 
@@ -19,12 +19,12 @@ enum Kind {
         ranks: u32,
         bytes: u64,
     },
-    /// The offset of each piece, followed by the end of the last piece.
+    /// The offset of each rank's part, followed by the end of the last part.
     Uneven(Box<[u64]>),
 }
 
 impl Lengths {
-    /// Creates the lengths of `ranks` pieces of `bytes` bytes each.
+    /// Creates the lengths of a tensor to which each of `ranks` ranks contributes `bytes` bytes.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32 bits, or the sum is more than
@@ -44,7 +44,7 @@ impl Lengths {
         Ok(Self(Kind::Equal { ranks: count, bytes }))
     }
 
-    /// Creates the lengths of pieces of which rank r has `bytes[r]` bytes.
+    /// Creates the lengths of a tensor to which rank r contributes `bytes[r]` bytes.
     ///
     /// # Errors
     /// As [`equal`](Self::equal).
@@ -80,7 +80,7 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of each piece if all pieces have equal lengths.
+    /// Returns the length of each rank's part if all are equal.
     pub fn uniform(&self) -> Option<u64> {
         match self.0 {
             Kind::Equal { bytes, .. } => Some(bytes),
@@ -88,7 +88,7 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of the piece of `rank`.
+    /// Returns the number of bytes that `rank` contributes to the tensor.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -100,7 +100,7 @@ impl Lengths {
         }
     }
 
-    /// Returns the total length of the pieces of all ranks before `rank`.
+    /// Returns the number of bytes that all ranks before `rank` contribute to the tensor.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -112,7 +112,7 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of all pieces together.
+    /// Returns the length of the whole tensor in bytes.
     pub fn total(&self) -> u64 {
         match &self.0 {
             Kind::Equal { ranks, bytes } => bytes * u64::from(*ranks),
@@ -120,17 +120,16 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of the shortest piece.
+    /// Returns the smallest number of bytes that a rank contributes to the tensor.
     pub fn min(&self) -> u64 {
         self.uniform().or_else(|| self.iter().min()).unwrap_or(0)
     }
 
-    /// Returns the length of the longest piece.
+    /// Returns the largest number of bytes that a rank contributes to the tensor.
     pub fn max(&self) -> u64 {
         self.uniform().or_else(|| self.iter().max()).unwrap_or(0)
     }
 
-    /// Returns the lengths of the ranks that `keeps` selects, and 0 for the others.
     pub(super) fn only(self, keeps: impl Fn(Rank) -> bool) -> Result<Self, Error> {
         if Rank::all(self.ranks()).all(&keeps) {
             return Ok(self);
@@ -139,16 +138,11 @@ impl Lengths {
         Self::of(&Rank::all(self.ranks()).map(kept).collect::<Vec<_>>())
     }
 
-    /// Returns the lengths of all pieces in rank order.
+    /// Returns the number of bytes that each rank contributes to the tensor, in rank order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         Rank::all(self.ranks()).map(|rank| self.bytes(rank))
     }
 
-    /// Returns the bytes that every rank contributes to all of `tensors` together.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no tensor, they have different numbers of ranks, or the sum is
-    /// more than 2^64 - 1.
     pub(super) fn sum(tensors: &[Self]) -> Result<Self, Error> {
         let [first, others @ ..] = tensors else {
             return Err(invalid("tensors is 0, expected at least 1".to_owned()));
@@ -190,7 +184,7 @@ impl fmt::Debug for Lengths {
     }
 }
 
-/// The exclusive upper bound of buffer numbers in a placement.
+/// The exclusive upper bound of the numbers that identify an operation's buffers.
 pub const BUFFERS_MAX: u32 = 1 << 20;
 
 /// A byte position in one of a rank's buffers.
@@ -204,46 +198,47 @@ pub struct BufferPosition {
     pub offset: u64,
 }
 
-/// The positions of the pieces of a rank's input, one piece of every tensor.
+/// The position of each tensor in the input buffers of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum InputPlacement {
-    /// All pieces of the input follow each other without gaps from this position.
+    /// All tensors follow each other without gaps from this position in one input buffer.
     Contiguous(BufferPosition),
-    /// The piece of each tensor has a position of its own.
+    /// Each tensor has a position of its own in the input buffers.
     ByTensor(Vec<BufferPosition>),
 }
 
-/// The positions of the tensors or blocks in a rank's output.
+/// The positions of the tensors or blocks in the output buffers of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputPlacement {
-    /// All tensors follow each other without gaps from this position, each with its pieces in rank order.
+    /// All tensors follow each other without gaps from this position in one output buffer. Each has its pieces in rank
+    /// order.
     Contiguous(BufferPosition),
-    /// Each tensor of the output has a position of its own.
+    /// Each tensor has a position of its own in the output buffers.
     ByTensor(Vec<BufferPosition>),
-    /// Each block of the only tensor has a position of its own.
+    /// Each block has a position of its own in the output buffers. There is only one tensor.
     ByBlock(Vec<BufferPosition>),
 }
 
-/// The positions of a rank's input and output, as buffer numbers and offsets in bytes.
+/// The positions of a rank's input and output in numbered buffers.
 ///
 /// Ranks may have different placements, so a rank that writes to a peer needs the peer's. Ranks exchange them when they prepare
 /// an operation, and check those of peers like those of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
-    /// The positions of the input; unused for an operation in place.
+    /// The positions of the input in its buffers; unused for an operation in place.
     pub input: InputPlacement,
-    /// The positions of the blocks in the output.
+    /// The positions of the blocks in the output buffers.
     pub output: OutputPlacement,
 }
 
 impl Placement {
-    /// The placement with one input buffer and one output buffer, both used from their beginning.
+    /// One input buffer and one output buffer, both used from their beginning.
     pub const CONTIGUOUS: Self = Self {
         input: InputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
         output: OutputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
     };
 
-    /// Checks that `rank` can use this placement with `layout`.
+    /// Checks that the placement has enough positions, and that no outputs of `rank` overlap.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a position whose end exceeds 2^64 - 1, or
@@ -341,18 +336,17 @@ impl Placement {
         }
     }
 
-    /// Returns the smallest sufficient length of each used input buffer, by buffer number.
+    /// Returns the length that each input buffer must have at least, by buffer number.
     pub fn input_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.inputs(layout, rank))
     }
 
-    /// Returns the smallest sufficient length of each used output buffer, by buffer number.
+    /// Returns the length that each output buffer must have at least, by buffer number.
     pub fn output_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.outputs(layout, rank))
     }
 }
 
-/// The byte range of a tensor or block in a buffer, for checks and error texts.
 #[derive(Clone, Copy, Debug)]
 struct PlacedRange {
     kind: &'static str,
@@ -366,7 +360,6 @@ impl PlacedRange {
         Self { kind, number, position, bytes }
     }
 
-    /// Returns whether `next` begins before this range ends.
     fn overlaps(self, next: Self) -> bool {
         let (first, second) = (self.position, next.position);
         first.buffer == second.buffer && second.offset - first.offset < self.bytes

@@ -1,4 +1,4 @@
-//! Defines the choices of a plan, which are its algorithm, the order of its flags and the tiers of its lanes.
+//! Defines the algorithms of collective operations, such as ring and direct, and the order of their flags.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// The algorithm by which a collective moves its data, one for each [schedule](crate::schedule).
+/// The algorithm by which a collective operation moves its data. There is one for each [schedule](crate::schedule).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -38,7 +38,7 @@ impl Algorithm {
         Self::HierarchicalRing,
     ];
 
-    /// Returns the name of the algorithm in texts, options and reports.
+    /// Returns the name of the algorithm, such as `ring`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -69,23 +69,24 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Returns the names of all algorithms, for error texts.
 pub(super) fn known() -> String {
     let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
     let (last, others) = names.split_last().expect("there is an algorithm");
     format!("{} or {last}", others.join(", "))
 }
 
-/// The order of signals, waits and copies in a lane.
+/// The order in which an engine executes signals, waits and copies.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum FlagOrder {
-    /// Each put waits only for its peer, and the signal that announces it comes right after it.
+    /// Each copy waits only for its own peer, and is announced to that peer at once.
     #[default]
     Prompt,
-    /// Signals and waits are adjacent, for engines that process [several at the cost of one](peerlane_hal::Caps).
+    /// Signals and waits are grouped together instead of placed next to each copy.
+    ///
+    /// This suits engines that process [several at the cost of one](peerlane_hal::Caps).
     ///
     /// The first put then waits for all peers, so a late rank delays all puts. Arrivals are announced together unless the data
     /// is forwarded, so several chunks gain nothing there; forwarded chunks are announced at once.
@@ -93,10 +94,10 @@ pub enum FlagOrder {
 }
 
 impl FlagOrder {
-    /// Both orders of flags, prompt and batched.
+    /// Both orders of signals, waits and copies.
     pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
 
-    /// Returns the name of the flag order in texts, options and reports.
+    /// Returns the name of the order of flags, such as `prompt`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
@@ -123,7 +124,7 @@ impl FromStr for FlagOrder {
     }
 }
 
-/// The tier of a lane, which selects one of the group's fabrics.
+/// The choice between the fabric inside a node and the network between nodes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -137,10 +138,10 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Both tiers, local and network.
+    /// Both fabrics of a group, local and network.
     pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
 
-    /// Returns the name of the tier in texts and reports.
+    /// Returns the name of the tier, such as `network`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "local",

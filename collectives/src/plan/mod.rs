@@ -1,4 +1,4 @@
-//! Defines plans, which state as data what one rank does in one start of an operation.
+//! Defines plans, which list the copies, signals and waits that one rank executes in a collective operation.
 //!
 //! A plan contains no address, no epoch and no vendor. Every flag is signalled once and waited for once in a start. The
 //! executor assigns words and values to flags, and the [layout](crate::layout) assigns bytes to cells. A plan can be written
@@ -18,54 +18,56 @@ mod text;
 pub use algorithm::{Algorithm, FlagOrder, Tier};
 pub use text::{ParseError, StepOf};
 
-/// The largest number of chunks of a block. It bounds sizes that are computed from a number of a peer or a user.
+/// The largest number of chunks into which a block can be cut. It bounds sizes that are computed from a number of a
+/// peer or a user.
 pub const CHUNKS_MAX: u32 = 1 << 16;
 
-/// The largest number of outputs that consecutive starts of an operation use in turn.
+/// The largest number of output buffers that an operation can alternate between.
 pub const OUTPUTS_MAX: u32 = 2;
 
-/// One chunk of one block, written as `2.0` for chunk 0 of the block of rank 2.
+/// One chunk of the block of one rank, written as `2.0` for chunk 0 of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
-    /// The rank that provides the block.
+    /// The rank that provides the block of the chunk.
     #[serde(with = "RankNumber")]
     pub block: Rank,
     /// The number of the chunk in its block, counted from 0.
     pub chunk: u32,
 }
 
-/// The buffer that a put or a get reads.
+/// The buffer that a copy reads, either an input or an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The input of the rank that is read, or its own block in the output if the operation is in place.
+    /// The input of the rank that is read. In place it is the rank's own block in the output.
     Input,
     /// The output of the rank that is read.
     Output,
 }
 
-/// The number of a lane in its plan, counted from 0.
+/// The number of one sequence of steps in a plan, counted from 0.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct LaneId(pub u32);
 
 impl LaneId {
-    /// The lane in which a start of the operation begins and ends for the caller.
+    /// The sequence of steps in which an operation begins and ends for the caller.
     pub const HOME: Self = Self(0);
 
-    /// Returns the lane as an index into [`Plan::lanes`].
+    /// Returns the number as an index into [`Plan::lanes`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The name of a flag, which one rank signals and one rank reads.
+/// The identity of a flag, by which one rank signals another that data has arrived or a buffer is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Flag {
-    /// Announces that the buffers of `from` may be used, so that its output may be written or its input read.
+    /// Signals that the buffers of `from` may be used. Its output may then be written, or its
+    /// input read.
     Ready {
         /// The rank that owns the buffers.
         #[serde(with = "RankNumber")]
@@ -73,8 +75,8 @@ pub enum Flag {
         /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// Announces that `from` has entered a start of the operation, so that its output may be written in the next start.
-    /// Outputs must be used in turn.
+    /// Signals that `from` has entered an operation, so that its other output may be written in the next run. Outputs
+    /// must be used in turn.
     ///
     /// It is signalled in one start and [awaited in the next one](Self::lag).
     Free {
@@ -84,14 +86,16 @@ pub enum Flag {
         /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// Announces that a chunk of a block has arrived in the reader's output.
+    /// Signals that a chunk of a block has arrived in the output of the waiting rank.
     Arrived {
         /// The chunk of a block that has arrived.
         cell: Cell,
-        /// The lane in which the reader waits for the flag. If two lanes need a cell, each has its own flag.
+        /// The lane in which the reader waits for the flag.
+        ///
+        /// If two lanes need a cell, each has its own flag.
         lane: LaneId,
     },
-    /// Announces that `by` has completed its gets from the reader, which may then reuse its input.
+    /// Signals that `by` has read the input of the waiting rank, which may then reuse it.
     Taken {
         /// The rank that completed its gets.
         #[serde(with = "RankNumber")]
@@ -99,20 +103,22 @@ pub enum Flag {
         /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// Lane 0 tells another lane of its rank that a start of the operation has begun.
+    /// Signals to another engine of the same rank that the operation has begun.
     Go {
-        /// The lane that may begin its steps.
+        /// The sequence of steps that may begin.
         lane: LaneId,
     },
-    /// A lane tells lane 0 of its rank that the sources of its copies may be reused.
+    /// Signals to lane 0 of the same rank that an engine has completed its copies.
+    ///
+    /// Their sources may be reused.
     Sent {
-        /// The lane that has ended its steps.
+        /// The sequence of steps that has ended.
         lane: LaneId,
     },
 }
 
 impl Flag {
-    /// Returns the number of operation starts between a signal and its wait, which is 0 if both are in the same start.
+    /// Returns 1 if a flag is waited for one run of the operation after its signal, and 0 otherwise.
     pub const fn lag(self) -> u32 {
         match self {
             Self::Free { .. } => 1,
@@ -125,7 +131,7 @@ impl Flag {
     }
 }
 
-/// One step of a lane, which copies a chunk of a block, signals a flag or waits for a flag.
+/// One step of a plan, which copies a chunk, signals a flag or waits for a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
@@ -149,7 +155,7 @@ pub enum Step {
         /// The buffer from which the chunk is read.
         from: Source,
     },
-    /// Signals a flag of `peer`, which may be this rank.
+    /// Signals a flag of rank `peer`, which may be this rank.
     Signal {
         /// The rank that waits for the flag.
         #[serde(with = "RankNumber")]
@@ -157,55 +163,57 @@ pub enum Step {
         /// The flag that the step sets in the memory of `peer`.
         flag: Flag,
     },
-    /// Holds the lane until a flag of this rank is signalled.
+    /// Waits until a flag of this rank is signalled.
     Wait {
-        /// The flag that the lane waits for.
+        /// The flag that must be signalled before the next step.
         flag: Flag,
     },
 }
 
-/// The ordered steps of a plan that one engine executes.
+/// A sequence of steps that one engine executes in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lane {
-    /// The tier of the fabric that carries the lane; equal on all ranks.
+    /// Whether the engine copies inside a node or over the network; equal on all ranks.
     #[serde(default)]
     pub tier: Tier,
-    /// The steps of the lane, without its entry and exit.
+    /// The steps in order, without those by which the sequence begins and ends. These are the entry and exit of the
+    /// lane.
     pub steps: Vec<Step>,
 }
 
-/// The steps of one rank in one start of a collective operation, as data without addresses.
+/// The copies, signals and waits that one rank executes in a collective operation. They are data without addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The collective that the plan carries out.
+    /// The collective operation that the plan executes.
     pub collective: Collective,
-    /// The algorithm that made the plan.
+    /// The algorithm that created the plan.
     pub algorithm: Algorithm,
     /// The rank that executes the plan.
     #[serde(with = "RankNumber")]
     pub rank: Rank,
-    /// The number of ranks that take part in the collective.
+    /// The number of ranks that take part in the operation.
     pub ranks: u32,
     /// The number of chunks of each block, 1 to [`CHUNKS_MAX`].
     pub chunks: u32,
-    /// Whether the operation runs in place, so that the rank's own block is in its output from the beginning.
+    /// Whether the operation runs in place, with the rank's own block already in its output.
     pub in_place: bool,
-    /// The number of outputs between which the starts of the operation alternate, 1 to [`OUTPUTS_MAX`]. Each has a set
-    /// of flags of its own.
+    /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`]. Each has a set of
+    /// flags of its own.
     ///
     /// With two, a start writes where the start before the last one did, so a rank that has entered the last start need not
     /// signal `ready`.
     pub outputs: u32,
-    /// The order of flags and copies with which the plan was made, for information.
+    /// The order of signals, waits and copies in the plan, for information.
     pub flags: FlagOrder,
-    /// The lanes, of equal number on every rank; a lane without work is empty. Lane 0 is [home](LaneId::HOME).
+    /// The sequences of steps of this rank, of equal number on every rank. A lane without work is empty. Lane 0 is
+    /// [home](LaneId::HOME).
     pub lanes: Vec<Lane>,
 }
 
 impl Plan {
-    /// Returns the steps of `lane` with its entry and exit.
+    /// Returns the steps of one lane, including those by which the lane begins and ends.
     ///
     /// A lane that forks from the caller's stream and joins it needs neither, and an empty lane has neither. Every other lane, for
     /// which `flagged` returns true, first waits for [`Flag::Go`] and last signals [`Flag::Sent`]; lane 0 has the matching
@@ -229,7 +237,7 @@ impl Plan {
         entry.chain(steps.iter().copied()).chain(exit).collect()
     }
 
-    /// Returns the numbers of the lanes, in order.
+    /// Returns the numbers of all lanes of the plan, in order.
     pub fn lane_ids(&self) -> impl Iterator<Item = LaneId> + use<> {
         let lanes = u32::try_from(self.lanes.len()).expect("a plan has fewer than 2^32 lanes");
         (0..lanes).map(LaneId)

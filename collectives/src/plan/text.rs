@@ -55,7 +55,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// A step that is printed as a line of its plan's text.
+/// One step of a plan, printed as a line of text.
 #[derive(Clone, Copy, Debug)]
 pub struct StepOf {
     rank: Rank,
@@ -63,7 +63,7 @@ pub struct StepOf {
 }
 
 impl Step {
-    /// Returns the step in a form that prints as a line of the text of the plan of `rank`.
+    /// Returns the step in a form that can be printed, as in the plan of `rank`.
     pub fn of(self, rank: Rank) -> StepOf {
         StepOf { rank, step: self }
     }
@@ -111,7 +111,6 @@ impl fmt::Display for Source {
     }
 }
 
-/// Writes the lane that waits for a flag, unless that lane is lane 0.
 struct For(LaneId);
 
 impl fmt::Display for For {
@@ -123,7 +122,7 @@ impl fmt::Display for For {
     }
 }
 
-/// The error for a line that is not valid in the text of a plan.
+/// The error for an invalid line in the text of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid plan, line {line} {text:?}: expected {expected}, found {found}")]
 pub struct ParseError {
@@ -131,9 +130,9 @@ pub struct ParseError {
     pub line: usize,
     /// The text of the invalid line, without white space at its ends.
     pub text: String,
-    /// A description of the words that were expected.
+    /// A description of the words that are valid there.
     pub expected: String,
-    /// The word that was found instead, in quotes, or the end of the line.
+    /// The invalid word in quotes, or the end of the line.
     pub found: String,
 }
 
@@ -240,7 +239,6 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
     Ok(step)
 }
 
-/// Reads a flag; `default` is the rank of `ready`, `free` and `taken` if the text names none.
 fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> {
     let at = line.next;
     match line.word() {
@@ -263,7 +261,7 @@ fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> 
     }
 }
 
-/// Reads the words of one line of a plan's text. Commas and colons are separate words.
+/// Commas and colons count as separate words in the text of a plan.
 struct Line<'a> {
     number: usize,
     text: &'a str,
@@ -321,7 +319,6 @@ impl<'a> Line<'a> {
         self.number("the number of a lane").map(LaneId)
     }
 
-    /// Reads the lane that waits, or lane 0 if the text names none.
     fn for_lane(&mut self) -> Result<LaneId, ParseError> {
         if self.peek() != Some("for") {
             return Ok(LaneId::HOME);
@@ -330,7 +327,6 @@ impl<'a> Line<'a> {
         self.lane()
     }
 
-    /// Reads the rank after `word`, or returns `default` if the next word is not `word`.
     fn rank_after(&mut self, word: &str, default: Option<Rank>) -> Result<Rank, ParseError> {
         match default {
             Some(default) if self.peek() != Some(word) => Ok(default),
@@ -379,7 +375,7 @@ fn known_collectives() -> String {
     format!("{} or {last}", others.join(", "))
 }
 
-/// Reads digits as a number; the standard parser would also accept a plus sign.
+/// The standard parser of numbers would also accept a plus sign.
 fn number(word: &str) -> Option<u32> {
     if word.starts_with('+') {
         return None;

@@ -169,9 +169,6 @@ pub(crate) fn resolve<'a>(
     }
 }
 
-/// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates
-/// nothing.
-///
 /// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates nothing.
 fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {
     ops.clear();

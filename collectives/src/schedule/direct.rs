@@ -1,4 +1,4 @@
-//! Implements the schedules direct and pull, in which every rank exchanges data with every peer.
+//! Implements the algorithms direct and pull, in which every rank exchanges data with every peer.
 //!
 //! *Direct.* Every rank puts its blocks to every peer, in one lane, or in two if a network reaches other nodes. A
 //! peer's `ready` says that its output may be overwritten. With two outputs in turn, the arrivals of the last start
@@ -146,7 +146,6 @@ fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     traffic(request, |peers, among| request.received(peers, among).1)
 }
 
-/// Returns the traffic inside and between nodes; `copied(peers, bytes)` returns the bytes that the busiest rank copies.
 fn traffic(request: &CostRequest<'_>, copied: impl Fn(u64, u64) -> u64) -> [Traffic; 2] {
     let sums = request.sums;
     let (all, moved) = (sums.total_bytes, sums.moved_bytes);
@@ -228,7 +227,6 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
 
 #[derive(Default)]
 struct LaneTime {
-    /// The number of copies that the lane makes.
     count: u64,
     ready: u64,
     puts: u64,
@@ -237,8 +235,6 @@ struct LaneTime {
 }
 
 impl LaneTime {
-    /// Creates the cost estimate of a lane that sends to `peers` peers. The ranks' blocks have `among` bytes;
-    /// lane 0 makes the self copy.
     fn new(
         request: &CostRequest<'_>,
         link: &EffectiveLink,

@@ -1,4 +1,4 @@
-//! Predicts the time of one start of an operation with a closed formula for each [schedule](crate::schedule).
+//! Predicts the time of each collective algorithm with a closed formula, without simulation.
 //!
 //! A schedule estimates the longest path through the plans of all ranks, term by term, under full load: every rank of a
 //! node uses its links alike, shared engines, NICs, processors and memory are divided evenly, and the largest block
@@ -17,7 +17,6 @@ use crate::links::{Link, Links, picoseconds, transfer_picoseconds};
 use crate::plan::{Algorithm, FlagOrder, Tier};
 use crate::topology::Topology;
 
-/// A description of the operation whose cost a schedule estimates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CostRequest<'a> {
     pub(crate) algorithm: Algorithm,
@@ -26,32 +25,24 @@ pub(crate) struct CostRequest<'a> {
     pub(crate) links: &'a Links,
 }
 
-/// The estimated time of the longest path through one rank in one start of an operation.
 pub(crate) struct PathEstimate {
-    /// The terms whose sum is the predicted time, in the order of the path.
     pub(crate) terms: Vec<Term>,
-    /// The time in which the host of the rank is busy during the start, in picoseconds.
     pub(crate) host: u64,
 }
 
 impl CostRequest<'_> {
-    /// Returns the number of blocks, and their bytes, that the busiest rank sends to `peers` of its peers.
-    ///
-    /// The blocks of these peers and of this rank have `among` bytes.
     pub(crate) fn sent(&self, peers: u64, among: u64) -> (u64, u64) {
         let collective = self.shape.collective;
         let blocks = if collective.only_receiver().is_some() { peers.min(1) } else { peers };
         (blocks, self.bytes_of(blocks, among, !collective.has_equal_outputs()))
     }
 
-    /// Returns the number of blocks, and their bytes, that the busiest rank receives from `peers` of its peers.
     pub(crate) fn received(&self, peers: u64, among: u64) -> (u64, u64) {
         let collective = self.shape.collective;
         let blocks = if collective.only_provider().is_some() { peers.min(1) } else { peers };
         (blocks, self.bytes_of(blocks, among, collective.has_equal_outputs()))
     }
 
-    /// Returns the total length of `blocks` blocks, either of different ranks or each as long as the largest block.
     fn bytes_of(&self, blocks: u64, among: u64, of_different_ranks: bool) -> u64 {
         let largest = self.sums.block_bytes_max.saturating_mul(blocks);
         if of_different_ranks {
@@ -84,13 +75,11 @@ impl CostRequest<'_> {
         (schedule(self.algorithm).lane_count)(self.sums.nodes as usize, self.shape.tiers)
     }
 
-    /// Returns the time of `count` adjacent signals or waits in picoseconds.
     pub(crate) fn flags(&self, link: &EffectiveLink, count: u64) -> u64 {
         let batches = if self.shape.flags == FlagOrder::Batched { count.min(1) } else { count };
         batches.saturating_mul(link.step)
     }
 
-    /// Returns the time of the self copy in picoseconds, which is 0 in place.
     pub(crate) fn self_copy(&self, link: &EffectiveLink) -> u64 {
         if self.shape.in_place { 0 } else { link.puts(self.chunks(), self.sums.block_bytes_max) }
     }
@@ -99,8 +88,8 @@ impl CostRequest<'_> {
         if self.shape.in_place { 0 } else { self.chunks() }
     }
 
-    /// Returns the time that the self copy adds to the time `puts` of the other copies. That is all of its time if one
-    /// thread runs both, otherwise what is left after the puts.
+    /// If one thread runs both, the self copy adds all of its time to that of the other copies; otherwise only what is
+    /// left after them.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
         if !own.by_processor {
             return self.rest_of_self_copy(own, puts);
@@ -108,16 +97,13 @@ impl CostRequest<'_> {
         Term::new("self copy", self.self_copy(own), "")
     }
 
-    /// Returns the part of the self copy's time that exceeds the time `puts` of concurrent puts.
     pub(crate) fn rest_of_self_copy(&self, own: &EffectiveLink, puts: u64) -> Term {
         let left = self.self_copy(own).saturating_sub(puts);
         Term::new("self copy", left, "the rest after the puts")
     }
 
-    /// Returns the time from a rank's `ready` signals until the `ready` signal of a peer has arrived.
-    ///
-    /// With prompt flags the self copy of the same lane runs in between, and hides a part of this time if the
-    /// same thread runs both.
+    /// With prompt flags the self copy of the same lane runs in between, and hides a part of the time until a peer's
+    /// `ready` signal arrives, if the same thread runs both.
     pub(crate) fn ready(
         &self,
         link: &EffectiveLink,
@@ -136,21 +122,21 @@ impl CostRequest<'_> {
     }
 }
 
-/// One term of a predicted time, on the longest path through the plans.
+/// One part of a predicted time, such as all puts of the longest path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Term {
-    /// The name of the work that takes the time, such as `puts`.
+    /// The name of the part, such as `puts`.
     pub name: &'static str,
-    /// The time that the work takes, in picoseconds.
+    /// The predicted duration in picoseconds.
     pub picoseconds: u64,
-    /// Details such as counts and rates for a report, or an empty text.
+    /// The details for a report, such as counts and rates; may be empty.
     pub note: String,
 }
 
-/// The number of bytes that one start of an operation moves over the links of one tier.
+/// The number of bytes that one operation moves inside nodes, or over the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// An upper bound of the bytes that one rank sends or gets, exact if all blocks and nodes are equal.
+    /// An upper bound of the bytes that one rank sends or gets. It is exact if all blocks and nodes are equal.
     pub rank_bytes_max: u64,
     /// The total number of bytes that all ranks send or get.
     pub total_bytes: u64,
@@ -168,7 +154,6 @@ impl Term {
     }
 }
 
-/// Returns the bytes of memory that one rank reads and writes in consecutive starts of an operation.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let (block, all) = (sums.block_bytes_max, sums.total_bytes);
     let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {
@@ -180,31 +165,25 @@ pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     output.saturating_mul(shape.outputs.into()).saturating_add(input)
 }
 
-/// A link as one rank sees it, with latencies in picoseconds and with the rates that other ranks leave to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EffectiveLink {
     put: u64,
     get: u64,
-    /// The additional latency of forwarding bytes that a peer has just put into this rank's memory.
     passed_on_put: u64,
     passed_on: f64,
     in_flight: u64,
     flow: f64,
     get_flow: f64,
-    /// The rate of all flows of one lane together.
     lane: f64,
     send: f64,
-    /// The rate of all flows into the rank.
     receive: f64,
     pub(crate) step: u64,
-    /// The time from a signal until the reader has passed its wait.
     pub(crate) hop: u64,
     pub(crate) submit: u64,
     pub(crate) by_processor: bool,
 }
 
 impl EffectiveLink {
-    /// Creates the link of a rank in a node of `node_ranks` ranks, of which `senders` use the link at the same time.
     pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.of(tier.unwrap_or_default(), tier.is_none());
         let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
@@ -246,20 +225,15 @@ impl EffectiveLink {
         }
     }
 
-    /// Returns the time of `count` puts of `bytes` bytes in total.
-    ///
-    /// If several can be in flight, the lane continues while the bytes of the last ones move.
+    /// If several puts can be in flight, the lane continues while the bytes of the last ones move.
     pub(crate) fn puts(&self, count: u64, bytes: u64) -> u64 {
         self.copies(self.put, self.flow, count, bytes)
     }
 
-    /// Returns the time of `count` gets of `bytes` bytes in total.
     pub(crate) fn gets(&self, count: u64, bytes: u64) -> u64 {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
-    /// Returns the additional time of forwarding, in `count` puts, `bytes` bytes that peers have just put into this
-    /// rank's memory.
     pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);
         first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
@@ -278,12 +252,10 @@ impl EffectiveLink {
         latency.saturating_add(last).max(each.saturating_add(all))
     }
 
-    /// Returns the total rate of `count` concurrent puts.
     pub(crate) fn rate(&self, count: u64) -> f64 {
         self.shared_rate(self.flow, count)
     }
 
-    /// Returns the total rate of `count` concurrent gets.
     pub(crate) fn rate_of_gets(&self, count: u64) -> f64 {
         self.shared_rate(self.get_flow, count)
     }
@@ -292,35 +264,26 @@ impl EffectiveLink {
         self.lane.min(flow * self.in_flight.min(count).max(1) as f64)
     }
 
-    /// Returns the shortest time in which a rank sends `bytes` bytes with all its lanes.
     pub(crate) fn sends(&self, bytes: u64) -> u64 {
         transfer_picoseconds(bytes, self.send)
     }
 
-    /// Returns the shortest time in which a rank receives `bytes` bytes.
     pub(crate) fn receives(&self, bytes: u64) -> u64 {
         transfer_picoseconds(bytes, self.receive)
     }
 }
 
-/// Sums over the ranks and nodes of a topology, in saturating arithmetic.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterSums {
     pub(crate) ranks: u64,
     pub(crate) nodes: u64,
-    /// The number of ranks on the node of the root, if there is a root.
     pub(crate) root_node_ranks: Option<u64>,
-    /// The bytes of the blocks of all ranks, each block counted once.
     pub(crate) total_bytes: u64,
-    /// The bytes that ranks copy to their own outputs if the operation is out of place.
     pub(crate) own_bytes: u64,
     pub(crate) block_bytes_max: u64,
     pub(crate) block_bytes_min: u64,
-    /// The number of nodes of each size, and the largest sum of block lengths on such a node.
     sizes: BTreeMap<u64, Size>,
-    /// The bytes that go to other ranks if each block is copied directly to all ranks that need it.
     pub(crate) moved_bytes: u64,
-    /// The part of `moved_bytes` that stays inside nodes.
     pub(crate) inside_bytes: u64,
 }
 
@@ -331,7 +294,6 @@ struct Size {
 }
 
 impl ClusterSums {
-    /// Computes the sums from one block length for each rank, as in [`BlockBytes::ByRank`](crate::layout::BlockBytes).
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
         let is_used = |rank| !collective.has_equal_outputs() || collective.is_provider(rank);
         let used = |rank: Rank| if is_used(rank) { block_bytes[rank.index()] } else { 0 };
@@ -377,32 +339,24 @@ impl ClusterSums {
         }
     }
 
-    /// Returns the smallest and the largest number of ranks on a node.
     pub(crate) fn node_ranks_min_max(&self) -> (u64, u64) {
         (self.node_ranks().next().unwrap_or(1), self.node_ranks().last().unwrap_or(1))
     }
 
-    /// Returns the different numbers of ranks that nodes have, in ascending order.
     pub(crate) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
         self.sizes.keys().copied()
     }
 
-    /// Returns the largest sum of block lengths on a node with `node_ranks` ranks.
     pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
         self.sizes.get(&node_ranks).map_or(0, |size| size.block_bytes_max)
     }
 
-    /// Returns the largest number of blocks that one rank receives from other nodes, in a node of
-    /// `node_ranks` ranks.
-    ///
-    /// The block of local index l enters at the rank of local index l mod `node_ranks`.
+    /// The block of local index l enters a node at the rank of local index l mod `node_ranks`.
     pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
         let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
         sum(all) - 1
     }
 
-    /// Returns the largest number of blocks that one rank receives from one other node, in a node of
-    /// `node_ranks` ranks.
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }

@@ -1,4 +1,4 @@
-//! Implements the hierarchical schedules, which send each block once to every other node and distribute it inside the
+//! Implements the hierarchical algorithms, which send each block once to every other node and distribute it inside the
 //! node.
 //!
 //! *Hierarchical.* Lane 1 puts this rank's block to one rank of every other node, and waits for nothing else. Meanwhile lane
@@ -86,7 +86,6 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes_with(request, direct_between)
 }
 
-/// Returns lane 0, and with several nodes also the network lane whose steps `between` makes.
 fn lanes_with(
     request: &PlanRequest<'_>,
     between: impl FnOnce(&PlanRequest<'_>, &Rails<'_>) -> Vec<Step>,
@@ -121,7 +120,6 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns puts of chunks to one peer, each followed by the signal that announces the put.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -177,7 +175,6 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the chunks that arrive from other nodes at the rank with local index `at`, in the order of their arrival.
 fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
     let chunks = request.shape.chunks;
     (1..rails.nodes()).flat_map(move |by| {
@@ -225,18 +222,15 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the index of the last hop of a block, which leads to the node before the block's own node.
 fn last_hop(rails: &Rails<'_>) -> usize {
     rails.nodes() - 2
 }
 
-/// Returns the blocks that this rank puts to the next node after `hop` hops, with the local index of their owners.
 fn passing<'a>(rails: &Rails<'a>, hop: usize) -> impl Iterator<Item = (Rank, usize)> + use<'a> {
     let step = if hop == 0 { usize::MAX } else { rails.mates().len() };
     rails.behind(hop).iter().copied().zip(0..).skip(rails.at()).step_by(step)
 }
 
-/// Returns the ranks of the next node to which this rank puts, in the order of their local index.
 fn targets(rails: &Rails<'_>) -> Vec<Rank> {
     let next = rails.ahead(1);
     let mut is_target = vec![false; next.len()];
@@ -246,7 +240,6 @@ fn targets(rails: &Rails<'_>) -> Vec<Rank> {
     picked(next, &is_target)
 }
 
-/// Returns the ranks of the previous node that put to this rank, in the order of their local index.
 fn writers(rails: &Rails<'_>) -> Vec<Rank> {
     let previous = rails.behind(1);
     let mut is_writer = vec![false; previous.len()];
@@ -261,7 +254,6 @@ fn picked(members: &[Rank], is_picked: &[bool]) -> Vec<Rank> {
     members.iter().zip(is_picked).filter(|&(_, &picked)| picked).map(|(&rank, _)| rank).collect()
 }
 
-/// Selects ranks by their distance from the node of one rank.
 #[derive(Clone, Copy, Debug)]
 struct Rails<'a> {
     topology: &'a Topology,
@@ -284,29 +276,23 @@ impl<'a> Rails<'a> {
         self.at
     }
 
-    /// Returns the ranks of this rank's node.
     fn mates(&self) -> &'a [Rank] {
         self.ahead(0)
     }
 
-    /// Returns the ranks of the node that comes `by` nodes after this rank's node.
     fn ahead(&self, by: usize) -> &'a [Rank] {
         self.topology.members(Rank::at((self.node + by) % self.nodes()).0)
     }
 
-    /// Returns the ranks of the node that comes `by` nodes before this rank's node; `by` is at most the number of
-    /// nodes.
     fn behind(&self, by: usize) -> &'a [Rank] {
         self.ahead(self.nodes() - by)
     }
 
-    /// Returns the blocks of the node `by` nodes before that arrive on this rank's node at local index `at`.
     fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
         self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
     }
 }
 
-/// Returns the rank at which a block of local index `at` arrives on the node with these members.
 fn entry(members: &[Rank], at: usize) -> Rank {
     members[at % members.len()]
 }
@@ -396,17 +382,13 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     PathEstimate { terms, host }
 }
 
-/// The number and the times of one rank's puts to other nodes.
 #[derive(Default)]
 struct NetworkTime {
     targets: u64,
     blocks: u64,
     puts: u64,
-    /// The time of the network lane's own steps, without waits for other ranks.
     work: u64,
-    /// The time of the network lane including its waits, or the time in which a rank receives if that is longer.
     time: u64,
-    /// The time of the put of the first chunk.
     first: u64,
     hop: u64,
 }
@@ -457,7 +439,6 @@ impl NetworkTime {
     }
 }
 
-/// Returns the time of putting one chunk to all other ranks of the node.
 fn spread_cell(request: &CostRequest<'_>, local: &EffectiveLink, mates: u64) -> u64 {
     if mates == 0 {
         return 0;
@@ -471,7 +452,6 @@ fn spread_cells(cell: u64, cells: u64) -> u64 {
     cell.saturating_mul(cells)
 }
 
-/// Returns the time of putting this rank's block to all other ranks of the node.
 fn spread_own(
     request: &CostRequest<'_>,
     local: &EffectiveLink,

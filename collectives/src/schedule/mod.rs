@@ -1,4 +1,4 @@
-//! Defines the schedules, which are the algorithms that turn a collective into plans.
+//! Creates the plan of each rank from the algorithm of a collective operation.
 //!
 //! A schedule is a pure function from a topology and a [`Shape`] to the [plan](Plan) of each rank. It knows no
 //! engine, and no lengths: the [layout](crate::layout) gives cells their bytes. Every schedule asks the
@@ -33,22 +33,24 @@ mod steps;
 
 use estimate::{ClusterSums, CostRequest, PathEstimate, Traffic};
 
-/// The collective and the options for which a schedule makes plans, without the algorithm.
+/// The options of a plan, such as its collective operation, chunks and outputs. The algorithm is not among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// The collective that the schedule runs.
+    /// The collective operation that the plan executes.
     pub collective: Collective,
     /// The number of chunks into which each block is cut, 1 to [`CHUNKS_MAX`].
     pub chunks: u32,
-    /// Whether the operation runs in place, so that a rank's own block is in its output from the beginning.
+    /// Whether the operation runs in place, with a rank's own block already in its output.
     pub in_place: bool,
-    /// The number of outputs that consecutive starts use in turn, 1 to [`OUTPUTS_MAX`]; 1 in place.
+    /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`]; 1 in place.
     ///
     /// With two, no rank signals `ready` if every rank gets data from every other one in each start.
     pub outputs: u32,
-    /// The order of signals, waits and copies in each lane.
+    /// The order of signals, waits and copies in the plan.
     pub flags: FlagOrder,
-    /// Whether lanes of [`Tier::Network`] reach the ranks of other nodes; otherwise one fabric reaches all ranks.
+    /// Whether other nodes are reached over the network fabric; otherwise one fabric reaches all ranks.
+    ///
+    /// The lanes to other nodes are of [`Tier::Network`] then.
     pub tiers: bool,
 }
 
@@ -66,7 +68,6 @@ impl Default for Shape {
     }
 }
 
-/// The arguments from which a schedule makes the lanes of one rank.
 #[derive(Clone, Copy, Debug)]
 struct PlanRequest<'a> {
     topology: &'a Topology,
@@ -75,7 +76,6 @@ struct PlanRequest<'a> {
 }
 
 impl PlanRequest<'_> {
-    /// Returns whether some ranks are reached by network lanes.
     fn has_network(&self) -> bool {
         self.shape.tiers && self.topology.nodes() > 1
     }
@@ -85,28 +85,19 @@ impl PlanRequest<'_> {
     }
 }
 
-/// The functions of one algorithm that make its lanes and estimate its cost.
 pub(crate) struct Schedule {
     algorithm: Algorithm,
     suits: fn(Collective) -> bool,
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
-    /// Returns the reason why the plans would equal those of a simpler schedule, if they would.
     pub(crate) redundant: fn(&ClusterSums) -> Option<&'static str>,
-    /// Returns whether ranks forward what they have received, so that chunks can overlap.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
-    /// Whether ranks read blocks from the inputs of their peers by gets.
     pub(crate) gets: bool,
-    /// Returns whether this schedule may be preferred to a simpler one only if link rates have been measured.
     pub(crate) needs_measurements: fn(Collective, &Links) -> bool,
-    /// Returns the number of lanes of a rank, given the number of nodes and whether there are network lanes.
     pub(crate) lane_count: fn(usize, bool) -> usize,
-    /// Estimates the longest path of one operation start through a rank on a node with this number of ranks.
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
-    /// Returns the bytes that one operation start moves inside nodes and between nodes.
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 
-/// All schedules, the simplest first, in the order of [`Algorithm::ALL`].
 const SCHEDULES: [Schedule; 6] = [
     direct::DIRECT,
     direct::PULL,
@@ -123,18 +114,18 @@ pub(crate) fn schedule(algorithm: Algorithm) -> &'static Schedule {
         .expect("every algorithm has a schedule")
 }
 
-/// How the plans of an algorithm move the blocks of an all-gather.
+/// Tells whether an algorithm moves data by puts or gets, and whether ranks forward data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Movement {
-    /// Whether ranks get blocks from the inputs of their peers, instead of putting them.
+    /// Whether ranks read blocks from the inputs of their peers, instead of writing to them.
     pub gets: bool,
     /// Whether ranks forward blocks that they have received.
     pub forwards: bool,
-    /// The number of lanes of each rank.
+    /// The number of lanes, that is, sequences of steps, of each rank.
     pub lanes: usize,
 }
 
-/// Returns how `algorithm` moves the blocks of an all-gather, with or without network lanes.
+/// Returns whether an algorithm executes an all-gather by puts or gets, and whether ranks forward blocks.
 pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movement {
     let schedule = schedule(algorithm);
     let sums = ClusterSums::new(topology, Collective::AllGather, &vec![0; topology.ranks()]);
@@ -145,13 +136,12 @@ pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movem
     }
 }
 
-/// Returns the algorithms that can carry out a collective, the simplest first.
+/// Returns the algorithms that can execute a collective operation, the simplest first.
 pub fn algorithms(collective: Collective) -> impl Iterator<Item = Algorithm> {
     let suitable = move |&&one: &&Algorithm| (schedule(one).suits)(collective);
     Algorithm::ALL.iter().filter(suitable).copied()
 }
 
-/// Returns an error unless `algorithm` can carry out `collective`.
 pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Result<(), Error> {
     if (schedule(algorithm).suits)(collective) {
         return Ok(());
@@ -162,7 +152,7 @@ pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Resul
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
-/// Creates the plan of one rank for the collective and the options of `shape`.
+/// Creates the plan of one rank for a collective operation.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, the algorithm cannot carry out

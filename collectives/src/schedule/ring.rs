@@ -1,4 +1,4 @@
-//! Implements the schedules ring and double ring, in which every rank forwards what it receives to the next rank.
+//! Implements the algorithms ring and double ring, in which every rank forwards received data to the next rank.
 //!
 //! The ranks are ordered node after node, so the ring leaves each node once. A rank puts its own block to the
 //! next rank, then forwards each chunk as soon as it has arrived. Every byte is put to its final position in the output,
@@ -121,7 +121,6 @@ fn empty_lanes(request: &PlanRequest<'_>, directions: usize) -> Vec<Lane> {
     tiers.iter().flat_map(lane).collect()
 }
 
-/// Returns all ranks in the order of the ring, beginning with this one.
 fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
     let &PlanRequest { topology, rank, .. } = request;
     let node = topology.node(rank);
@@ -131,17 +130,11 @@ fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
     mates[at..].iter().copied().chain(others).chain(mates[..at].iter().copied()).collect()
 }
 
-/// One direction of a ring, in which blocks pass from rank to rank.
 struct Direction<'a> {
-    /// All ranks in the order in which a block passes them, beginning with this rank.
     order: &'a [Rank],
-    /// The lane for puts inside a node.
     local: LaneId,
-    /// The lane for puts between nodes.
     network: LaneId,
-    /// The number of hops that the even chunks of a block make, then the number that the odd chunks make.
     hops: [usize; 2],
-    /// The chunks of this rank's block that this direction copies to this rank's output.
     copied: Range<u32>,
 }
 
@@ -198,7 +191,6 @@ impl Direction<'_> {
         }
     }
 
-    /// Returns the owner of the block that this rank puts to the next rank at hop `hop`.
     fn origin(&self, hop: usize) -> Rank {
         self.rank_after(self.order.len() - hop)
     }
@@ -207,20 +199,16 @@ impl Direction<'_> {
         self.hops[chunk as usize % 2]
     }
 
-    /// Returns the rank `by` positions after this rank in the ring.
     fn rank_after(&self, by: usize) -> Rank {
         self.order[by % self.order.len()]
     }
 
-    /// Returns the lane for puts from one rank to the next rank.
     fn lane(&self, request: &PlanRequest<'_>, from: Rank, to: Rank) -> LaneId {
         let leaves = request.topology.node(from) != request.topology.node(to);
         if leaves && request.has_network() { self.network } else { self.local }
     }
 
-    /// Returns the lane in which the rank `by` positions after this rank waits for arrivals.
-    ///
-    /// No local lane signals a network lane of a peer.
+    /// The local fabric cannot write flags of the network fabric, so no local lane signals a network lane of a peer.
     fn reader(&self, request: &PlanRequest<'_>, by: usize) -> LaneId {
         let last = self.order.len() - 1;
         let (rank, previous, next) =
@@ -236,7 +224,6 @@ fn source(hop: usize) -> Source {
     if hop == 0 { Source::Input } else { Source::Output }
 }
 
-/// Estimates the time of a ring in which blocks travel in `ways` directions.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstimate {
     if request.shape.collective.only_provider().is_some() {
         return broadcast_estimate(request, node_ranks);
@@ -324,15 +311,13 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     PathEstimate { terms, host }
 }
 
-/// Returns whether the last arrivals of one start overlap with the next start.
 fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
     request.shape.outputs > 1 && !link.by_processor
 }
 
-/// Returns the time of all puts if blocks differ in length, from the time `even` for blocks of equal length.
-///
-/// Every link carries all blocks but one, and the largest block reaches the last rank chunk by chunk. With outputs in
-/// turn and engines of a device, the journey of one start overlaps with the next start.
+/// In a ring of blocks of different length, every link carries all blocks but one, and the largest block reaches the
+/// last rank chunk by chunk. With outputs in turn and engines of a device, the journey of one start overlaps with the
+/// next start.
 fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     let sums = request.sums;
     let peers = sums.ranks - 1;
@@ -347,9 +332,7 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
 }
 
-/// The links that the hops of a ring use, inside nodes and between nodes.
 struct Hops {
-    /// Whether some hops of the ring are inside nodes.
     inside: bool,
     local: EffectiveLink,
     network: EffectiveLink,
@@ -377,15 +360,13 @@ impl Hops {
     }
 }
 
-/// Returns the time of one chunk over one hop, with its signal and wait.
 fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     let flags = request.flags(link, 1).saturating_mul(2);
     let chunk = link.puts(1, request.chunk_bytes()).max(link.receives(request.chunk_bytes()));
     chunk.saturating_add(flags)
 }
 
-/// Estimates the time of a broadcast, in which the first chunk passes every hop and the others follow over the slowest
-/// hop.
+/// In a ring broadcast, the first chunk passes every hop, and the other chunks follow over the slowest hop.
 fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let sums = request.sums;
     let own = EffectiveLink::new(request.links, None, 1, 1);

@@ -1,18 +1,16 @@
-//! Constructors of steps, and the order in which a rank serves its peers.
+//! Creates the steps of plans, and chooses the order in which a rank serves its peers.
 
 use peerlane_hal::Rank;
 
 use super::{PlanRequest, Shape};
 use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
 
-/// The lane for copies between nodes, in schedules that have one such lane.
 pub(super) const NETWORK_LANE: LaneId = LaneId(1);
 
 pub(super) fn cells(block: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
     (0..chunks).map(move |chunk| Cell { block, chunk })
 }
 
-/// Returns the copies of a rank's own block into its own output; none in place.
 pub(super) fn self_copy(request: &PlanRequest<'_>) -> impl Iterator<Item = Step> + use<> {
     let &PlanRequest { rank, shape, .. } = request;
     let is_copied = shape.collective.requires(rank, rank) && !shape.in_place;
@@ -41,10 +39,8 @@ pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
 }
 
-/// Returns the flag after which the output of `from` may be written, if one is needed.
-///
-/// With two outputs in turn, a rank that has a block of every rank in the last start knows that all of them have entered
-/// that start, so the output before it is free. Otherwise a flag of the last start says so.
+/// With two outputs in turn, a rank that has a block of every rank in the last start knows that all of them have
+/// entered that start, so the output before it is free. Otherwise a flag of the last start says so.
 pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> Option<Flag> {
     match request.shape {
         Shape { outputs: 1, .. } => Some(ready(from, lane)),
@@ -53,32 +49,24 @@ pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> O
     }
 }
 
-/// Returns the indices below `count` except `at`, cyclically from the one after `at`.
-///
-/// A rank serves its peers in this order, so that no two ranks serve the same peer at once.
+/// A rank serves its peers in cyclic order from the next rank on, so that no two ranks serve the same peer at once.
 pub(super) fn after(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
     (at + 1..count).chain(0..at)
 }
 
-/// Returns the indices below `count` except `at`, cyclically backwards from the one before `at`.
-///
-/// Peers serve a rank in this order.
+/// Peers serve a rank in cyclic order, backwards from the rank before it.
 pub(super) fn before(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
     (0..at).rev().chain((at + 1..count).rev())
 }
 
-/// A lane, and the peers that it exchanges data with.
 #[derive(Debug)]
 pub(super) struct PeerLane {
     pub(super) lane: LaneId,
     pub(super) tier: Tier,
-    /// The peers in the order in which this rank serves them.
     pub(super) served: Vec<Rank>,
-    /// The peers in the order in which they serve this rank.
     pub(super) serving: Vec<Rank>,
 }
 
-/// Returns one lane for all peers, or one lane for this rank's node and one for the other nodes.
 pub(super) fn peer_lanes(request: &PlanRequest<'_>) -> Vec<PeerLane> {
     let &PlanRequest { topology, rank, .. } = request;
     let home =
@@ -94,9 +82,8 @@ pub(super) fn peer_lanes(request: &PlanRequest<'_>) -> Vec<PeerLane> {
     vec![home(served, serving), network_lane(request)]
 }
 
-/// Returns the lane to the ranks of other nodes, one node at a time.
-///
-/// In each node a rank begins at its own local index, so that the ranks of two nodes of one size meet in pairs.
+/// In each node a rank begins with the peer of its own local index, so that the ranks of two nodes of one size meet in
+/// pairs.
 fn network_lane(request: &PlanRequest<'_>) -> PeerLane {
     let &PlanRequest { topology, rank, .. } = request;
     let (nodes, node) = (topology.nodes(), topology.node(rank) as usize);

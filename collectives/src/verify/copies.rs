@@ -1,4 +1,4 @@
-//! Checks that every required chunk is copied exactly once, and finds the waits after which a copy is complete.
+//! Checks that every chunk that a rank needs is copied to it exactly once.
 
 use peerlane_hal::Rank;
 
@@ -7,19 +7,15 @@ use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
 use crate::plan::{Cell, LaneId, Step};
 
-/// The steps that copy into the outputs of the ranks that the verifier follows, sorted by block and chunk.
 #[derive(Debug)]
 pub(super) struct Copies {
     by_output: Vec<Vec<CellCopy>>,
 }
 
-/// A step that copies one chunk of a block into the output of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CellCopy {
     pub(super) cell: Cell,
-    /// The rank that executes the copy.
     pub(super) rank: Rank,
-    /// The index of the lane that represents the copying lane, and the index of the step in that lane.
     pub(super) step: (usize, usize),
 }
 
@@ -35,10 +31,8 @@ impl Copies {
     }
 }
 
-/// Checks that the copies into each output are those that the collective requires.
-///
-/// The [race check](super::races) proves that they are complete when the caller gets the output. A number in a plan decides
-/// no allocation here, and the comparison ends at the first missing cell.
+/// The [race check](super::races) proves that the copies are complete when the caller gets the output. A number in a
+/// plan decides no allocation here, and the comparison ends at the first missing cell.
 pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
     let symmetry = &set.symmetry;
     let mut by_output: Vec<Vec<CellCopy>> = vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
@@ -82,7 +76,6 @@ fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fa
     }
 }
 
-/// A wait step, identified by its rank, lane and step index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wait {
     pub(super) rank: Rank,
@@ -90,7 +83,6 @@ pub(super) struct Wait {
     pub(super) at: usize,
 }
 
-/// A range of indices into the waits of [`Completions`]. The ranks of these waits are those that a representative sees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitRange {
     first: u32,
@@ -103,32 +95,24 @@ impl WaitRange {
     }
 }
 
-/// A lane with gets from the memory of a rank that the verifier follows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Getter {
     pub(super) rank: Rank,
-    /// The index of the lane that executes the gets, or of the lane that represents it.
     pub(super) lane: usize,
-    /// The waits after which the last get of the lane is known to be complete.
     pub(super) waits: WaitRange,
 }
 
-/// For every copy, the waits after which a rank knows that the copy is complete.
-///
-/// A signal to a peer publishes that its lane has completed all puts to that peer and all gets from it. A signal to the own
-/// rank publishes that the lane has completed everything, which for puts to other ranks means only that their sources are
-/// free. A lane that passes the wait for such a signal knows what it publishes. So for everything that a lane completes, the
-/// first signal after it to each possible reader names a wait, and a lane with one of these waits in its past knows it.
+/// A signal tells a peer that the signalling lane has completed all puts to that peer and all gets from it. A signal to
+/// the own rank publishes that the lane has completed everything, which for puts to other ranks means only that their
+/// sources are free. A lane that passes the wait for such a signal knows what it publishes. So for everything that a
+/// lane completes, the first signal after it to each possible reader names a wait, and a lane with one of these waits
+/// in its past knows it.
 #[derive(Debug)]
 pub(super) struct Completions {
     waits: Vec<Wait>,
-    /// By lane and step, the waits after which a copy is known to be complete; empty for other steps.
     copies: Vec<Vec<WaitRange>>,
-    /// For each lane, the waits after which the lane no longer reads the sources of its copies.
     lane_ends: Vec<WaitRange>,
-    /// For each lane, whether it is lane 0 or ends with a signal to lane 0 of its rank.
     joins_home: Vec<bool>,
-    /// For each rank that the verifier follows, the lanes with gets from the memory of that rank.
     getters: Vec<Vec<Getter>>,
 }
 
@@ -149,7 +133,7 @@ impl Completions {
         completions
     }
 
-    /// Visits the steps of a lane in reverse order, so that the signals after a copy are known at the copy.
+    /// The steps of a lane are visited in reverse order, so that the signals after a copy are known at the copy.
     fn add_lane(
         &mut self,
         set: &PlanSet,
@@ -194,7 +178,6 @@ impl Completions {
         WaitRange { first, end: next(&self.waits) }
     }
 
-    /// Records the last get of a lane from a rank, which a visit in reverse order meets first.
     fn add_get(&mut self, set: &PlanSet, lane: usize, peer: Rank, waits: WaitRange) {
         let symmetry = &set.symmetry;
         let rank = symmetry.rotated(symmetry.rotation_back(peer), set.lanes[lane].rank);
@@ -205,7 +188,6 @@ impl Completions {
         }
     }
 
-    /// Returns the waits after which a copy is known to be complete.
     pub(super) fn of_copy(&self, (lane, at): (usize, usize)) -> WaitRange {
         self.copies[lane][at]
     }
@@ -241,21 +223,18 @@ fn joins_home(set: &PlanSet, flags: &Flags, lane: usize) -> bool {
     closed.lane == LaneId::HOME || (*peer == closed.rank && set.lanes[reader].lane == LaneId::HOME)
 }
 
-/// For each lane of each rank, the first wait for a signal that comes after the current step.
 struct NextWaits<'a> {
     set: &'a PlanSet,
     at: Vec<Option<u32>>,
 }
 
 impl NextWaits<'_> {
-    /// Records that a lane waits at step `at` for a signal after the current step.
     fn add_signal(&mut self, rank: Rank, lane: LaneId, at: usize) {
         let next = &mut self.at[self.set.clock_index(rank, lane)];
         let at = u32::try_from(at).expect("fewer than 2^32 steps");
         *next = Some(next.map_or(at, |next| next.min(at)));
     }
 
-    /// Returns the recorded waits of two ranks, or of one rank if both arguments are equal.
     fn of_ranks(&self, [first, second]: [Rank; 2]) -> impl Iterator<Item = Wait> + '_ {
         let second = (second != first).then_some(second);
         [Some(first), second].into_iter().flatten().flat_map(move |rank| {

@@ -1,4 +1,4 @@
-//! Explains a fault by an order of events that leads to it.
+//! Explains a fault in a set of plans by an order of events that leads to it.
 //!
 //! Everything that precedes the faulty step has certainly happened before it; everything else may not have happened. So a
 //! counterexample lists the preceding events in a possible order, then the step, then what the step needed. Of the preceding
@@ -16,10 +16,9 @@ use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
 use crate::plan::{Cell, LaneId, Plan, Source, Step};
 
-/// The largest number of events that a counterexample shows before its last event.
 const EVENTS_MAX: usize = 12;
 
-/// A sequence of events that leads to a fault, printed with one event per line.
+/// A sequence of events that leads to a fault in a set of plans, printed with one event per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counterexample {
     /// The events before the fault, in a possible order.
@@ -38,7 +37,7 @@ impl fmt::Display for Counterexample {
 }
 
 impl Fault {
-    /// Returns a sequence of events that leads to this fault; `plans` are the plans of all ranks.
+    /// Returns a sequence of events that leads to this fault. `plans` are the plans of all ranks.
     pub fn counterexample(&self, plans: &[Plan]) -> Counterexample {
         let from_order = || {
             let owners: Vec<Rank> = Rank::all(plans.len()).collect();
@@ -53,7 +52,6 @@ impl Fault {
         })
     }
 
-    /// Returns the counterexample of a fault that does not depend on the order of events.
     fn static_counterexample(&self) -> Option<Counterexample> {
         let counterexample =
             |events: Vec<String>, end: String| Some(Counterexample { events, end });
@@ -106,13 +104,9 @@ impl Fault {
     }
 }
 
-/// An event that must precede a step, but may not have happened before it.
 enum Needed {
-    /// The rank has entered the operation start with this number, counted from 1.
     Start(Rank, u32),
-    /// The copy at this lane index and step index is complete.
     Copy((usize, usize)),
-    /// The wait at this lane index and step index has passed in the start with this number.
     Wait((usize, usize), u32),
 }
 
@@ -165,14 +159,12 @@ impl Explainer<'_> {
         }
     }
 
-    /// Returns the lane index and the step index of the step at a location.
     fn find(&self, location: Location) -> Option<(usize, usize)> {
         let lane = self.set.followed_lane(location.rank, location.lane);
         let steps = self.set.lanes[lane].steps.len();
         (0..steps).find(|&at| self.set.location(lane, at) == location).map(|at| (lane, at))
     }
 
-    /// Returns the index of lane 0 of a rank, and the number of steps in that lane.
     fn end_of_home(&self, rank: Rank) -> (usize, usize) {
         let home = self.set.followed_lane(rank, LaneId::HOME);
         (home, self.set.lanes[home].steps.len())
@@ -188,14 +180,12 @@ impl Explainer<'_> {
         Some(Needed::Copy((lane, at)))
     }
 
-    /// Returns the last copy of a lane for which `picks` returns true.
     fn last_step(&self, rank: Rank, lane: LaneId, picks: impl Fn(&Step) -> bool) -> Option<Needed> {
         let number = self.set.followed_lane(rank, lane);
         let at = self.set.lanes[number].steps.iter().rposition(picks)?;
         Some(Needed::Copy((number, at)))
     }
 
-    /// Returns the events that certainly precede a step that runs too early; `needed` is not among them.
     fn events_to(
         &self,
         (lane, at): (usize, usize),
@@ -244,9 +234,6 @@ impl Explainer<'_> {
         Some(Counterexample { events, end })
     }
 
-    /// Returns the signals and waits that have certainly passed, in a possible order.
-    ///
-    /// `picks` selects flags by the lanes of writer and reader.
     fn events(
         &self,
         happens_before: &HappensBefore<'_>,
@@ -279,7 +266,6 @@ impl Explainer<'_> {
         events
     }
 
-    /// Returns `Some` if the next step of a lane has certainly happened, with the lanes that write and read its flag.
     fn next_step(
         &self,
         happens_before: &HappensBefore<'_>,

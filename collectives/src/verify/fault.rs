@@ -1,4 +1,4 @@
-//! The faults that the verifier finds, and their classes.
+//! Defines the faults that the verifier finds in plans, and their classes.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use peerlane_hal::{ErrorKind, Rank};
 use crate::collective::Collective;
 use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, Tier};
 
-/// The position of a step in its lane, which is the entry, a numbered step of the plan, or the exit.
+/// The position of a step in the sequence of steps of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// The entry of the lane, with the steps that run before those of the plan.
+    /// The steps by which a sequence begins, before those of the plan.
     Entry,
-    /// The step with this number in the lane, counted from 1 as in the text form of the plan.
+    /// The step with this number, counted from 1 as in the text form of the plan.
     Step(usize),
-    /// The exit of the lane, with the steps that run after those of the plan and before the caller continues.
+    /// The steps by which a sequence ends, after those of the plan and before the caller continues.
     Exit,
 }
 
@@ -44,14 +44,17 @@ impl fmt::Display for Location {
     }
 }
 
-/// A reason why plans must not run, with the step or the rank at fault. Starts are counted from 1.
+/// A fault for which a set of plans must not run, such as a deadlock or a race.
+///
+/// It names the step or the rank at fault. Starts are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
     /// The list of plans is empty.
     #[error("the set of plans is empty, expected one plan for each rank")]
     NoPlan,
-    /// A field of one plan disagrees with the first plan, or with the number or the order of the plans.
+    /// A field of one plan contradicts the other plans. It disagrees with the first plan, or with the number or the
+    /// order of the plans.
     #[error("plan {index}: {field} is {found}, expected {expected}")]
     Disagrees {
         /// The index of the plan that disagrees, counted from 0.
@@ -89,7 +92,7 @@ pub enum Fault {
         /// The text that says how the plan contradicts its collective.
         text: String,
     },
-    /// A step copies from an output, but in this collective every output holds different blocks.
+    /// A step reads the output of a rank, although every output of the collective holds different blocks.
     #[error(
         "{location}: the step copies from an output, expected an input, because the outputs of an \
          {collective} hold different blocks"
@@ -133,14 +136,14 @@ pub enum Fault {
         /// The chunk of a block that no step copies.
         cell: Cell,
     },
-    /// An operation may end before a chunk of a block is known to have arrived in the caller's output.
+    /// An operation may end before a chunk of its output has arrived.
     #[error("rank {rank}: start {start} may end before cell {cell} has arrived in the output")]
     NotArrived {
         /// The rank whose output may lack the chunk.
         rank: Rank,
         /// The chunk of a block that may not have arrived.
         cell: Cell,
-        /// The number of the operation start that may end too early.
+        /// The number of the run of the operation that may end too early, counted from 1.
         start: u32,
     },
     /// Two steps copy the same chunk of a block into the same output.
@@ -151,13 +154,13 @@ pub enum Fault {
         /// The location of the other step that copies the chunk.
         second: Location,
     },
-    /// A step of an operation in place copies a chunk that its destination contains already.
+    /// A step copies a rank's own block into its output, although an operation in place has it there.
     #[error(
         "{location}: the step copies the rank's own block, which is already in its output, because \
          the operation is in place"
     )]
     CopiedInPlace {
-        /// The location of the step that copies a chunk of the destination's own block.
+        /// The location of the step that copies the block.
         location: Location,
     },
     /// A step copies a chunk of a block into an output that does not need it.
@@ -165,28 +168,28 @@ pub enum Fault {
         "{location}: the output of rank {rank} does not need the copied cell; expected no copy"
     )]
     NotRequired {
-        /// The location of the step with the superfluous copy.
+        /// The location of the step whose copy is not needed.
         location: Location,
         /// The rank whose output does not need the chunk.
         rank: Rank,
     },
-    /// A step may read a chunk of a block before the chunk has arrived in the source memory.
+    /// A step may read a chunk before the chunk has arrived in the memory that it reads.
     #[error(
         "{location}: in start {start}, the step may read its source before the data has arrived"
     )]
     ReadEarly {
         /// The location of the step that may read too early.
         location: Location,
-        /// The number of the operation start in which the step may read too early.
+        /// The number of the run of the operation in which the step may read too early, counted from 1.
         start: u32,
     },
-    /// Lanes wait for each other in a cycle.
+    /// Several engines wait for each other in a cycle.
     #[error("deadlock in start {start}: {}", cycle(.waits))]
     Deadlock {
         /// The waits that form the cycle. The signal for each comes after the next wait in that wait's lane; for the
         /// last one, after the first.
         waits: Vec<Location>,
-        /// The number of the operation start in which the lanes block each other.
+        /// The number of the run of the operation that deadlocks, counted from 1.
         start: u32,
     },
     /// Two lanes signal the same flag.
@@ -197,7 +200,7 @@ pub enum Fault {
     TwoWriters {
         /// The location of one signal of the flag.
         first: Location,
-        /// The location of a signal of the same flag in another lane.
+        /// The location of the other signal of the same flag.
         second: Location,
     },
     /// Two lanes wait for the same flag.
@@ -208,48 +211,51 @@ pub enum Fault {
     TwoReaders {
         /// The location of one wait for the flag.
         first: Location,
-        /// The location of a wait for the same flag in another lane.
+        /// The location of the other wait for the same flag.
         second: Location,
     },
-    /// A wait is not in the lane that its flag names as the reader.
+    /// A step waits for a flag that belongs to another lane.
     #[error(
         "{location}: the wait is in the wrong lane, expected lane {lane}, which the flag names"
     )]
     OtherReader {
         /// The location of the wait in the wrong lane.
         location: Location,
-        /// The lane that the flag names as its reader.
+        /// The lane that may wait for the flag.
         lane: LaneId,
     },
-    /// The number of signals of a flag in one operation start differs from the number of waits for it.
+    /// The number of signals of a flag differs from the number of waits for it. The numbers are those of one start of
+    /// the operation.
     #[error(
         "{location}: in one start, rank {reader} receives {signals} signals of the flag `{flag}` \
          and waits for it {waits} times, expected 1 signal and 1 wait"
     )]
     Unbalanced {
-        /// The location of a step that names the flag.
+        /// The location of a step that signals the flag or waits for it.
         location: Location,
         /// The rank that waits for the flag.
         reader: Rank,
-        /// The flag that is signalled or waited for too often.
+        /// The flag whose signals and waits differ in number.
         flag: Flag,
-        /// The number of signals of the flag in one operation start.
+        /// The number of signals of the flag in one run of the operation.
         signals: usize,
-        /// The number of waits for the flag in one operation start.
+        /// The number of waits for the flag in one run of the operation.
         waits: usize,
     },
-    /// A flag is signalled more than once in an operation start, so a later wait passes on the first value.
+    /// A flag is signalled more than once in one run of an operation, so a later wait passes too early.
+    ///
+    /// It passes on the first value.
     #[error(
         "{second}: the same flag is already signalled in this start, by {first}, so a wait may \
          pass too early; expected one signal"
     )]
     Repeated {
-        /// The location of the first signal of the flag in the operation start.
+        /// The location of the first signal of the flag.
         first: Location,
-        /// The location of the next signal of the flag in the same operation start.
+        /// The location of the second signal of the flag in the same run of the operation.
         second: Location,
     },
-    /// A flag is signalled again before its reader is known to have consumed the last signal.
+    /// A flag may be signalled again before its reader has consumed the last signal.
     #[error(
         "{location}: in start {start}, the flag may be signalled again before its reader has \
          passed the wait of the previous start"
@@ -257,7 +263,7 @@ pub enum Fault {
     NotConsumed {
         /// The location of the signal that may come too early.
         location: Location,
-        /// The number of the operation start in which the signal may come too early.
+        /// The number of the run of the operation in which the signal may come too early, counted from 1.
         start: u32,
     },
     /// A step may write to the output of a peer while the peer's caller still uses that output.
@@ -270,7 +276,7 @@ pub enum Fault {
         location: Location,
         /// The rank whose output may be overwritten too early.
         peer: Rank,
-        /// The number of the operation start in which the step may write too early.
+        /// The number of the run of the operation in which the step may write too early, counted from 1.
         start: u32,
     },
     /// An operation may end while a lane of the same rank still reads the caller's memory.
@@ -278,9 +284,9 @@ pub enum Fault {
     SourceInUse {
         /// The rank whose memory may still be read.
         rank: Rank,
-        /// The lane that may still read the memory of its rank.
+        /// The lane that may still read memory of its rank.
         lane: LaneId,
-        /// The number of the operation start that may end before the lane has finished its reads.
+        /// The number of the run of the operation that may end before the reads are complete, counted from 1.
         start: u32,
     },
     /// An operation may end while a get of another rank still reads the caller's memory.
@@ -295,7 +301,7 @@ pub enum Fault {
         peer: Rank,
         /// The lane that executes the get.
         lane: LaneId,
-        /// The number of the operation start that may end before the get is complete.
+        /// The number of the run of the operation that may end before the get is complete, counted from 1.
         start: u32,
     },
     /// The algorithm cannot create plans for the given arguments.
@@ -304,25 +310,27 @@ pub enum Fault {
         /// The error message of the schedule that could not create the plans.
         reason: String,
     },
-    /// Sums over the plans of all ranks show that some copy or signal is missing or superfluous.
+    /// Some copy or signal in the plans of all ranks is missing or superfluous.
+    ///
+    /// Sums over the plans show it.
     #[error("the plans of all ranks do not match: {what}")]
     SumMismatch {
-        /// The property that the sums were expected to show.
+        /// The property of the plans that does not hold.
         what: &'static str,
     },
-    /// A step names a rank that the fabric of its lane cannot reach.
+    /// A step names a rank that the fabric of its engine cannot reach.
     #[error(
         "{location}: a {tier} lane cannot reach rank {peer}; expected a lane of the other tier"
     )]
     OutOfReach {
         /// The location of the step that names the unreachable rank.
         location: Location,
-        /// The rank that the fabric of the lane cannot reach.
+        /// The rank that the fabric cannot reach.
         peer: Rank,
-        /// The tier of the lane that contains the step.
+        /// The tier of the fabric, local or network.
         tier: Tier,
     },
-    /// A lane of the local tier signals a lane of the network tier on another rank.
+    /// A step of the local fabric signals a flag that belongs to the network fabric of another rank.
     ///
     /// Only flags of a rank's own lanes, and arrivals over the network, cross tiers. The local fabric cannot write the flags of
     /// the network fabric.
@@ -333,7 +341,7 @@ pub enum Fault {
     AcrossTiers {
         /// The location of the signal from the local lane.
         location: Location,
-        /// The rank whose network lane the step signals.
+        /// The rank whose flag the step signals.
         peer: Rank,
     },
 }
@@ -356,7 +364,7 @@ fn cycle(waits: &[Location]) -> String {
     text + if waits.len() == 1 { "itself" } else { "the first wait" }
 }
 
-/// The class of a [`Fault`], by which a program can tell faults apart.
+/// The class of a fault in a set of plans, by which a program can tell faults apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultClass {
@@ -364,23 +372,23 @@ pub enum FaultClass {
     Disagreement,
     /// A plan names a rank, chunk, source or lane that does not exist.
     Unknown,
-    /// A byte of a result does not arrive.
+    /// A byte of an output never arrives.
     Missing,
-    /// A byte of a result arrives more than once.
+    /// A byte of an output is written more than once.
     Twice,
-    /// A byte is read before it is known to have arrived.
+    /// A byte may be read before it has arrived.
     ReadEarly,
-    /// Lanes wait for each other in a cycle.
+    /// Several engines wait for each other in a cycle.
     Deadlock,
     /// A flag has two writers or two readers.
     Shared,
-    /// A flag has different numbers of signals and waits.
+    /// A flag has more signals than waits, or fewer.
     Unbalanced,
-    /// A wait could pass on the value of an earlier signal.
+    /// A wait may pass too early, on the value of an earlier signal.
     Stale,
-    /// Memory is overwritten while a rank may still read it.
+    /// Memory may be overwritten while a rank still reads it.
     Overwritten,
-    /// A step names a rank that the fabric of its lane does not reach.
+    /// A step names a rank that the fabric of its engine cannot reach.
     Unreachable,
 }
 
@@ -400,7 +408,7 @@ impl FaultClass {
         Self::Unreachable,
     ];
 
-    /// Returns a short name of the fault class for use in tables.
+    /// Returns the short name of the fault class for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Disagreement => "disagreement",

@@ -1,4 +1,4 @@
-//! Checks that every flag has one writer and one reader, and that no cycle of waits exists.
+//! Checks that every flag has one writer and one reader, and that plans have no deadlock.
 //!
 //! A flag is signalled and waited for once in a start. It cannot be used twice, because all values of a start are the same
 //! epoch: a second wait would pass on the first signal.
@@ -9,22 +9,16 @@ use super::fault::{Fault, Location};
 use super::plan_set::PlanSet;
 use crate::plan::{Flag, LaneId, Step, Tier};
 
-/// The flags of the ranks that the verifier follows, and the steps that signal these flags or wait for them.
 #[derive(Debug)]
 pub(super) struct Flags {
     uses: Vec<FlagUse>,
-    /// For each lane and step, the index in `uses` of the flag that the step names; unused for copies.
     by_step: Vec<Vec<u32>>,
 }
 
-/// The steps that signal one flag and wait for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagUse {
-    /// The rank that signals the flag.
     pub(super) writer: Rank,
-    /// The index of the lane that represents the writer's lane, and the index of the signal in that lane.
     pub(super) signal: (usize, usize),
-    /// The index of the lane that waits, and the index of the wait in that lane.
     pub(super) wait: (usize, usize),
 }
 
@@ -33,13 +27,11 @@ impl Flags {
         self.uses.len()
     }
 
-    /// Returns the signal and the wait of the flag that a step names.
     pub(super) fn of_step(&self, lane: usize, at: usize) -> FlagUse {
         self.uses[self.by_step[lane][at] as usize]
     }
 }
 
-/// A step that signals a flag or waits for it. The step can be one of another rank that the lane's rank represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct NamingStep {
     flag: Flag,
@@ -55,7 +47,6 @@ impl NamingStep {
     }
 }
 
-/// Checks that every flag has one signal and one wait, and numbers the flags.
 pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     let symmetry = &set.symmetry;
     let mut by_reader: Vec<Vec<NamingStep>> =
@@ -87,7 +78,6 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     Ok(flags)
 }
 
-/// Checks the signals and waits of one flag; `steps` lists the signals first.
 fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagUse, Fault> {
     let location = |step: &NamingStep| step.location(set);
     let flag = steps[0].flag;
@@ -139,12 +129,10 @@ fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)
     steps.iter().find(is_other).map(|second| (first, second))
 }
 
-/// Checks that the lanes of all ranks end, by simulating one run of them.
-///
-/// One interleaving is enough. Only a wait can block a lane, and because its flag has one writer, one reader and one signal
-/// in a start, no other lane can consume that signal: a lane that can continue now can continue later. So every order that
-/// runs lanes as long as possible ends at the same steps. Starts do not mix: the n-th wait for a flag is for its n-th signal,
-/// or the one before, so all starts behave alike.
+/// One interleaving is enough to find a deadlock. Only a wait can block a lane, and because its flag has one writer,
+/// one reader and one signal in a start, no other lane can consume that signal: a lane that can continue now can
+/// continue later. So every order that runs lanes as long as possible ends at the same steps. Starts do not mix: the
+/// n-th wait for a flag is for its n-th signal, or the one before, so all starts behave alike.
 pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> {
     let mut run = DeadlockRun {
         set,
@@ -167,14 +155,11 @@ pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> 
 struct DeadlockRun<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// The index of the next step of each lane.
     next: Vec<usize>,
-    /// For each lane, the lanes that are blocked until it signals.
     blocked_on: Vec<Vec<usize>>,
 }
 
 impl DeadlockRun<'_> {
-    /// Runs a lane until a wait blocks it, and returns whether it made progress.
     fn run_lane(&mut self, lane: usize) -> bool {
         let steps = &self.set.lanes[lane].steps;
         let first = self.next[lane];
@@ -196,7 +181,6 @@ impl DeadlockRun<'_> {
         self.next[lane] < self.set.lanes[lane].steps.len()
     }
 
-    /// Finds the cycle of waits that blocks a lane, by following each wait to the lane that must signal.
     fn deadlock(&self, blocked: usize) -> Fault {
         let symmetry = &self.set.symmetry;
         let mut path = Vec::new();

@@ -1,4 +1,4 @@
-//! Decides whether one step happens before another, with vector clocks or a complete search.
+//! Decides whether one step of a set of plans happens before another, with vector clocks or a complete search.
 //!
 //! A step precedes another if a path leads from the one to the other, along lanes and from each signal to its wait.
 
@@ -10,10 +10,9 @@ use super::flags::Flags;
 use super::plan_set::PlanSet;
 use crate::plan::{LaneId, Step};
 
-/// The vector clocks of the lanes of one rank.
+/// A vector clock has a time for every lane of every rank.
 ///
-/// A clock has a time for every lane of every rank. Lanes of the rank pass their clocks on as logs of changes, so passing a
-/// clock on repeatedly costs no more than once.
+/// Lanes of the rank pass their clocks on as logs of changes, so passing a clock on repeatedly costs no more than once.
 #[derive(Debug)]
 pub(super) struct VectorClocks {
     lanes: Vec<Clock>,
@@ -21,11 +20,8 @@ pub(super) struct VectorClocks {
 
 #[derive(Debug)]
 struct Clock {
-    /// The latest known time of every lane of every rank, or 0 if none is known.
     times: Vec<i64>,
-    /// The changes of `times` in order, each as an index and its new time.
     log: Vec<(usize, i64)>,
-    /// For each lane of the rank, the number of its log entries that this lane has merged.
     merged: Vec<usize>,
 }
 
@@ -47,7 +43,6 @@ impl VectorClocks {
         self.lanes[lane].times[entry]
     }
 
-    /// Raises one entry of a lane's clock to `time`, unless the entry is already as high.
     pub(super) fn advance(&mut self, lane: usize, entry: usize, time: i64) {
         let clock = &mut self.lanes[lane];
         if clock.times[entry] < time {
@@ -56,12 +51,10 @@ impl VectorClocks {
         }
     }
 
-    /// Returns the current length of a lane's log, up to which another lane can [merge](Self::merge) it.
     pub(super) fn snapshot(&self, lane: usize) -> usize {
         self.lanes[lane].log.len()
     }
 
-    /// Merges into a lane's clock the clock that another lane had when its log had the length `snapshot`.
     pub(super) fn merge(&mut self, lane: usize, from: usize, snapshot: usize) {
         let first = self.lanes[lane].merged[from];
         for index in first..snapshot {
@@ -72,8 +65,6 @@ impl VectorClocks {
     }
 }
 
-/// The point at which a lane reaches a logical time. The times of all starts form one sequence, see
-/// [`HappensBefore::time`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) rank: Rank,
@@ -81,16 +72,14 @@ pub(super) struct Event {
     pub(super) time: i64,
 }
 
-/// Searches for a happens-before path between two events. It keeps its buffers for the next search.
+/// Searches for a happens-before path between two events, and keeps its buffers for the next search.
 #[derive(Debug)]
 pub(super) struct HappensBefore<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// The logical time between two starts, larger than the number of steps of any lane.
+    /// The logical time between two starts must be larger than the number of steps of any lane.
     pub(super) start_stride: i64,
-    /// For each lane, the indices of its wait steps.
     waits: Vec<Vec<usize>>,
-    /// For each lane of each rank, the latest time that the search has reached; 0 between searches.
     found: Vec<i64>,
     touched: Vec<usize>,
 }
@@ -110,26 +99,22 @@ impl<'a> HappensBefore<'a> {
         }
     }
 
-    /// Returns the logical time at which a lane reaches step `at` in start `start`.
     pub(super) fn time(&self, start: i64, at: usize) -> i64 {
         start * self.start_stride + 1 + i64::try_from(at).expect("memory is smaller")
     }
 
-    /// Returns whether `earlier` happens before `later`; no event happens before start 0.
     pub(super) fn precedes(&mut self, earlier: Event, later: Event) -> bool {
         let is_found = self.search(later, Some(earlier));
         self.touched.drain(..).for_each(|index| self.found[index] = 0);
         is_found
     }
 
-    /// Returns, for each lane of each rank, the latest time that happens before `event`, or 0 if there is none.
     pub(super) fn before(&mut self, event: Event) -> Vec<i64> {
         self.search(event, None);
         self.touched.clear();
         std::mem::take(&mut self.found)
     }
 
-    /// Searches backwards from `later` until it finds `earlier`, or all events before `later` if `earlier` is `None`.
     fn search(&mut self, later: Event, earlier: Option<Event>) -> bool {
         self.found.resize(self.set.all_lanes(), 0);
         let mut open = VecDeque::from([later]);
@@ -152,7 +137,6 @@ impl<'a> HappensBefore<'a> {
         false
     }
 
-    /// Adds to the search the signals for which a lane has waited after time `previous` and before `event`.
     fn open_signals(&self, previous: i64, event: Event, open: &mut VecDeque<Event>) {
         let Event { rank, lane, time } = event;
         let symmetry = &self.set.symmetry;

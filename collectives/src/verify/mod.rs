@@ -1,4 +1,4 @@
-//! Proves without hardware that the plans of all ranks reach the goal of their collective.
+//! Proves without hardware that the plans of all ranks move the right data without races or deadlocks.
 //!
 //! | file | checks or holds |
 //! | --- | --- |
@@ -52,25 +52,25 @@ use flags::Flags;
 use plan_set::PlanSet;
 use symmetry::Symmetry;
 
-/// The result of a successful verification, printed as a statement of what is proven.
+/// The result of a successful verification of plans, printed as a statement of what is proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// The number of ranks whose plans the proof covers.
     pub ranks: u32,
     /// The number of chunks into which each block is cut.
     pub chunks: u32,
-    /// The number of consecutive starts of the operation that the verifier checked.
+    /// The number of consecutive runs of the operation that the verifier checked.
     pub starts: u32,
-    /// The number of steps that all ranks execute in one start of the operation, including the entry and exit of each
-    /// lane.
+    /// The number of copies, signals and waits that all ranks execute in one run of the operation. It includes the
+    /// entry and exit of each lane.
     pub steps: usize,
-    /// The number of flags that all ranks use in one start of the operation.
+    /// The number of flags that all ranks use in one run of the operation.
     pub flags: usize,
-    /// The coverage of the proof, which says whether the plans of all ranks or only of some were checked.
+    /// The ranks whose plans the verifier checked, either all ranks or a selection.
     pub coverage: Coverage,
 }
 
-/// The set of ranks whose plans a proof has checked, and what it assumes for the others.
+/// The ranks whose plans a proof has checked, and what it assumes for the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Coverage {
@@ -80,8 +80,10 @@ pub enum Coverage {
     BySymmetry {
         /// The representative ranks whose plans the verifier checked.
         followed: Vec<Rank>,
-        /// The number of plans that were compared with the rotated plan of their representative. If it is less than the
-        /// number of ranks, the others are assumed to be equal.
+        /// The number of plans that were compared with the plan of a representative rank.
+        ///
+        /// They were compared after a rotation. If it is less than the number of ranks, the others are assumed to be
+        /// equal.
         compared: usize,
     },
     /// The verifier checked only the plans for a smaller topology, made of some of the nodes.
@@ -89,8 +91,8 @@ pub enum Coverage {
     /// Sums over the plans of all ranks show that each required cell is copied once to each output, and that every signal has
     /// a wait.
     Sampled {
-        /// The number of plans that were added to the sums over all ranks. If it is less than the number of ranks, the
-        /// sums were not checked.
+        /// The number of plans of the full topology whose copies and signals were counted. If it is less than the
+        /// number of ranks, the sums were not checked.
         summed: usize,
         /// The number of ranks whose plans the verifier checked step by step.
         ranks: usize,
@@ -154,7 +156,8 @@ impl Proof {
     }
 }
 
-/// Verifies that the plans of all ranks, given in rank order, reach the goal of their collective.
+/// Verifies that the plans of all ranks move the right data without races or deadlocks. The plans are given in rank
+/// order.
 ///
 /// # Errors
 /// The first fault found; plans with a fault must not run.
@@ -166,7 +169,6 @@ pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     Ok(Proof::new(first, &set, &flags))
 }
 
-/// Checks the copies, flags, deadlocks and races in a set of plans.
 fn follow(set: &PlanSet) -> Result<Flags, Fault> {
     let copies = copies::check(set)?;
     let flags = flags::check(set)?;

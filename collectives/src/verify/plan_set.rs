@@ -1,4 +1,4 @@
-//! Checks that the plans of a set agree with each other, and lists the lanes that the verifier follows.
+//! Checks that the plans of all ranks agree with each other and name only ranks, chunks and flags that exist.
 
 use std::fmt::Display;
 
@@ -9,9 +9,7 @@ use super::symmetry::Symmetry;
 use crate::collective::Collective;
 use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier};
 
-/// Returns the chunks of blocks that must be copied to the output of a rank, in ascending order.
-///
-/// In place, the rank's own block is in the output from the start.
+/// In place, the rank's own block is in the output from the start and is not copied.
 pub(super) fn copied_cells(
     collective: Collective,
     rank: Rank,
@@ -24,25 +22,19 @@ pub(super) fn copied_cells(
     copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
-/// The lanes that the verifier follows, with their entry and exit steps.
-///
-/// Only the plans of the ranks that represent others are here. The verifier names a lane by its index in `lanes`.
+/// The verifier stores only the plans of ranks that represent others. The verifier names a lane by its index in `lanes`.
 #[derive(Debug)]
 pub(super) struct PlanSet {
     pub(super) collective: Collective,
     pub(super) ranks: u32,
     pub(super) chunks: u32,
     pub(super) in_place: bool,
-    /// The number of outputs that consecutive starts of the operation use in turn. Each output has a set of flags of
-    /// its own.
     pub(super) outputs: u32,
     pub(super) lanes_per_rank: usize,
     pub(super) symmetry: Symmetry,
-    /// The lanes of all ranks that the verifier follows, rank by rank.
     pub(super) lanes: Vec<ClosedLane>,
 }
 
-/// The steps of one lane of a plan, including its entry and exit.
 #[derive(Debug)]
 pub(super) struct ClosedLane {
     pub(super) rank: Rank,
@@ -54,7 +46,6 @@ pub(super) struct ClosedLane {
 }
 
 impl PlanSet {
-    /// Creates the set from the plans of the representatives, in order, after [`check`] has accepted them.
     pub(super) fn new(plans: &[Plan], symmetry: Symmetry) -> Self {
         let lanes = plans
             .iter()
@@ -73,34 +64,28 @@ impl PlanSet {
         }
     }
 
-    /// Returns the ranks that the verifier follows, each with the index of its lane 0.
     pub(super) fn followed_ranks(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
         let homes = (0..self.lanes.len()).step_by(self.lanes_per_rank);
         homes.map(|home| (self.lanes[home].rank, home))
     }
 
-    /// Returns the index of the lane that represents `lane` of `rank` in the verifier.
     pub(super) fn followed_lane(&self, rank: Rank, lane: LaneId) -> usize {
         self.symmetry.number(rank) * self.lanes_per_rank + lane.index()
     }
 
-    /// Returns the number of lanes of all ranks, including those that the verifier does not follow.
     pub(super) fn all_lanes(&self) -> usize {
         self.ranks as usize * self.lanes_per_rank
     }
 
-    /// Returns the index of a lane in a vector clock, which has an entry for every lane of every rank.
     pub(super) fn clock_index(&self, rank: Rank, lane: LaneId) -> usize {
         rank.index() * self.lanes_per_rank + lane.index()
     }
 
-    /// Returns the rank and the lane that have this [`clock_index`](Self::clock_index).
     pub(super) fn lane_of_clock(&self, index: usize) -> (Rank, LaneId) {
         let lane = LaneId(Rank::at(index % self.lanes_per_rank).0);
         (Rank::at(index / self.lanes_per_rank), lane)
     }
 
-    /// Returns every step of the lanes that the verifier follows, as lane index, step index and step.
     pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize, Step)> {
         self.lanes.iter().enumerate().flat_map(|(number, lane)| {
             lane.steps.iter().enumerate().map(move |(at, &step)| (number, at, step))
@@ -111,7 +96,6 @@ impl PlanSet {
         self.lanes[lane].lag(at).into()
     }
 
-    /// Returns whether a chunk of a block is in the output of `rank` before any step runs.
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
         self.in_place && cell.block == rank
     }
@@ -120,7 +104,6 @@ impl PlanSet {
         self.lanes[lane].location(at)
     }
 
-    /// Returns the location of a step, translated from a representative to a rank that it represents.
     pub(super) fn rotated_location(&self, rank: Rank, (lane, at): (usize, usize)) -> Location {
         let location = self.location(lane, at);
         let step = self.symmetry.rotated_step(self.symmetry.rotation_of(rank), location.step);
@@ -139,7 +122,6 @@ impl ClosedLane {
         Self { rank: plan.rank, lane, tier, steps, entry_steps, plan_steps }
     }
 
-    /// Returns how many starts ago the signal was made for which step `at` waits; 0 for other steps.
     pub(super) fn lag(&self, at: usize) -> u32 {
         match self.steps[at] {
             Step::Wait { flag } => flag.lag(),
@@ -157,7 +139,7 @@ impl ClosedLane {
     }
 }
 
-/// Checks that plans agree and name only ranks, chunks, flags and lanes that exist, and returns the first plan.
+/// Checks that plans agree and name only ranks, chunks, flags and lanes that exist.
 ///
 /// `plans` represent those of `ranks` ranks; `owners` has the rank of each plan, in the same order.
 pub(super) fn check<'a>(
@@ -236,7 +218,6 @@ fn check_steps(plan: &Plan) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks that one step names only ranks, chunks, flags and lanes that exist.
 struct StepCheck<'a> {
     plan: &'a Plan,
     location: Location,
@@ -256,7 +237,6 @@ impl StepCheck<'_> {
         }
     }
 
-    /// Checks that the ranks, the chunk and the source of a copy exist; `owner` is the rank that is read.
     fn check_copy(&self, peer: Rank, cell: Cell, from: Source, owner: Rank) -> Result<(), Fault> {
         self.check_rank(peer)?;
         self.check_cell(cell)?;
@@ -281,7 +261,6 @@ impl StepCheck<'_> {
         })
     }
 
-    /// Refuses a copy from an output unless all outputs of the collective hold the same blocks.
     fn check_source(&self, from: Source) -> Result<(), Fault> {
         let (location, collective) = (self.location, self.plan.collective);
         match from {
@@ -319,7 +298,6 @@ impl StepCheck<'_> {
         })
     }
 
-    /// Returns a fault with the texts of `describe`, what is missing and what is expected, unless `exists` is true.
     fn check_exists(
         &self,
         exists: bool,

@@ -1,4 +1,4 @@
-//! Proves that the plans of an algorithm are correct, for any number of ranks.
+//! Proves that the plans of an algorithm are correct for any number of ranks.
 //!
 //! For few ranks, all plans are made and verified. For more, one rank represents its orbit: plans are made one by one, each
 //! is compared with the rotated plan of its representative, and dropped. Two sets of plans that differ only by a rotation of
@@ -21,14 +21,15 @@ use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step, Tier};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
-/// Limits on the number of plan steps that a proof processes.
+/// Limits on the number of steps that a proof of plans processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// The number of steps of all ranks up to which the proof checks every plan step by step.
+    /// The largest number of steps of all ranks with which the proof checks every plan in full.
     pub followed_steps: usize,
-    /// The number of steps of all ranks up to which the proof checks every plan if no rank represents another.
+    /// The largest number of steps of all ranks with which plans without a symmetry are checked in full.
     pub asymmetric_steps: usize,
-    /// The number of steps of all ranks up to which every plan is compared or summed up, instead of a sample of plans.
+    /// The largest number of steps of all ranks with which every plan is compared, instead of a sample. Plans without a
+    /// symmetry are summed up instead.
     pub compared_steps: usize,
 }
 
@@ -40,7 +41,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// A budget without limits, with which the proof checks every plan step by step.
+    /// A budget without limits, with which the proof checks every plan in full.
     pub const UNLIMITED: Self = Self {
         followed_steps: usize::MAX,
         asymmetric_steps: usize::MAX,
@@ -48,12 +49,13 @@ impl Budget {
     };
 }
 
-/// The number of clock entries that take as much memory and time as one step.
+/// A proof needs about as much memory and time for 16 entries of vector clocks as for one step.
 const CLOCK_ENTRIES_PER_STEP: usize = 16;
-/// The number of plans from which the total number of steps is estimated.
 const ESTIMATE_PLANS: usize = 16;
 
-/// Proves that the plans which [`plan`](schedule::plan) makes for all ranks of a topology are correct.
+/// Proves that the plans of all ranks of a topology are correct.
+///
+/// The plans are those that [`plan`](schedule::plan) makes.
 ///
 /// # Errors
 /// The first fault found; [`Fault::NotPlanned`] if there are no such plans.
@@ -87,7 +89,6 @@ pub fn prove(
     source.verify_sample(&sample, budget.followed_steps)
 }
 
-/// Creates the plan of any rank when it is needed.
 #[derive(Clone, Copy)]
 struct PlanSource<'a> {
     algorithm: Algorithm,
@@ -96,7 +97,6 @@ struct PlanSource<'a> {
 }
 
 impl<'a> PlanSource<'a> {
-    /// Returns a source of plans for the same collective on a smaller topology.
     fn on(&self, topology: &'a Topology) -> Self {
         let collective = self.shape.collective;
         let collective = match collective.root() {
@@ -111,7 +111,6 @@ impl<'a> PlanSource<'a> {
         plan.map_err(|error| Fault::NotPlanned { reason: error.to_string() })
     }
 
-    /// Estimates the total number of steps in the plans of all ranks from a sample of plans.
     fn estimated_steps(&self) -> Result<usize, Fault> {
         let sample = Sample::new(self.topology, ESTIMATE_PLANS);
         let mut steps = 0;
@@ -129,7 +128,6 @@ impl<'a> PlanSource<'a> {
         Ok(proof)
     }
 
-    /// Verifies the plans of a symmetry's representatives, or continues if the plans lack this symmetry.
     fn verify_representatives(
         &self,
         symmetry: Symmetry,
@@ -156,7 +154,6 @@ impl<'a> PlanSource<'a> {
         Ok(ControlFlow::Break(proof))
     }
 
-    /// Sums up the plans of all ranks, or of a sample, and follows the plans for some of the nodes.
     fn verify_sample(&self, sample: &Sample, followed_steps: usize) -> Result<Proof, Fault> {
         let mut sums = Sums::default();
         let ranks = self.topology.ranks();
@@ -185,7 +182,6 @@ impl<'a> PlanSource<'a> {
         Ok(Proof { ranks: Rank::at(ranks).0, steps, flags, coverage, ..proof })
     }
 
-    /// Checks that every step names a rank that the fabric of its lane reaches.
     fn check_reach(&self, plan: &Plan) -> Result<(), Fault> {
         if !self.shape.tiers {
             return Ok(());
@@ -223,9 +219,7 @@ impl<'a> PlanSource<'a> {
 struct Sums {
     cell_sum: u64,
     flag_sum: u64,
-    /// The number of steps of the added plans, including the entry and exit of each lane.
     steps: usize,
-    /// The number of flags that the added plans wait for.
     flags: usize,
 }
 
@@ -261,7 +255,6 @@ impl Sums {
         }
     }
 
-    /// Fails unless the sums over the plans of all ranks are 0.
     fn check(&self) -> Result<(), Fault> {
         let mismatch = |what| Err(Fault::SumMismatch { what });
         match (self.cell_sum, self.flag_sum) {
@@ -296,14 +289,13 @@ fn hash([a, b, c, d]: [u32; 4]) -> u64 {
     mix(first ^ (u64::from(c) << 32 | u64::from(d)))
 }
 
-/// A selection of ranks that depends only on the topology, with the first, the last and pseudo-random others.
+/// The selected ranks depend only on the topology, so all ranks of a group select the same.
 #[derive(Clone, Debug)]
 struct Sample {
     ranks: Vec<Rank>,
 }
 
 impl Sample {
-    /// Selects at most `ranks_max` ranks, but never fewer than two if there are two.
     fn new(topology: &Topology, ranks_max: usize) -> Self {
         let ranks = topology.ranks();
         if ranks_max >= ranks {
@@ -322,10 +314,8 @@ impl Sample {
     }
 }
 
-/// Returns a smaller topology, made of some of the nodes, with at most about `ranks_max` ranks.
-///
-/// It has the smallest node, the largest node, and pseudo-random others. If one node is too large, some of its ranks are left
-/// out.
+/// The smaller topology has the smallest node, the largest node, and pseudo-random others. If one node is too large,
+/// some of its ranks are left out.
 fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     let members = |node: usize| topology.members(Rank::at(node).0);
     let nodes = topology.nodes();
@@ -352,10 +342,8 @@ fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     Topology::of_nodes(&node_of_rank).expect("there is a rank, and the nodes are numbered anew")
 }
 
-/// The constant that SplitMix64 adds to its state for each random number.
 const SPLIT_MIX_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The pseudo-random generator SplitMix64, seeded by a topology.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -377,7 +365,6 @@ impl SplitMix64 {
     }
 }
 
-/// Mixes the bits of a number with the output function of SplitMix64.
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

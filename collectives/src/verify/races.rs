@@ -1,4 +1,4 @@
-//! Checks that no lane reads data before it has arrived, or overwrites data that is still in use.
+//! Checks that no rank reads data before it has arrived, or overwrites data that is still in use.
 //!
 //! A lane learns only by its own waits: a wait tells it what the signal published. Every wait passes, because
 //! [no cycle of waits exists](super::flags::check_deadlock). So what a lane knows at a step does not depend on the order in
@@ -23,7 +23,6 @@ use super::happens_before::{Event, HappensBefore, VectorClocks};
 use super::plan_set::PlanSet;
 use crate::plan::{Cell, LaneId, Source, Step};
 
-/// Checks all steps of the ranks that the verifier follows for races.
 pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(), Fault> {
     let mut check = RaceCheck {
         set,
@@ -47,18 +46,14 @@ struct RaceCheck<'a> {
     sibling_times: SiblingTimes,
     happens_before: HappensBefore<'a>,
     clocks: VectorClocks,
-    /// The earliest fault that occurs in a later start than the first, with the number of that start.
     later: Option<(u32, Fault)>,
 }
 
-/// An event that a step relies on, in the current start or in an earlier one.
 #[derive(Clone, Copy)]
 struct Fact {
     rank: Rank,
     lane: LaneId,
-    /// The index of the step that the lane must have reached.
     at: usize,
-    /// The number of starts between the event and the current start; 0 for the current start.
     age: u32,
 }
 
@@ -72,11 +67,9 @@ impl Fact {
     }
 }
 
-/// The step that is being checked, in a lane of one rank.
 #[derive(Clone, Copy)]
 struct Current {
     rank: Rank,
-    /// The index of the rank's lane 0 among all lanes that the verifier follows.
     home: usize,
     lane: usize,
     at: usize,
@@ -89,7 +82,6 @@ impl Current {
 }
 
 impl RaceCheck<'_> {
-    /// Returns the number of the start that is checked, after as many starts as there are outputs.
     fn last_start(&self) -> i64 {
         self.set.outputs.into()
     }
@@ -121,7 +113,6 @@ impl RaceCheck<'_> {
         self.check_end(Current { rank, home, lane: 0, at: set.lanes[home].steps.len() })
     }
 
-    /// Merges into a lane's clock the times that a signal of another rank publishes.
     fn merge_remote(&mut self, Current { home, lane, at, .. }: Current, start: i64) {
         let flag_use = self.flags.of_step(home + lane, at);
         let (writer, signal) = flag_use.signal;
@@ -150,19 +141,16 @@ impl RaceCheck<'_> {
         self.happens_before.time(self.last_start() - i64::from(fact.age), fact.at)
     }
 
-    /// Returns whether the clock of the current lane proves that an event has happened.
-    ///
-    /// A rank that has entered a start has ended the one before. If its output then held a block of every
-    /// rank, every rank had entered that start, because each block comes from the input of its provider,
-    /// from copy to copy. So every rank has entered the start before, and ended the one before that. The
-    /// collective decides for which ranks this holds; the root of a broadcast gets no data from others. (A
-    /// cell that does not come from an input is a fault of the first start, which is reported whatever is
-    /// concluded here.)
     fn is_implied(&self, current: Current, fact: Fact) -> bool {
         let entry = self.set.clock_index(fact.rank, fact.lane);
         if self.clocks.time(current.lane, entry) >= self.time(fact) {
             return true;
         }
+        // A rank that has entered a start has ended the one before. If its output then held a block of every rank,
+        // every rank had entered that start, because each block comes from the input of its provider, from copy to
+        // copy. So every rank has entered the start before, and ended the one before that. The collective decides for
+        // which ranks this holds; the root of a broadcast gets no data from others. (A cell that does not come from an
+        // input is a fault of the first start, which is reported whatever is concluded here.)
         let Some(age) = fact.age.checked_sub(1) else { return false };
         if fact.at > 0 || fact.lane != LaneId::HOME {
             let lane = self.set.followed_lane(fact.rank, fact.lane);
@@ -176,7 +164,6 @@ impl RaceCheck<'_> {
         self.clocks.time(current.lane, own) >= self.time(Fact::entered(current.rank, age))
     }
 
-    /// Returns whether the complete search proves that an event has happened before the current step.
     fn is_found(&mut self, current: Current, fact: Fact) -> bool {
         let (entry, time) = (self.set.clock_index(fact.rank, fact.lane), self.time(fact));
         let lane = self.set.lanes[current.home + current.lane].lane;
@@ -190,9 +177,6 @@ impl RaceCheck<'_> {
         is_found
     }
 
-    /// Returns whether one of several waits of the current start is known to have passed.
-    ///
-    /// The waits are those of `owner`'s representative.
     fn knows_any(&mut self, current: Current, owner: Rank, waits: WaitRange) -> bool {
         let symmetry = &self.set.symmetry;
         let rotation = symmetry.rotation_of(owner);
@@ -204,7 +188,6 @@ impl RaceCheck<'_> {
             || waits.indices().any(|wait| self.is_found(current, fact(self.completions.wait(wait))))
     }
 
-    /// Returns whether a copied chunk of a block is known to be in the output of `rank`.
     fn knows_copied(&mut self, current: Current, rank: Rank, cell: Cell) -> bool {
         let symmetry = &self.set.symmetry;
         let back = symmetry.rotation_back(rank);
@@ -230,7 +213,6 @@ impl RaceCheck<'_> {
         }
     }
 
-    /// Checks that the source of a copy has arrived, and that its destination is no longer in use.
     fn check_copy(
         &mut self,
         current: Current,
@@ -257,7 +239,6 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Returns a fault of the first start as an error, and remembers a fault of a later start.
     fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
         if start == 1 {
             return Err(fault);
@@ -268,7 +249,6 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Checks that the reader of a flag has consumed the last signal before the flag is signalled again.
     fn check_signal(&mut self, current: Current, peer: Rank) -> Result<(), Fault> {
         let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
         let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
@@ -282,7 +262,6 @@ impl RaceCheck<'_> {
         self.refuse(start, Fault::NotConsumed { location, start })
     }
 
-    /// Checks that all copies and all reads of a rank's memory are complete when its lane 0 ends.
     fn check_end(&mut self, current: Current) -> Result<(), Fault> {
         let Current { rank, home, .. } = current;
         let (set, start) = (self.set, 1);
@@ -314,12 +293,8 @@ impl RaceCheck<'_> {
     }
 }
 
-/// For each signal of a lane, the times that this lane then knows of the other lanes of its rank.
-///
-/// Times are relative to the beginning of the start.
 type SiblingTimes = Vec<Vec<i64>>;
 
-/// Computes [`SiblingTimes`] for all lanes that the verifier follows; the result is empty if each rank has one lane.
 fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     let lanes = set.lanes_per_rank;
     let mut sibling_times = SiblingTimes::new();
@@ -356,11 +331,8 @@ fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     sibling_times
 }
 
-/// A step that a lane of one rank reaches in one start of the operation.
 struct Visit {
-    /// The index of the lane within its rank.
     lane: usize,
-    /// The index of the step in the lane.
     at: usize,
     kind: VisitKind,
 }
@@ -368,18 +340,10 @@ struct Visit {
 enum VisitKind {
     Copy,
     Signal,
-    /// A wait for a signal of another rank.
     RemoteWait,
-    /// A wait for a signal of another lane of the same rank, with the clock snapshot taken at that signal.
-    LocalWait {
-        writer: usize,
-        snapshot: usize,
-    },
+    LocalWait { writer: usize, snapshot: usize },
 }
 
-/// Visits the steps of one rank's lanes in a possible order, as if all signals of other ranks had arrived.
-///
-/// `visit` gets every step and returns a snapshot of the lane.
 fn run_start(
     set: &PlanSet,
     flags: &Flags,

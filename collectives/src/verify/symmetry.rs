@@ -1,4 +1,4 @@
-//! Finds rotations of the ranks that leave a set of plans unchanged.
+//! Finds rotations of the ranks that leave a set of plans unchanged, so that few plans stand for all.
 //!
 //! Ranks form a grid, and a rotation shifts its rows and columns cyclically. If every plan is the rotated plan of one rank
 //! of its orbit, then whatever holds for that rank holds for the whole orbit.
@@ -8,35 +8,28 @@ use peerlane_hal::Rank;
 use crate::plan::{Cell, Flag, Plan, Step};
 use crate::topology::Topology;
 
-/// A rotation of the rank grid, which is a cyclic shift of its rows and of its columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rotation {
     rows: u32,
     columns: u32,
 }
 
-/// The rotations of the rank grid under which one rank represents others.
 #[derive(Clone, Debug)]
 pub(super) struct Symmetry {
-    /// The ranks of the grid, row by row.
     grid: Vec<Rank>,
-    /// The row and the column of every rank in the grid.
     positions: Vec<(u32, u32)>,
     rows: u32,
     columns: u32,
-    /// Whether rotations shift rows, and whether they shift columns.
     shifts: (bool, bool),
 }
 
 impl Symmetry {
-    /// Creates the symmetry in which every rank represents itself.
     pub(super) fn none(ranks: usize) -> Self {
         Self::new(Rank::all(ranks).collect(), 1, (false, false))
     }
 
-    /// Returns the possible symmetries of plans for a topology, those with the fewest orbits first.
-    ///
-    /// With `keeps_nodes`, ranks of one node stay on one node.
+    /// Returns the symmetries that plans for a topology can have, those with the fewest orbits first. With
+    /// `keeps_nodes`, ranks of one node stay on one node.
     pub(super) fn candidates(topology: &Topology, keeps_nodes: bool) -> Vec<Self> {
         let one_row_each = || Self::new(Rank::all(topology.ranks()).collect(), 1, (true, false));
         let nodes = || (0u32..).take(topology.nodes());
@@ -68,7 +61,6 @@ impl Symmetry {
         self.grid.len()
     }
 
-    /// Returns one rank for each orbit of the symmetry, in the order of [`number`](Self::number).
     pub(super) fn representatives(&self) -> Vec<Rank> {
         self.grid
             .iter()
@@ -77,13 +69,11 @@ impl Symmetry {
             .collect()
     }
 
-    /// Returns the number of ranks that each representative represents.
     pub(super) fn orbit(&self) -> usize {
         let of = |shifts, count| if shifts { count as usize } else { 1 };
         of(self.shifts.0, self.rows) * of(self.shifts.1, self.columns)
     }
 
-    /// Returns the index of the representative of `rank` among all representatives.
     pub(super) fn number(&self, rank: Rank) -> usize {
         let (row, column) = self.positions[rank.index()];
         let row = if self.shifts.0 { 0 } else { row };
@@ -93,21 +83,18 @@ impl Symmetry {
         row as usize * columns as usize + column as usize
     }
 
-    /// Returns the rotation from the representative of `rank` to `rank`.
     pub(super) fn rotation_of(&self, rank: Rank) -> Rotation {
         let (row, column) = self.positions[rank.index()];
         let of = |shifts, by| if shifts { by } else { 0 };
         Rotation { rows: of(self.shifts.0, row), columns: of(self.shifts.1, column) }
     }
 
-    /// Returns the rotation from `rank` to its representative.
     pub(super) fn rotation_back(&self, rank: Rank) -> Rotation {
         let Rotation { rows, columns } = self.rotation_of(rank);
         let back = |by, count| if by == 0 { 0 } else { count - by };
         Rotation { rows: back(rows, self.rows), columns: back(columns, self.columns) }
     }
 
-    /// Returns the rank to which `rotation` moves `rank`.
     pub(super) fn rotated(&self, rotation: Rotation, rank: Rank) -> Rank {
         if rotation == Rotation::default() {
             return rank;
@@ -150,7 +137,6 @@ impl Symmetry {
         }
     }
 
-    /// Returns the plan of `rank`, computed from the plan of its representative.
     #[cfg(test)]
     pub(super) fn rotated_plan(&self, representative: &Plan, rank: Rank) -> Plan {
         let rotation = self.rotation_of(rank);
@@ -161,7 +147,6 @@ impl Symmetry {
         plan
     }
 
-    /// Returns whether `plan` equals the plan of its representative after the rotation.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let rotation = self.rotation_of(plan.rank);
         let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, .. } = plan;

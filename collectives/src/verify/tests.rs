@@ -1,4 +1,4 @@
-//! Tests that change closed lanes, which no plan can do.
+//! Tests the verifier with faults that no plan can have.
 
 use insta::assert_snapshot;
 use peerlane_hal::Rank;
@@ -10,7 +10,6 @@ use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::verify::plan_set::ClosedLane;
 
-/// Returns the fault of a plan that copies one block in lane 1, after `change` has modified lanes 0 and 1.
 fn fault(change: impl FnOnce(&mut [ClosedLane])) -> Option<String> {
     let rank = Rank(0);
     let cell = Cell { block: rank, chunk: 0 };
@@ -59,7 +58,6 @@ fn a_caller_that_does_not_wait_for_a_lane_is_a_fault() {
     assert_snapshot!(unawaited.unwrap(), @"rank 0: start 1 may end while lane 1 still reads its sources");
 }
 
-/// Checks that the verifier gives the same result when it follows only representatives as when it follows all ranks.
 #[test]
 fn a_fault_of_a_representative_is_a_fault_of_all() {
     let even = |nodes: u32, ranks: u32| {
@@ -88,7 +86,6 @@ fn a_fault_of_a_representative_is_a_fault_of_all() {
     assert!(refused > 1000, "{refused}");
 }
 
-/// Returns how many changes of the first plan are refused, each a step dropped or swapped with the next.
 fn check_changes(plans: &[Plan], symmetry: &Symmetry) -> usize {
     let representatives = symmetry.representatives();
     let mut refused = 0;

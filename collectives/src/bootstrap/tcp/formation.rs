@@ -1,4 +1,4 @@
-//! Forms the group of the ranks that remain when a group shrinks.
+//! Forms a smaller group of the ranks that remain after a rank was lost.
 //!
 //! The hub of the new group collects the hellos of the remaining ranks and answers them all at once: when every rank has
 //! arrived whose process still runs, or when its time has passed.
@@ -12,15 +12,11 @@ use peerlane_hal::{Deadline, Rank};
 
 use super::handshake::{GroupId, Hello, Refusal};
 
-/// The state of a group that shrinks, with the ranks that have arrived at the new hub.
 pub(super) struct Formation {
     group: GroupId,
     ranks: usize,
-    /// The ranks that may take part, with the addresses at which they listen.
     remaining: Vec<(Rank, SocketAddr)>,
-    /// The connections of the ranks that have arrived, each with its connection number.
     arrived: BTreeMap<Rank, (u64, TcpStream)>,
-    /// The ranks of the new group in order, each with its connection number; `None` until the group is formed.
     members: Option<Vec<(Rank, u64)>>,
 }
 
@@ -29,13 +25,11 @@ impl Formation {
         Self { group, ranks, remaining, arrived: BTreeMap::new(), members: None }
     }
 
-    /// Returns the number of ranks of the group that shrinks.
     pub(super) fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// Handles the request of a connection to join the new group. A later connection of a rank replaces an earlier one,
-    /// which the rank has given up.
+    /// A later connection of a rank replaces an earlier one, which the rank has given up.
     pub(super) fn arrive(
         &mut self,
         hello: &Hello,
@@ -59,7 +53,6 @@ impl Formation {
         remaining.filter(|(rank, _)| !self.arrived.contains_key(rank))
     }
 
-    /// Forms the group of the ranks that have arrived, and returns their connections.
     pub(super) fn form(&mut self) -> BTreeMap<u64, TcpStream> {
         let arrived = std::mem::take(&mut self.arrived);
         let members = arrived.iter().map(|(rank, (number, _))| (*rank, *number)).collect();
@@ -67,12 +60,10 @@ impl Formation {
         arrived.into_values().collect()
     }
 
-    /// Returns the number of ranks of the new group once it is formed.
     pub(super) fn formed_ranks(&self) -> Option<usize> {
         self.members.as_ref().map(Vec::len)
     }
 
-    /// Returns the new rank of the process that had the rank `rank` in the old group.
     pub(super) fn member(&self, rank: u32, number: u64) -> Result<Rank, Refusal> {
         let members = self.members.as_deref().unwrap_or_default();
         let index = members.iter().position(|member| *member == (Rank(rank), number));
@@ -80,16 +71,14 @@ impl Formation {
     }
 }
 
-/// Finds out whether the processes of other ranks still run, through the addresses at which they listen.
 #[derive(Default)]
 pub(super) struct Probes {
-    /// The connections to other ranks, each of which closes when the process of that rank ends.
     connections: BTreeMap<Rank, TcpStream>,
     hosts_down: BTreeSet<IpAddr>,
 }
 
 impl Probes {
-    /// Returns whether the process of a rank has ended, or its host has not answered for an eighth of the time until the
+    /// A rank counts as gone if its process has ended, or its host has not answered for an eighth of the time until the
     /// deadline.
     pub(super) fn is_gone(
         &mut self,
@@ -127,7 +116,6 @@ impl Probes {
     }
 }
 
-/// Returns the ranks that have not arrived, or `None` once the group is formed.
 pub(super) fn absent(formation: Option<&Formation>) -> Option<Vec<(Rank, SocketAddr)>> {
     let formation = formation.filter(|formation| formation.members.is_none())?;
     Some(formation.absent().collect())

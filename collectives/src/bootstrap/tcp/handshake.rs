@@ -1,4 +1,4 @@
-//! Encodes the handshake of a connection, in which both sides prove that they know the secret of the job.
+//! Encodes the handshake of a TCP connection, in which rank and hub prove that they know the secret of the job.
 //!
 //! | sender | message | content |
 //! | --- | --- | --- |
@@ -22,55 +22,39 @@ use serde::{Deserialize, Serialize};
 use super::super::message::Blob;
 use super::super::secret::Secret;
 
-/// The version of the protocol after the preamble.
 pub(super) const VERSION: u32 = 4;
 
-/// The maximum size of a frame of the handshake in bytes.
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
 
 const MAGIC: [u8; 8] = *b"PEERLANE";
 const PREAMBLE_BYTES: usize = 12;
 
-/// A random number that the other side cannot foresee, so that a recorded proof is not accepted again.
+/// The random number is new for each connection, so that a recorded proof is not accepted again.
 pub(super) type Nonce = [u8; 32];
 
-/// A random number that identifies a group, chosen by the hub of the group.
 pub(super) type GroupId = [u8; 32];
 
-/// The message with which a rank asks the hub to join a group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) nonce: Nonce,
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) host: String,
-    /// The id of the rank's job, if the job has one.
     pub(super) job: Option<String>,
-    /// Whether the process of this rank runs the hub.
     pub(super) runs_hub: bool,
-    /// The address at which this rank listens for other ranks if the group shrinks; `None` if it cannot listen.
     pub(super) address: Option<SocketAddr>,
-    /// The group that shrinks, to which `rank` and `ranks` refer; `None` to join a first group.
     pub(super) shrinks: Option<GroupId>,
 }
 
-/// The hub's answer to a rank that asks to join.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HelloReply {
-    /// The rank has joined the group, with the number `rank`.
-    Welcome {
-        group: GroupId,
-        rank: u32,
-        ranks: u32,
-    },
+    Welcome { group: GroupId, rank: u32, ranks: u32 },
     Refused(Refusal),
 }
 
-/// The reason why the hub refuses a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Refusal {
-    /// The rank's request is malformed or does not prove that the rank knows the secret. The rank sees from the proof
-    /// of the hub what is wrong.
+    /// The hub does not tell a rank what is wrong with its proof; the rank sees it from the proof of the hub.
     Unproven,
     Job {
         job: String,
@@ -94,9 +78,7 @@ pub(super) enum Refusal {
         cause: String,
     },
     Closing,
-    /// The hub serves another group than the one that the rank asks for.
     OtherGroup,
-    /// The group has shrunk without this rank.
     ShrunkWithout {
         rank: u32,
     },
@@ -141,26 +123,22 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The side of a connection that sends a message, so that a proof of one side proves nothing for the other.
+/// Each proof names its sender, so that a proof of the rank proves nothing for the hub and the reverse.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
     Rank,
     Hub,
 }
 
-/// A message of the handshake, with the proof that its sender knows the secret if it has one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Sealed {
     proof: Option<[u8; 32]>,
     pub(super) message: Blob,
 }
 
-/// The reason why a message of the handshake is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpenError {
-    /// This side has a secret, and the other side has none.
     NoProof,
-    /// The other side has a secret, and this side has none.
     NoSecret,
     /// The other side has another secret, or repeats a message of another connection.
     WrongProof,
@@ -168,8 +146,6 @@ pub(super) enum OpenError {
 }
 
 impl Sealed {
-    /// Encodes a message with the proof that its sender knows the secret. `earlier` are all messages that both sides
-    /// have sent after the preamble.
     pub(super) fn new(
         secret: Option<&Secret>,
         side: Side,
@@ -206,7 +182,6 @@ impl Sealed {
     }
 }
 
-/// Returns the byte strings that the proof of a message covers.
 fn parts<'a>(side: Side, earlier: &[&'a [u8]], message: &'a [u8]) -> Vec<&'a [u8]> {
     let label: &[u8] = match side {
         Side::Rank => b"peerlane: rank to hub",
@@ -222,16 +197,13 @@ pub(super) fn preamble() -> [u8; PREAMBLE_BYTES] {
     bytes
 }
 
-/// The reason why the other side does not speak this version of the protocol.
 #[derive(Debug)]
 pub(super) enum PreambleError {
     Io(io::Error),
-    /// The received bytes, which are not the preamble of this protocol.
     Foreign(Vec<u8>),
     Version(u32),
 }
 
-/// Reads the preamble, and fails at the first byte that does not match.
 pub(super) fn read_preamble(stream: &mut impl Read) -> Result<(), PreambleError> {
     let mut bytes = [0; PREAMBLE_BYTES];
     let mut filled = 0;

@@ -1,4 +1,4 @@
-//! Implements the hub, the process that every rank of a group is connected to.
+//! Implements the TCP hub, the process to which every rank of a group is connected.
 //!
 //! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in
 //! the kernel while there is nothing to send. A connection that fails the handshake has no effect on the group: it is
@@ -31,19 +31,17 @@ use super::wire::{
 };
 use crate::error::Error;
 
-/// The maximum time that the hub waits until every live rank has acknowledged the end of the group.
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The number of connections in the handshake, beyond one for each rank, before the oldest is closed.
 const STRANGERS_MAX: usize = 64;
 
-/// The pause between two checks for ranks that have not yet arrived at the hub of a new group.
 const FORM_PAUSE: Duration = Duration::from_millis(10);
 
-/// The pause after a connection that could not be accepted, for example because descriptors ran out.
+/// If a connection could not be accepted, for example because descriptors ran out, the hub waits before the next
+/// attempt.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Runs the hub of a group of processes; dropping it closes the hub.
+/// The server of a group of processes, which every rank connects to; dropping it closes the server.
 ///
 /// It runs in rank 0, or in the process that starts the ranks. Once it is closed, ranks that have not
 /// left count rank 0 as lost.
@@ -63,19 +61,15 @@ pub(super) struct Shared {
 
 struct State {
     hub: HubState,
-    /// The ranks of a group that shrinks, if this hub is for the remaining ranks.
     formation: Option<Formation>,
-    /// The id of the group's job, once it is known.
     job: Option<String>,
     connections: Vec<Option<Connection>>,
-    /// The connections in the handshake, in the order in which they were accepted.
     pending: BTreeMap<u64, TcpStream>,
     accepted: u64,
     closing: bool,
 }
 
-/// The connection of a rank that has joined. It is kept after the rank has left, because its number stays
-/// taken.
+/// A connection is kept after its rank has left, because the number of the rank stays taken.
 struct Connection {
     origin: SocketAddr,
     host: String,
@@ -91,7 +85,7 @@ pub struct HubOptions {
 }
 
 impl HubOptions {
-    /// Sets the id of the job; processes of another job cannot join. Without it, the first rank with an id
+    /// Sets the id of the job, so that processes of another job cannot join. Without it, the first rank with an id
     /// determines the job.
     #[must_use]
     pub fn job(mut self, job: impl Into<String>) -> Self {
@@ -114,8 +108,8 @@ impl HubOptions {
         self
     }
 
-    /// Opens the hub of a group of `ranks` ranks at `address`, such as `10.0.0.1:29501`. Port 0 selects any
-    /// free port.
+    /// Opens the hub of a group of `ranks` ranks at a TCP address, such as `10.0.0.1:29501`. Port 0 selects any free
+    /// port.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks, and for an address that other hosts can
@@ -145,8 +139,6 @@ impl HubOptions {
             .map_err(|error| cannot_listen(address, error))
     }
 
-    /// Opens the hub for the ranks that remain when a group shrinks. The group is formed at the latest when `until`
-    /// passes.
     pub(super) fn form(
         self,
         listener: &TcpListener,
@@ -203,8 +195,8 @@ impl HubOptions {
 }
 
 impl Hub {
-    /// Opens the hub of a group of `ranks` ranks at a loopback address, such as `127.0.0.1:29501`. Port 0 selects any
-    /// free port. It has no secret, so every process of this host can join; [`HubOptions`] sets one.
+    /// Opens the hub of a group at a loopback address, such as `127.0.0.1:29501`. Port 0 selects any free port. It has
+    /// no secret, so every process of this host can join; [`HubOptions`] sets one.
     ///
     /// # Errors
     /// Those of [`HubOptions::bind`].
@@ -226,7 +218,6 @@ impl Hub {
         self.shared.secret.clone()
     }
 
-    /// Returns whether ranks without a secret may listen at an address that other hosts can reach.
     pub(super) fn allows_unauthenticated(&self) -> bool {
         self.shared.allow_unauthenticated
     }
@@ -235,7 +226,6 @@ impl Hub {
         self.shared.state.lock().job.clone()
     }
 
-    /// Returns an address at which a process of this host reaches the hub.
     pub(super) fn address_here(&self) -> SocketAddr {
         let mut address = self.shared.address;
         match address.ip() {
@@ -246,19 +236,15 @@ impl Hub {
         address
     }
 
-    /// Ends the group because not all ranks have joined in time. The direct call takes effect before a later
-    /// close.
     pub(super) fn start_timed_out(&self, timeout: Duration) {
         self.shared.apply(Rank(0), Event::Request(Request::StartTimedOut { timeout }));
     }
 
-    /// Waits until every request that rank 0 sent before its connection closed is handled.
     pub(super) fn wait_disconnected(&self, deadline: Deadline) {
         let gone = |state: &mut State| (!state.hub.is_live(Rank(0))).then_some(());
         self.shared.state.wait(deadline, gone);
     }
 
-    /// Waits until every rank has left or is lost.
     pub(super) fn wait_all_left(&self, deadline: Deadline) -> Result<(), Error> {
         let empty = self
             .shared
@@ -344,8 +330,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    /// Begins the handshake of a connection. If there are too many, the oldest is closed, because a rank needs little
-    /// time for its handshake and tries again.
+    /// If there are too many connections in the handshake, the oldest is closed, because a rank needs little time for
+    /// its handshake and tries again.
     fn begin(&self, stream: &TcpStream) -> io::Result<u64> {
         let pending = stream.try_clone()?;
         let mut state = self.state.lock();
@@ -360,7 +346,6 @@ impl Shared {
         Ok(number)
     }
 
-    /// Forms the group of the remaining ranks when the processes of all others have ended, or when `until` has passed.
     fn form_group(&self, until: Deadline) {
         let mut probes = Probes::default();
         loop {
@@ -379,7 +364,6 @@ impl Shared {
         }
     }
 
-    /// Waits until the ranks of the new group are known, if a rank asks to join a group that shrinks.
     fn await_formation(&self, hello: &Hello, number: u64) -> Result<(), Refusal> {
         self.state.change(|state| {
             let Some(formation) = &mut state.formation else {
@@ -398,7 +382,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Admits a rank that asks to join, or refuses it, and sends the reply. Returns the reason if the rank is refused.
     fn admit(
         self: &Arc<Self>,
         hello: Hello,
@@ -435,14 +418,12 @@ impl Shared {
         admitted.map(|(rank, _)| rank).map_err(|(refusal, _)| refusal)
     }
 
-    /// Handles an event of a rank and sends the replies to all live ranks.
     fn apply(self: &Arc<Self>, from: Rank, event: Event) {
         let outboxes = self.change(|state| state.apply(from, event));
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
         drop(outboxes);
     }
 
-    /// Changes the state, and limits the wait for acknowledgements if the group has ended.
     fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> R) -> R {
         let (result, must_acknowledge) = self.state.change(|state| {
             let ended_before = state.hub.end_cause().is_some();
@@ -455,7 +436,6 @@ impl Shared {
         result
     }
 
-    /// Starts a thread that stops waiting for ranks that do not acknowledge in time.
     fn stop_waiting_later(self: &Arc<Self>) {
         let shared = Arc::clone(self);
         let _ = thread::Builder::new().name("peerlane-hub-tell".into()).spawn(move || {
@@ -474,7 +454,6 @@ impl Shared {
 }
 
 impl State {
-    /// Forms the group of the remaining ranks that have arrived.
     fn form(&mut self) {
         let Some(formation) = &mut self.formation else { return };
         self.pending.append(&mut formation.form());
@@ -483,7 +462,6 @@ impl State {
         self.connections = (0..ranks).map(|_| None).collect();
     }
 
-    /// Returns the rank under which a connection joins, and the number of ranks of its group.
     fn seat(&self, hello: &Hello, number: u64, hub_ranks: usize) -> Result<(Rank, u32), Refusal> {
         let Hello { rank, ranks, ref host, .. } = *hello;
         if let Some(formation) = &self.formation {
@@ -524,8 +502,6 @@ impl State {
         self.hub.refuse(format!("{origin}: {reason}"));
     }
 
-    /// Handles an event of a rank and sends the replies to all live ranks. Returns the queues of the ranks that are
-    /// gone afterwards.
     fn apply(&mut self, from: Rank, event: Event) -> Vec<Outbox> {
         let is_message = matches!(event, Event::Request(Request::Broadcast { .. }));
         let mut events = VecDeque::from([(from, event)]);
@@ -550,7 +526,6 @@ impl State {
         gone
     }
 
-    /// Sends replies to all live ranks, and returns those whose queue is full.
     fn broadcast(&self, replies: &[Reply]) -> Vec<(Rank, String)> {
         let mut full = Vec::new();
         for reply in replies {
@@ -579,15 +554,13 @@ fn cannot_listen(address: &str, error: io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, text).with_source(error)
 }
 
-/// The maximum time of the handshake of a connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The number of bytes that are read from a rejected connection, so that the other side can read the answer.
+/// The hub reads this many bytes from a rejected connection, so that the other side can read the answer.
 const REJECT_BYTES: u64 = 64 << 10;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves a connection until it ends. A connection that is no rank of this group gets an answer and is
-/// closed, without effect on the group.
+/// A connection that is no rank of this group gets an answer and is closed, without effect on the group.
 fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u64) {
     let rank = match handshake(shared, &stream, origin, number) {
         Ok(rank) => rank,
@@ -613,7 +586,6 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u6
     shared.apply(rank, Event::Lost { how });
 }
 
-/// The reason why a connection is rejected, and the last bytes that are sent to it.
 struct Rejection {
     reason: String,
     answer: Vec<u8>,
@@ -691,7 +663,7 @@ fn foreign_text(ranks: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Sends `text` and reads on for a moment, because a close with unread bytes would discard the text.
+/// A close with unread bytes would discard the answer to a rejected connection, so the hub reads on for a moment.
 fn reject(mut stream: &TcpStream, text: &[u8]) {
     let sent = stream.write_all(text).and_then(|()| stream.shutdown(Shutdown::Write));
     let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };

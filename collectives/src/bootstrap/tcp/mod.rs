@@ -1,4 +1,6 @@
-//! Connects ranks that are processes, on one host or on many, under the usual launchers.
+//! Connects ranks that are processes, on one host or on many, over TCP.
+//!
+//! The processes are started by the usual launchers.
 //!
 //! Every rank holds one connection to the [`Hub`], which rank 0 runs unless the [`Environment`] names an
 //! external one. The connection carries messages only while ranks prepare, abort and leave. In steady state
@@ -53,14 +55,14 @@ use super::secret::{Secret, random_bytes};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// The pause before the second attempt to reach the hub; it doubles from attempt to attempt.
+/// The pause between attempts to reach the hub doubles from attempt to attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 const SILENT: &str =
     "a process accepted the connection but sent nothing, so it may not be a Peerlane hub";
 const CLOSED: &str = "the hub closed the connection";
 
-/// The bootstrap of one rank that is a process of its own and reaches the hub over TCP.
+/// The bootstrap of one rank that is a process of its own, connected over TCP.
 ///
 /// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct TcpBootstrap {
@@ -71,11 +73,10 @@ pub struct TcpBootstrap {
     hub: Option<Hub>,
     group: GroupId,
     membership: Membership,
-    /// The socket at which the other ranks reach this rank if the group shrinks; `None` if any process could connect.
+    /// The socket at which other ranks connect if the group shrinks; `None` if any process of another host could connect.
     listener: Option<TcpListener>,
 }
 
-/// The job id, the secret and the authentication rule that all ranks of a job have in common.
 #[derive(Clone, Debug)]
 struct Membership {
     job: Option<String>,
@@ -84,8 +85,8 @@ struct Membership {
 }
 
 impl TcpBootstrap {
-    /// Joins the group that `environment` describes, and waits until every rank has joined. Rank 0
-    /// opens the hub, unless that is external.
+    /// Joins a group of processes, and waits until every rank has joined. Rank 0 opens the hub, unless that is
+    /// external.
     ///
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout) naming the ranks that did not join, or the hub that was not
@@ -111,8 +112,8 @@ impl TcpBootstrap {
         }
     }
 
-    /// Joins as rank 0, which takes over an open hub. The hub can have a port that the system chose, and
-    /// the launcher passes this port on to the other ranks.
+    /// Joins a group as rank 0, with a hub that is open already. The hub can have a port that the system chose, and the
+    /// launcher passes this port on to the other ranks.
     ///
     /// # Errors
     /// Those of [`join`](Self::join).
@@ -138,7 +139,6 @@ impl TcpBootstrap {
         Self::start(address, hub, joined, membership, deadline)
     }
 
-    /// Starts the threads of a rank that the hub has welcomed, and waits until every rank has joined.
     fn start(
         address: String,
         hub: Option<Hub>,
@@ -160,8 +160,6 @@ impl TcpBootstrap {
         Ok(joined)
     }
 
-    /// Joins the remaining ranks of this group at the hub that a candidate rank runs. Returns `None` if its process has
-    /// ended.
     fn join_candidate(
         &self,
         (candidate, address): (Rank, SocketAddr),
@@ -192,7 +190,6 @@ impl TcpBootstrap {
         Err(Error::new(ErrorKind::Timeout, text).with_peer(candidate))
     }
 
-    /// Tells the other ranks that the group did not start in time.
     fn start_timed_out(&self, deadline: Deadline) {
         let timeout = deadline.timeout();
         match &self.hub {
@@ -261,8 +258,9 @@ unsafe impl Bootstrap for TcpBootstrap {
         self.client.listen(listener);
     }
 
-    /// Leaves the group, which the rank that runs the hub does last. The rank that runs the hub waits until the others
-    /// have left or are lost, because the hub serves them and this process may end after its goodbye.
+    /// The rank that runs the hub leaves last, because the hub serves the other ranks.
+    ///
+    /// It waits until the others have left or are lost, because this process may end after its goodbye.
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
         if self.client.begin_leave()? {
             self.send(&Request::Leave);
@@ -275,9 +273,10 @@ unsafe impl Bootstrap for TcpBootstrap {
         self.hub.as_ref().map_or(Ok(()), |hub| hub.wait_all_left(deadline))
     }
 
-    /// Connects the remaining ranks through a new hub, which the lowest remaining rank whose process runs opens. That
-    /// rank opens it at the address that it gave when it joined. A host that does not answer for an eighth of the
-    /// remaining time counts as down.
+    /// Connects the remaining ranks through a new hub, which the lowest remaining rank opens.
+    ///
+    /// It is the lowest rank whose process runs, and it opens the hub at the address that it gave when it joined. A
+    /// host that does not answer for an eighth of the remaining time counts as down.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         let Some(listener) = &self.listener else {
             let text = format!(
@@ -330,7 +329,6 @@ impl Membership {
         HubOptions { job, secret, allow_unauthenticated }
     }
 
-    /// Listens for other ranks at the address that reaches the hub, unless any process of another host could connect.
     fn listen(&self, ip: IpAddr) -> Option<TcpListener> {
         let is_closed = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
         is_closed.then(|| TcpListener::bind((ip, 0)).ok()).flatten()
@@ -359,7 +357,6 @@ impl fmt::Debug for TcpBootstrap {
     }
 }
 
-/// Starts the threads that read from and write to the hub.
 fn open_connection(stream: TcpStream, client: &Arc<Client>, address: &str) -> io::Result<Outbox> {
     let outbox = Outbox::open(&stream, 1)?;
     let (client, sender) = (Arc::clone(client), outbox.sender().clone());
@@ -389,8 +386,8 @@ fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, addres
     let _ = reader.into_inner().shutdown(Shutdown::Both);
 }
 
-/// Opens the hub of rank 0. It listens on all addresses of the host, because other hosts may know this one by
-/// another address, unless the address is a loopback address or `localhost`.
+/// The hub listens on all addresses of the host unless the address is a loopback address, because other hosts may know
+/// this one by another address.
 fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error> {
     if is_loopback(address) {
         return options.clone().bind(address, ranks);
@@ -409,7 +406,6 @@ fn is_in_use(error: &Error) -> bool {
     source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
-/// The connection to the hub and the numbers of a rank that the hub has admitted.
 struct Joined {
     stream: TcpStream,
     listener: Option<TcpListener>,
@@ -418,17 +414,15 @@ struct Joined {
     ranks: usize,
 }
 
-/// The reason why an attempt to reach the hub failed.
 enum JoinError {
-    /// The attempt failed, but the hub may start later or come back.
+    /// The attempt to reach the hub failed, but the hub may start later or come back.
     Retry(String),
-    /// The process of the hub does not run, or it has closed the connection. It may start later.
+    /// No process of the hub holds the connection, but a process may start later.
     Gone(String),
-    /// The attempt failed, and another attempt would fail too.
+    /// Another attempt to reach the hub would fail too.
     Fatal(Error),
 }
 
-/// Connects to the hub at `address`, retrying until `deadline`, and registers the rank.
 fn reach_hub(
     address: &str,
     mut hello: Hello,
@@ -494,7 +488,6 @@ fn attempt(
     Ok(Joined { stream, listener, group, rank, ranks })
 }
 
-/// Returns whether an error of a connection shows that no process of the peer holds it.
 fn is_gone(error: &io::Error) -> bool {
     use io::ErrorKind::{
         BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
@@ -510,7 +503,6 @@ fn retry(error: io::Error) -> JoinError {
     if is_gone(&error) { JoinError::Gone(reason) } else { JoinError::Retry(reason) }
 }
 
-/// Reads a message of the hub during the handshake.
 fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T, JoinError> {
     let reason = match read_frame(reader, HANDSHAKE_BYTES_MAX) {
         Ok(Some(answer)) => return Ok(answer),
@@ -522,7 +514,7 @@ fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T
     Err(JoinError::Retry(reason))
 }
 
-/// Resolves a name on another thread, because the system's resolver has no deadline.
+/// Resolves a host name on another thread, because the system's resolver has no deadline.
 fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinError> {
     if let Ok(literal) = address.parse() {
         return Ok(vec![literal]);
@@ -591,7 +583,6 @@ fn refused(address: &str, refusal: &Refusal) -> JoinError {
     })
 }
 
-/// Returns the error of a rank whose hub did not prove that it knows the rank's secret.
 fn unproven(address: &str, rank: u32, error: OpenError) -> JoinError {
     let difference = match error {
         OpenError::NoProof => {

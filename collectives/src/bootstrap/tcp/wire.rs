@@ -1,4 +1,4 @@
-//! Encodes the frames of a TCP connection, and queues the frames that are to be written.
+//! Encodes messages as frames of a TCP connection, and queues the frames that are to be written.
 //!
 //! A frame is a length of four bytes, little endian, and as many bytes of postcard. The length is not trusted: a
 //! length above the limit is an error, and below the limit memory grows only as bytes arrive.
@@ -19,15 +19,12 @@ use serde::de::DeserializeOwned;
 use super::super::hub::AHEAD_BYTES_MAX;
 use super::super::message;
 
-/// The maximum size of a frame in bytes, without its length.
 pub(super) const FRAME_BYTES_MAX: u32 = message::FRAME_BYTES_MAX as u32;
 
-/// The bytes of an encoded message, preceded by their length.
 pub(super) type Frame = Arc<[u8]>;
 
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// The reason why a frame could not be read.
 #[derive(Debug)]
 pub(super) enum FrameError {
     Io(io::Error),
@@ -36,7 +33,7 @@ pub(super) enum FrameError {
     Malformed,
 }
 
-/// Encodes a message as a frame; the caller has limited the length of its variable fields.
+/// The caller must have limited the length of the message's variable fields.
 pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
     let bytes = postcard::to_extend(value, vec![0; LENGTH_BYTES])
         .expect("messages consist of types that postcard can encode");
@@ -46,7 +43,7 @@ pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
     bytes.into()
 }
 
-/// Reads one frame; returns `None` if the stream ends before it.
+/// Reads one frame of a TCP connection; `None` means that the connection ended before it.
 pub(super) fn read_frame<T: DeserializeOwned>(
     stream: &mut impl Read,
     bytes_max: u32,
@@ -73,7 +70,6 @@ pub(super) fn read_frame<T: DeserializeOwned>(
     }
 }
 
-/// Reads `bytes` bytes, or fewer if the stream ends.
 fn take(stream: &mut impl Read, bytes: usize) -> Result<Vec<u8>, FrameError> {
     let mut taken = Vec::new();
     stream.take(bytes as u64).read_to_end(&mut taken).map_err(FrameError::Io)?;
@@ -101,17 +97,16 @@ impl fmt::Display for FrameError {
     }
 }
 
-/// The time without a written byte after which a closing connection is given up.
+/// A closing connection is given up after this time without a written byte.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
-/// The size in bytes up to which queued frames are joined to one write.
+/// Queued frames up to this total size are joined to one write.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// Writes frames to a connection on a thread of its own, so that sending never blocks. The thread sleeps
-/// while nothing is queued.
+/// Writes frames to a TCP connection on a thread of its own, so that sending never blocks.
 ///
-/// Dropping it writes what is queued, as long as the peer reads, and closes the connection in both
-/// directions.
+/// The thread sleeps while nothing is queued. Dropping the queue writes what is queued, as long as the peer reads, and
+/// closes the connection in both directions.
 ///
 /// A peer that does not read can be stopped, so the queue has a limit: [`outbox_bytes_max`].
 pub(super) struct Outbox {
@@ -120,7 +115,6 @@ pub(super) struct Outbox {
     writer: Option<JoinHandle<()>>,
 }
 
-/// Queues frames for an [`Outbox`], without keeping it open.
 #[derive(Clone)]
 pub(super) struct FrameSender {
     queue: Sender<Item>,
@@ -133,17 +127,14 @@ enum Item {
     End,
 }
 
-/// Returns the maximum number of bytes that are queued for a connection that receives the messages of `ranks` ranks.
-///
 /// A rank that has stopped misses at most one exchange that all others have completed, and what they are ahead after
-/// it. The rest is for messages without an exchange.
+/// it. The rest of the limit is for messages without an exchange.
 pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
     let frame = FRAME_BYTES_MAX as usize;
     ranks.saturating_mul(frame + AHEAD_BYTES_MAX).saturating_add(frame)
 }
 
 impl Outbox {
-    /// Opens the write queue of a connection that carries the messages of `ranks` ranks.
     pub(super) fn open(stream: &TcpStream, ranks: usize) -> io::Result<Self> {
         let stream = stream.try_clone()?;
         stream.set_write_timeout(Some(STALL_MAX))?;
@@ -166,7 +157,7 @@ impl Outbox {
         &self.sender
     }
 
-    /// Starts to close the connection, so that the drop only waits until the queue is written.
+    /// Starts to close the connection early, so that the drop only waits until the queue is written.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
         let _ = self.sender.queue.send(Item::End);
@@ -183,7 +174,7 @@ impl Drop for Outbox {
 }
 
 impl FrameSender {
-    /// Queues a frame, which is dropped if the connection is closed. Returns false if the queue is full.
+    /// Returns false if the queue of the connection is full; a frame for a closed connection is dropped.
     #[must_use]
     pub(super) fn send(&self, frame: Frame) -> bool {
         let bytes = frame.len();
@@ -195,7 +186,6 @@ impl FrameSender {
         true
     }
 
-    /// Returns the error text for a peer that is lost because it does not read its connection.
     pub(super) fn full_text(&self) -> String {
         format!("it did not read the {} bytes that were sent to it", self.bytes_max)
     }
@@ -244,7 +234,6 @@ fn write_batch(stream: &mut impl Write, batch: &[u8], closing: &AtomicBool) -> i
     Ok(())
 }
 
-/// Reads from a stream until a deadline, also if bytes arrive slowly.
 pub(super) struct DeadlineReader<'a> {
     pub(super) stream: &'a TcpStream,
     pub(super) deadline: Deadline,
@@ -261,7 +250,7 @@ impl Read for DeadlineReader<'_> {
     }
 }
 
-/// Returns whether a timeout ended a read or write; systems report it as either of two kinds.
+/// Systems report a timeout of a read or write as either of two error kinds.
 pub(super) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
