@@ -153,8 +153,8 @@ pub fn run<R: Send>(
     }
 }
 
-/// An error of a rank that failed by itself is closer to the cause than that of a rank that timed out, lost a peer, or
-/// was aborted.
+/// A rank that failed by itself is closer to the cause than one that timed out or lost a peer. One that was aborted is
+/// the farthest.
 fn distance_from_cause(kind: ErrorKind) -> u32 {
     match kind {
         ErrorKind::Timeout => 1,

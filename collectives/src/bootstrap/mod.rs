@@ -90,18 +90,37 @@ pub trait Listener: Send + Sync {
 /// [`exchange`](Self::exchange) returns exactly the bytes that each rank passed to this call, and no bytes of another call: the
 /// group trusts the keys of memory that it receives. `rank` and `ranks` never change and are right.
 pub unsafe trait Bootstrap: Send + Sync {
+    /// Returns the rank of the caller in its group.
     fn rank(&self) -> Rank;
 
+    /// Returns the number of ranks of the group.
     fn ranks(&self) -> usize;
 
+    /// Returns the name of this rank's host; it is equal on two ranks if and only if they can share memory.
     fn host(&self) -> &str;
 
+    /// Sends `mine` to every rank and returns what each rank sent, in rank order.
+    ///
+    /// This is a collective call: every rank makes it with the same `label`, in the same order.
+    ///
+    /// # Errors
+    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the missing rank, or the error of
+    /// [`Listener::exchange_timed_out`] if there is a listener,
+    /// [`PeerLost`](peerlane_hal::ErrorKind::PeerLost) naming the lost one,
+    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if ranks are at different labels,
+    /// [`Aborted`](peerlane_hal::ErrorKind::Aborted) after an abort.
     fn exchange(&self, label: &str, mine: &[u8], deadline: Deadline)
     -> Result<Vec<Vec<u8>>, Error>;
 
     /// Returns the ranks that have not taken part yet in the current exchange of this rank.
     fn missing(&self) -> Vec<Rank>;
 
+    /// Sends a message to the listener of every live rank, including this one, and returns at once.
+    ///
+    /// All listeners receive the messages, the abort and the losses of a group in the same order.
+    ///
+    /// # Errors
+    /// If the other ranks can no longer be reached.
     fn broadcast(&self, message: &[u8]) -> Result<(), Error>;
 
     /// Returns the rank whose process relays the messages between ranks, such as the one that runs the hub.
@@ -116,6 +135,7 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// If the other ranks can no longer be reached.
     fn abort(&self, record: &[u8]) -> Result<(), Error>;
 
+    /// Sets the listener of this rank; notices that arrived earlier are delivered to it at once.
     fn listen(&self, listener: Arc<dyn Listener>);
 
     /// Leaves the group, so that the other ranks do not count this rank as lost. This rank takes part in nothing more.

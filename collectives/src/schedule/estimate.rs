@@ -88,8 +88,8 @@ impl CostRequest<'_> {
         if self.shape.in_place { 0 } else { self.chunks() }
     }
 
-    /// If one thread runs both, the self copy adds all of its time to that of the other copies; otherwise only what is
-    /// left after them.
+    /// The self copy adds all of its time to that of the other copies if one thread runs both. Otherwise it adds only
+    /// what is left after them.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
         if !own.by_processor {
             return self.rest_of_self_copy(own, puts);
@@ -102,8 +102,8 @@ impl CostRequest<'_> {
         Term::new("self copy", left, "the rest after the puts")
     }
 
-    /// With prompt flags the self copy of the same lane runs in between, and hides a part of the time until a peer's
-    /// `ready` signal arrives, if the same thread runs both.
+    /// A self copy can hide a part of the time until a peer's `ready` signal arrives. With prompt flags it runs in
+    /// between in the same lane, and hides the time if the same thread runs both.
     pub(crate) fn ready(
         &self,
         link: &EffectiveLink,

@@ -315,9 +315,8 @@ fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
     request.shape.outputs > 1 && !link.by_processor
 }
 
-/// In a ring of blocks of different length, every link carries all blocks but one, and the largest block reaches the
-/// last rank chunk by chunk. With outputs in turn and engines of a device, the journey of one start overlaps with the
-/// next start.
+/// Every link of a ring carries all blocks but one. If blocks differ in length, the largest block reaches the last rank
+/// chunk by chunk. With outputs in turn and engines of a device, the journey of one start overlaps with the next start.
 fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     let sums = request.sums;
     let peers = sums.ranks - 1;

@@ -386,8 +386,8 @@ fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, addres
     let _ = reader.into_inner().shutdown(Shutdown::Both);
 }
 
-/// The hub listens on all addresses of the host unless the address is a loopback address, because other hosts may know
-/// this one by another address.
+/// The hub listens on all addresses of the host, because other hosts may know this one by another address. A loopback
+/// address is the exception.
 fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error> {
     if is_loopback(address) {
         return options.clone().bind(address, ranks);
