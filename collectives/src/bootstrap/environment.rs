@@ -60,7 +60,7 @@ pub struct Environment {
     pub hub: HubAddress,
 }
 
-/// The address of the hub that all ranks connect to, and which process opens the hub.
+/// The address, as `host:port`, of the hub that all ranks connect to, and which process opens the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubAddress {
     /// Rank 0 opens the hub at this address.

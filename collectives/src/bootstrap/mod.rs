@@ -112,7 +112,7 @@ pub unsafe trait Bootstrap: Send + Sync {
     fn exchange(&self, label: &str, mine: &[u8], deadline: Deadline)
     -> Result<Vec<Vec<u8>>, Error>;
 
-    /// Returns the ranks that have not taken part yet in the current exchange of this rank.
+    /// Returns the ranks that have not taken part yet in the current exchange of this rank; empty if there is no exchange.
     fn missing(&self) -> Vec<Rank>;
 
     /// Sends a message to the listener of every live rank, including this one, and returns at once.
@@ -124,6 +124,8 @@ pub unsafe trait Bootstrap: Send + Sync {
     fn broadcast(&self, message: &[u8]) -> Result<(), Error>;
 
     /// Returns the rank whose process relays the messages between ranks, such as the one that runs the hub.
+    ///
+    /// In a group of one process it is this rank; it is `None` if a process outside of the group relays them.
     fn relay(&self) -> Option<Rank>;
 
     /// Ends the group on all ranks and returns at once.

@@ -54,7 +54,9 @@ pub(super) enum HelloReply {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Refusal {
-    /// The hub does not tell a rank what is wrong with its proof; the rank sees it from the proof of the hub.
+    /// The rank's request is malformed or does not prove that the rank knows the secret.
+    ///
+    /// The rank sees from the proof of the hub what is wrong.
     Unproven,
     Job {
         job: String,
