@@ -6,7 +6,8 @@
 //! | `operation/` | operations: description, plan, preparation, starts |
 //! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
 //! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
-//! | `side.rs` | buffers, imports and engines of an operation on one fabric |
+//! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
+//! | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
 //! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
 //! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and the threads that watch and drive them |
 //! | `control.rs`, `end.rs` | the decision why a group ends, and its report to the caller |
@@ -16,13 +17,14 @@ mod agreement;
 mod buffer;
 mod control;
 mod end;
+mod heap;
 mod links;
 mod network;
 mod operation;
 mod options;
 mod report;
+mod segment;
 pub(crate) mod shared;
-mod side;
 pub(crate) mod tracker;
 mod watchdog;
 mod window;
@@ -37,11 +39,14 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
 pub use end::GroupEnd;
+use heap::Heap;
 pub use operation::{
-    BlockLens, Destination, Lease, Operation, OperationBuilder, Received, Started,
+    BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, Received,
+    Started,
 };
 pub use options::GroupOptions;
 pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};
+use segment::Fabrics;
 use shared::{Closed, Shared};
 use window::WindowUses;
 pub use window::{Window, WindowSlice, WindowSliceMut};
@@ -92,6 +97,7 @@ pub struct Group {
     prepared: u64,
     windows: u64,
     users: Arc<WindowUses>,
+    heap: Heap,
     barrier: Option<Operation<u8>>,
 }
 
@@ -147,6 +153,10 @@ impl Group {
     /// [`Other`](ErrorKind::Other) if the process has no descriptor left.
     pub fn end(&self) -> Result<GroupEnd, Error> {
         GroupEnd::new(&self.shared)
+    }
+
+    fn fabrics(&self) -> Fabrics<'_> {
+        Fabrics { local: &self.fabric, network: self.network.as_ref(), topology: &self.topology }
     }
 
     /// Allocates zeroed, registered memory for `len` elements, which peers can write to.
@@ -284,6 +294,7 @@ impl Group {
         self.shared.check()?;
         let deadline = Deadline::after(self.shared.timeout);
         agree(&self.shared, "close", Ok(Offer::default()), deadline)?;
+        self.heap.allow_reuse_of_flags();
         self.shared.close(Closed::Together);
         self.shared.bootstrap.leave(deadline)
     }

@@ -10,6 +10,7 @@ use crate::cost::Links;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob};
+use crate::group::heap::Heap;
 use crate::group::links;
 use crate::group::network;
 use crate::group::network::FabricReport;
@@ -209,6 +210,7 @@ impl GroupOptions {
             prepared: 0,
             windows: 0,
             users: Arc::default(),
+            heap: Heap::new(None),
             barrier: None,
         })
     }

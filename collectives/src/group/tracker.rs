@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, ErrorKind, Rank, Region};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
@@ -70,11 +70,6 @@ impl StartTracker {
 
     pub(crate) fn buffers(&self) -> &TierBuffers {
         &self.views
-    }
-
-    /// Flags may be reused by other operations only when no peer writes to them any more.
-    pub(crate) fn allow_reuse_of_flags(&self) {
-        self.views.local.flags.local().allow_reuse();
     }
 
     pub(crate) fn mark_on_stream(&self) {
@@ -165,13 +160,15 @@ impl StartTracker {
             let view = self.views.of(wait.tier)?;
             let value = if is_stuck { None } else { view.flag_value(wait.address, start) };
             is_stuck |= value.is_none();
-            let expected = wait.address.signalled_in(start).value();
+            let expected = view.flag_value_in(wait.address.signalled_in(start));
             value.is_none_or(|value| value < expected).then_some((*wait, value))
         })
     }
 
     fn other_output(&self, wait: &AwaitedFlag) -> Option<u64> {
-        self.views.of(wait.tier)?.flag_value(wait.address, Start::Eager(self.epoch() + 1))
+        let view = self.views.of(wait.tier)?;
+        let value = view.flag_value(wait.address, Start::Eager(self.epoch() + 1))?;
+        Some(view.epoch_of_value(value))
     }
 
     fn waiting(&self) -> Option<Start> {
@@ -212,6 +209,8 @@ impl StartTracker {
             );
         };
         let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
+        let seen =
+            seen.zip(self.views.of(wait.tier)).map(|(value, view)| view.epoch_of_value(value));
         let last = match seen.max(self.other_output(&wait)) {
             None => String::new(),
             Some(0) => ", which has never signaled it".to_owned(),

@@ -8,28 +8,30 @@
 //! entered the last start no longer uses, so no `ready` is needed.
 //!
 //! A graph replays constants, so a captured start has no epoch: it signals 1, waits for 1 and resets to 0. It has a set of
-//! flags of its own, after the others.
+//! flags of its own.
+//!
+//! Flags may have been used by an earlier operation and keep its last values. [`OperationBuffers::flag_value_in`] continues from
+//! the epoch base, which is at least as large as any of them.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use peerlane_hal::{At, DynImport, DynRegion, Flag, Rank, Region, Role};
+use peerlane_hal::{At, DynImport, DynRegion, Flag, Rank, Region};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Tier;
 
 const OUTPUT_ALIGN_BYTES: u64 = 4096;
 const CAPTURED_VALUE: u64 = 1;
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum BufferId {
     /// An operation in place has no input buffer.
     Input(u32),
     Output(u32),
-    Flags,
-    /// Flags between the local fabric and the network are in host memory that both fabrics have registered.
-    CrossTierFlags,
 }
 
 impl BufferId {
@@ -38,13 +40,6 @@ impl BufferId {
 
     pub(crate) fn is_output(self) -> bool {
         matches!(self, Self::Output(_))
-    }
-
-    pub(crate) fn role(self) -> Role {
-        match self {
-            Self::Input(_) | Self::Output(_) => Role::Data,
-            Self::Flags | Self::CrossTierFlags => Role::Flags,
-        }
     }
 }
 
@@ -55,8 +50,6 @@ impl fmt::Display for BufferId {
             Self::Output(0) => f.write_str("the output"),
             Self::Input(number) => write!(f, "input {number}"),
             Self::Output(number) => write!(f, "output {number}"),
-            Self::Flags => f.write_str("flags"),
-            Self::CrossTierFlags => f.write_str("flags between tiers"),
         }
     }
 }
@@ -82,10 +75,6 @@ impl FlagAddress {
             Start::Captured => Start::Captured,
         }
     }
-
-    pub(crate) fn buffer(self) -> BufferId {
-        if self.crosses_tiers { BufferId::CrossTierFlags } else { BufferId::Flags }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,21 +83,12 @@ pub(crate) enum Start {
     Captured,
 }
 
-impl Start {
-    pub(crate) fn value(self) -> u64 {
-        match self {
-            Self::Eager(epoch) => epoch,
-            Self::Captured => CAPTURED_VALUE,
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoubleBuffering {
     outputs: u64,
     output_stride_bytes: u64,
-    flag_sets: u64,
     flag_stride_words: u64,
+    capturable: bool,
 }
 
 impl DoubleBuffering {
@@ -124,13 +104,12 @@ impl DoubleBuffering {
             _ => output_bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?,
         };
         stride.checked_mul(outputs)?;
-        let flag_sets = outputs + u64::from(capturable);
-        flag_words.checked_mul(flag_sets)?.checked_mul(size_of::<u64>() as u64)?;
+        flag_words.checked_mul(outputs)?.checked_mul(WORD_BYTES)?;
         Some(Self {
             outputs,
             output_stride_bytes: stride,
-            flag_sets,
             flag_stride_words: flag_words,
+            capturable,
         })
     }
 
@@ -143,7 +122,12 @@ impl DoubleBuffering {
     }
 
     pub(crate) fn flag_bytes(&self) -> u64 {
-        self.flag_sets * self.flag_stride_words * size_of::<u64>() as u64
+        self.outputs * self.flag_stride_words * WORD_BYTES
+    }
+
+    /// Returns the bytes of the flags of captured starts, or `None` if no start can be captured.
+    pub(crate) fn captured_flag_bytes(&self) -> Option<u64> {
+        self.capturable.then_some(self.flag_stride_words * WORD_BYTES)
     }
 
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
@@ -156,76 +140,150 @@ impl DoubleBuffering {
     pub(crate) fn offset(&self, address: BufferOffset, start: Start) -> u64 {
         match address.buffer {
             BufferId::Output(_) => self.output_offset(start) + address.offset,
-            BufferId::Input(_) | BufferId::Flags | BufferId::CrossTierFlags => address.offset,
+            BufferId::Input(_) => address.offset,
         }
     }
 
     pub(crate) fn flag_word(&self, word: u64, start: Start) -> u64 {
         let set = match start {
             Start::Eager(epoch) => epoch % self.outputs,
-            Start::Captured => self.outputs,
+            Start::Captured => 0,
         };
         set * self.flag_stride_words + word
     }
 }
 
+/// A part of a region, which begins at a byte offset.
+#[derive(Clone)]
+struct Part<R> {
+    region: R,
+    offset: u64,
+}
+
+/// A buffer on every rank: a part of a region of this rank, and parts of regions that this rank has imported.
 #[derive(Clone, Default)]
 pub(crate) struct RankRegions {
-    local: Option<DynRegion>,
+    local: Option<Part<DynRegion>>,
+    bytes: u64,
     /// The imported regions by rank, which include an import of this rank itself.
-    peers: Vec<Option<DynImport>>,
+    peers: Vec<Option<Part<DynImport>>>,
 }
 
 impl RankRegions {
     pub(crate) fn new(local: DynRegion) -> Self {
-        Self { local: Some(local), peers: Vec::new() }
+        let bytes = local.bytes();
+        Self { local: Some(Part { region: local, offset: 0 }), bytes, peers: Vec::new() }
+    }
+
+    /// Returns the same bytes of the buffer on every rank as a buffer of their own.
+    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Self {
+        let local = self.local.clone().map(|part| Part { offset: part.offset + offset, ..part });
+        let peer = |part: &Option<Part<DynImport>>| {
+            part.clone().map(|part| Part { offset: part.offset + offset, ..part })
+        };
+        Self { local, bytes, peers: self.peers.iter().map(peer).collect() }
     }
 
     pub(crate) fn local(&self) -> &DynRegion {
+        &self.local_part().region
+    }
+
+    /// Returns the memory of this rank: its region, and the range of bytes in it.
+    pub(crate) fn memory(&self) -> (&DynRegion, Range<u64>) {
+        let part = self.local_part();
+        (&part.region, part.offset..part.offset + self.bytes)
+    }
+
+    fn local_part(&self) -> &Part<DynRegion> {
         self.local.as_ref().expect("a buffer is allocated or registered before it is used")
     }
 
-    pub(crate) fn set_peer(&mut self, peer: Rank, region: DynImport) {
+    pub(crate) fn set_local(&mut self, other: &Self) {
+        (self.local, self.bytes) = (other.local.clone(), other.bytes);
+    }
+
+    pub(crate) fn import(&mut self, peer: Rank, region: DynImport) {
+        self.set_part(peer, Part { region, offset: 0 });
+    }
+
+    /// Takes over the part of `peer` from a buffer that has been imported before.
+    pub(crate) fn set_peer(&mut self, peer: Rank, other: &Self) {
+        if let Some(Some(part)) = other.peers.get(peer.index()) {
+            self.set_part(peer, part.clone());
+        }
+    }
+
+    fn set_part(&mut self, peer: Rank, part: Part<DynImport>) {
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
         }
-        self.peers[peer.index()] = Some(region);
+        self.peers[peer.index()] = Some(part);
     }
 
     pub(crate) fn has(&self, peer: Rank) -> bool {
         self.peers.get(peer.index()).is_some_and(Option::is_some)
     }
 
-    fn peer(&self, rank: Rank) -> &DynImport {
-        self.peers[rank.index()].as_ref().expect("the regions that steps name have been imported")
+    fn local_at(&self, offset: u64) -> At<'_, DynRegion> {
+        let part = self.local_part();
+        At { region: &part.region, offset: part.offset + offset }
+    }
+
+    fn peer_at(&self, rank: Rank, offset: u64) -> At<'_, DynImport> {
+        let part = self.peers[rank.index()].as_ref();
+        let part = part.expect("the regions that steps name have been imported");
+        At { region: &part.region, offset: part.offset + offset }
+    }
+}
+
+/// The flags of an operation on one fabric.
+#[derive(Clone)]
+pub(crate) struct FlagRegions {
+    pub(crate) eager: RankRegions,
+    pub(crate) captured: Option<RankRegions>,
+}
+
+impl FlagRegions {
+    fn of(&self, start: Start) -> &RankRegions {
+        match start {
+            Start::Eager(_) => &self.eager,
+            Start::Captured => self.captured.as_ref().expect("a captured start has flags"),
+        }
     }
 }
 
 pub(crate) struct OperationBuffers {
     pub(crate) inputs: Vec<RankRegions>,
     pub(crate) outputs: Vec<RankRegions>,
-    pub(crate) flags: RankRegions,
-    pub(crate) cross_tier_flags: Option<RankRegions>,
+    pub(crate) flags: FlagRegions,
+    pub(crate) cross_tier_flags: Option<FlagRegions>,
     pub(crate) buffering: DoubleBuffering,
+    /// The largest value that a flag of eager starts can have before the first start, equal on all ranks.
+    pub(crate) epoch_base: u64,
     /// Memory that another fabric allocated must stay registered until all other fields are dropped.
     pub(crate) _keep: Vec<DynRegion>,
 }
 
 impl OperationBuffers {
-    fn regions(&self, buffer: BufferId) -> &RankRegions {
+    fn data(&self, buffer: BufferId) -> &RankRegions {
         match buffer {
             BufferId::Input(number) => &self.inputs[number as usize],
             BufferId::Output(number) => &self.outputs[number as usize],
-            BufferId::Flags => &self.flags,
-            BufferId::CrossTierFlags => {
-                self.cross_tier_flags.as_ref().expect("lanes of two tiers have flags between them")
-            }
         }
     }
 
+    pub(crate) fn flags(&self, crosses_tiers: bool) -> &FlagRegions {
+        if crosses_tiers {
+            return self
+                .cross_tier_flags
+                .as_ref()
+                .expect("lanes of two tiers have flags between them");
+        }
+        &self.flags
+    }
+
     pub(crate) fn local(&self, address: BufferOffset, start: Start) -> At<'_, DynRegion> {
-        let region = self.regions(address.buffer).local();
-        At { region, offset: self.buffering.offset(address, start) }
+        self.data(address.buffer).local_at(self.buffering.offset(address, start))
     }
 
     pub(crate) fn remote(
@@ -234,14 +292,14 @@ impl OperationBuffers {
         address: BufferOffset,
         start: Start,
     ) -> At<'_, DynImport> {
-        let region = self.regions(address.buffer).peer(peer);
-        At { region, offset: self.buffering.offset(address, start) }
+        self.data(address.buffer).peer_at(peer, self.buffering.offset(address, start))
     }
 
     pub(crate) fn local_flag(&self, address: FlagAddress, start: Start) -> Flag<'_, DynRegion> {
-        let region = self.regions(address.buffer()).local();
         let start = address.signalled_in(start);
-        Flag { region, word: self.buffering.flag_word(address.word, start) }
+        let offset = self.buffering.flag_word(address.word, start) * WORD_BYTES;
+        let At { region, offset } = self.flags(address.crosses_tiers).of(start).local_at(offset);
+        Flag { region, word: offset / WORD_BYTES }
     }
 
     pub(crate) fn remote_flag(
@@ -250,12 +308,29 @@ impl OperationBuffers {
         address: FlagAddress,
         start: Start,
     ) -> Flag<'_, DynImport> {
-        let region = self.regions(address.buffer()).peer(peer);
-        Flag { region, word: self.buffering.flag_word(address.word, start) }
+        let offset = self.buffering.flag_word(address.word, start) * WORD_BYTES;
+        let At { region, offset } =
+            self.flags(address.crosses_tiers).of(start).peer_at(peer, offset);
+        Flag { region, word: offset / WORD_BYTES }
     }
 
-    pub(crate) fn region(&self, buffer: BufferId) -> &DynRegion {
-        self.regions(buffer).local()
+    /// Returns the value that flags have when they are signalled in `start`, or 0 for the start before the first.
+    pub(crate) fn flag_value_in(&self, start: Start) -> u64 {
+        match start {
+            Start::Eager(0) => 0,
+            Start::Eager(epoch) => self.epoch_base + epoch,
+            Start::Captured => CAPTURED_VALUE,
+        }
+    }
+
+    /// Returns the start in which a flag with this value was signalled, or 0 if this operation has not signalled it.
+    pub(crate) fn epoch_of_value(&self, value: u64) -> u64 {
+        value.saturating_sub(self.epoch_base)
+    }
+
+    /// Returns the memory of a buffer of this rank: the region, and the range of bytes in it.
+    pub(crate) fn memory(&self, buffer: BufferId) -> (&DynRegion, Range<u64>) {
+        self.data(buffer).memory()
     }
 
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
@@ -263,15 +338,14 @@ impl OperationBuffers {
     }
 
     pub(crate) fn flag(&self, address: FlagAddress, start: Start) -> Option<&AtomicU64> {
-        let start = address.signalled_in(start);
-        let word = usize::try_from(self.buffering.flag_word(address.word, start)).ok()?;
-        self.region(address.buffer()).flags()?.get(word)
+        let Flag { region, word } = self.local_flag(address, start);
+        region.flags()?.get(usize::try_from(word).ok()?)
     }
 
     /// A read is slow if the host cannot read the flag directly.
     pub(crate) fn flag_value(&self, address: FlagAddress, start: Start) -> Option<u64> {
-        let word = self.buffering.flag_word(address.word, address.signalled_in(start));
-        self.region(address.buffer()).flag_value(word)
+        let Flag { region, word } = self.local_flag(address, start);
+        region.flag_value(word)
     }
 }
 
@@ -321,9 +395,10 @@ mod tests {
     #[test]
     fn captured_starts_have_flags_of_their_own_and_the_same_output() {
         let buffering = DoubleBuffering::new(1, 1001, 24, true).unwrap();
-        assert_eq!((buffering.output_bytes(), buffering.flag_bytes()), (1001, 384));
-        assert_eq!((buffering.output_offset(Captured), buffering.flag_word(5, Captured)), (0, 29));
-        assert_eq!((buffering.flag_word(5, Eager(7)), Captured.value()), (5, 1));
+        assert_eq!((buffering.output_bytes(), buffering.flag_bytes()), (1001, 192));
+        assert_eq!(buffering.captured_flag_bytes(), Some(192));
+        assert_eq!((buffering.output_offset(Captured), buffering.flag_word(5, Captured)), (0, 5));
+        assert_eq!(buffering.flag_word(5, Eager(7)), 5);
     }
 
     #[test]
@@ -331,6 +406,6 @@ mod tests {
         assert_eq!(DoubleBuffering::new(2, u64::MAX, 8, false), None);
         assert_eq!(DoubleBuffering::new(2, u64::MAX / 2, 8, false), None);
         assert_eq!(DoubleBuffering::new(2, 8, u64::MAX / 8, false), None);
-        assert_eq!(DoubleBuffering::new(1, 8, u64::MAX / 8, true), None);
+        assert_eq!(DoubleBuffering::new(1, 8, u64::MAX / 4, true), None);
     }
 }

@@ -240,7 +240,6 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
     use std::sync::{Arc, Mutex};
     use std::task::Waker;
 
@@ -304,7 +303,7 @@ mod tests {
             Ok(Ticket(self.tickets))
         }
 
-        fn flag(&self, _flag: FlagAddress, _start: Start) -> Option<&AtomicU64> {
+        fn try_consume(&self, _flag: FlagAddress, _start: Start) -> Option<bool> {
             None
         }
 

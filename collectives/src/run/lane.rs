@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -311,25 +310,13 @@ fn steps_before_wait(steps: &[BoundStep]) -> usize {
     wait.unwrap_or(steps.len())
 }
 
-fn is_signalled(flag: &AtomicU64, start: Start) -> bool {
-    // Acquire: the data that the signal published is visible to steps that are submitted next.
-    flag.load(Ordering::Acquire) >= start.value()
-}
-
 fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool, Error> {
-    let signalled_in = flag.signalled_in(start);
-    let flag = port.flag(flag, start).ok_or_else(|| {
+    port.try_consume(flag, start).ok_or_else(|| {
         let text =
             "the flags are in device memory, expected host memory for an engine that cannot queue \
              waits";
         Error::new(ErrorKind::Mismatch, text)
-    })?;
-    let is_set = is_signalled(flag, signalled_in);
-    if is_set && start == Start::Captured {
-        // Release: a writer that sees the 0 may signal again.
-        flag.store(0, Ordering::Release);
-    }
-    Ok(is_set)
+    })
 }
 
 /// A step in a trace takes about 100 bytes of memory, so the number of steps is limited.

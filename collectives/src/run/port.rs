@@ -4,7 +4,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -33,8 +33,9 @@ pub(crate) trait Port: Send {
     /// As [`CopyEngine::submit`].
     unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error>;
 
-    /// Returns the flag's 64-bit word, or `None` if the host cannot read device memory directly.
-    fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64>;
+    /// Returns whether a flag of this rank has been signalled, and resets it in a captured start. Returns `None` if the
+    /// host cannot read the flag.
+    fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<bool>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
@@ -95,8 +96,16 @@ impl Port for EnginePort {
         submitted.map_err(|error| Error::of_fabric("submit ops", error))
     }
 
-    fn flag(&self, flag: FlagAddress, start: Start) -> Option<&AtomicU64> {
-        self.buffers.flag(flag, start)
+    fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<bool> {
+        let word = self.buffers.flag(flag, start)?;
+        let expected = self.buffers.flag_value_in(flag.signalled_in(start));
+        // Acquire: the data that the signal published is visible to steps that are submitted next.
+        let is_signalled = word.load(Ordering::Acquire) >= expected;
+        if is_signalled && start == Start::Captured {
+            // Release: a writer that sees the 0 may signal again.
+            word.store(0, Ordering::Release);
+        }
+        Some(is_signalled)
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
@@ -150,7 +159,7 @@ pub(crate) fn resolve<'a>(
     step: &BoundStep,
     start: Start,
 ) -> Op<'a, DynRegion, DynImport> {
-    let value = start.value();
+    let value = buffers.flag_value_in(start);
     match *step {
         BoundStep::Put { peer, dst, src, bytes } => {
             Op::Put { dst: buffers.remote(peer, dst, start), src: buffers.local(src, start), bytes }
@@ -163,7 +172,7 @@ pub(crate) fn resolve<'a>(
         }
         BoundStep::Wait { flag } => {
             let reset = start == Start::Captured;
-            let value = flag.signalled_in(start).value();
+            let value = buffers.flag_value_in(flag.signalled_in(start));
             Op::Wait { flag: buffers.local_flag(flag, start), value, reset }
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use peerlane_hal::{ErrorKind, Rank, Region};
+use peerlane_hal::{ErrorKind, Rank};
 
 use super::Operation;
 use crate::element::{self, Element};
@@ -100,13 +100,14 @@ impl<T: Element> Operation<T> {
                 let begin = self.state.view.output_offset(start) + position.offset;
                 begin..begin + self.state.layout.output_bytes(self.state.rank)
             }
-            _ => 0..self.state.view.region(BufferId::OUTPUT).bytes(),
+            _ => 0..self.state.buffer_bytes(BufferId::OUTPUT),
         };
         self.memory((BufferId::OUTPUT, bytes))
     }
 
     fn memory(&self, (buffer, bytes): Bytes) -> MemoryRange {
-        MemoryRange::within(self.state.view.region(buffer), bytes.start, bytes.end - bytes.start)
+        let (region, bytes) = self.state.memory(buffer, bytes);
+        MemoryRange::within(region, bytes.start, bytes.end - bytes.start)
     }
 
     fn input_bytes(&self) -> Result<Bytes, Error> {
@@ -140,9 +141,10 @@ impl<T: Element> Operation<T> {
 
     fn own_mut(&mut self, (buffer, bytes): Bytes) -> Result<&mut [T], Error> {
         self.check_no_window(buffer)?;
+        let (region, bytes) = self.state.memory(buffer, bytes);
         // SAFETY: no start is open, so no engine of this rank uses it, and no peer writes, as in
         // `received`; `&mut self` keeps the next start away.
-        element::cast_mut(unsafe { buffer::bytes_mut(self.state.view.region(buffer), bytes) }?)
+        element::cast_mut(unsafe { buffer::bytes_mut(region, bytes) }?)
     }
 
     fn check_no_window(&self, buffer: BufferId) -> Result<(), Error> {
@@ -315,7 +317,7 @@ impl<T: Element> Operation<T> {
             let begin = self.state.view.output_offset(Start::Eager(self.state.prepared.started()));
             return Ok((buffer, begin..begin + self.state.layout.output_bytes(self.state.rank)));
         }
-        Ok((buffer, 0..self.state.view.region(buffer).bytes()))
+        Ok((buffer, 0..self.state.buffer_bytes(buffer)))
     }
 
     fn piece_bytes(&self, start: Start, tensor: usize, block: Rank) -> Bytes {
@@ -344,10 +346,11 @@ impl<T: Element> Operation<T> {
 
     fn readable(&self, (buffer, bytes): Bytes) -> Result<&[T], Error> {
         self.check_no_window(buffer)?;
+        let (region, bytes) = self.state.memory(buffer, bytes);
         // SAFETY: whoever has a `Received` has settled and keeps the next start away. No start is
         // open, and until the next one peers write at most to the other output: to this one only
         // between this rank's `ready` and their `arrived`, or after it has entered the next start.
-        element::cast(unsafe { buffer::bytes(self.state.view.region(buffer), bytes) }?)
+        element::cast(unsafe { buffer::bytes(region, bytes) }?)
     }
 }
 

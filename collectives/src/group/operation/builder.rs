@@ -264,8 +264,65 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument); [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the
     /// reason why the group has ended.
     pub fn prepare(self) -> Result<Operation<T>, Error> {
-        let state = prepare::prepare(self.group, self.spec)?;
+        let operations = prepare::prepare(self.group, vec![self.spec])?;
+        let state = operations.into_iter().next().expect("one operation was prepared");
         Ok(Operation { state, elements: PhantomData })
+    }
+
+    /// Returns the description of the operation without its group, for [`Group::prepare_all`].
+    #[must_use]
+    pub fn describe(self) -> OperationDescription<T> {
+        OperationDescription { spec: self.spec, elements: PhantomData }
+    }
+}
+
+/// The description of an operation that [`Group::prepare_all`] prepares together with others.
+pub struct OperationDescription<T> {
+    spec: OperationSpec,
+    elements: PhantomData<T>,
+}
+
+impl Group {
+    /// Prepares several operations in one agreement of all ranks, which costs little more than for one. Collective.
+    ///
+    /// If one of them cannot be prepared on some rank, none is on any rank.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_hal::Rank;
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let layers: Vec<_> = (1..=3).map(|len| group.all_gather::<i64>(len).describe()).collect();
+    /// for mut gather in group.prepare_all(layers)? {
+    ///     gather.input_mut()?.fill(7);
+    ///     gather.run()?;
+    ///     assert!(gather.output()?.iter().all(|value| *value == 7));
+    /// }
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`OperationBuilder::prepare`].
+    pub fn prepare_all<T: Element>(
+        &mut self,
+        descriptions: Vec<OperationDescription<T>>,
+    ) -> Result<Vec<Operation<T>>, Error> {
+        let specs = descriptions.into_iter().map(|description| description.spec).collect();
+        let operations = prepare::prepare(self, specs)?.into_iter();
+        Ok(operations.map(|state| Operation { state, elements: PhantomData }).collect())
+    }
+}
+
+impl<T> fmt::Debug for OperationDescription<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OperationDescription")
+            .field("collective", &self.spec.collective)
+            .field("lens", &self.spec.lens)
+            .finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,8 @@
 //! | `lens.rs` | the lengths of blocks and the destinations of a list, as the caller gives them |
 //! | `request.rs` | the description of an operation and the placement of its data in buffers and windows |
 //! | `plan.rs` | the choice of the algorithm, the plan of this rank and its proof |
-//! | `prepare.rs`, `report.rs` | memory, agreement between ranks, imports, the executor and the report |
+//! | `memory.rs` | the caller's buffers, windows and blocks of the heap |
+//! | `prepare.rs`, `report.rs` | the agreement between ranks, the executor and the report |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `access.rs` | input and output between starts, and of starts on a stream |
 
@@ -15,6 +16,7 @@ mod access;
 mod builder;
 mod constructors;
 mod lens;
+mod memory;
 mod plan;
 mod prepare;
 mod prepared;
@@ -24,13 +26,14 @@ mod request;
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, Rank};
+use peerlane_hal::{Deadline, DynRegion, Rank};
 
 pub use access::{Lease, Received};
-pub use builder::OperationBuilder;
+pub use builder::{OperationBuilder, OperationDescription};
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
 
@@ -41,7 +44,7 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Source;
-use crate::run::buffers::OperationBuffers;
+use crate::run::buffers::{BufferId, OperationBuffers};
 use crate::trace::{Trace, TracedLane};
 
 /// A prepared collective operation with its input and output memory, which can start any number of times.
@@ -84,6 +87,19 @@ struct State {
     output_buffers: u32,
     windows: [Option<Arc<Inner>>; 2],
     uses: Option<WindowUse>,
+}
+
+impl State {
+    /// Returns the region of a buffer, and the place of `bytes` of the buffer in it.
+    fn memory(&self, buffer: BufferId, bytes: Range<u64>) -> (&DynRegion, Range<u64>) {
+        let (region, all) = self.view.memory(buffer);
+        (region, all.start + bytes.start..all.start + bytes.end)
+    }
+
+    fn buffer_bytes(&self, buffer: BufferId) -> u64 {
+        let (_, all) = self.view.memory(buffer);
+        all.end - all.start
+    }
 }
 
 impl<T: Element> Operation<T> {

@@ -11,7 +11,6 @@ use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::group::options::check_timeout;
 use crate::group::shared::Shared;
-use crate::group::side::Side;
 use crate::layout::{FlagLayout, Layout};
 use crate::plan::{Algorithm, FlagOrder, Plan};
 use crate::run::buffers::{BufferId, DoubleBuffering};
@@ -61,7 +60,7 @@ impl OperationPlan {
     pub(super) fn new(
         spec: OperationSpec,
         group: &GroupInfo<'_>,
-        local: &mut Side<'_>,
+        engine: impl FnOnce(EngineRequirements) -> Result<Caps, Error>,
     ) -> Result<(Self, Caps), Error> {
         let (rank, topology) = (group.rank, group.topology);
         let (collective, in_place) = (spec.collective, spec.in_place);
@@ -74,7 +73,7 @@ impl OperationPlan {
         let streams = spec.capturable || !spec.any_engine;
         let (_, copy_bytes_max) = layout.block_bytes_min_max();
         let requirements = EngineRequirements { streams, copy_bytes_max };
-        let caps = local.engine(requirements)?;
+        let caps = engine(requirements)?;
         // Plans are alike on all ranks, and every engine can set flags one by one.
         let batched = caps.flags_batched && !group.mixed;
         let flags = if batched { FlagOrder::Batched } else { FlagOrder::Prompt };
@@ -134,6 +133,14 @@ impl OperationPlan {
         }
     }
 
+    /// Returns the bytes of a buffer that Peerlane allocates for `rank`, once the placements of all ranks are known.
+    pub(super) fn block_bytes(&self, rank: Rank, buffer: BufferId) -> u64 {
+        match buffer {
+            BufferId::OUTPUT if self.plan.outputs > 1 => self.buffering.output_bytes(),
+            buffer => self.peer_bytes(rank, buffer),
+        }
+    }
+
     pub(super) fn peer_bytes(&self, peer: Rank, buffer: BufferId) -> u64 {
         let (layout, places) = (&self.layout, self.layout.placement(peer));
         let need = |needs: BTreeMap<u32, u64>, number| needs.get(&number).copied().unwrap_or(0);
@@ -142,7 +149,6 @@ impl OperationPlan {
             BufferId::Output(number) => {
                 self.buffering.buffer_bytes(need(places.output_needs(layout, peer), number))
             }
-            BufferId::Flags | BufferId::CrossTierFlags => self.buffering.flag_bytes(),
         }
     }
 }

@@ -1,61 +1,176 @@
-//! Prepares a collective operation together with all ranks: plans it, exchanges remote keys, and imports memory.
+//! Prepares operations together with all ranks: plans them, agrees on them, allocates and imports their memory.
+//!
+//! One agreement is enough for memory of the heap and of windows. A second one confirms that every rank has imported the
+//! buffers of callers, and that no rank needs a fallback or cannot record the operation into a graph.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use peerlane_hal::{Caps, Deadline, DynRegion, ErrorKind, Rank, Region};
+use peerlane_hal::{
+    Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind, Fabric, Rank,
+};
+use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::lens::BlockLens;
+use super::memory::{Memory, Origin, Origins, demands};
 use super::plan::{GroupInfo, OperationPlan};
 use super::prepared::Prepared;
 use super::report::{BoundLane, report};
-use super::request::{OperationSpec, Target};
+use super::request::OperationSpec;
 use crate::error::Error;
 use crate::group::Group;
-use crate::group::agreement::blob;
-use crate::group::agreement::{Offer, agree};
+use crate::group::agreement::{Offer, agree, blob};
+use crate::group::heap::{Allocation, Demand, Dropped};
 use crate::group::report::{Fallback, Report};
-use crate::group::shared::Shared;
-use crate::group::side::{Keys, Side, Sides};
+use crate::group::segment::{Fabrics, Segment, decode, encode};
 use crate::group::tracker::StartTracker;
-use crate::group::window::WindowUses;
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
-use crate::run::buffers::{BufferId, Start, TierBuffers};
+use crate::run::buffers::{BufferId, OperationBuffers, Start, TierBuffers};
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::Lane;
-use crate::run::port;
-use crate::run::program::{Binding, is_tiered};
-use crate::schedule::schedule;
+use crate::run::port::{EnginePort, Port, resolve};
+use crate::run::program::{Binding, Program, is_tiered};
 
-pub(super) fn prepare(group: &mut Group, spec: OperationSpec) -> Result<State, Error> {
+/// What a rank tells the others about operations that are prepared, apart from what must be equal.
+#[derive(Serialize, Deserialize)]
+struct Announcement {
+    /// The allocations of the heap that this rank has dropped.
+    dropped: Vec<Dropped>,
+    operations: Vec<OperationMemory>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct OperationMemory {
+    placement: Placement,
+    origins: Origins,
+    /// Whether this rank polls flags, for each tier.
+    polled: [bool; 2],
+}
+
+/// Prepares operations in one agreement. Collective.
+pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Vec<State>, Error> {
     group.shared.check()?;
-    group.prepared += 1;
-    let name = format!("{} {}", spec.collective.name(), group.prepared);
     // A zero timeout is refused with all ranks, so that none waits for this one.
-    let timeout = if spec.timeout.is_zero() { group.timeout() } else { spec.timeout };
-    let deadline = Deadline::after(timeout);
-    let (shared, users) = (Arc::clone(&group.shared), Arc::clone(&group.users));
-
-    let spec = agree_lens(group, spec, &name, deadline)?;
-    let mut preparation = Preparation::new(group, spec);
-    let offer = preparation.as_ref().map_err(Error::clone).and_then(Preparation::offer);
-    let offers = agree(&shared, &name, offer, deadline)?;
-    // After an error, the preparation lives until all ranks know of it, because they may still be importing its memory.
-    let report = match &mut preparation {
-        Ok(preparation) => preparation.import(&offers, deadline),
-        Err(error) => Err(error.clone()),
+    let timeouts = specs.iter().map(|spec| spec.timeout).filter(|timeout| !timeout.is_zero());
+    let deadline = Deadline::after(timeouts.max().unwrap_or_else(|| group.timeout()));
+    group.prepared += 1;
+    let number = group.prepared;
+    let several = specs.len() > 1;
+    let name = |(index, spec): (usize, &OperationSpec)| match spec.collective.name() {
+        name if several => format!("{name} {number}.{}", index + 1),
+        name => format!("{name} {number}"),
     };
-    let is_recordable = preparation.as_ref().is_ok_and(Preparation::is_recordable);
-    let vote = report.as_ref().map(|_| Offer::default().blob(vec![u8::from(is_recordable)]));
-    // Nobody signals before every rank has imported every flag.
-    let votes = agree(&shared, &format!("{name}, import"), vote.map_err(Error::clone), deadline)?;
-    let (preparation, report) = (preparation?, report?);
-    if report.capturable {
-        check_recordable(&report, &votes)?;
+    let names: Vec<_> = specs.iter().enumerate().map(name).collect();
+    let name = match &names[..] {
+        [] => return Ok(Vec::new()),
+        [name] => name.clone(),
+        names => format!("{} operations {number}", names.len()),
+    };
+    let specs = specs.into_iter().zip(&names);
+    let specs = specs.map(|(spec, name)| agree_lens(group, spec, name, deadline));
+    let specs: Vec<_> = specs.collect::<Result<_, Error>>()?;
+
+    let shared = Arc::clone(&group.shared);
+    let dropped = group.heap.dropped();
+    let own_dropped = dropped.len();
+    let preparations = specs.into_iter().map(|spec| Preparation::new(group, spec));
+    let preparations: Result<Vec<_>, Error> = preparations.collect();
+    let offer = preparations.as_ref().map_err(Error::clone).map(|preparations| {
+        let operations = preparations.iter().map(Preparation::memory).collect();
+        let offer = Offer::default().blob(encode(&Announcement { dropped, operations }));
+        preparations.iter().zip(&names).fold(offer, |offer, (preparation, name)| {
+            let prefix = if several { format!("{name}, ") } else { String::new() };
+            preparation.fields(offer, &prefix)
+        })
+    });
+    let offers = agree(&shared, &name, offer, deadline)?;
+    let mut preparations = preparations?;
+    let announced = announcements(&offers, preparations.len())?;
+    let lists: Vec<_> = announced.iter().map(|one| one.dropped.clone()).collect();
+    group.heap.agree(&lists, own_dropped);
+    let origins: Vec<Vec<Origins>> = (0..preparations.len())
+        .map(|index| announced.iter().map(|one| one.operations[index].origins.clone()).collect())
+        .collect();
+    for (index, preparation) in preparations.iter_mut().enumerate() {
+        let memory = announced.iter().map(|one| &one.operations[index]);
+        preparation.place(memory, &origins[index])?;
     }
-    Ok(preparation.finish(report, name, &users))
+    allocate(group, &mut preparations, &origins, deadline)?;
+
+    let epoch_base = group.heap.epoch_base();
+    let reports: Result<Vec<_>, Error> = preparations
+        .iter_mut()
+        .zip(&origins)
+        .map(|(preparation, origins)| preparation.bind(group, origins, epoch_base, deadline))
+        .collect();
+    let has_imports = origins.iter().flatten().flat_map(Origins::values);
+    let has_imports = has_imports.into_iter().any(|origin| matches!(origin, Origin::Own(_)));
+    let is_checked = |preparation: &Preparation| {
+        preparation.operation.spec.strict || preparation.operation.spec.capturable
+    };
+    if has_imports || preparations.iter().any(is_checked) {
+        let recordable = preparations.iter().map(|one| u8::from(one.is_recordable())).collect();
+        let vote = reports.as_ref().map(|_| Offer::default().blob(recordable));
+        // Nobody signals before every rank has imported every buffer. After an error the memory lives until all ranks
+        // know of it, because they may still be importing it.
+        let votes =
+            agree(&shared, &format!("{name}, import"), vote.map_err(Error::clone), deadline)?;
+        for (index, report) in reports.iter().flatten().enumerate() {
+            if report.capturable {
+                check_recordable(report, index, &votes)?;
+            }
+        }
+    }
+    let prepared = preparations.into_iter().zip(reports?).zip(names);
+    Ok(prepared
+        .map(|((preparation, report), name)| preparation.finish(group, report, name))
+        .collect())
+}
+
+/// Decodes the announcements of all ranks.
+fn announcements(offers: &[Offer], operations: usize) -> Result<Vec<Announcement>, Error> {
+    let announced = Rank::all(offers.len()).zip(offers).map(|(peer, offer)| {
+        let announced: Announcement =
+            decode("the description of the memory", peer, blob(offer, peer, 0)?)?;
+        if announced.operations.len() == operations {
+            return Ok(announced);
+        }
+        let text = format!(
+            "rank {peer} prepares {} operations, expected {operations} as on this rank",
+            announced.operations.len()
+        );
+        Err(Error::new(ErrorKind::Mismatch, text).with_peer(peer))
+    });
+    announced.collect()
+}
+
+/// Takes the blocks of all operations from the heap, which grows until they fit.
+fn allocate(
+    group: &mut Group,
+    preparations: &mut [Preparation],
+    origins: &[Vec<Origins>],
+    deadline: Deadline,
+) -> Result<(), Error> {
+    loop {
+        let mut missing: Vec<Demand> = Vec::new();
+        for (preparation, origins) in preparations.iter_mut().zip(origins) {
+            if preparation.memory.allocation.is_some() {
+                continue;
+            }
+            match group.heap.allocate(&preparation.demands) {
+                Ok(blocks) => preparation.set_blocks(blocks, origins),
+                Err(demands) => missing.extend(demands),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (shared, Group { heap, fabric, network, topology, .. }) =
+            (Arc::clone(&group.shared), &mut *group);
+        let fabrics = Fabrics { local: fabric, network: network.as_ref(), topology };
+        heap.grow(&shared, fabrics, &missing, deadline)?;
+    }
 }
 
 fn agree_lens(
@@ -72,9 +187,9 @@ fn agree_lens(
 }
 
 /// Returns the same error on all ranks if one of them cannot record the operation into a graph.
-fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
+fn check_recordable(report: &Report, index: usize, votes: &[Offer]) -> Result<(), Error> {
     for (rank, vote) in Rank::all(votes.len()).zip(votes) {
-        if blob(vote, rank, 0)? != [1] {
+        if blob(vote, rank, 0)?.get(index) != Some(&1) {
             let text = format!(
                 "{} cannot be captured: a graph contains only one lane of each rank, and rank {rank} has another \
                  one that a thread cannot drive; use direct or ring, or remove `capturable()`",
@@ -86,124 +201,151 @@ fn check_recordable(report: &Report, votes: &[Offer]) -> Result<(), Error> {
     Ok(())
 }
 
-struct Preparation<'g> {
+/// An operation that is being prepared: its plan, its memory, and the engines of its lanes.
+struct Preparation {
     operation: OperationPlan,
-    shared: Arc<Shared>,
     refusal: Option<Arc<str>>,
-    sides: Sides<'g>,
-    caps: Vec<Caps>,
+    memory: Memory,
+    demands: Vec<Demand>,
+    /// The engines of the lanes that need one, in the order of the lanes.
+    engines: Vec<DynEngine>,
     lanes: Vec<BoundLane>,
+    buffers: Option<TierBuffers>,
 }
 
-impl<'g> Preparation<'g> {
-    fn new(group: &'g mut Group, spec: OperationSpec) -> Result<Self, Error> {
+impl Preparation {
+    fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
         let rank = group.rank();
-        let Group { fabric, network, topology, links, links_measured, mixed, .. } = group;
-        let (shared, refusal) = (Arc::clone(&group.shared), group.refusal.clone());
+        let Group { fabric, network, topology, links, links_measured, mixed, shared, .. } = group;
         let info = GroupInfo {
             rank,
             topology,
-            shared: &shared,
+            shared,
             links: (links, *links_measured),
             mixed: *mixed,
             tiers: network.is_some(),
         };
-        let mut local = Side::new(fabric);
-        let (mut operation, caps) = OperationPlan::new(spec, &info, &mut local)?;
-        lend_buffers(&mut operation, &mut local)?;
-        let network = network.as_mut().map(Side::new).filter(|_| is_tiered(&operation.plan));
-        let sides = Sides { local, network };
-        let lanes = Vec::new();
-        let mut preparation = Self { operation, shared, refusal, sides, caps: vec![caps], lanes };
-        preparation.set_up()?;
-        Ok(preparation)
+        let mut engines = Vec::new();
+        let (mut operation, _) = OperationPlan::new(spec, &info, |requirements| {
+            engines.push(engine(fabric, requirements)?);
+            Ok(*engines[0].caps())
+        })?;
+        let plan = &operation.plan;
+        for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
+            let fabric = match (plan.lanes[id.index()].tier, network.as_mut()) {
+                (Tier::Network, Some(network)) => network,
+                _ => &mut *fabric,
+            };
+            engines.push(engine(fabric, operation.requirements)?);
+        }
+        let memory = Memory::new(&mut operation, group.fabrics())?;
+        let (refusal, demands) = (group.refusal.clone(), Vec::new());
+        Ok(Self { operation, refusal, memory, demands, engines, lanes: Vec::new(), buffers: None })
     }
 
-    fn set_up(&mut self) -> Result<(), Error> {
-        let Self { operation, sides, caps, .. } = self;
-        let (plan, flag_bytes) = (&operation.plan, operation.buffering.flag_bytes());
-        for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
-            caps.push(sides.of(plan.lanes[id.index()].tier)?.engine(operation.requirements)?);
+    /// Returns the tiers and engines of the lanes that have an engine.
+    fn engines(&self) -> impl Iterator<Item = (LaneId, Tier, Caps)> {
+        let plan = &self.operation.plan;
+        let used = plan.lane_ids().filter(|&id| has_engine(plan, id));
+        let lane =
+            |(id, engine): (LaneId, &DynEngine)| (id, plan.lanes[id.index()].tier, *engine.caps());
+        used.zip(&self.engines).map(lane)
+    }
+
+    /// Adds the values that must be equal on all ranks.
+    fn fields(&self, mut offer: Offer, prefix: &str) -> Offer {
+        let OperationPlan { spec, plan, request, requirements, topology, .. } = &self.operation;
+        let mut add = |name: &str, value: String| {
+            offer = std::mem::take(&mut offer).field(&format!("{prefix}{name}"), value);
+        };
+        add("dtype", spec.dtype.to_string());
+        for (name, value) in &request.fields {
+            add(name, value.clone());
         }
-        sides.local.allocate(BufferId::Flags, flag_bytes)?;
-        if let Some(network) = &mut sides.network {
-            for buffer in operation.request.buffers() {
-                match operation.request.window(buffer) {
-                    Some(window) => window.lend(Tier::Network, buffer, network)?,
-                    None => network.register(buffer, &sides.local)?,
-                }
-            }
-            network.allocate(BufferId::Flags, flag_bytes)?;
-            network.allocate(BufferId::CrossTierFlags, flag_bytes)?;
-            sides.local.register(BufferId::CrossTierFlags, network)?;
-        }
+        add("collective", plan.collective.to_string());
+        add("algorithm", plan.algorithm.to_string());
+        add("chunks", plan.chunks.to_string());
+        add("in_place", plan.in_place.to_string());
+        add("outputs", plan.outputs.to_string());
+        add("flags", plan.flags.to_string());
+        add("capturable", spec.capturable.to_string());
+        add("strict", spec.strict.to_string());
+        add("streams", requirements.streams.to_string());
+        add("timeout", format!("{:?}", spec.timeout));
+        add("topology", topology.to_string());
+        offer
+    }
+
+    fn memory(&self) -> OperationMemory {
+        let polled = [Tier::Local, Tier::Network]
+            .map(|tier| self.engines().any(|(_, of, caps)| of == tier && !caps.queued_wait));
+        let (placement, origins) =
+            (self.operation.request.places.clone(), self.memory.origins.clone());
+        OperationMemory { placement, origins, polled }
+    }
+
+    /// Notes the placements of all ranks, and the blocks that the operation needs.
+    fn place<'m>(
+        &mut self,
+        memory: impl Iterator<Item = &'m OperationMemory> + Clone,
+        origins: &[Origins],
+    ) -> Result<(), Error> {
+        let placements = memory.clone().map(|memory| memory.placement.clone()).collect();
+        let layout = self.operation.layout.clone();
+        self.operation.layout = layout.with_placements(placements)?;
+        let polled = [0, 1].map(|tier| memory.clone().any(|memory| memory.polled[tier]));
+        self.demands = demands(&self.operation, origins, polled);
         Ok(())
     }
 
-    /// Offers the remote keys of the local fabric first, and then those of the network.
-    pub(super) fn offer(&self) -> Result<Offer, Error> {
-        let OperationPlan { spec, plan, request, .. } = &self.operation;
-        let gets = schedule(plan.algorithm).gets;
-        // The keys of a window have been exchanged, and nobody but gets reads the input of a peer.
-        let told =
-            |buffer: &BufferId| request.window(*buffer).is_none() && (gets || buffer.is_output());
-        let mut buffers: Vec<_> = request.buffers().filter(told).collect();
-        buffers.push(BufferId::Flags);
-        let blob = |keys: Keys| postcard::to_stdvec(&keys).expect("plain data always encodes");
-        let places = postcard::to_stdvec(&request.places).expect("plain data always encodes");
-        let mut offer = Offer::default().field("dtype", spec.dtype);
-        for (name, value) in &request.fields {
-            offer = offer.field(name, value);
-        }
-        let offer = offer
-            .field("collective", plan.collective)
-            .field("algorithm", plan.algorithm)
-            .field("chunks", plan.chunks)
-            .field("in_place", plan.in_place)
-            .field("outputs", plan.outputs)
-            .field("flags", plan.flags)
-            .field("capturable", spec.capturable)
-            .field("streams", self.operation.requirements.streams)
-            .field("timeout", format_args!("{:?}", spec.timeout))
-            .field("topology", &self.operation.topology)
-            .blob(places)
-            .blob(blob(self.sides.local.keys(&buffers)?));
-        let Some(network) = &self.sides.network else { return Ok(offer) };
-        buffers.push(BufferId::CrossTierFlags);
-        Ok(offer.blob(blob(network.keys(&buffers)?)))
+    fn set_blocks(&mut self, blocks: (Allocation, Vec<Segment>), origins: &[Origins]) {
+        self.memory.set_blocks(blocks, &self.demands, origins);
     }
 
-    fn import(&mut self, offers: &[Offer], deadline: Deadline) -> Result<Report, Error> {
-        let Self { operation, sides, .. } = self;
-        operation.layout = operation.layout.clone().with_placements(places_of(offers)?)?;
-        let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &*operation;
+    /// Binds the plan to its memory, and reports how the operation will run.
+    fn bind(
+        &mut self,
+        group: &Group,
+        origins: &[Origins],
+        epoch_base: u64,
+        deadline: Deadline,
+    ) -> Result<Report, Error> {
+        let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
         let binding =
             Binding { plan, layout, flags: *flags, flag_tiers, with_origins: spec.traced };
-        let used = plan.lane_ids().filter(|&id| has_engine(plan, id));
-        let bound = |(id, &caps): (LaneId, &Caps)| {
-            let (tier, program) = (plan.lanes[id.index()].tier, binding.bind(id));
+        let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
+            let program = binding.bind(id);
             BoundLane { id, tier, program, caps, has_streams: false, compute_bytes: 0 }
         };
-        self.lanes = used.zip(&self.caps).map(bound).collect();
-        for tier in sides.iter().map(|(tier, _)| tier).collect::<Vec<_>>() {
-            let side = sides.of(tier)?;
-            let keys = keys_of(offers, tier)?;
-            let lanes = self.lanes.iter().filter(|lane| lane.tier == tier);
-            let steps = lanes.flat_map(|lane| &lane.program.steps);
-            // Data before flags, so that an error of the caller's memory is found first.
-            for (buffer, peer) in steps.filter_map(named).collect::<BTreeSet<_>>() {
-                let bytes = operation.peer_bytes(peer, buffer);
-                side.import(peer, buffer, &keys[peer.index()], bytes, deadline)?;
-            }
+        self.lanes = self.engines().map(bound).collect();
+        let fabrics = group.fabrics();
+        let steps = self
+            .lanes
+            .iter()
+            .flat_map(|lane| lane.program.steps.iter().map(|step| (lane.tier, step)));
+        self.memory.import(&self.operation, fabrics, steps, origins, deadline)?;
+        let on = |tier| Arc::new(self.memory.on(tier, &self.operation, epoch_base));
+        let network = is_tiered(plan).then(|| on(Tier::Network));
+        let buffers = TierBuffers { local: on(Tier::Local), network };
+        let starts: &[Start] = match spec.capturable {
+            true => &[Start::Eager(1), Start::Captured],
+            false => &[Start::Eager(1)],
+        };
+        for (lane, engine) in self.lanes.iter_mut().zip(&mut self.engines) {
+            let slice_ops_max = if spec.traced { 1 } else { lane.caps.slice_ops_max };
+            lane.has_streams = engine.streams().is_some();
+            let view = buffers.of(lane.tier).expect("every lane has buffers on its tier");
+            let bytes = starts
+                .iter()
+                .map(|&start| compute_bytes(engine, view, &lane.program, slice_ops_max, start));
+            lane.compute_bytes = bytes.max().unwrap_or(0);
         }
-        self.query_engines()?;
-        let Self { operation, sides, .. } = self;
-        let report = report(operation, self.refusal.as_ref(), sides, &self.lanes);
-        if operation.spec.strict {
+        self.buffers = Some(buffers);
+        let report = report(&self.operation, self.refusal.as_ref(), fabrics, &self.lanes);
+        if spec.strict {
             // That a thread drives lanes matters to starts on a stream only, and is refused there.
-            let refused = |fallback: &&Fallback| {
-                operation.spec.capturable || !matches!(fallback, Fallback::Driven(_))
-            };
+            let refused =
+                |fallback: &&Fallback| spec.capturable || !matches!(fallback, Fallback::Driven(_));
             if let Some(fallback) = report.fallbacks.iter().find(refused) {
                 let text = format!("strict is set, but the operation needs a fallback: {fallback}");
                 return Err(Error::new(ErrorKind::Unavailable, text));
@@ -212,80 +354,56 @@ impl<'g> Preparation<'g> {
         Ok(report)
     }
 
-    fn query_engines(&mut self) -> Result<(), Error> {
-        let (spec, buffering) = (&self.operation.spec, self.operation.buffering);
-        let starts: &[Start] = match spec.capturable {
-            true => &[Start::Eager(1), Start::Captured],
-            false => &[Start::Eager(1)],
-        };
-        let mut engines = [0, 0];
-        for lane in &mut self.lanes {
-            let number = &mut engines[usize::from(lane.tier == Tier::Network)];
-            let (engine, slice_ops_max) =
-                (*number, if spec.traced { 1 } else { lane.caps.slice_ops_max });
-            *number += 1;
-            let (side, program) = (self.sides.of(lane.tier)?, &lane.program);
-            lane.has_streams = side.has_streams(engine);
-            let bytes = starts.iter().map(|&start| {
-                side.compute_bytes(engine, program.slices(slice_ops_max), start, buffering)
-            });
-            lane.compute_bytes = bytes.max().unwrap_or(0);
-        }
-        Ok(())
-    }
-
-    /// A graph can record an operation only if a thread can drive every lane that does not support streams. The host
-    /// must be able to read its flags, and a graph that waits must not hold up its copies.
+    /// Returns whether a graph can record the operation: a thread must be able to drive every lane that does not
+    /// support streams. The host must be able to read its flags, and a graph that waits must not hold up its copies.
     fn is_recordable(&self) -> bool {
         let armed = || self.lanes.iter().filter(|lane| !takes_stream(lane.id));
         if armed().any(|lane| lane.has_streams) {
             return false;
         }
-        armed().flat_map(|lane| &lane.program.waits).all(|wait| {
-            let mut sides = self.sides.iter().filter(|(tier, _)| *tier == wait.tier);
-            sides.all(|(_, side)| side.has_host_flags(wait.address.buffer()))
-        })
+        armed()
+            .flat_map(|lane| &lane.program.waits)
+            .all(|wait| self.memory.has_host_flags(wait.tier, wait.address.crosses_tiers))
     }
 
-    fn finish(self, report: Report, name: String, users: &Arc<WindowUses>) -> State {
-        let Self { operation, shared, sides, lanes, .. } = self;
-        let (rank, buffering, spec) = (operation.rank, operation.buffering, &operation.spec);
+    /// Creates the executor of the operation, and registers the operation as a user of its windows.
+    fn finish(self, group: &Group, report: Report, name: String) -> State {
+        let Self { operation, memory, engines, lanes, buffers, .. } = self;
+        let (rank, spec) = (operation.rank, &operation.spec);
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
-        let (local_ports, local) = sides.local.finish(buffering);
-        let (network_ports, network) = match sides.network {
-            Some(network) => {
-                let (ports, view) = network.finish(buffering);
-                (ports, Some(view))
-            }
-            None => (Vec::new(), None),
-        };
-        let (mut local_ports, mut network_ports) =
-            (local_ports.into_iter(), network_ports.into_iter());
-        let lanes = lanes.into_iter().map(|lane| {
-            let ports = match lane.tier {
-                Tier::Local => &mut local_ports,
-                Tier::Network => &mut network_ports,
-            };
-            let port = ports.next().expect("every lane has had its engine made");
-            Lane::new(lane.id, lane.program, port, takes_stream(lane.id))
-        });
+        let buffers = buffers.expect("the plan is bound before it is finished");
+        let lanes =
+            lanes.into_iter().zip(engines).zip(&report.lanes).map(|((lane, engine), report)| {
+                let view = match (lane.tier, &buffers.network) {
+                    (Tier::Network, Some(network)) => network,
+                    _ => &buffers.local,
+                };
+                let port = EnginePort::new(engine, report.backend, Arc::clone(view));
+                Lane::new(
+                    lane.id,
+                    lane.program,
+                    Box::new(port) as Box<dyn Port>,
+                    takes_stream(lane.id),
+                )
+            });
         let lanes = lanes.collect();
-        let views = TierBuffers { local: Arc::clone(&local), network };
+        let local = Arc::clone(&buffers.local);
         let writers = operation.writers();
         let tracker =
-            Arc::new(StartTracker::new(name.clone(), rank, spec.timeout, waits, writers, views));
+            Arc::new(StartTracker::new(name.clone(), rank, spec.timeout, waits, writers, buffers));
         let OperationSpec { capturable, strict, traced, timeout, .. } = *spec;
-        // SAFETY: the layout puts every cell inside the windows' buffers, whose lengths were
-        // checked on both sides; ports keep the windows; `verify` has passed the plans.
+        // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
+        // the regions; `verify` has passed the plans.
         let executor =
             unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
         let OperationPlan { request, layout, plan, .. } = operation;
         let uses = (!request.extents.is_empty()).then(|| {
             let tracker = Arc::clone(&tracker);
-            users.enter(name, request.extents.clone(), move || tracker.activity())
+            group.users.enter(name, request.extents.clone(), move || tracker.activity())
         });
+        let shared = Arc::clone(&group.shared);
         State {
-            prepared: Prepared::new(executor, shared, tracker),
+            prepared: Prepared::new(executor, shared, tracker, memory.allocation),
             view: local,
             report,
             timeout,
@@ -300,81 +418,29 @@ impl<'g> Preparation<'g> {
     }
 }
 
+fn engine(fabric: &mut DynFabric, requirements: EngineRequirements) -> Result<DynEngine, Error> {
+    fabric.engine(requirements).map_err(|error| Error::of_fabric("create an engine", error))
+}
+
+fn compute_bytes(
+    engine: &mut DynEngine,
+    buffers: &OperationBuffers,
+    program: &Program,
+    slice_ops_max: usize,
+    start: Start,
+) -> u64 {
+    let slices = program.slices(slice_ops_max);
+    let bytes = slices.map(|steps| {
+        let ops: Vec<_> = steps.iter().map(|step| resolve(buffers, step, start)).collect();
+        engine.compute_bytes(&ops, start == Start::Captured)
+    });
+    bytes.sum()
+}
+
 /// Only lane 0 runs on the caller's stream, so that its last wait does not hold up another lane in the same hardware
 /// queue.
 fn takes_stream(lane: LaneId) -> bool {
     lane == LaneId::HOME
-}
-
-fn lend_buffers(operation: &mut OperationPlan, local: &mut Side<'_>) -> Result<(), Error> {
-    let outputs = std::mem::take(&mut operation.spec.output_buffers);
-    let inputs = std::mem::take(&mut operation.spec.inputs);
-    // A list need not use all of a buffer.
-    let exact = !matches!(operation.spec.target, Target::List(_));
-    let (mut outputs, mut inputs) = (outputs.into_iter(), inputs.into_iter());
-    for buffer in operation.request.buffers() {
-        let (given, exact) =
-            if buffer.is_output() { (outputs.next(), exact) } else { (inputs.next(), true) };
-        match operation.request.window(buffer) {
-            Some(window) => window.lend(Tier::Local, buffer, local)?,
-            None => give(local, buffer, given, operation.own_bytes(buffer), exact)?,
-        }
-    }
-    Ok(())
-}
-
-/// A region that the caller supplies may be longer than `bytes` unless `exact` is set.
-fn give(
-    side: &mut Side<'_>,
-    buffer: BufferId,
-    given: Option<DynRegion>,
-    bytes: u64,
-    exact: bool,
-) -> Result<(), Error> {
-    let Some(region) = given else { return side.allocate(buffer, bytes) };
-    if region.bytes() < bytes || (exact && region.bytes() != bytes) {
-        let least = if exact { "" } else { "at least " };
-        let text = format!("{buffer} has {} bytes, expected {least}{bytes} bytes", region.bytes());
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
-    }
-    side.insert(buffer, region);
-    Ok(())
-}
-
-fn named(step: &port::BoundStep) -> Option<(BufferId, Rank)> {
-    match *step {
-        port::BoundStep::Put { peer, dst, .. } => Some((dst.buffer, peer)),
-        port::BoundStep::Get { peer, src, .. } => Some((src.buffer, peer)),
-        port::BoundStep::Signal { peer, flag } => Some((flag.buffer(), peer)),
-        port::BoundStep::Wait { .. } => None,
-    }
-}
-
-fn keys_of(offers: &[Offer], tier: Tier) -> Result<Vec<Keys>, Error> {
-    let index = 1 + usize::from(tier == Tier::Network);
-    let keys = |(peer, offer)| {
-        postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
-            let text = format!(
-                "cannot decode the remote keys of rank {peer}: {error}; run the same Peerlane on \
-                 all ranks"
-            );
-            Error::new(ErrorKind::InvalidKey, text).with_peer(peer)
-        })
-    };
-    Rank::all(offers.len()).zip(offers).map(keys).collect()
-}
-
-fn places_of(offers: &[Offer]) -> Result<Vec<Placement>, Error> {
-    let places = |(peer, offer)| {
-        postcard::from_bytes(blob(offer, peer, 0)?).map_err(|error| {
-            let text = format!(
-                "cannot decode the buffer positions of rank {peer}: {error}; run the same Peerlane \
-                 on all ranks"
-            );
-            Error::new(ErrorKind::Mismatch, text).with_peer(peer)
-        })
-    };
-    Rank::all(offers.len()).zip(offers).map(places).collect()
 }
 
 fn has_engine(plan: &Plan, id: LaneId) -> bool {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::Deadline;
 
 use crate::error::Error;
+use crate::group::heap::Allocation;
 use crate::group::shared::Shared;
 use crate::group::tracker::StartTracker;
 use crate::run::backoff::Backoff;
@@ -24,6 +25,8 @@ pub(crate) struct Prepared {
     shared: Arc<Shared>,
     tracker: Arc<StartTracker>,
     park_misses_events: bool,
+    /// The blocks of the heap, which are dropped after the last start.
+    allocation: Option<Allocation>,
 }
 
 struct Progress {
@@ -32,13 +35,18 @@ struct Progress {
 }
 
 impl Prepared {
-    pub(crate) fn new(executor: Executor, shared: Arc<Shared>, tracker: Arc<StartTracker>) -> Self {
+    pub(crate) fn new(
+        executor: Executor,
+        shared: Arc<Shared>,
+        tracker: Arc<StartTracker>,
+        allocation: Option<Allocation>,
+    ) -> Self {
         let wakers = executor.lanes().iter().map(Lane::waker).collect();
         let park_misses_events = executor.park_misses_events();
         let queues = executor.lanes().iter().find_map(Lane::shared_queues);
         let executor = Arc::new(Mutex::new(executor));
         shared.enter(&tracker, &executor, wakers, queues);
-        Self { executor, shared, tracker, park_misses_events }
+        Self { executor, shared, tracker, park_misses_events, allocation }
     }
 
     fn executor(&self) -> MutexGuard<'_, Executor> {
@@ -233,9 +241,14 @@ impl Drop for Prepared {
             let remaining = self.tracker.deadline().remaining();
             let _ = self.settle(remaining);
         }
-        if self.shared.check().is_ok() {
-            // Every signal that peers have sent was waited for.
-            self.tracker.allow_reuse_of_flags();
+        if let Some(mut allocation) = self.allocation.take() {
+            let started = self.started();
+            // Every signal that peers have sent was waited for, unless a start is still open.
+            if self.shared.check().is_ok() && self.tracker.closed() >= started {
+                allocation.set_epochs(started);
+            } else {
+                allocation.leak();
+            }
         }
         let is_over = self.shared.record().is_some();
         if is_over {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::{Caps, Rank};
+use peerlane_hal::{Caps, Fabric as _, Rank};
 
 use super::plan::OperationPlan;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
-use crate::group::side::Sides;
+use crate::group::segment::Fabrics;
 use crate::plan::{LaneId, Tier};
 use crate::run::port;
-use crate::run::program::Program;
+use crate::run::program::{Program, is_tiered};
 
 pub(super) struct BoundLane {
     pub(super) id: LaneId,
@@ -24,13 +24,17 @@ pub(super) struct BoundLane {
 pub(super) fn report(
     operation: &OperationPlan,
     refusal: Option<&Arc<str>>,
-    sides: &Sides<'_>,
+    fabrics: Fabrics<'_>,
     lanes: &[BoundLane],
 ) -> Report {
     let OperationPlan { plan, layout, rank, .. } = operation;
+    let network = fabrics.network.filter(|_| is_tiered(plan));
+    let network = network.map(|network| (Tier::Network, network));
+    let tiers: Vec<_> = [(Tier::Local, fabrics.local)].into_iter().chain(network).collect();
+    let backend = |tier: Tier| tiers[tier as usize].1.backend();
     // Once everything is imported a fabric knows where the peers' memory lies.
     let links: Vec<_> = Rank::all(operation.topology.ranks())
-        .flat_map(|peer| sides.iter().map(move |(tier, side)| (tier, side.link(peer))))
+        .flat_map(|peer| tiers.iter().map(move |&(tier, fabric)| (tier, fabric.link(peer))))
         .filter_map(|(tier, link)| {
             link.map(|link| LinkReport { peer: link.peer, tier, kind: link.kind })
         })
@@ -40,7 +44,7 @@ pub(super) fn report(
         .map(|lane| LaneReport {
             lane: lane.id,
             tier: lane.tier,
-            backend: sides.backend(lane.tier),
+            backend: backend(lane.tier),
             kind: lane.caps.kind,
             queued_waits: lane.caps.queued_wait,
             polled: lane.caps.polled,
@@ -52,9 +56,9 @@ pub(super) fn report(
     // Where even lane 0 is driven, there are no streams to start on.
     let streams = lane_reports.first().is_some_and(LaneReport::is_queued);
     let driven = driven.filter(|_| streams).map(|&lane| Fallback::Driven(lane));
-    let staged = refusal.iter().filter(|_| sides.network.is_some());
+    let staged = refusal.iter().filter(|_| network.is_some());
     let staged = staged.map(|reason| Fallback::Staged { reason: Arc::clone(reason) });
-    let tiers: Vec<_> = sides.iter().map(|(tier, _)| tier_report(*rank, tier, lanes)).collect();
+    let tiers: Vec<_> = tiers.iter().map(|&(tier, _)| tier_report(*rank, tier, lanes)).collect();
     let compute = tiers.iter().filter(|tier| tier.compute_bytes > 0);
     let compute = compute.map(|&tier| Fallback::Compute(tier));
     let fallbacks = staged.chain(slow).chain(compute).chain(driven).collect();

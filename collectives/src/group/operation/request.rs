@@ -200,7 +200,6 @@ impl Request {
         let (needs, number) = match buffer {
             BufferId::Input(number) => (self.places.input_needs(layout, me), number),
             BufferId::Output(number) => (self.places.output_needs(layout, me), number),
-            BufferId::Flags | BufferId::CrossTierFlags => return 0,
         };
         needs.get(&number).copied().unwrap_or(0)
     }

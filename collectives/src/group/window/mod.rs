@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use peerlane_hal::{ErrorKind, Region};
+use peerlane_hal::{DynRegion, ErrorKind, Region};
 
 pub(in crate::group) use open::open;
 pub use slice::{WindowSlice, WindowSliceMut};
@@ -21,10 +21,9 @@ pub(crate) use uses::{Extent, WindowUse, WindowUses};
 use crate::element::{DType, Element};
 use crate::error::Error;
 use crate::group::buffer::MemoryRange;
+use crate::group::segment::Segment;
 use crate::group::shared::Shared;
-use crate::group::side::{SharedBuffer, Side};
 use crate::plan::Tier;
-use crate::run::buffers::BufferId;
 
 /// Registered memory on every rank that several operations share, like a window in MPI.
 ///
@@ -41,26 +40,12 @@ pub(in crate::group) struct Inner {
     pub(in crate::group) number: u64,
     pub(in crate::group) shared: Arc<Shared>,
     users: Arc<WindowUses>,
-    local: SharedBuffer,
-    network: Option<SharedBuffer>,
+    pub(in crate::group) segment: Segment,
 }
 
 impl Inner {
-    pub(in crate::group) fn lend(
-        &self,
-        tier: Tier,
-        buffer: BufferId,
-        side: &mut Side<'_>,
-    ) -> Result<(), Error> {
-        match (tier, &self.network) {
-            (Tier::Local, _) => side.adopt(buffer, &self.local),
-            (Tier::Network, Some(network)) => side.adopt(buffer, network),
-            (Tier::Network, None) => {
-                let text = "the window is not registered with the network fabric";
-                return Err(Error::new(ErrorKind::Other, text));
-            }
-        }
-        Ok(())
+    fn region(&self) -> &DynRegion {
+        self.segment.of(Tier::Local).expect("the local fabric has registered the window").local()
     }
 
     pub(in crate::group) fn bytes_of(
@@ -70,7 +55,7 @@ impl Inner {
     ) -> Result<Range<u64>, Error> {
         let Range { start, end } = *range;
         let size = dtype.bytes();
-        let len = usize::try_from(self.local.region().bytes()).unwrap_or(usize::MAX) / size;
+        let len = usize::try_from(self.region().bytes()).unwrap_or(usize::MAX) / size;
         if start > end || end > len {
             let text = format!(
                 "the range is {start}..{end}, expected a range within 0..{len}, the elements of \
@@ -89,7 +74,7 @@ impl<T: Element> Window<T> {
 
     /// Returns the number of elements of the window, which is the same on every rank.
     pub fn len(&self) -> usize {
-        usize::try_from(self.inner.local.region().bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
+        usize::try_from(self.inner.region().bytes()).unwrap_or(usize::MAX) / T::DTYPE.bytes()
     }
 
     /// Returns whether the window has no elements.
@@ -105,7 +90,7 @@ impl<T: Element> Window<T> {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not all in the window.
     pub fn memory(&self, range: Range<usize>) -> Result<MemoryRange, Error> {
         let bytes = self.inner.bytes_of(T::DTYPE, &range)?;
-        Ok(MemoryRange::within(self.inner.local.region(), bytes.start, bytes.end - bytes.start))
+        Ok(MemoryRange::within(self.inner.region(), bytes.start, bytes.end - bytes.start))
     }
 
     /// Borrows elements of the window for reading. As long as the slice lives, no operation that writes them can

@@ -30,7 +30,7 @@ impl<'w, T: Element> WindowSlice<'w, T> {
         let borrowed = enter(inner, &bytes, false)?;
         // SAFETY: peers write to a window only between the begin and the end of a start of this rank,
         // and none that writes here is open: see `WindowUses`.
-        let bytes = unsafe { buffer::bytes(inner.local.region(), bytes) }?;
+        let bytes = unsafe { buffer::bytes(inner.region(), bytes) }?;
         Ok(Self { elements: element::cast(bytes)?, _borrowed: borrowed })
     }
 }
@@ -39,7 +39,7 @@ impl<'w, T: Element> WindowSliceMut<'w, T> {
     pub(super) fn borrow(inner: &'w Inner, bytes: Range<u64>) -> Result<Self, Error> {
         let borrowed = enter(inner, &bytes, true)?;
         // SAFETY: as above; nor does any start read here, nor is there another slice.
-        let bytes = unsafe { buffer::bytes_mut(inner.local.region(), bytes) }?;
+        let bytes = unsafe { buffer::bytes_mut(inner.region(), bytes) }?;
         Ok(Self { elements: element::cast_mut(bytes)?, _borrowed: borrowed })
     }
 }

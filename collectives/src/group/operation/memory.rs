@@ -1,0 +1,281 @@
+//! Collects the memory of an operation: the caller's buffers, windows, and blocks of the group's heap.
+//!
+//! Every rank tells where each of its buffers is. Nothing else is exchanged for windows and the heap, because their
+//! remote keys are known. Buffers of the caller are exported, and imported by the ranks whose plans access them.
+//!
+//! Blocks of the heap have one size on all ranks. Where ranks need very different sizes, as for the output of a gather,
+//! each rank allocates a buffer of its own instead.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use peerlane_hal::{Deadline, DynRegion, ErrorKind, Fabric, PeerMemory, Rank, Region, Role};
+use serde::{Deserialize, Serialize};
+
+use super::plan::OperationPlan;
+use super::request::Target;
+use crate::error::Error;
+use crate::group::heap::{Allocation, Demand, FlagTiers, Pool};
+use crate::group::segment::{Fabrics, Keys, Segment};
+use crate::plan::Tier;
+use crate::run::buffers::{BufferId, FlagRegions, OperationBuffers, RankRegions};
+use crate::run::port::BoundStep;
+use crate::run::program::is_tiered;
+use crate::schedule::schedule;
+
+/// Blocks of the heap may be this large on ranks that need less.
+const UNEQUAL_BYTES_MAX: u64 = 64 << 10;
+
+/// The place of a buffer on one rank, as the rank tells it to the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Origin {
+    Heap,
+    /// The number of the window.
+    Window(u64),
+    /// Memory of this buffer alone, with its remote keys.
+    Own(Keys),
+    /// Memory that no peer accesses.
+    Private,
+}
+
+pub(super) type Origins = BTreeMap<BufferId, Origin>;
+
+/// The memory of an operation while the operation is prepared.
+pub(super) struct Memory {
+    /// The buffers of this rank, except those of the heap.
+    sources: BTreeMap<BufferId, Segment>,
+    /// The blocks of the heap for buffers, also for those that only other ranks have there.
+    blocks: BTreeMap<BufferId, Segment>,
+    pub(super) origins: Origins,
+    buffers: BTreeMap<BufferId, Segment>,
+    /// The flags of eager starts, and those of captured ones.
+    flags: [BTreeMap<FlagTiers, Segment>; 2],
+    pub(super) allocation: Option<Allocation>,
+}
+
+impl Memory {
+    /// Takes over the buffers that the caller has supplied, and allocates those that cannot be blocks of the heap.
+    pub(super) fn new(operation: &mut OperationPlan, fabrics: Fabrics<'_>) -> Result<Self, Error> {
+        let outputs = std::mem::take(&mut operation.spec.output_buffers);
+        let inputs = std::mem::take(&mut operation.spec.inputs);
+        // A list need not use all of a buffer.
+        let exact = !matches!(operation.spec.target, Target::List(_));
+        let (mut outputs, mut inputs) = (outputs.into_iter(), inputs.into_iter());
+        let (mut sources, mut origins) = (BTreeMap::new(), Origins::new());
+        let gets = schedule(operation.plan.algorithm).gets;
+        for buffer in operation.request.buffers() {
+            let (given, exact) =
+                if buffer.is_output() { (outputs.next(), exact) } else { (inputs.next(), true) };
+            if let Some(window) = operation.request.window(buffer) {
+                origins.insert(buffer, Origin::Window(window.number));
+                sources.insert(buffer, window.segment.clone());
+                continue;
+            }
+            let region = match given {
+                Some(region) => checked(region, buffer, operation.own_bytes(buffer), exact)?,
+                None if exact && has_similar_bytes(operation, buffer) => {
+                    origins.insert(buffer, Origin::Heap);
+                    continue;
+                }
+                None => {
+                    let bytes = operation.own_bytes(buffer);
+                    let region = fabrics.local.memory().allocate(bytes, Role::Data);
+                    region.map_err(|error| Error::of_fabric(format!("allocate {buffer}"), error))?
+                }
+            };
+            let mut segment = Segment::new(Tier::Local, region);
+            let name = buffer.to_string();
+            if is_tiered(&operation.plan) {
+                segment.register(Tier::Network, fabrics, Role::Data, &name)?;
+            }
+            // Nobody but gets reads the input of a peer.
+            let origin = match gets || buffer.is_output() {
+                true => Origin::Own(segment.keys(fabrics, &name)?),
+                false => Origin::Private,
+            };
+            origins.insert(buffer, origin);
+            sources.insert(buffer, segment);
+        }
+        let (blocks, buffers, flags) = Default::default();
+        Ok(Self { sources, blocks, origins, buffers, flags, allocation: None })
+    }
+
+    /// Uses blocks of the heap, in the order of [`demands`].
+    pub(super) fn set_blocks(
+        &mut self,
+        (allocation, blocks): (Allocation, Vec<Segment>),
+        demands: &[Demand],
+        origins: &[Origins],
+    ) {
+        let mut data = heap_buffers(origins).into_iter();
+        for (&(pool, _), block) in demands.iter().zip(blocks) {
+            match pool {
+                Pool::Data => {
+                    let buffer = data.next().expect("one demand for each buffer");
+                    self.blocks.insert(buffer, block);
+                }
+                Pool::Flags { tiers, captured, .. } => {
+                    self.flags[usize::from(captured)].insert(tiers, block);
+                }
+            }
+        }
+        self.allocation = Some(allocation);
+    }
+
+    /// Finds or imports the buffers that `steps` name, and completes the memory of this rank.
+    pub(super) fn import<'s>(
+        &mut self,
+        operation: &OperationPlan,
+        fabrics: Fabrics<'_>,
+        steps: impl Iterator<Item = (Tier, &'s BoundStep)>,
+        origins: &[Origins],
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        for (buffer, origin) in &self.origins {
+            let sources = if *origin == Origin::Heap { &self.blocks } else { &self.sources };
+            let source = &sources[buffer];
+            self.buffers.entry(*buffer).or_default().set_local(source);
+        }
+        let named: BTreeSet<_> = steps
+            .filter_map(|(tier, step)| match *step {
+                BoundStep::Put { peer, dst, .. } => Some((tier, dst.buffer, peer)),
+                BoundStep::Get { peer, src, .. } => Some((tier, src.buffer, peer)),
+                BoundStep::Signal { .. } | BoundStep::Wait { .. } => None,
+            })
+            .collect();
+        for (tier, buffer, peer) in named {
+            let target = self.buffers.entry(buffer).or_default();
+            let name = buffer.to_string();
+            match origins[peer.index()].get(&buffer) {
+                Some(Origin::Heap) => target.set_peer(peer, &self.blocks[&buffer]),
+                Some(origin @ Origin::Window(number)) => {
+                    if self.origins.get(&buffer) != Some(origin) {
+                        let text = format!(
+                            "{buffer} is in window {number} on rank {peer}, expected the same on \
+                             this rank"
+                        );
+                        return Err(Error::new(ErrorKind::Mismatch, text).with_peer(peer));
+                    }
+                    target.set_peer(peer, &self.sources[&buffer]);
+                }
+                origin => {
+                    let key = match origin {
+                        Some(Origin::Own(keys)) => keys[tier as usize].as_ref(),
+                        _ => None,
+                    };
+                    let bytes = operation.peer_bytes(peer, buffer);
+                    let fabric = fabrics.of(tier)?;
+                    target.import(fabric, tier, (peer, key), (&name, bytes), deadline)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the buffers and flags of the operation on one fabric.
+    pub(super) fn on(
+        &self,
+        tier: Tier,
+        operation: &OperationPlan,
+        epoch_base: u64,
+    ) -> OperationBuffers {
+        let keep = self.buffers.values().flat_map(Segment::keep).cloned();
+        OperationBuffers {
+            inputs: self.numbered(tier, BufferId::Input),
+            outputs: self.numbered(tier, BufferId::Output),
+            flags: self.flags(tier, FlagTiers::One(tier)).expect("an operation has flags"),
+            cross_tier_flags: self.flags(tier, FlagTiers::Across),
+            buffering: operation.buffering,
+            epoch_base,
+            _keep: keep.collect(),
+        }
+    }
+
+    fn flags(&self, tier: Tier, tiers: FlagTiers) -> Option<FlagRegions> {
+        let [eager, captured] = &self.flags;
+        let of = |flags: &BTreeMap<FlagTiers, Segment>| flags.get(&tiers)?.of(tier).cloned();
+        Some(FlagRegions { eager: of(eager)?, captured: of(captured) })
+    }
+
+    /// Returns the buffers from number 0; numbers that this rank neither has nor accesses are empty.
+    fn numbered(&self, tier: Tier, name: fn(u32) -> BufferId) -> Vec<RankRegions> {
+        let last = self.buffers.range(name(0)..=name(u32::MAX)).next_back();
+        let count = match last {
+            Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,
+            None => 0,
+        };
+        let buffer = |number| {
+            let segment = self.buffers.get(&name(number))?;
+            segment.of(tier).cloned()
+        };
+        (0..count).map(|number| buffer(number).unwrap_or_default()).collect()
+    }
+
+    /// Returns whether the host can read the flags of captured starts.
+    pub(super) fn has_host_flags(&self, tier: Tier, crosses_tiers: bool) -> bool {
+        let tiers = if crosses_tiers { FlagTiers::Across } else { FlagTiers::One(tier) };
+        let flags = self.flags(tier, tiers).and_then(|flags| flags.captured);
+        flags.is_some_and(|flags| flags.local().flags().is_some())
+    }
+}
+
+/// Returns the blocks that an operation needs, equal on all ranks: buffers that some rank wants from the heap, then flags.
+///
+/// `polled` tells for each tier whether some rank must poll its flags.
+pub(super) fn demands(
+    operation: &OperationPlan,
+    origins: &[Origins],
+    polled: [bool; 2],
+) -> Vec<Demand> {
+    let mut demands = Vec::new();
+    for buffer in heap_buffers(origins) {
+        let wants = |rank: &Rank| origins[rank.index()].get(&buffer) == Some(&Origin::Heap);
+        let ranks = Rank::all(origins.len()).filter(wants);
+        let bytes = ranks.map(|rank| operation.block_bytes(rank, buffer)).max();
+        demands.push((Pool::Data, bytes.unwrap_or(0)));
+    }
+    let network = [FlagTiers::One(Tier::Network), FlagTiers::Across];
+    let network = network.into_iter().filter(|_| is_tiered(&operation.plan));
+    for tiers in [FlagTiers::One(Tier::Local)].into_iter().chain(network) {
+        let polled = polled[usize::from(tiers != FlagTiers::One(Tier::Local))];
+        let pool = |captured| Pool::Flags { tiers, polled, captured };
+        demands.push((pool(false), operation.buffering.flag_bytes()));
+        if let Some(bytes) = operation.buffering.captured_flag_bytes() {
+            demands.push((pool(true), bytes));
+        }
+    }
+    demands
+}
+
+fn heap_buffers(origins: &[Origins]) -> BTreeSet<BufferId> {
+    let of_rank = |origins: &Origins| {
+        let heap = origins.iter().filter(|(_, origin)| **origin == Origin::Heap);
+        heap.map(|(buffer, _)| *buffer).collect::<Vec<_>>()
+    };
+    origins.iter().flat_map(of_rank).collect()
+}
+
+/// Returns whether all ranks need a buffer of a similar size, so that one size for all wastes little.
+fn has_similar_bytes(operation: &OperationPlan, buffer: BufferId) -> bool {
+    let bytes = Rank::all(operation.layout.ranks()).map(|rank| match buffer {
+        BufferId::Input(_) => operation.layout.input_bytes(rank),
+        BufferId::Output(_) => operation.layout.output_bytes(rank),
+    });
+    let (least, most) =
+        bytes.fold((u64::MAX, 0), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
+    most <= UNEQUAL_BYTES_MAX || least >= most / 2
+}
+
+/// A region that the caller supplies may be longer than `bytes` unless `exact` is set.
+fn checked(
+    region: DynRegion,
+    buffer: BufferId,
+    bytes: u64,
+    exact: bool,
+) -> Result<DynRegion, Error> {
+    if region.bytes() < bytes || (exact && region.bytes() != bytes) {
+        let least = if exact { "" } else { "at least " };
+        let text = format!("{buffer} has {} bytes, expected {least}{bytes} bytes", region.bytes());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(region)
+}
