@@ -11,7 +11,7 @@ use peerlane_collectives::group::{Group, Operation};
 use peerlane_host as host;
 
 const LEN: usize = 1024;
-const ROUNDS: usize = 101;
+const ROUNDS: usize = 31;
 const BATCH: usize = 64;
 
 fn main() {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::group::shared::Shared;
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default)]
 pub(crate) struct Offer {
     fields: Vec<(String, String)>,
     pub(crate) blobs: Vec<Vec<u8>>,
@@ -30,10 +30,19 @@ impl Offer {
     }
 }
 
+/// The message of one rank. Fields are decoded only if their bytes differ from those of rank 0.
 #[derive(Serialize, Deserialize)]
-enum Said {
-    Ready(Offer),
-    Failed { kind: String, text: String, peer: Option<u32> },
+enum Said<'m> {
+    Ready {
+        fields: &'m [u8],
+        #[serde(borrow)]
+        blobs: Vec<&'m [u8]>,
+    },
+    Failed {
+        kind: String,
+        text: String,
+        peer: Option<u32>,
+    },
 }
 
 /// Exchanges data between all ranks, so that either every rank gets the data of all or every rank gets an error.
@@ -47,15 +56,20 @@ pub(crate) fn agree(
     mine: Result<Offer, Error>,
     deadline: Deadline,
 ) -> Result<Vec<Offer>, Error> {
+    let (fields, blobs);
     let (said, own_error) = match mine {
-        Ok(offer) => (Said::Ready(offer), None),
+        Ok(offer) => {
+            (fields, blobs) = (encode(&offer.fields), offer.blobs);
+            let blobs = blobs.iter().map(Vec::as_slice).collect();
+            (Said::Ready { fields: &fields, blobs }, None)
+        }
         Err(error) => {
             let (kind, text) = (error.kind().to_string(), error.to_string());
             let peer = error.peer().map(|peer| peer.0);
             (Said::Failed { kind, text, peer }, Some(error))
         }
     };
-    let bytes = postcard::to_stdvec(&said).expect("plain data always encodes");
+    let bytes = encode(&said);
     // Peers may want to finish what is open before they come here.
     shared.finish_open(deadline);
     // If the group has ended, that is the cause of this rank's own error too: a rank that has ended frees
@@ -68,17 +82,29 @@ pub(crate) fn agree(
     if let Some(error) = own_error {
         return Err(error);
     }
-    let mut offers = Vec::with_capacity(exchanged.len());
-    for (index, bytes) in exchanged.iter().enumerate() {
-        offers.push(parse(label, Rank::at(index), bytes)?);
+    let messages = Rank::all(exchanged.len()).zip(&exchanged);
+    let messages = messages.map(|(rank, bytes)| parse(label, rank, bytes));
+    let messages = messages.collect::<Result<Vec<_>, Error>>()?;
+    for (rank, (fields, _)) in Rank::all(messages.len()).zip(&messages) {
+        if *fields != messages[0].0 {
+            return Err(differing(label, messages[0].0, rank, fields));
+        }
     }
-    compare(label, &offers)?;
-    Ok(offers)
+    let offer = |(_, blobs): (_, Vec<&[u8]>)| Offer {
+        fields: Vec::new(),
+        blobs: blobs.into_iter().map(<[u8]>::to_vec).collect(),
+    };
+    Ok(messages.into_iter().map(offer).collect())
 }
 
-fn parse(label: &str, rank: Rank, bytes: &[u8]) -> Result<Offer, Error> {
+fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("plain data always encodes")
+}
+
+/// Returns the encoded fields and the blobs of a rank.
+fn parse<'m>(label: &str, rank: Rank, bytes: &'m [u8]) -> Result<(&'m [u8], Vec<&'m [u8]>), Error> {
     match postcard::from_bytes(bytes) {
-        Ok(Said::Ready(offer)) => Ok(offer),
+        Ok(Said::Ready { fields, blobs }) => Ok((fields, blobs)),
         Ok(Said::Failed { kind, text, peer }) => {
             let text = format!("{label}: rank {rank} failed ({kind}): {text}");
             Err(Error::new(ErrorKind::Aborted, text).with_peer(peer.map_or(rank, Rank)))
@@ -93,27 +119,22 @@ fn parse(label: &str, rank: Rank, bytes: &[u8]) -> Result<Offer, Error> {
     }
 }
 
-fn compare(label: &str, offers: &[Offer]) -> Result<(), Error> {
-    let Some((first, others)) = offers.split_first() else { return Ok(()) };
-    for (index, other) in others.iter().enumerate() {
-        let rank = Rank::at(index + 1);
-        let differing =
-            first.fields.iter().zip(&other.fields).find(|(ours, theirs)| ours != theirs);
-        let text = match differing {
-            Some(((name, expected), (seen_name, seen))) if name == seen_name => {
-                format!(
-                    "{label}: ranks disagree: {name} is {seen} on rank {rank}, {expected} on rank 0"
-                )
-            }
-            None if first.fields.len() == other.fields.len() => continue,
-            _ => format!(
-                "{label}: rank {rank} and rank 0 sent different fields; run the same Peerlane on \
-                 all ranks"
-            ),
-        };
-        return Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank));
-    }
-    Ok(())
+/// Returns the error that names the first field in which a rank differs from rank 0.
+fn differing(label: &str, first: &[u8], rank: Rank, other: &[u8]) -> Error {
+    let decode = |bytes| postcard::from_bytes::<Vec<(String, String)>>(bytes).unwrap_or_default();
+    let (first, other) = (decode(first), decode(other));
+    let text = match first.iter().zip(&other).find(|(ours, theirs)| ours != theirs) {
+        Some(((name, expected), (seen_name, seen))) if name == seen_name => {
+            format!(
+                "{label}: ranks disagree: {name} is {seen} on rank {rank}, {expected} on rank 0"
+            )
+        }
+        _ => format!(
+            "{label}: rank {rank} and rank 0 sent different fields; run the same Peerlane on all \
+             ranks"
+        ),
+    };
+    Error::new(ErrorKind::Mismatch, text).with_peer(rank)
 }
 
 pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Error> {

@@ -40,6 +40,7 @@ use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
 pub use end::GroupEnd;
 use heap::Heap;
+use operation::Proofs;
 pub use operation::{
     BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, Received,
     Started,
@@ -98,6 +99,7 @@ pub struct Group {
     windows: u64,
     users: Arc<WindowUses>,
     heap: Heap,
+    proofs: Proofs,
     barrier: Option<Operation<u8>>,
 }
 

@@ -211,6 +211,7 @@ impl GroupOptions {
             windows: 0,
             users: Arc::default(),
             heap: Heap::new(None),
+            proofs: Default::default(),
             barrier: None,
         })
     }

@@ -36,6 +36,7 @@ pub use access::{Lease, Received};
 pub use builder::{OperationBuilder, OperationDescription};
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
+pub(in crate::group) use plan::Proofs;
 
 use self::prepared::Prepared;
 use super::report::Report;

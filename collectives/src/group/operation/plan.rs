@@ -1,6 +1,6 @@
 //! Chooses the algorithm of a collective operation, creates this rank's plan, and verifies the plans of all ranks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
@@ -32,6 +32,32 @@ pub(super) struct GroupInfo<'a> {
     pub(super) links: (&'a Links, bool),
     pub(super) mixed: bool,
     pub(super) tiers: bool,
+    pub(super) proofs: &'a mut Proofs,
+}
+
+/// The proofs of the plans of a group, so that plans of one shape are proven once.
+#[derive(Debug, Default)]
+pub(in crate::group) struct Proofs(HashMap<(Algorithm, Shape), Arc<str>>);
+
+impl Proofs {
+    fn prove(
+        &mut self,
+        algorithm: Algorithm,
+        topology: &Topology,
+        shape: Shape,
+    ) -> Result<Arc<str>, Error> {
+        if let Some(proof) = self.0.get(&(algorithm, shape)) {
+            return Ok(Arc::clone(proof));
+        }
+        let proof = verify::prove(algorithm, topology, shape, Budget::default());
+        let proof = proof.map_err(|fault| {
+            let text = format!("the plan of {algorithm} is faulty: {fault}");
+            Error::new(ErrorKind::Other, text).with_source(fault)
+        })?;
+        let proof: Arc<str> = proof.to_string().into();
+        self.0.insert((algorithm, shape), Arc::clone(&proof));
+        Ok(proof)
+    }
 }
 
 pub(super) struct OperationPlan {
@@ -47,7 +73,7 @@ pub(super) struct OperationPlan {
     pub(super) flag_tiers: FlagTiers,
     pub(super) flags: FlagLayout,
     pub(super) buffering: DoubleBuffering,
-    pub(super) proof: String,
+    pub(super) proof: Arc<str>,
 }
 
 impl OperationPlan {
@@ -59,7 +85,7 @@ impl OperationPlan {
     /// engine.
     pub(super) fn new(
         spec: OperationSpec,
-        group: &GroupInfo<'_>,
+        group: &mut GroupInfo<'_>,
         engine: impl FnOnce(EngineRequirements) -> Result<Caps, Error>,
     ) -> Result<(Self, Caps), Error> {
         let (rank, topology) = (group.rank, group.topology);
@@ -87,11 +113,7 @@ impl OperationPlan {
         }
         let (algorithm, shape) = (choice.algorithm, Shape { chunks: choice.chunks, ..shape });
         let plan = schedule::plan(algorithm, topology, rank, shape)?;
-        let proof =
-            verify::prove(algorithm, topology, shape, Budget::default()).map_err(|fault| {
-                let text = format!("the plan of {algorithm} is faulty: {fault}");
-                Error::new(ErrorKind::Other, text).with_source(fault)
-            })?;
+        let proof = group.proofs.prove(algorithm, topology, shape)?;
         let flag_tiers = FlagTiers::new(&plan, &node_plans(&plan, algorithm, group, shape)?);
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
         let bytes = layout.output_bytes_max();
@@ -113,7 +135,7 @@ impl OperationPlan {
             flag_tiers,
             flags,
             buffering,
-            proof: proof.to_string(),
+            proof,
         };
         Ok((plan, caps))
     }

@@ -216,17 +216,20 @@ struct Preparation {
 impl Preparation {
     fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
         let rank = group.rank();
-        let Group { fabric, network, topology, links, links_measured, mixed, shared, .. } = group;
-        let info = GroupInfo {
+        let Group {
+            fabric, network, topology, links, links_measured, mixed, shared, proofs, ..
+        } = group;
+        let mut info = GroupInfo {
             rank,
             topology,
             shared,
             links: (links, *links_measured),
             mixed: *mixed,
             tiers: network.is_some(),
+            proofs,
         };
         let mut engines = Vec::new();
-        let (mut operation, _) = OperationPlan::new(spec, &info, |requirements| {
+        let (mut operation, _) = OperationPlan::new(spec, &mut info, |requirements| {
             engines.push(engine(fabric, requirements)?);
             Ok(*engines[0].caps())
         })?;

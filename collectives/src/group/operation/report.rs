@@ -82,7 +82,7 @@ pub(super) fn report(
         lanes: lane_reports,
         tiers,
         fallbacks,
-        proof: operation.proof.clone(),
+        proof: operation.proof.to_string(),
     }
 }
 
