@@ -108,7 +108,7 @@ pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
 pub(crate) const STREAM_BATCH_OPS_MAX: usize = 255;
 
 pub(crate) const MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
-/// With this write ordering, the GPU sees the writes of a NIC in order without a flush.
+/// The write ordering of a GPU that sees the writes of a NIC in order without a flush.
 pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: c_int = 100;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST: c_int = 1;
 pub(crate) const FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX: c_int = 0;

@@ -426,7 +426,8 @@ impl Drop for Context {
     }
 }
 
-/// The CUDA context that was current on a thread before. It is only restored, never dereferenced.
+/// The CUDA context that was current on a thread before another context was made current. It is
+/// only restored, never dereferenced.
 #[derive(Clone, Copy, Debug)]
 pub struct Current(CUcontext);
 

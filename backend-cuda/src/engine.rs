@@ -39,8 +39,8 @@ const ONE_STREAM_BYTES_MAX: u64 = 512 << 10;
 const SELF_COPY_LINK_BYTES_MAX: u64 = 256 << 10;
 /// Self copies of up to this many bytes go over the link in a captured graph, where a separate self copy adds a branch.
 const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
-/// The number of side streams in a captured graph. With the self copy on a third branch, a graph ran its branches one
-/// after the other.
+/// The number of side streams in a captured graph, because a graph with a third branch for the self copy ran
+/// its branches one after the other.
 const CAPTURED_SIDES_MAX: usize = 1;
 
 impl StreamDevice for Context {

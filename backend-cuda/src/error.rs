@@ -22,7 +22,7 @@ pub enum Error {
     Unavailable {
         /// The error text, which says what is missing and how to get it.
         text: String,
-        /// The driver's result, if the driver was called.
+        /// The result code of the driver, or `None` if the driver was not called.
         #[source]
         result: Option<CudaResult>,
     },
@@ -37,10 +37,10 @@ pub enum Error {
         call: &'static str,
         /// The name of the device, such as `device 2 (NVIDIA H200)`.
         device: Option<Arc<str>>,
-        /// The result that the call returned.
+        /// The result code that the failed driver call returned.
         #[source]
         result: CudaResult,
-        /// The error kind that follows from the result.
+        /// The error kind to which the driver's result code corresponds.
         kind: ErrorKind,
     },
     /// The device has too little free memory for an allocation.
@@ -49,15 +49,15 @@ pub enum Error {
          smaller buffers, or run nvidia-smi to see which process uses the memory"
     )]
     OutOfMemory {
-        /// The number of bytes that were requested.
+        /// The number of bytes of device memory that were requested.
         requested: u64,
-        /// The number of bytes that were free.
+        /// The number of bytes of device memory that were free.
         free: u64,
         /// The size of the device's memory in bytes.
         total: u64,
         /// The name of the device that has too little memory.
         device: Arc<str>,
-        /// The result that the allocation returned.
+        /// The driver's result code for the failed allocation.
         #[source]
         result: CudaResult,
     },
@@ -207,8 +207,7 @@ fn advice(code: CUresult) -> Option<&'static str> {
     })
 }
 
-/// Maps a driver result to an error kind. Errors that the driver calls sticky leave the context unusable, so this
-/// process has lost the device.
+/// Errors that the driver calls sticky leave the context unusable, so this process has lost the device.
 fn kind_of(code: CUresult) -> ErrorKind {
     match code {
         sys::CUDA_ERROR_NOT_INITIALIZED

@@ -22,12 +22,13 @@ use crate::sys;
 pub struct Options {
     /// The ordinal of the device among those that are visible to this process.
     pub device: u32,
-    /// Whether a slower fallback is an error. The fallbacks are memory without a descriptor on a device
-    /// that reports descriptors, and staging through host memory between devices without peer access.
+    /// Whether a slower fallback, such as copies through host memory, is an error. The fallbacks are
+    /// memory without a descriptor on a device that reports descriptors, and staging through host
+    /// memory between devices without peer access.
     pub strict: bool,
-    /// How the engine writes the flags of peers, or `None` to choose it by a test.
+    /// The method by which the engine writes the flags of peers; `None` chooses the method by a test.
     pub signal: Option<SignalBy>,
-    /// How a rank copies its own block to its own output.
+    /// The method by which a rank copies its own block to its own output.
     pub self_copy: SelfCopy,
 }
 

@@ -15,9 +15,9 @@ use peerlane_toolkit::Fault;
 use crate::error::Error;
 use crate::memory::{Local, Memory};
 
-/// Registers device slices of the crate cudarc as regions.
+/// Registers device memory of the crate cudarc (`CudaSlice`) as memory regions.
 pub trait SliceMemory {
-    /// Registers a device slice of the crate cudarc as a region.
+    /// Registers device memory of the crate cudarc (`CudaSlice`) as a memory region.
     ///
     /// Work that `stream` holds now may still write to the slice, so start operations behind that stream.
     ///

@@ -338,7 +338,7 @@ impl VirtualCalls for Context {
     }
 }
 
-/// Allocates physical device memory. `bytes` must be a multiple of the allocation granularity.
+/// Allocates `bytes` bytes of physical device memory, a multiple of the allocation granularity.
 fn create(context: &Context, bytes: u64, kind: c_int) -> Result<MemoryHandle, Error> {
     let create = context.require("cuMemCreate", context.driver.mem_create)?;
     let properties = allocation_properties(context, kind);
@@ -404,7 +404,7 @@ fn granularity(context: &Context, kind: c_int) -> Result<u64, Error> {
     Ok(least as u64)
 }
 
-/// Exports physical memory as a handle of type `kind`.
+/// Exports physical device memory to other processes as a handle of type `kind`.
 ///
 /// # Safety
 /// The caller holds `handle`, and `result` has room for a handle of that kind.

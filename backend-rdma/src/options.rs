@@ -77,7 +77,7 @@ pub struct Options {
     pub queue_ops: usize,
     /// The maximum number of posted work requests per queue pair; the device may support fewer.
     pub requests_max: u32,
-    /// The maximum number of bytes in flight to one peer, which the last posted piece may exceed.
+    /// The maximum number of bytes in flight to one peer, which the last posted part of a copy may exceed.
     pub posted_bytes_max: u64,
     /// The largest part of a put or get in one work request, in bytes; the port may support less.
     pub piece_bytes_max: u64,

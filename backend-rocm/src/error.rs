@@ -28,7 +28,7 @@ pub enum Error {
     Unavailable {
         /// The error text, which says what is missing and how to get it.
         text: String,
-        /// The runtime's result, if the runtime was called.
+        /// The result code of the runtime, or `None` if the runtime was not called.
         #[source]
         result: Option<RocmResult>,
     },
@@ -39,12 +39,12 @@ pub enum Error {
         call: &'static str,
         /// The name of the device, such as `device 2 (AMD Instinct MI300X)`.
         device: Option<Arc<str>>,
-        /// The result that the call returned.
+        /// The result code that the failed runtime call returned.
         #[source]
         result: RocmResult,
         /// What the user can do about the error, or an empty text if there is no advice.
         advice: &'static str,
-        /// The error kind that follows from the result.
+        /// The error kind to which the runtime's result code corresponds.
         kind: ErrorKind,
     },
     /// The device has too little free memory for an allocation.
@@ -53,15 +53,15 @@ pub enum Error {
          smaller buffers, or run rocm-smi --showpids to see which process uses the memory"
     )]
     OutOfMemory {
-        /// The number of bytes that were requested.
+        /// The number of bytes of device memory that were requested.
         requested: u64,
-        /// The number of bytes that were free.
+        /// The number of bytes of device memory that were free.
         free: u64,
         /// The size of the device's memory in bytes.
         total: u64,
         /// The name of the device that has too little memory.
         device: Arc<str>,
-        /// The result that the allocation returned.
+        /// The runtime's result code for the failed allocation.
         #[source]
         result: RocmResult,
     },
@@ -214,8 +214,7 @@ fn advice(code: hipError_t) -> Option<&'static str> {
     })
 }
 
-/// Maps a HIP result to an error kind. After a device fault all later HIP calls fail too, so this process has lost the
-/// device.
+/// After a device fault all later HIP calls fail too, so this process has lost the device.
 fn kind_of_hip(code: hipError_t) -> ErrorKind {
     match code {
         hipError_t::hipErrorNotInitialized

@@ -131,8 +131,8 @@ impl RemoteKey for DynKey {
         Writer::new().bytes(&self.key).u64(self.region_bytes).finish()
     }
 
-    /// Checks only the envelope of a remote key. The fabric checks the backend and the payload when it imports the
-    /// region.
+    /// Checks only the header of a remote key. The fabric checks the backend and the payload when it imports
+    /// the region.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let mut reader = Reader::new(bytes);
         let key = reader.bytes("key", bytes.len().saturating_sub(size_of::<u64>()))?.to_vec();
@@ -165,7 +165,7 @@ impl RemoteKey for DynKey {
 pub struct DynFabric(Box<dyn ErasedFabric>);
 
 impl DynFabric {
-    /// Erases the type of a fabric. A `DynFabric` is returned as it is.
+    /// Wraps a fabric of any backend and erases its type. A `DynFabric` is returned as it is.
     pub fn new<F: Fabric>(fabric: F) -> Self {
         let mut fabric = Some(fabric);
         match (&mut fabric as &mut dyn Any).downcast_mut::<Option<Self>>() {

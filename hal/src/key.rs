@@ -10,7 +10,7 @@ use crate::wire::{Reader, Truncated, Writer};
 
 /// The first four bytes of every encoded remote key.
 pub const KEY_MAGIC: [u8; 4] = *b"PLRK";
-/// The version of the remote key envelope that this build writes and reads.
+/// The version of the remote key header that this build writes and reads.
 pub const KEY_VERSION: u16 = 1;
 
 /// The number that identifies a backend in remote keys and addresses.
@@ -87,7 +87,7 @@ pub struct Envelope<'a> {
 }
 
 impl<'a> Envelope<'a> {
-    /// Encodes the envelope of a remote key and its payload into bytes.
+    /// Encodes the header and the payload of a remote key into bytes.
     ///
     /// # Panics
     /// If the payload is longer than 4 GiB.
@@ -103,7 +103,7 @@ impl<'a> Envelope<'a> {
             .finish()
     }
 
-    /// Decodes the envelope of a remote key, which must be of backend `backend`.
+    /// Decodes the header of a remote key, which must belong to `backend`.
     ///
     /// # Errors
     /// Returns what is wrong with the bytes.
@@ -115,7 +115,7 @@ impl<'a> Envelope<'a> {
         Ok(envelope)
     }
 
-    /// Decodes the envelope of a remote key of any backend.
+    /// Decodes the header of a remote key of any backend.
     ///
     /// # Errors
     /// Returns what is wrong with them.
@@ -156,12 +156,12 @@ pub enum KeyError {
         /// The four bytes that were found instead of the magic number.
         magic: [u8; 4],
     },
-    /// The remote key was written by a version of Peerlane with another envelope.
+    /// The remote key was written by a version of Peerlane with another key header.
     #[error(
         "remote key has version {found}, expected {KEY_VERSION}; run the same Peerlane on all ranks"
     )]
     Version {
-        /// The version in the key's envelope.
+        /// The version in the header of the remote key.
         found: u16,
     },
     /// The remote key belongs to another backend than the one that reads it.

@@ -76,7 +76,8 @@ struct Engines<F: Fabric> {
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
     released: bool,
-    /// Counts the calls of `release`, because a graph replay that starts after one is blocked until the next.
+    /// The number of `release` calls, because a graph replay that starts after a release is blocked until the
+    /// next one.
     releases: u64,
     dropped: bool,
 }

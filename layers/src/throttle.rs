@@ -1,4 +1,4 @@
-//! Makes an engine as slow as a network, with a limited rate and a delay of every effect.
+//! Makes an engine as slow as a network, with a limited rate and a delay of every op.
 //!
 //! Each engine is a wire of its own with two directions. A put leaves when the outgoing direction is free and
 //! arrives when its last byte has travelled. A signal needs no bandwidth and has the same delay. A get sends a
@@ -39,7 +39,7 @@ type OpOf<'a, F> = Op<'a, Local<F>, Remote<F>>;
 pub struct ThrottleLayer {
     /// The maximum rate of one engine in each direction, in bytes per second; `f64::INFINITY` for no limit.
     pub bytes_per_second: f64,
-    /// The delay before an op takes effect, in addition to its transfer time.
+    /// The delay before an op (a put, get or signal) takes effect, in addition to its transfer time.
     pub delay: Duration,
 }
 
@@ -252,14 +252,13 @@ enum Event {
     Mark,
 }
 
-/// Computes the time at which each op of an engine takes effect. It reads no clock, because all times are
-/// arguments.
+/// Computes the time at which each op of a throttled engine completes. It reads no clock, because all
+/// times are arguments.
 #[derive(Debug)]
 struct Schedule {
     bytes_per_second: f64,
     delay: Duration,
-    /// Ops behind a wait that has not passed, so that their times of effect are not known. The first one is a
-    /// mark.
+    /// The ops behind a wait that has not passed, whose completion times are not known yet. The first one is a mark.
     unknown: VecDeque<(Event, Instant)>,
     due: VecDeque<Instant>,
     holds: u64,
@@ -271,7 +270,7 @@ struct Schedule {
     out_free: Instant,
     in_free: Instant,
     got: Instant,
-    /// The time of the latest effect so far, before which no later op takes effect.
+    /// The latest completion time of an op so far; no later op completes before it.
     last: Instant,
 }
 
@@ -377,7 +376,7 @@ mod tests {
 
     const DELAY: u64 = 10;
 
-    /// Returns the time of each op's effect in milliseconds, at a rate of one byte per millisecond.
+    /// Returns the completion time of each op in milliseconds, at a rate of one byte per millisecond.
     fn times(events: &[Event]) -> Vec<u128> {
         let start = Instant::now();
         let mut schedule = Schedule::new(1000.0, Duration::from_millis(DELAY), start);

@@ -18,7 +18,7 @@ pub struct Event {
     pub engine: usize,
     /// The ticket of the `submit` call that the event belongs to.
     pub ticket: Ticket,
-    /// The text of the event, which is an op, `complete`, `released` or `refused: …`.
+    /// The text of the event, which is an op, `complete`, `released`, or `refused` with a reason.
     pub text: String,
 }
 

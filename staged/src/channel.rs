@@ -287,8 +287,8 @@ impl<N: Fabric> Sender<N> {
         }
     }
 
-    /// Sends a piece of an op through a staging slot in host memory. `target` returns the destination, if it
-    /// is not the slot of the peer, and the message for the peer.
+    /// Sends a part of an op's bytes through a staging slot in host memory. `target` returns the
+    /// destination, if it is not the slot of the peer, and the message for the peer.
     fn send_piece<D: Fabric>(
         &mut self,
         (src, from): (&Registration<D, N>, u64),
@@ -397,7 +397,7 @@ impl<D: Fabric, N: Fabric> OpenGets<D, N> {
     }
 }
 
-/// The effect of a received message, which is applied when everything before the message is complete.
+/// The action for a received message, which is taken when everything before the message is complete.
 enum Action<D: Fabric, N: Fabric> {
     Nothing,
     Store { flags: Arc<Registration<D, N>>, word: usize, value: u64 },
@@ -405,7 +405,7 @@ enum Action<D: Fabric, N: Fabric> {
     FinishGet { get: u64, bytes: u64 },
 }
 
-/// The effect of a message, with the ticket of the copy to device memory that must complete before it.
+/// The action for a received message, with the ticket of the copy to device memory that must complete before it.
 type Pending<D, N> = (Ticket, Action<D, N>);
 
 pub(crate) enum Event<D: Fabric, N: Fabric> {

@@ -57,7 +57,7 @@ pub(crate) struct Import<D: Fabric, N: Fabric> {
     pub(crate) generation: u64,
     /// The peer's memory as the network reaches it, or `None` if the memory is staged through the host.
     pub(crate) direct: Option<Arc<NetRemote<N>>>,
-    /// Held only so that the placeholder of staged memory stays imported.
+    /// Keeps the placeholder region of staged memory imported.
     _placeholder: Option<NetRemote<N>>,
     pub(crate) local: Option<Arc<Registration<D, N>>>,
 }

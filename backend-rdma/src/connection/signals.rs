@@ -31,9 +31,10 @@ pub(super) struct Message {
     pub(crate) generation: u64,
     pub(crate) word: u64,
     pub(crate) value: u64,
-    /// The id of the flag in later RDMA immediate values; [`FLAG_IDS_MAX`] and larger values stand for no id.
+    /// The id that immediate values use for the flag; [`FLAG_IDS_MAX`] and larger values mean that the flag
+    /// has no id.
     pub(crate) id: u32,
-    /// Bit `i` means that data on queue pair `i + 1` must arrive before the flag is stored.
+    /// A bit mask in which bit `i` requires that data on queue pair `i + 1` arrives before the flag is stored.
     pub(crate) markers: u32,
 }
 

@@ -52,7 +52,7 @@ impl EventParker {
         self.parker.is_announced()
     }
 
-    /// Spins, announces the sleep of the calling thread, or sleeps, with one of these steps in each call.
+    /// Executes one step towards sleep in each call, which is to spin, to announce the sleep, or to sleep.
     ///
     /// The caller checks its flags between two steps, so that a flag set before the announcement is not
     /// missed.
@@ -148,11 +148,11 @@ impl EventParker {
     }
 }
 
-/// The initial polling time before a sleep. It is a few times the latency of a message on a fast network,
+/// The initial polling time before a sleep, a few times the latency of a message on a fast network, and
 /// about the cost of a wake-up.
 const SPIN_MIN: Duration = Duration::from_micros(100);
-/// The longest polling time before a sleep. For longer waits the wake-up adds little, and an unsuccessful
-/// spin wastes as much.
+/// The longest polling time before a sleep, because for longer waits the wake-up adds little, and an
+/// unsuccessful spin wastes as much.
 const SPIN_MAX: Duration = Duration::from_millis(1);
 const REST: u32 = 16;
 const REST_MAX: u32 = 1024;

@@ -42,7 +42,7 @@ pub enum LoadError {
     NotFound {
         /// The file name of the library without a version.
         name: &'static str,
-        /// The names and folders that were tried.
+        /// The file names and folders that were tried to find the library.
         tried: String,
     },
     /// A file of the library exists, but the loader failed to load it.
@@ -295,7 +295,7 @@ macro_rules! table {
                 }
             }
 
-            /// Creates the error for a function of the table that the library lacks.
+            /// Creates the error which says that the loaded library lacks a function.
             pub fn lacks(&self, symbol: &str) -> $crate::LoadError {
                 let found = Self::SYMBOLS.iter().find(|it| it.name == symbol);
                 let known = found.copied().unwrap_or($crate::Symbol {

@@ -158,7 +158,7 @@ fn agent_info<T>(
     }
 }
 
-/// A memory pool of an HSA agent. Every agent can be given access to it.
+/// A memory pool of an HSA agent, to which every other agent can be given access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryPool {
     pub(crate) handle: hsa_amd_memory_pool_t,

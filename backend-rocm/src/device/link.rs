@@ -91,7 +91,7 @@ fn hip_link(hip: &Hip, from: c_int, to: c_int) -> DeviceLink {
     DeviceLink { kind, hops: Some(hops), ..UNKNOWN }
 }
 
-/// Converts a link type of the HSA runtime. Links between processors carry PCI Express for GPUs.
+/// Links between processors count as PCI Express, because they carry PCI Express for GPUs.
 fn link_kind(kind: hsa_amd_link_info_type_t) -> LinkKind {
     match kind {
         hsa_amd_link_info_type_t::HSA_AMD_LINK_INFO_TYPE_XGMI => LinkKind::Xgmi,
@@ -131,7 +131,7 @@ fn agent_link(hsa: &Hsa, from: &Agent, to: &Agent) -> Result<DeviceLink, Error> 
     Ok(combine_hops(hops, &links[..hops as usize]))
 }
 
-/// Combines the hops of a link. The slowest hop gives the bandwidth, and the link is XGMI only if all hops are.
+/// The slowest hop gives the bandwidth of a link, and the link is XGMI only if all hops are.
 fn combine_hops(hops: u32, links: &[hsa_amd_memory_pool_link_info_t]) -> DeviceLink {
     let known = || links.iter().filter(|link| link.max_bandwidth > 0 || link.numa_distance > 0);
     let kinds = || known().map(|link| link_kind(link.link_type));

@@ -40,8 +40,8 @@ use crate::sys::hip::{
 /// In a node of eight devices every peer has its own link, and a copy uses one. If the device has fewer
 /// SDMA engines, one of them is left for the self copy.
 const PEER_STREAMS_MAX: usize = 7;
-/// The largest number of bytes that one copy moves. One SDMA copy of 256 MiB stalled the engine, while pieces of 128
-/// MiB did not and took no longer (ROCm/rocm-systems#9927).
+/// Longer copies are split, because one SDMA copy of 256 MiB stalled the engine, while pieces of 128 MiB did
+/// not and took no longer (ROCm/rocm-systems#9927).
 const PIECE_BYTES_MAX: u64 = 128 << 20;
 /// The first HIP release that can copy without compute units.
 const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
@@ -285,7 +285,7 @@ impl CopyCalls for Context {
         self.check(call, code)
     }
 
-    /// Enqueues the copies one by one. The engine does not call it, see [`may_copy_together`](Self::may_copy_together).
+    /// Enqueues the copies one by one, but is never called, see [`may_copy_together`](Self::may_copy_together).
     unsafe fn copy_together(
         &self,
         stream: StreamHandle,
@@ -322,7 +322,7 @@ pub struct MemOp {
     kind: MemOpType,
     address: *mut c_void,
     value: u64,
-    /// The flags of the operation. For a wait, 0 means "at least"; for a write, 0 means no option.
+    /// For a wait, the flags 0 mean "at least"; for a write, 0 means no option.
     flags: u32,
     /// A field for the runtime's own use, which must be null.
     alias: *mut c_void,

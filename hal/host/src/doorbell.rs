@@ -184,8 +184,8 @@ impl DoorbellParker {
         self.parker.waker()
     }
 
-    /// Spins, announces the sleep or sleeps. The caller must check its flags between two calls, so that no change is
-    /// missed.
+    /// Executes one step of a park, which is to spin, to announce the sleep, or to sleep. The caller must check
+    /// its flags between two calls, so that no change is missed.
     pub(crate) fn park(&mut self, limit: Duration) {
         let spin = match self.neighbours.state() {
             Neighbours::Awake => Duration::ZERO,
@@ -204,8 +204,8 @@ impl DoorbellParker {
         }
     }
 
-    /// Starts the next park with spinning. An announced sleep stays in the doorbell, because another engine of this
-    /// rank may have made it too; a needless wake-up is harmless.
+    /// Makes the next park spin before it sleeps. An announced sleep stays in the doorbell, because another
+    /// engine of this rank may have made it too; a needless wake-up is harmless.
     pub(crate) fn busy(&mut self) {
         self.parker.busy();
     }

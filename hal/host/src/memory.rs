@@ -64,7 +64,7 @@ impl Local {
         self.registration.role
     }
 
-    /// Returns a pointer into the region. The caller has checked that `offset` is in bounds.
+    /// The caller has checked that `offset` is inside the region.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }
@@ -156,7 +156,7 @@ impl EngineRegion for Remote {
 }
 
 impl Remote {
-    /// Returns a pointer into the region. The caller has checked that `offset` is in bounds.
+    /// The caller has checked that `offset` is inside the region.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }

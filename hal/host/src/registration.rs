@@ -41,7 +41,7 @@ impl Registration {
         }
     }
 
-    /// Returns a pointer into the region. The caller has checked that `offset` is in bounds.
+    /// The caller has checked that `offset` is inside the region.
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         // The offset lies in a mapped region, so it fits.
         self.base().as_ptr().wrapping_add(offset as usize)

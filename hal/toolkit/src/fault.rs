@@ -22,15 +22,15 @@ pub enum Fault {
          machine; use smaller buffers or fewer ranks"
     )]
     HostOutOfMemory {
-        /// The number of bytes that were requested.
+        /// The number of bytes of host memory that were requested.
         requested: u64,
-        /// The number of bytes that are available.
+        /// The number of bytes of host memory that are available.
         available: u64,
     },
     /// A system call returned an error.
     #[error("{what}: {errno}")]
     System {
-        /// What the failed system call was to do, for the error text.
+        /// The purpose of the failed system call, for the error text.
         what: String,
         /// The error number that the system call returned.
         #[source]
@@ -104,7 +104,7 @@ pub enum Fault {
     Timeout {
         /// The action that did not finish in time.
         what: String,
-        /// The time that the action was given.
+        /// The time limit of the action.
         timeout: Duration,
     },
     /// An argument of a call is invalid.

@@ -25,7 +25,7 @@ const PAGE_BYTES: u64 = 4096;
 pub enum MappingError {
     /// A system call returned an error.
     System {
-        /// What the failed system call was to do, for the error text.
+        /// The purpose of the failed system call, for the error text.
         what: String,
         /// The error number that the system call returned.
         errno: Errno,

@@ -104,7 +104,7 @@ impl<U: Unpark + 'static> Parker<U> {
         self.announced
     }
 
-    /// Returns the time at which the engine became idle, or `None` during its first polls.
+    /// Returns the time since which the engine has been idle, or `None` as long as the clock was not read.
     pub fn idle_since(&self) -> Option<Instant> {
         self.idle_since
     }

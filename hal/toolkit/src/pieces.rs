@@ -5,7 +5,7 @@
 pub struct Piece {
     /// The offset in bytes from the start of the copy.
     pub offset: u64,
-    /// The length of the piece in bytes, at least 1.
+    /// The length in bytes of this part of the copy, at least 1.
     pub bytes: u64,
 }
 

@@ -181,7 +181,7 @@ pub trait EngineRegion: RegionBounds {
     /// memory.
     fn host_address(&self) -> Option<u64>;
 
-    /// Returns the device address of an offset that the caller has checked.
+    /// Returns the device address of the byte at `offset`, which the caller has checked.
     fn address_at(&self, offset: u64) -> DevicePtr {
         self.address() + offset
     }

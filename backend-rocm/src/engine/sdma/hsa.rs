@@ -23,7 +23,7 @@ use crate::sys::hsa::{
 
 /// The number of completion signals of a queue, which limits its copies in flight.
 const SIGNALS: usize = 128;
-/// The smallest usable number of completion signals. With fewer, two SDMA engines of one link would wait for signals.
+/// With fewer completion signals, two SDMA engines of one link would wait for signals.
 const SIGNALS_MIN: usize = 8;
 
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl HsaSdma {
         Ok(runtime)
     }
 
-    /// Returns the HSA agents of a copy's destination and source, of which the source's GPU makes the copy.
+    /// Returns the HSA agents of a copy's destination and source; the GPU of the source executes the copy.
     ///
     /// A get therefore passes this rank's agent for the source too: the peer's GPU has no access to memory that only
     /// this rank uses.

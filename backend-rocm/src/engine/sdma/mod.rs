@@ -253,8 +253,7 @@ mod tests {
     use super::set::SdmaSet;
     use super::*;
 
-    /// A test buffer that stands for a region. Declare it before the engine, which waits for its copies when it is
-    /// dropped.
+    /// A test buffer, to be declared before the engine, which waits for its copies when it is dropped.
     #[derive(Debug)]
     struct Bytes {
         words: Vec<AtomicU64>,

@@ -46,7 +46,7 @@ pub(crate) struct CopyQueue<R: SdmaRuntime> {
     piece_bytes_max: u64,
     dependencies: Vec<usize>,
     resources_deadline: Option<Deadline>,
-    /// The signals of failed copies. Copies that depend on them never start.
+    /// The completion signals of failed copies; copies that depend on these signals never start.
     failed: Vec<usize>,
     released: bool,
 }

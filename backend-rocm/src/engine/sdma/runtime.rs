@@ -67,7 +67,7 @@ pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
     /// Sets a completion signal to 1 for the next copy. No copy may depend on the signal.
     fn arm(&self, signal: usize);
 
-    /// Returns the value of a completion signal. Once it is 0, the copied bytes are visible.
+    /// Returns the value of a completion signal; once the value is 0, the copied bytes are visible.
     fn value(&self, signal: usize) -> i64;
 
     /// Sets a completion signal to 0, so that copies that depend on a failed one can run.

@@ -54,7 +54,7 @@ pub(crate) enum SelectedBy {
     Runtime,
 }
 
-/// The SDMA engines of one direction of a link. The set is empty if the runtime selects an engine for each copy.
+/// The SDMA engines for one direction of a link; the set is empty if the runtime selects an engine for each copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Selection {
     pub(crate) set: SdmaSet,

@@ -59,7 +59,7 @@ impl SdmaSet {
         (0..SdmaId::COUNT as u8).map(SdmaId).filter(move |id| self.0 & id.bit() != 0)
     }
 
-    /// Divides the SDMA engines among `links` links. The shares are disjoint if there are enough engines.
+    /// Divides the SDMA engines among `links` links, into disjoint shares if there are enough engines.
     pub(super) fn share(self, index: usize, links: usize) -> Self {
         let width = (self.len() / links.max(1)).clamp(1, SHARE_MAX);
         let first = (index * width) % self.len().max(1);

@@ -404,7 +404,7 @@ pub trait CopyCalls: StreamCalls {
         copies: CopyBatch<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Sets every byte of a span to `value` in a stream.
+    /// Enqueues a fill on a stream, which sets every byte of an address range to `value`.
     ///
     /// # Errors
     /// Returns the driver's error.

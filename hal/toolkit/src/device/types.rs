@@ -10,7 +10,7 @@ use crate::streams::SignalBy;
 /// The address range of one device memory allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The address of the first byte.
+    /// The address of the first byte of the allocation.
     pub address: DevicePtr,
     /// The length of the allocation in bytes.
     pub bytes: u64,
@@ -205,9 +205,9 @@ pub struct EngineRequest {
     pub rank: Rank,
     /// The connected peers, including this rank itself.
     pub peers: Vec<ConnectedPeer>,
-    /// How the engine writes signals to its peers.
+    /// The method by which the engine writes signals to its peers.
     pub signal: SignalBy,
-    /// What the caller needs of the engine.
+    /// The features that the caller needs of the engine.
     pub requirements: EngineRequirements,
     /// The smallest [`striped_rate`](super::PeerDevice::striped_rate) of all connected ranks, so that all ranks choose
     /// the same kind of engine.

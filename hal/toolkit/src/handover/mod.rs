@@ -81,12 +81,12 @@ pub enum Refusal {
     Freed,
     /// The owner's process has ended or has violated the protocol.
     Gone {
-        /// How the failure was detected.
+        /// The way in which the end or the protocol violation was detected.
         how: String,
     },
     /// The owner's process did not answer in time.
     Late {
-        /// The time that the process was given to answer.
+        /// The time limit for the owner's answer.
         timeout: std::time::Duration,
     },
     /// The owner's process has the memory but failed to export it.
@@ -96,7 +96,7 @@ pub enum Refusal {
     },
     /// A system call of this process failed.
     System {
-        /// What the failed system call was to do, for the error text.
+        /// The purpose of the failed system call, for the error text.
         what: String,
         /// The error number that the system call returned.
         errno: Errno,
@@ -171,7 +171,8 @@ fn live() -> MutexGuard<'static, Live> {
     LIVE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The entry of a registration in the table of this process. Dropping it removes the registration.
+/// The entry of a memory registration in the table of this process, from which other processes
+/// request memory. Dropping it removes the registration.
 #[derive(Debug)]
 pub struct Entry(Generation);
 

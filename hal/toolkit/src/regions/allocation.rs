@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::deferred_free;
 use crate::device::{DevicePtr, Extent, IpcHandle, MemoryHandle, RegionDevice, name_bytes};
 
-/// The time that an allocation waits for memory that the free thread has not freed yet.
+/// The time for which an allocation waits until the background thread has freed device memory.
 const FREE_WAIT: Duration = Duration::from_secs(2);
 
 /// An allocation of the vendor's plain allocator, for a device without virtual memory management. Dropping it
@@ -161,8 +161,8 @@ pub(super) struct Mapped<D: RegionDevice> {
 }
 
 impl<D: RegionDevice> Mapped<D> {
-    /// Maps physical memory to consecutive device addresses. The mapping keeps the memory alive, so the references may
-    /// be dropped.
+    /// Maps physical memory to consecutive device addresses; the mapping keeps the memory alive, so the
+    /// references may be dropped.
     pub(super) fn map(context: &Arc<D>, physical: &[Physical<D>]) -> Result<Self, D::Error> {
         let reserved_bytes = physical.iter().map(Physical::bytes).sum();
         let address = context.reserve(reserved_bytes)?;

@@ -38,7 +38,7 @@ impl HostView {
         self.address == self.base.as_ptr() as DevicePtr
     }
 
-    /// Copies bytes to the memory. The caller has checked that the span is in bounds.
+    /// The caller has checked that the bytes to write are inside the memory.
     pub(super) fn write(self, offset: u64, bytes: &[u8]) {
         let to = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: inside the region (checked by the caller). The contract of the ops governs concurrent
@@ -46,7 +46,7 @@ impl HostView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies bytes from the memory. The caller has checked that the span is in bounds.
+    /// The caller has checked that the bytes to read are inside the memory.
     pub(super) fn read(self, offset: u64, bytes: &mut [u8]) {
         let from = self.base.as_ptr().wrapping_add(offset as usize);
         // SAFETY: as for `write`.
@@ -325,7 +325,7 @@ fn registered() -> Registered<'static> {
 struct SharedPages {
     bytes: usize,
     users: usize,
-    /// Keeps the pages pinned, as a type-erased [`HostRegistration`].
+    /// Keeps the host pages pinned until dropped, as a type-erased [`HostRegistration`].
     _known: Box<dyn Send>,
 }
 

@@ -295,7 +295,7 @@ struct SharedImport {
     users: usize,
     address: DevicePtr,
     host: Option<u64>,
-    /// Keeps the memory open, as a type-erased [`Opened`].
+    /// Keeps the peer's memory open until dropped, as a type-erased [`Opened`].
     _opened: Box<dyn Send>,
 }
 

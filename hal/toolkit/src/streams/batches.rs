@@ -60,7 +60,7 @@ impl<D: WordCalls> WordBatch<D> {
         self.push(D::word_write(address, value));
     }
 
-    /// Adds a wait until the word is at least `value`. It takes one or two operations of the driver.
+    /// Adds a wait until the 64-bit word is at least `value`, which takes one or two operations of the driver.
     pub(super) fn wait(&mut self, address: DevicePtr, value: u64) {
         wait_values(value).for_each(|value| self.push(D::word_wait(address, value)));
     }
@@ -199,8 +199,8 @@ const CONSTANTS_MAX: usize = PAGE_WORDS - RING_WORDS;
 pub(super) struct SignalWords {
     page: DevicePage,
     next: usize,
-    /// The values of captured signals. Each has a device word of its own, because a replay copies the value that its
-    /// word has.
+    /// The values of captured signals, each in a device word of its own, because a replay copies the value that
+    /// the word has then.
     constants: Vec<u64>,
     /// Copies that are not enqueued yet, each as source word, destination flag and length.
     pending_copies: Vec<(DevicePtr, DevicePtr, usize)>,
@@ -218,7 +218,7 @@ impl SignalWords {
         })
     }
 
-    /// Gives the page of words to the next engine, unless captured graphs still use it.
+    /// Makes the memory page available to the next engine, unless captured graphs still use the page.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         if self.constants.is_empty() {
             self.page.leave(context);

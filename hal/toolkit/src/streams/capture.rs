@@ -108,7 +108,7 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.words.address(index))
     }
 
-    /// Gives the page of status words to the next engine. Nothing may have been recorded with it.
+    /// Makes the page of status words available to the next engine; no graph may have been recorded with the page.
     pub(super) fn leave(self, context: &D) {
         self.words.leave(context);
     }

@@ -94,9 +94,9 @@ pub struct EngineSetup {
     pub rank: Rank,
     /// The connected peers that the engine reaches.
     pub peers: Vec<Rank>,
-    /// How the engine writes signals to its peers.
+    /// The method by which the engine writes signals to its peers.
     pub signal: SignalBy,
-    /// How the engine copies this rank's block to its own output.
+    /// The method by which the engine copies this rank's block to its own output.
     pub self_copy: SelfCopy,
     /// Whether some peer is reached through host memory.
     pub staged: bool,
@@ -243,8 +243,8 @@ impl<D: StreamDevice> Engine<D> {
         })
     }
 
-    /// Queries the driver for complete tickets, except while a graph must be released. Then the launch of a further
-    /// graph may hold a lock of the driver until the release is complete.
+    /// Asks the driver which submissions are complete, except while a graph must be released. Then the launch
+    /// of a further graph may hold a lock of the driver until the release is complete.
     ///
     /// A lost device reports its error at the next query of any event.
     fn settle(&mut self) -> Result<(), D::Error> {

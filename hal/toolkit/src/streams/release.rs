@@ -31,7 +31,7 @@ const ROUNDS_MAX: u64 = 2;
 /// Flag values from here on do not satisfy waits for small values, because the driver compares cyclically.
 const UPPER_HALF: u64 = 1 << 63;
 
-/// The stream that writes awaited flags counts as stuck behind blocked streams if its writes take longer.
+/// If the writes of awaited flags take longer than this, their stream counts as stuck behind blocked streams.
 const STUCK_TIME: Duration = Duration::from_millis(100);
 
 /// Ends the flag waits of an aborted engine by writing the awaited values to the flags.
@@ -175,7 +175,8 @@ fn keep_largest(targets: &mut Vec<Awaited>, upper: bool) {
 }
 
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Graphs count as complete after this time without a waiting graph, because a graph does not wait between two starts.
+/// Graphs count as complete after this time without a waiting graph, because no graph waits between two runs of
+/// an operation.
 const QUIET_TIME: Duration = Duration::from_millis(10);
 const ROUND_INTERVAL: Duration = Duration::from_micros(50);
 

@@ -288,7 +288,7 @@ impl PinnedPage {
         Ok(Self { host: host.as_ptr().cast_const().cast(), device })
     }
 
-    /// Gives the memory page to the next engine. No stream and no graph may write to it any more.
+    /// Makes the memory page available to the next engine; no stream and no graph may write to the page any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Pinned, self.host as usize, self.device);
     }
@@ -343,7 +343,7 @@ impl DevicePage {
         unsafe { context.set(stream.raw(), self.device, 0, PAGE_BYTES) }
     }
 
-    /// Gives the memory page to the next engine. No stream and no graph may use it any more.
+    /// Makes the memory page available to the next engine; no stream and no graph may use the page any more.
     pub(super) fn leave<D: MemoryCalls>(self, context: &D) {
         leave_spare(context, PageKind::Device, 0, self.device);
     }

@@ -181,7 +181,7 @@ pub(super) struct SliceTotals {
     pub(super) more_copies: usize,
 }
 
-/// Chooses the stream of each copy. Index 0 is the main stream, the others are side streams.
+/// Assigns a stream to each copy; index 0 is the main stream, the others are side streams.
 #[derive(Debug)]
 pub(super) struct StreamPlan {
     streams: usize,
