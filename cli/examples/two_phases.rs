@@ -23,29 +23,28 @@ use peerlane_layers::{ThrottleLayer, Wrapped};
 const NODES: usize = 2;
 const NODE_RANKS: usize = 4;
 const RANKS: usize = NODES * NODE_RANKS;
-/// A byte that no rank sends.
+/// A byte that no rank sends, so that it marks bytes that were not written.
 const POISON: u8 = 0xff;
 
 #[derive(Parser, Clone, Copy, Debug)]
 struct Options {
-    /// Block of a rank in bytes
+    /// Set the length of each rank's block in bytes
     #[arg(long)]
     block_bytes: usize,
-    /// Chunks of a block
+    /// Set the number of chunks of each block
     #[arg(long)]
     chunks: u32,
-    /// Limit of what a rank sends between nodes, in bytes per second
+    /// Limit the bytes per second that a rank sends between nodes
     #[arg(long)]
     network_bytes_per_second: f64,
-    /// Limit of what a rank sends inside its node, in bytes per second
+    /// Limit the bytes per second that a rank sends inside its node
     #[arg(long)]
     local_bytes_per_second: f64,
-    /// Number of timed iterations
+    /// Set the number of timed iterations
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
 }
 
-/// The timed operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     Between,
@@ -74,7 +73,6 @@ impl Variant {
     }
 }
 
-/// The smaller groups of a rank.
 struct SubGroups {
     rail: InProcessBootstrap,
     node: InProcessBootstrap,
@@ -113,7 +111,6 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the handles of `count` groups, in rank order.
 fn groups(
     count: usize,
     ranks: usize,
@@ -121,14 +118,12 @@ fn groups(
     (0..count).map(|_| Ok(in_process::group(ranks)?.into_iter())).collect()
 }
 
-/// Returns the median, which is the mean of the two middle times if their number is even.
 fn median_us(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     let last = times.len() - 1;
     (times[last / 2] + times[last.div_ceil(2)]).as_secs_f64() / 2.0 * 1e6
 }
 
-/// Runs one rank; returns the time of every start of every variant.
 fn measure(
     options: &Options,
     whole: InProcessBootstrap,

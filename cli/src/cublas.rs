@@ -23,16 +23,16 @@ pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
 const LIGHT: LibrarySpec =
     LibrarySpec { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12"], ..LIBRARY };
 
-/// `CUBLAS_OP_N`.
+/// The value of `CUBLAS_OP_N`, with which cuBLAS does not transpose a matrix.
 const AS_IT_IS: c_int = 0;
-/// `CUDA_R_16BF`.
+/// The value of `CUDA_R_16BF`, the data type bfloat16.
 const BF16: c_int = 14;
-/// `CUBLAS_COMPUTE_32F`.
+/// The value of `CUBLAS_COMPUTE_32F`, with which cuBLAS computes in 32-bit floating point.
 const COMPUTE_F32: c_int = 68;
-/// `CUBLAS_GEMM_DEFAULT`.
+/// The value of `CUBLAS_GEMM_DEFAULT`, with which cuBLAS selects the algorithm.
 const ALGORITHM_DEFAULT: c_int = -1;
 
-/// `cublasContext`, opaque.
+/// The opaque C structure `cublasContext`.
 #[repr(C)]
 pub(crate) struct Context {
     _opaque: [u8; 0],

@@ -39,8 +39,8 @@ impl Failure {
         Self { exit: Exit::Usage, ..Self::failed(text) }
     }
 
-    /// Creates the failure of reading or writing a file, a pipe or a process, which `what` names. A
-    /// broken pipe is quiet.
+    /// Creates the error for a failed read or write of a file, a pipe or a process, which `what`
+    /// names. A broken pipe is quiet.
     pub(crate) fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let failure = Self::failed(format!("{what}: {error}"));
         match error.kind() {
@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// Creates the failure for an error of a backend, with the advice for its kind.
+    /// Converts an error of a backend to the error that ends the program, with advice for the user.
     pub(crate) fn of_backend(error: impl peerlane::hal::Error) -> Self {
         Self::of_kind(error.kind(), error.to_string())
     }

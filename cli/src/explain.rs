@@ -24,16 +24,15 @@ use crate::units::Size;
      batched, or prompt with a calibration of the backend host]"
 )))]
 pub(crate) struct Options {
-    /// Set the nodes: 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or 0,0,1,1 (node of each
-    /// rank)
+    /// Set the nodes, given as 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or 0,0,1,1 (node of each rank)
     #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
     nodes: Topology,
-    /// Set the block of each rank in bytes: one size for all, such as 1M, or one for each rank,
-    /// such as 1M,2M
+    /// Set the length of each rank's block in bytes, either one size for all, such as 1M, or one
+    /// for each rank, such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     block_bytes: Vec<Size>,
-    /// Select the algorithm: auto (the lowest predicted time), direct, pull, ring, double-ring,
-    /// hierarchical or hierarchical-ring
+    /// Select the algorithm, either auto (the lowest predicted time), direct, pull, ring,
+    /// double-ring, hierarchical or hierarchical-ring
     #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: AlgorithmChoice,
     #[command(flatten)]

@@ -129,8 +129,8 @@ impl Goal {
     }
 }
 
-/// Selects one length for each peer, that of index q - p between rank p and rank q, modulo the
-/// number of ranks.
+/// Selects one length for each peer by the distance from rank p to rank q, which is (q - p) modulo
+/// the number of ranks.
 fn by_peer<T: Copy>(lengths: &[T], rank: usize, number: impl Fn(usize, usize) -> usize) -> Vec<T> {
     (0..lengths.len()).map(|peer| lengths[number(rank, peer) % lengths.len()]).collect()
 }

@@ -14,7 +14,7 @@ const PROCESS_BYTES: u64 = 8 << 20;
 pub(crate) struct HostMemory {
     pub(crate) ranks: u64,
     pub(crate) total_bytes: u64,
-    /// The bytes of the input of one rank, 0 in place.
+    /// The size of one rank's input in bytes, or 0 for an operation in place.
     pub(crate) input_bytes: u64,
 }
 

@@ -65,15 +65,15 @@ pub(crate) struct PlanOptions {
     /// predicted time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Option<u32>,
-    /// Gather in place: the input of a rank is its block of the output
+    /// Gather in place, so that the input of a rank is its block of the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Set the number of output buffers: 1, or 2 for double buffering, which saves the flags that tell
-    /// peers that a buffer is free
+    /// Set the number of output buffers to 1, or to 2 for double buffering, which saves the flags that
+    /// tell peers that a buffer is free
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: u32,
-    /// Set when a rank signals its peers: prompt (after each put) or batched (once after all puts) [default:
-    /// prompt]
+    /// Set when a rank signals its peers, either prompt (after each put) or batched (once after all puts)
+    /// [default: prompt]
     #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
     pub(crate) flags: Option<FlagOrder>,
     /// Print the result as one JSON object

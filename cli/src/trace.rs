@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// The maximum number of threads of one lane; steps that still overlap share the last one.
+/// The maximum number of parallel tracks of one lane in a trace file; steps that still overlap share the last track.
 const TRACKS: u64 = 16;
 
 /// One step of a lane on the timeline of a trace file.

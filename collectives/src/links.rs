@@ -300,7 +300,8 @@ pub(super) fn invalid(text: String) -> Error {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// The number of NICs; `None` if each rank has its own. The rank with local index l uses NIC l mod this number.
+    /// The number of NICs of a node; `None` if each rank has a NIC of its own. The rank with local index l uses
+    /// NIC l mod this number.
     pub nics: Option<u32>,
     /// The rate of one NIC in each direction; `None` if the NIC does not limit its lanes.
     pub nic_bytes_per_second: Option<f64>,

@@ -57,6 +57,6 @@ pub struct TracedStep {
     ///
     /// The step had been submitted, and all steps before it in its lane had ended.
     pub begin_ns: u64,
-    /// The time at which the step was seen to be complete; `None` if it was not.
+    /// The time at which the step was seen to be complete; `None` if the step was not seen to be complete.
     pub end_ns: Option<u64>,
 }

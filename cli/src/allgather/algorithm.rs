@@ -13,8 +13,9 @@ use crate::units::Size;
 /// The options that select algorithms and chunks, and show predictions.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AlgorithmOptions {
-    /// Select the algorithms: auto (the lowest predicted time), all (one row for each), or a list
-    /// of direct, pull, ring, double-ring, hierarchical and hierarchical-ring, such as direct,ring
+    /// Select the algorithms, either auto (the lowest predicted time), all (one row for each), or a
+    /// list of direct, pull, ring, double-ring, hierarchical and hierarchical-ring, such as
+    /// direct,ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     pub(crate) selection: AlgorithmList,
     /// Set the number of chunks of each block, such as 4 [default: the number with the lowest

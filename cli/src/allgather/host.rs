@@ -49,8 +49,8 @@ pub(super) fn run(context: RankContext<'_>, backend: Backend) -> Result<()> {
     Ok(measurement.group.close()?)
 }
 
-/// Opens the fabrics whose bare copies are the limit. On the host, one copies through the cache,
-/// the other with streaming stores.
+/// Opens the fabrics over which bare copies are timed, as the limit of an operation. On the host,
+/// one copies through the cache, the other with streaming stores.
 fn limit_fabrics(context: &RankContext<'_>, backend: Backend) -> Result<Vec<DynFabric>> {
     let RankContext { options, comm, rank_topology, .. } = context;
     if !options.limit {
@@ -133,8 +133,7 @@ pub(super) trait HostOperation {
 
     fn report(&self) -> &Report;
 
-    /// Returns the timed steps of traced starts; `None` if the operation was prepared without a
-    /// trace.
+    /// Returns the timed steps of the traced runs; `None` if the operation was prepared without a trace.
     fn trace(&self) -> Option<Trace>;
 
     fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]>;

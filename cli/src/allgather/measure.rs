@@ -35,7 +35,7 @@ pub(super) struct Point {
     pub(super) total_bytes: u64,
 }
 
-/// An operation that can be run on test data and compared.
+/// An operation whose results can be compared with test data.
 pub(super) trait Checked {
     /// Returns the name of the algorithm or library for error texts.
     fn name(&self) -> &'static str;
@@ -82,8 +82,8 @@ pub(super) trait Bench {
         Ok(Vec::new())
     }
 
-    /// Adds to a result row what only this kind of memory has; `others` are the times of other
-    /// libraries.
+    /// Adds the values to a result row that exist only for this kind of memory; `others` are the
+    /// times of other libraries.
     fn complete(&self, _setup: &Setup<'_>, _row: &mut Row, _own: Timing, _others: &[Timing]) {}
 }
 

@@ -20,13 +20,13 @@ pub(crate) enum Network {
 /// The options that distribute the ranks over nodes and throttle the links between them.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NodeOptions {
-    /// Distribute the ranks over nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 2+1+3 (ranks
-    /// of each node) or 0,0,1,1 (node of each rank); one host can have several virtual nodes
-    /// [default: one node per host; hosts differ by kernel or network namespace]
+    /// Distribute the ranks over nodes, given as 2 (number of nodes), 2x4 (2 nodes of 4 ranks),
+    /// 2+1+3 (ranks of each node) or 0,0,1,1 (node of each rank); one host can have several virtual
+    /// nodes [default: one node per host; hosts differ by kernel or network namespace]
     #[arg(long, value_name = "NODES")]
     pub(crate) nodes: Option<Nodes>,
-    /// Select the fabric between nodes: same (the backend of the ranks inside a node), rdma (NICs),
-    /// or auto (rdma between hosts, same between virtual nodes)
+    /// Select the fabric between nodes, either same (the backend of the ranks inside a node), rdma
+    /// (NICs), or auto (rdma between hosts, same between virtual nodes)
     #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
     pub(crate) network: Network,
     /// Limit the rate at which a rank sends and receives between nodes, such as 2GB/s

@@ -64,32 +64,33 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Gather in place: the input of a rank is its block of the output
+    /// Gather in place, so that the input of a rank is its block of the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Set the number of output buffers: 1, or 2 for double buffering, where iterations alternate
-    /// between the buffers and a rank need not wait until its peers are ready [default: 2 for small
-    /// outputs that are not in place, otherwise 1]
+    /// Set the number of output buffers to 1, or to 2 for double buffering, where iterations
+    /// alternate between the buffers and a rank need not wait until its peers are ready [default: 2
+    /// for small outputs that are not in place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// Set how a GPU copies its own block to its output: local (with a kernel, which competes with compute
-    /// work), link (with a copy engine, back from a peer), or auto (link for small blocks, otherwise local)
+    /// Set how a GPU copies its own block to its output, either local (with a kernel, which competes with
+    /// compute work), link (with a copy engine, back from a peer), or auto (link for small blocks,
+    /// otherwise local)
     #[arg(long, default_value = "auto", value_name = "HOW")]
     #[arg(value_parser = one_of([SelfCopy::Auto, SelfCopy::Local, SelfCopy::Link], self_copy_name))]
     pub(crate) self_copy: SelfCopy,
-    /// Select the engines that copy between AMD GPUs (backend rocm only): streams (HIP streams), sdma (SDMA
-    /// engines that the host drives), or auto (the lowest predicted time at each size)
+    /// Select the engines that copy between AMD GPUs (backend rocm only), either streams (HIP streams),
+    /// sdma (SDMA engines that the host drives), or auto (the lowest predicted time at each size)
     #[arg(long, default_value = "auto", value_name = "KIND", value_parser = target::engine_parser())]
     pub(crate) engine: EngineKind,
     /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units that
     /// copy, such as the own block of a GPU, or to a thread that drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Set the element type: u8, i32, i64, f16, bf16, f32 or f64
+    /// Set the element type to u8, i32, i64, f16, bf16, f32 or f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
-    /// Also measure the limit of the hardware: plain copies of the same bytes between the same ranks,
-    /// without synchronization
+    /// Also measure the limit of the hardware with plain copies of the same bytes between the same
+    /// ranks, without synchronization
     ///
     /// The table then shows the time of these copies, and that time as a share of the time of the
     /// all-gather: 100 % means that the all-gather is as fast as the copies. The time of an iteration

@@ -32,8 +32,8 @@ impl<'a> RankContext<'a> {
     }
 }
 
-/// Measures as one rank of the group behind `bootstrap`. `local_rank` is its index on this machine,
-/// if the launcher knows it. On rank 0, `sink` receives the progress.
+/// Measures the collective as one rank of the group that `bootstrap` connects. `local_rank` is its
+/// index on this machine, if the launcher knows it. On rank 0, `sink` receives the progress.
 pub(crate) fn run(
     options: &Options,
     selected: &Selected,

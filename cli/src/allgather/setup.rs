@@ -48,11 +48,11 @@ pub(crate) struct Setup<'a> {
     pub(super) options: &'a Options,
     pub(super) topology: Topology,
     pub(super) backend: String,
-    /// The links that predict the time of an operation, if they differ from the library's.
+    /// The links from which the time of an operation is predicted; `None` for the links of the library.
     links: Option<Links>,
 }
 
-/// The parameters of an operation that differ between its uses in one run.
+/// The parameters of an operation that vary within one run of the program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
     pub(super) algorithm: Option<Algorithm>,

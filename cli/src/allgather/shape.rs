@@ -21,11 +21,10 @@ pub(crate) struct ShapeOptions {
     /// as 1:2:3:0; 0 gives a rank no block
     #[arg(long, value_name = "N:N:…")]
     pub(crate) blocks: Option<Ratio>,
-    /// Gather into several places instead of one contiguous output: two buffers, in reverse order and with
-    /// gaps
+    /// Gather into two buffers, in reverse order and with gaps, instead of one contiguous output
     #[arg(long, conflicts_with = "tensors")]
     pub(crate) list: bool,
-    /// Gather N tensors in one operation, 1 to 1024, each with a piece from every rank
+    /// Gather N tensors in one operation, 1 to 1024, each with a part from every rank
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) tensors: Option<u32>,
 }
@@ -66,7 +65,7 @@ impl ShapeOptions {
         cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
     }
 
-    /// Returns the length of every piece in elements, by tensor and then by rank.
+    /// Returns the number of elements that each rank contributes to each tensor, by tensor and then by rank.
     pub(super) fn pieces(
         &self,
         goal: Goal,

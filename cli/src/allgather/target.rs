@@ -11,9 +11,9 @@ use crate::options::{one_of, parse_ranks};
 /// The options that select the backend, the ranks and the GPUs of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
-    /// Select the backend that connects the ranks of a node: auto (cuda or rocm if each rank has its
-    /// own GPU, otherwise host), host (shared memory), cuda, rocm, or rdma (NICs, which connect the
-    /// ranks of all nodes)
+    /// Select the backend that connects the ranks of a node, either auto (cuda or rocm if each rank
+    /// has its own GPU, otherwise host), host (shared memory), cuda, rocm, or rdma (NICs, which
+    /// connect the ranks of all nodes)
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// Spawn this number of processes, such as 8; under a launcher, check its number of ranks
@@ -36,7 +36,7 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// Returns the library's name of the backend; `Auto` was resolved before.
+    /// Converts the option to the library's `Backend`; `Auto` must be resolved before.
     pub(crate) fn in_library(self) -> open::Backend {
         match self {
             Self::Auto | Self::Host => open::Backend::Host,

@@ -1,4 +1,4 @@
-//! Traces one start on all ranks and merges the steps of the ranks into one timeline.
+//! Traces one run of an operation on all ranks, and merges the steps of the ranks into one timeline.
 //!
 //! A traced all-gather is prepared in addition to the timed ones. It is slower, because each step
 //! is submitted and observed alone.
@@ -14,19 +14,19 @@ use crate::error::Result;
 use crate::ranks::comm::Comm;
 use crate::trace::TraceEvent;
 
-/// The number of traced starts, of which the last one is shown.
+/// The number of traced runs, of which the last one is shown.
 const STARTS: usize = 2;
-/// The gap between the starts of two algorithms on the timeline, in nanoseconds.
+/// The gap on the timeline between the runs of two algorithms, in nanoseconds.
 const PAUSE_NS: f64 = 10_000.0;
 
-/// The traced steps of one algorithm in one start, by rank.
+/// The traced steps of one run of an algorithm, by rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Traced {
     algorithm: String,
     ranks: Vec<Trace>,
 }
 
-/// Traces one start of every algorithm with blocks of `block_length` elements. Collective.
+/// Traces one run of every algorithm with blocks of `block_length` elements. Collective.
 pub(super) fn trace(
     setup: &Setup<'_>,
     comm: &Comm,
@@ -55,7 +55,7 @@ pub(super) fn trace(
     Ok(starts)
 }
 
-/// Returns the trace events of all starts, one start after another.
+/// Returns the trace events of all runs, one run after another.
 pub(super) fn events(starts: &[Traced]) -> Vec<TraceEvent> {
     let mut origin = 0.0;
     let mut events = Vec::new();

@@ -23,12 +23,12 @@ pub(crate) struct TimingOptions {
     pub(crate) iterations: Option<u32>,
 }
 
-/// The times of one operation, of which the longest of all ranks counts in each iteration.
+/// The times of one operation, in which the longest time of all ranks counts for each iteration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) statistics: Statistics,
     pub(crate) iterations: usize,
-    /// The time that the host needs to enqueue one start, for operations on GPUs.
+    /// The time that the host needs to enqueue one run, for operations on GPUs.
     pub(crate) host: Option<Duration>,
 }
 

@@ -54,7 +54,7 @@ impl NetworkFabric {
     }
 }
 
-/// The topology of the ranks and the place of this rank in it.
+/// The topology of the ranks, with the position of this rank in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RankTopology {
     pub(super) topology: Topology,

@@ -20,7 +20,7 @@ pub(super) struct Check {
     choices: Vec<SizeChoice>,
     /// The share of unfitted measurements that are predicted within 20 %, from 0 to 1.
     good_share: f64,
-    /// The maximum excess time of a chosen algorithm over the fastest measured one, as a share.
+    /// The largest fraction by which a chosen algorithm is slower than the fastest measured one.
     worst_choice: f64,
 }
 
@@ -114,7 +114,7 @@ fn between(points: &[Point]) -> impl Iterator<Item = &Point> {
     points.iter().filter(|point| !point.fitted)
 }
 
-/// Returns the number of chunks for files that do not have it.
+/// Returns the number of chunks for measurement files that do not contain this number.
 fn one() -> u32 {
     1
 }

@@ -132,8 +132,8 @@ fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -
     arguments
 }
 
-/// Returns the minimum time. Other work on the machine makes a round slower, and nothing makes it
-/// faster.
+/// The minimum of repeated times counts, because other work on the machine makes a round slower,
+/// and nothing makes it faster.
 fn fastest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }

@@ -7,8 +7,7 @@ use crate::cublas;
 use crate::nccl::{self, Nccl};
 use crate::units::Size;
 
-/// Returns the findings about every NVIDIA GPU; empty without GPUs, which the section of backends
-/// reports.
+/// Returns the report lines about every NVIDIA GPU; empty without GPUs, which the section of backends reports.
 pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = cuda::discover() else { return Vec::new() };
     if devices.is_empty() {

@@ -19,7 +19,7 @@ pub(super) fn text(link: Result<(LinkKind, bool), impl Display>) -> String {
     }
 }
 
-/// Returns the finding about the links between all pairs of GPUs. `alone` is the advice for a
+/// Returns the report line about the links between all pairs of GPUs. `alone` is the advice for a
 /// single GPU, `off` the advice for GPUs without peer access.
 pub(super) fn finding(
     ordinals: impl Iterator<Item = u32> + Clone,

@@ -30,7 +30,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// The findings about this machine, one list for each printed section.
+/// The report lines about this machine, one list for each printed section.
 #[derive(Debug, Serialize)]
 struct Findings {
     machine: Vec<Finding>,
@@ -80,7 +80,6 @@ impl Findings {
     }
 }
 
-/// The rating of a finding, which its printed mark shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
@@ -131,7 +130,7 @@ impl Finding {
         Self { topic, state: State::Missing, found, advice }
     }
 
-    /// Returns the line of the finding, with its topic padded to `width`, and a line of advice.
+    /// Formats a report line with its topic padded to `width`, followed by a line of advice.
     pub(super) fn text(&self, width: usize) -> String {
         let mark = match self.state {
             State::Ok => "ok",
@@ -145,7 +144,7 @@ impl Finding {
     }
 }
 
-/// Returns one finding for each backend, with the devices that it discovers.
+/// Returns one report line for each backend, with the devices that the backend discovers.
 fn backends() -> Vec<Finding> {
     macro_rules! finding {
         ($backend:ident, $advice:literal) => {{

@@ -12,8 +12,7 @@ const DEVICES: &str = "/sys/class/infiniband";
 /// The maximum payload of an RDMA packet in bytes.
 const PACKET_BYTES_MAX: u32 = 4096;
 
-/// Returns the findings about every NIC, and about devices that the kernel has and libibverbs does
-/// not open.
+/// Returns the report lines about every NIC, and about devices that the kernel has and libibverbs does not open.
 pub(super) fn inspect() -> Vec<Finding> {
     // Without the library, the section of backends reports the reason.
     let Ok(devices) = rdma::discover() else { return Vec::new() };
@@ -35,7 +34,7 @@ fn names_in(folder: &str) -> Vec<String> {
     names
 }
 
-/// Returns a finding about devices that the kernel has and libibverbs does not open.
+/// Returns a report line about devices that the kernel has and libibverbs does not open.
 fn unopened(known: &[String], devices: &[Device]) -> Option<Finding> {
     let is_open = |name: &&String| devices.iter().any(|device| device.name == **name);
     let missing: Vec<_> = known.iter().filter(|name| !is_open(name)).map(String::as_str).collect();

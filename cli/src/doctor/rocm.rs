@@ -5,8 +5,7 @@ use peerlane::rocm::{self, Device, Error, Runtimes};
 use super::{Finding, links};
 use crate::units::Size;
 
-/// Returns the findings about every AMD GPU; empty without GPUs, which the section of backends
-/// reports.
+/// Returns the report lines about every AMD GPU; empty without GPUs, which the section of backends reports.
 pub(super) fn inspect() -> Vec<Finding> {
     let Ok(devices) = rocm::discover() else { return Vec::new() };
     let runtimes = rocm::runtimes();

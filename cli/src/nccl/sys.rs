@@ -10,42 +10,42 @@ use crate::library::functions;
 /// A result code of NCCL, an integer because a newer library may have more codes.
 pub(crate) type NcclResult = c_int;
 
-/// `ncclSuccess`.
+/// The NCCL result code `ncclSuccess`.
 pub(crate) const SUCCESS: NcclResult = 0;
-/// `ncclUint8`.
+/// The NCCL data type `ncclUint8`.
 pub(crate) const UINT8: c_int = 1;
-/// `NCCL_WIN_COLL_SYMMETRIC`.
+/// The NCCL window flag `NCCL_WIN_COLL_SYMMETRIC`.
 pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
-/// `NCCL_CTA_POLICY_DEFAULT`.
+/// The value of `NCCL_CTA_POLICY_DEFAULT`, the default policy for the use of thread blocks.
 pub(crate) const POLICY_DEFAULT: c_int = 0;
-/// `NCCL_CTA_POLICY_ZERO`, which uses no thread blocks where copy engines can do the work.
+/// The value of `NCCL_CTA_POLICY_ZERO`, which uses no thread blocks where copy engines can do the work.
 pub(crate) const POLICY_ZERO: c_int = 2;
-/// `NCCL_VERSION(2, 28, 0)`, whose struct layout this file declares.
+/// The value of `NCCL_VERSION(2, 28, 0)`, the NCCL version whose struct layout this file declares.
 pub(crate) const VERSION: c_int = 22800;
 
-/// `NCCL_CONFIG_UNDEF_INT`, with which NCCL chooses the value.
+/// The value of `NCCL_CONFIG_UNDEF_INT`, which leaves a setting to NCCL.
 const UNDEFINED: c_int = c_int::MIN;
 /// The magic number that marks an initialized `ncclConfig_t`.
 const MAGIC: c_uint = 0xcafe_beef;
 
-/// `ncclUniqueId`, which identifies a communicator while its ranks connect.
+/// The C structure `ncclUniqueId`, which identifies a communicator while its ranks connect.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
-/// `ncclComm`, opaque.
+/// The opaque C structure `ncclComm`.
 #[repr(C)]
 pub(crate) struct Comm {
     _opaque: [u8; 0],
 }
 
-/// `ncclWindow_vidmem`, opaque.
+/// The opaque C structure `ncclWindow_vidmem`.
 #[repr(C)]
 pub(crate) struct Window {
     _opaque: [u8; 0],
 }
 
-/// `ncclConfig_v22800`.
+/// The C structure `ncclConfig_v22800` with the settings of a communicator.
 #[repr(C)]
 pub(crate) struct Config {
     size: usize,

@@ -23,7 +23,7 @@ struct EngineProgress {
     open: VecDeque<(Ticket, u32)>,
 }
 
-/// Measures the bandwidth of one message size; rank 0 returns the row. Collective.
+/// Measures the bandwidth of one message size; only rank 0 returns a result row. Collective.
 pub(super) fn measure_rate(
     pair: &mut Pair<'_>,
     work: PerfTest,
@@ -114,7 +114,7 @@ impl EngineProgress {
     }
 }
 
-/// Measures the latency of one message size; rank 0 returns the row. Collective.
+/// Measures the latency of one message size; only rank 0 returns a result row. Collective.
 pub(super) fn measure_latency(pair: &mut Pair<'_>, bytes: u64) -> Result<Option<PerfRow>> {
     let buffers = pair.buffers(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));

@@ -43,7 +43,7 @@ pub(crate) struct Options {
     /// Measure the one-way latency of a put followed by a signal
     #[arg(long, group = "work")]
     pub(crate) signal: bool,
-    /// Select the backend that moves the bytes: host (shared memory) or rdma (NICs)
+    /// Select the backend that moves the bytes, either host (shared memory) or rdma (NICs)
     #[arg(long, value_enum, default_value_t = PerfBackend::Host)]
     pub(crate) backend: PerfBackend,
     #[command(flatten)]

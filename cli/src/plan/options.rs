@@ -27,22 +27,22 @@ pub(crate) struct Options {
     /// Set the number of ranks, which share one node without --nodes [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     pub(super) ranks: Option<usize>,
-    /// Set the nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or
-    /// 0,0,1,1 (node of each rank) [default: one node]
+    /// Set the nodes, given as 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each
+    /// node) or 0,0,1,1 (node of each rank) [default: one node]
     #[arg(long, value_name = "NODES")]
     pub(super) nodes: Option<Nodes>,
-    /// Plan for two fabrics: a local fabric inside each node, and a network between nodes with its
+    /// Plan for two fabrics, a local fabric inside each node, and a network between nodes with its
     /// own lanes [default: one fabric connects all ranks]
     #[arg(long)]
     pub(super) tiers: bool,
-    /// Select the algorithm: direct, pull, ring, double-ring, hierarchical or hierarchical-ring;
-    /// auto means direct
+    /// Select the algorithm, one of direct, pull, ring, double-ring, hierarchical or
+    /// hierarchical-ring; auto means direct
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// Set the block of each rank in bytes: one size for all ranks, such as 1M, or one for each rank, such as
-    /// 1M,2M; this also prints byte offsets
+    /// Set the length of each rank's block in bytes, either one size for all ranks, such as 1M, or one for
+    /// each rank, such as 1M,2M; this also prints byte offsets
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) block_bytes: Vec<Size>,
     /// Print the plan of this rank only, such as 0; the plans of all ranks are verified in any case,

@@ -20,7 +20,6 @@ pub(crate) const UNWRITTEN: u8 = 0xA5;
 pub(crate) struct TestData {
     pub(crate) seed: u64,
     pub(crate) size: u64,
-    /// The index of the check at this size.
     pub(crate) round: u64,
 }
 
@@ -58,8 +57,7 @@ impl TestData {
         Block { data: *self, number, generator: self.generator(number), offset: 0 }
     }
 
-    /// Mixes in each number by a generator of its own, so that neighbouring numbers have unrelated
-    /// bytes.
+    /// Neighbouring block numbers give unrelated bytes, because each number is mixed in by a generator of its own.
     fn generator(&self, block: usize) -> Rng {
         [self.size, self.round, block as u64]
             .into_iter()

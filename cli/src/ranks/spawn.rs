@@ -22,9 +22,9 @@ use crate::error::{Failure, Result};
 /// wait.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Prints what rank 0 reports.
+/// Prints the events that rank 0 reports.
 pub(crate) trait OutputHandler {
-    /// What rank 0 reports, as one line of JSON each if it is another process.
+    /// The type of an event of rank 0, sent as one line of JSON if rank 0 is another process.
     type Event: Serialize + DeserializeOwned;
 
     fn show(&mut self, event: Self::Event) -> Result<()>;

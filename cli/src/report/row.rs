@@ -22,7 +22,7 @@ pub(crate) struct Row {
     /// A description of block lengths, list and tensors, absent for equal blocks in one tensor.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) shape: Option<String>,
-    /// The number of output buffers that consecutive starts alternate between.
+    /// The number of output buffers that consecutive runs alternate between.
     pub(crate) outputs: u32,
     /// The bytes of all blocks, which is the output of one rank.
     pub(crate) total_bytes: u64,
@@ -86,7 +86,7 @@ pub(crate) struct LaneRow {
     pub(crate) polled: bool,
 }
 
-/// The bytes that one rank moves over a fabric in one start.
+/// The bytes that one rank moves over a fabric in one run of the operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TierRow {
     pub(crate) tier: String,
@@ -115,9 +115,9 @@ pub(crate) struct Limit {
 /// The values of a measurement that exist only on GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DeviceTimes {
-    /// The time that the host needs to enqueue one start.
+    /// The time that the host needs to enqueue one run of the operation.
     pub(crate) host_us: f64,
-    /// The number of starts between two events; the times of the row are those of one start.
+    /// The number of runs between two timing events; the times of the row are those of one run.
     pub(crate) starts_in_a_row: u32,
     pub(crate) captured: bool,
     /// The method of self copies, `auto`, `local` or `link`.
@@ -153,7 +153,7 @@ pub(crate) struct Overlap {
     pub(crate) gather_alone_us: f64,
     pub(crate) gather_us: f64,
     pub(crate) gather_ratio: f64,
-    /// Whether each side kept running while the other side was timed.
+    /// Whether all-gathers kept running while compute work was timed, and the reverse.
     pub(crate) overlapped: bool,
 }
 

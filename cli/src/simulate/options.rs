@@ -13,26 +13,27 @@ use crate::report::OutputFile;
 use crate::text_file;
 use crate::units::{Delay, Rate, Size};
 
-/// Simulate an all-gather on modelled links: its duration and its critical path
+/// Simulate an all-gather on modelled links to find its duration and its critical path its duration
+/// and its critical path
 ///
 /// The plans of all ranks are executed step by step on modelled links; no ranks and no devices are
 /// needed and no byte moves. By default the links are those of H200 GPUs with NVLink inside a node
 /// and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Set the nodes: 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or
-    /// 0,0,1,1 (node of each rank)
+    /// Set the nodes, given as 2 (number of nodes), 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each
+    /// node) or 0,0,1,1 (node of each rank)
     #[arg(long, default_value = "2", value_name = "NODES")]
     nodes: Nodes,
     /// Set the number of ranks of each node, if --nodes is a number [default: 8]
     #[arg(long, value_name = "N", value_parser = parse_ranks)]
     ranks_per_node: Option<usize>,
-    /// Set the block of each rank in bytes: one size for all, such as 1M, or one for each rank,
-    /// such as 1M,2M
+    /// Set the length of each rank's block in bytes, either one size for all, such as 1M, or one
+    /// for each rank, such as 1M,2M
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) block_bytes: Vec<Size>,
-    /// Select the algorithms: auto (the lowest predicted time), all, or a list of direct, pull, ring,
-    /// double-ring, hierarchical and hierarchical-ring, such as direct,ring
+    /// Select the algorithms, either auto (the lowest predicted time), all, or a list of direct,
+    /// pull, ring, double-ring, hierarchical and hierarchical-ring, such as direct,ring
     #[arg(long, default_value = "auto", value_name = "NAME,…")]
     pub(super) algorithm: AlgorithmList,
     #[command(flatten)]
@@ -54,8 +55,8 @@ pub(crate) struct Options {
     /// Draw the lanes of the fastest algorithm over time, and the use of the links, into FILE.svg
     #[arg(long, value_name = "FILE.svg", value_parser = OutputFile::parser("--svg", "svg"))]
     pub(super) svg: Option<OutputFile>,
-    /// Draw a plot of the fastest algorithm into FILE.svg: bandwidth, and duration by cause on the
-    /// critical path, by size up to the given one
+    /// Plot the bandwidth of the fastest algorithm, and its duration by cause on the critical path,
+    /// by size up to the given one, into FILE.svg
     #[arg(long, value_name = "FILE.svg", value_parser = OutputFile::parser("--plot", "svg"))]
     pub(super) plot: Option<OutputFile>,
     /// Write the steps of the fastest algorithm to FILE.json, as trace events for Perfetto and

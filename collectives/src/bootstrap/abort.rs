@@ -45,7 +45,7 @@ pub struct AbortRecord {
 }
 
 impl AbortRecord {
-    /// Creates the record of a deadline that passed outside of an operation.
+    /// Creates the abort record for a deadline that passed outside of an operation.
     pub fn timeout(peer: Option<Rank>, text: impl Into<String>) -> Self {
         Self {
             cause: Cause::Timeout,

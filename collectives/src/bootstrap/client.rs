@@ -102,7 +102,7 @@ impl Client {
         })
     }
 
-    /// A failure to send to the hub shows up as the end of the group.
+    /// An error of sending to the hub is reported to the caller as the end of the group.
     pub(super) fn exchange(
         &self,
         label: &str,

@@ -94,7 +94,8 @@ impl Environment {
         Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// Reads the variables of [`from_env`](Self::from_env) through a function instead of from the process.
+    /// Reads the environment variables of [`from_env`](Self::from_env) through a lookup function instead
+    /// of from the process.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).

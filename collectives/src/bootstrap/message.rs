@@ -33,7 +33,7 @@ pub(crate) enum Request {
 /// All ranks receive the messages of the hub in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// Once all ranks have joined, `addresses` are those at which the ranks listen if the group shrinks.
+    /// Tells a rank that all ranks have joined; `addresses` are those at which the ranks listen if the group shrinks.
     Joined {
         ranks: Vec<u32>,
         runs_hub: Option<u32>,

@@ -40,7 +40,7 @@ pub struct Key {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// The conditions under which the measurements were made.
+    /// The version, backend, machine and topology with which the measurements were made.
     pub key: Key,
     /// The link rates that were fitted to the measurements.
     pub links: Links,
@@ -51,7 +51,7 @@ pub struct Calibration {
 }
 
 impl Key {
-    /// Creates the conditions of a calibration that is made with this version of Peerlane.
+    /// Creates the key of a calibration for a backend, a machine and a topology, with this version of Peerlane.
     pub fn new(backend: &str, machine: &str, topology: &Topology) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -62,7 +62,7 @@ impl Key {
         }
     }
 
-    /// Checks that the calibration was made under the expected conditions.
+    /// Checks that the calibration was made with the expected version, backend, machine and topology.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming the first field that differs.
@@ -155,7 +155,7 @@ impl Residual {
     }
 }
 
-/// The correction is 1 if there is no measurement, or blocks are not equal.
+/// The correction factor is 1 for a size without a measurement and for unequal blocks.
 pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
     let (least, most) = (request.sums.block_bytes_min, request.sums.block_bytes_max);
     let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.block_bytes; 2];

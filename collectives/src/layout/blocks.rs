@@ -149,7 +149,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of one tensor's part of [a block](Self::block_bytes).
+    /// Returns the number of bytes of one tensor in the block from `provider` to `receiver`.
     ///
     /// # Panics
     /// If there is no such tensor or rank.
@@ -162,7 +162,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of one tensor's part of the input of `rank`.
+    /// Returns the number of bytes of one tensor in the input of `rank`.
     ///
     /// # Panics
     /// If there is no such tensor or rank.

@@ -232,7 +232,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// One input buffer and one output buffer, both used from their beginning.
+    /// The placement with one input buffer and one output buffer, both used from their beginning.
     pub const CONTIGUOUS: Self = Self {
         input: InputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
         output: OutputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
@@ -336,12 +336,12 @@ impl Placement {
         }
     }
 
-    /// Returns the length that each input buffer must have at least, by buffer number.
+    /// Returns the minimum length of each input buffer in bytes, by buffer number.
     pub fn input_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.inputs(layout, rank))
     }
 
-    /// Returns the length that each output buffer must have at least, by buffer number.
+    /// Returns the minimum length of each output buffer in bytes, by buffer number.
     pub fn output_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.outputs(layout, rank))
     }

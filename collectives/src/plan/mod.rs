@@ -56,7 +56,7 @@ impl LaneId {
     /// The sequence of steps in which an operation begins and ends for the caller.
     pub const HOME: Self = Self(0);
 
-    /// Returns the number as an index into [`Plan::lanes`].
+    /// Returns the lane's number as an index into [`Plan::lanes`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -69,7 +69,7 @@ pub enum Flag {
     /// Signals that the buffers of `from` may be used. Its output may then be written, or its
     /// input read.
     Ready {
-        /// The rank that owns the buffers.
+        /// The rank that owns the buffers that may be used.
         #[serde(with = "RankNumber")]
         from: Rank,
         /// The lane in which the reader waits for the flag.
@@ -112,13 +112,13 @@ pub enum Flag {
     ///
     /// Their sources may be reused.
     Sent {
-        /// The sequence of steps that has ended.
+        /// The sequence of steps whose copies are complete.
         lane: LaneId,
     },
 }
 
 impl Flag {
-    /// Returns 1 if a flag is waited for one run of the operation after its signal, and 0 otherwise.
+    /// Returns the number of runs between the signal of a flag and the wait for it, which is 0 or 1.
     pub const fn lag(self) -> u32 {
         match self {
             Self::Free { .. } => 1,
@@ -137,7 +137,7 @@ impl Flag {
 pub enum Step {
     /// Copies a chunk of a block into the output of `peer`, which may be this rank.
     Put {
-        /// The rank that owns the output.
+        /// The rank that owns the output into which the chunk is copied.
         #[serde(with = "RankNumber")]
         peer: Rank,
         /// The chunk of a block that is copied.

@@ -63,7 +63,7 @@ pub struct StepOf {
 }
 
 impl Step {
-    /// Returns the step in a form that can be printed, as in the plan of `rank`.
+    /// Returns the step in a form that is printed like a line in the plan of `rank`.
     pub fn of(self, rank: Rank) -> StepOf {
         StepOf { rank, step: self }
     }
@@ -130,7 +130,7 @@ pub struct ParseError {
     pub line: usize,
     /// The text of the invalid line, without white space at its ends.
     pub text: String,
-    /// A description of the words that are valid there.
+    /// A description of the words that are valid in place of the invalid word.
     pub expected: String,
     /// The invalid word in quotes, or the end of the line.
     pub found: String,

@@ -351,7 +351,7 @@ impl ClusterSums {
         self.sizes.get(&node_ranks).map_or(0, |size| size.block_bytes_max)
     }
 
-    /// The block of local index l enters a node at the rank of local index l mod `node_ranks`.
+    /// A block of the rank with local index l enters a node at the rank with local index l mod `node_ranks`.
     pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
         let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
         sum(all) - 1

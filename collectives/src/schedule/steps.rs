@@ -39,9 +39,9 @@ pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
 }
 
-/// With two outputs in turn, the arrivals of the last start can show that the other output is free. A rank that has a
-/// block of every rank in the last start knows that all of them have entered that start, so the output before it is
-/// free. Otherwise a flag of the last start says so.
+/// With two alternating outputs, the chunks that arrived in the last run can show that the other output is
+/// free. A rank that has a block of every rank in the last start knows that all of them have entered that
+/// start, so the output before it is free. Otherwise a flag of the last start says so.
 pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> Option<Flag> {
     match request.shape {
         Shape { outputs: 1, .. } => Some(ready(from, lane)),

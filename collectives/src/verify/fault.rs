@@ -10,11 +10,11 @@ use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, Tier};
 /// The position of a step in the sequence of steps of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// The steps by which a sequence begins, before those of the plan.
+    /// The steps that are added at the beginning of a lane, before the steps of the plan.
     Entry,
     /// The step with this number, counted from 1 as in the text form of the plan.
     Step(usize),
-    /// The steps by which a sequence ends, after those of the plan and before the caller continues.
+    /// The steps that are added at the end of a lane, before the caller continues.
     Exit,
 }
 
@@ -119,7 +119,7 @@ pub enum Fault {
         /// A text that says which names exist.
         expected: String,
     },
-    /// A step of a plan names a flag that is reserved for the entry and exit of lanes.
+    /// A step of a plan names a flag that is reserved for the beginning and the end of lanes.
     #[error(
         "{location}: the flags `go` and `sent` are reserved for the entry and exit of lanes, expected \
          another flag"

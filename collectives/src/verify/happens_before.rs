@@ -77,7 +77,7 @@ pub(super) struct Event {
 pub(super) struct HappensBefore<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// The logical time between two starts must be larger than the number of steps of any lane.
+    /// The logical time between two runs must be larger than the number of steps of any lane.
     pub(super) start_stride: i64,
     waits: Vec<Vec<usize>>,
     found: Vec<i64>,

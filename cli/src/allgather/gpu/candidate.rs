@@ -14,15 +14,15 @@ use crate::allgather::measure::{Checked, Measurement};
 use crate::error::{Failure, Result};
 use crate::ranks::data::TestData;
 
-/// The number of starts that one captured graph contains.
+/// The number of runs of the operation that one captured graph contains.
 const STARTS_IN_A_GRAPH: u32 = 10;
 
-/// Enqueues starts of a prepared operation, or bare copies, on GPU streams.
+/// Enqueues runs of a prepared operation, or of bare copies, on GPU streams.
 pub(super) trait Implementation {
     fn name(&self) -> &'static str;
 
-    /// Enqueues one start on the stream, or records it into the graph that the stream captures.
-    /// Collective.
+    /// Enqueues one run of the operation on the stream, or records the run into the graph that the
+    /// stream captures. Collective.
     fn start(&mut self) -> Result<()>;
 
     /// Returns the error of an earlier graph replay, if there is one.
@@ -39,13 +39,12 @@ pub(super) trait Implementation {
         false
     }
 
-    /// Orders later starts behind the present work of the stream, also if they run on other
-    /// streams.
+    /// Orders later runs of the operation behind the present work of the stream, also if they use other streams.
     fn fork(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Orders later work of the stream behind the starts.
+    /// Orders later work of the stream behind all enqueued runs of the operation.
     fn join(&mut self) -> Result<()> {
         Ok(())
     }
@@ -64,8 +63,8 @@ pub(super) struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    /// Runs one start for each of the `outputs` buffers to learn their addresses, and captures a
-    /// graph if `captured`.
+    /// Runs the operation once for each of the `outputs` buffers to learn their addresses, and
+    /// captures a graph if `captured`.
     pub(super) fn open(
         implementation: Box<dyn Implementation + 'a>,
         gpu: &Gpu,
@@ -100,7 +99,7 @@ impl<'a> Candidate<'a> {
         with_timeout(self.implementation.name(), timeout, || work(self))
     }
 
-    /// Rounds a number of starts up to whole graphs.
+    /// Rounds a number of runs up to a multiple of the runs in one graph.
     pub(super) fn rounded_up(&self, starts: u32) -> u32 {
         match self.graph {
             None => starts,
@@ -108,7 +107,8 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Enqueues starts on the stream; their number was [rounded up](Self::rounded_up). Collective.
+    /// Enqueues runs of the operation on the stream; their number was [rounded
+    /// up](Self::rounded_up) before. Collective.
     pub(super) fn enqueue(&mut self, starts: u32) -> Result<()> {
         match &self.graph {
             None => (0..starts).try_for_each(|_| self.implementation.start()),
@@ -131,7 +131,6 @@ impl<'a> Candidate<'a> {
         self.gpu.finish(&self.stream, self.implementation.name())
     }
 
-    /// Captures starts into a graph without launching it.
     fn capture(&mut self) -> Result<()> {
         let name = self.implementation.name();
         self.gpu.begin_capture(&self.stream)?;

@@ -28,7 +28,7 @@ pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Spa
     Ok(())
 }
 
-/// Overwrites all output buffers with a known byte before a checked start.
+/// Overwrites all output buffers with a known byte before a checked run.
 pub(super) fn overwrite(gpu: &Gpu, outputs: &[Vec<Span>]) -> Result<()> {
     let stream = gpu.stream()?;
     for block in outputs.iter().flatten().filter(|block| block.bytes > 0) {

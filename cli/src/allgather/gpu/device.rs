@@ -33,7 +33,6 @@ pub(super) struct Span {
 pub(super) struct Gpu {
     ordinal: u32,
     context: Context,
-    /// The longest duration of a wait.
     pub(super) timeout: Duration,
 }
 

@@ -26,7 +26,7 @@ use crate::report::{Baseline, DeviceTimes, Overlap, Row, bandwidths, microsecond
 
 /// The number of times that each measurement is repeated; the median counts.
 const REPETITIONS: u32 = 5;
-/// The total size from which fewer consecutive starts are timed.
+/// From this total size in bytes on, fewer consecutive runs are timed.
 const LARGE_BYTES: u64 = 256 << 20;
 const STARTS: u32 = 50;
 const STARTS_LARGE: u32 = 10;

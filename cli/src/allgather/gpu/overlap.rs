@@ -29,9 +29,9 @@ const RANDOM_BYTES: usize = 8 << 20;
 /// The number of untimed matrix products before the timed products.
 const LEAD: u32 = 2;
 const TIMED: u32 = 12;
-/// The number of rounds, each with both measurements alone and then together; the medians count.
+/// The number of rounds of measurements, of which the median is reported.
 const ROUNDS: usize = 5;
-/// The maximum number of attempts until products and all-gathers overlap for the whole measurement.
+/// The maximum number of attempts to overlap matrix products and all-gathers for the whole measurement.
 const TRIES: u32 = 4;
 /// The duration of untimed products before a measurement, because an idle GPU runs faster for a
 /// while.
@@ -50,7 +50,7 @@ pub(super) struct Compute {
     _memory: [Memory; 4],
 }
 
-/// The numbers of products and all-gathers of one overlapped run, equal on all ranks.
+/// The numbers of matrix products and all-gathers in one overlapped run, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OverlapCounts {
     products_after: u32,
@@ -59,14 +59,14 @@ struct OverlapCounts {
     all_gathers_after: u32,
 }
 
-/// The times of one product and one all-gather that one rank has measured in an overlapped run.
+/// The times of one matrix product and one all-gather, measured by one rank while both run at the same time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct OverlapTimes {
     product: Duration,
     gather: Duration,
-    /// Whether the products outlasted the timed all-gathers.
+    /// Whether the matrix products ran longer than the timed all-gathers.
     products_last: bool,
-    /// Whether the all-gathers outlasted the timed products.
+    /// Whether the all-gathers ran longer than the timed matrix products.
     all_gathers_last: bool,
 }
 
@@ -137,7 +137,7 @@ impl Compute {
     }
 }
 
-/// Times `candidate` and matrix products, each alone and both together, in rounds. Collective.
+/// Times `candidate` alone, matrix products alone, and both together, in several rounds. Collective.
 pub(super) fn measure_overlap(
     timer: &mut StreamTimer,
     comm: &Comm,
@@ -180,7 +180,7 @@ pub(super) fn measure_overlap(
     })
 }
 
-/// Times all-gathers and products together, and repeats the run with more work on the side that
+/// Times all-gathers and matrix products together, and repeats the run with more of those that
 /// ended too early. Returns the longest times of all ranks.
 fn overlapped(
     timer: &mut StreamTimer,
@@ -242,8 +242,7 @@ fn run(
 }
 
 impl OverlapCounts {
-    /// Computes the numbers of products and all-gathers that keep both sides busy during the timed
-    /// part.
+    /// Computes how many all-gathers run before, during and after the timed matrix products.
     fn of(product: Duration, gather: Duration, candidate: &Candidate<'_>) -> Self {
         let products = |count: f64| {
             let all_gathers = count * product.as_secs_f64() / gather.as_secs_f64().max(1e-9);

@@ -1,4 +1,4 @@
-//! Times many consecutive starts on one stream between two events.
+//! Times many consecutive runs of an operation on one stream, between two events.
 //!
 //! Each measurement begins with an all-gather of 0 bytes, so that the GPUs begin together although
 //! their hosts do not. Then come some untimed starts, so that the queue is full when the timed ones
@@ -14,20 +14,18 @@ use super::device::{Event, Gpu, Stream};
 use crate::allgather::measure::Checked;
 use crate::error::Result;
 
-/// The number of starts whose host time is measured, few enough that the stream's queue does not
-/// fill.
+/// The number of runs whose host time is measured, few enough that the stream's queue does not fill.
 const HOST_STARTS: u32 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StartCounts {
     pub(super) warmup: u32,
     pub(super) timed: u32,
-    /// Whether all ranks wait for each other again between the untimed and the timed starts.
+    /// Whether all ranks wait for each other again between the untimed and the timed runs.
     pub(super) aligned: bool,
 }
 
-/// Times starts on one stream with two events, behind an all-gather of 0 bytes that aligns the
-/// ranks.
+/// Times runs of an operation on one stream with two events, behind an all-gather of 0 bytes that aligns the ranks.
 pub(super) struct StreamTimer {
     pub(super) gpu: Gpu,
     pub(super) stream: Rc<Stream>,
@@ -46,7 +44,7 @@ impl StreamTimer {
         self.stream.start_after(&mut self.start_barrier)
     }
 
-    /// Returns the time that one start takes on the GPU of this rank. Collective.
+    /// Returns the time that one run of the operation takes on the GPU of this rank. Collective.
     pub(super) fn time_starts(
         &mut self,
         candidate: &mut Candidate<'_>,
@@ -70,7 +68,7 @@ impl StreamTimer {
         Ok(self.gpu.elapsed(&self.begin, &self.end)? / timed.max(1))
     }
 
-    /// Returns the time that the host needs to enqueue one start onto an empty stream. Collective.
+    /// Returns the time that the host needs to enqueue one run of the operation onto an empty stream. Collective.
     pub(super) fn host_time(&mut self, candidate: &mut Candidate<'_>) -> Result<Duration> {
         let starts = candidate.rounded_up(HOST_STARTS);
         candidate.fork()?;

@@ -125,7 +125,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Each proof names its sender, so that a proof of the rank proves nothing for the hub and the reverse.
+/// Each proof names its sender, so that a proof of the rank cannot be returned as a proof of the hub, or the reverse.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
     Rank,
@@ -142,7 +142,7 @@ pub(super) struct Sealed {
 pub(super) enum OpenError {
     NoProof,
     NoSecret,
-    /// The other side has another secret, or repeats a message of another connection.
+    /// The process at the other end has another secret, or repeats a message of another connection.
     WrongProof,
     Malformed,
 }

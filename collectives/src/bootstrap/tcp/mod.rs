@@ -417,7 +417,7 @@ struct Joined {
 enum JoinError {
     /// The attempt to reach the hub failed, but the hub may start later or come back.
     Retry(String),
-    /// No process of the hub holds the connection, but a process may start later.
+    /// No hub holds the connection now, but a hub may start later.
     Gone(String),
     /// Another attempt to reach the hub would fail too.
     Fatal(Error),

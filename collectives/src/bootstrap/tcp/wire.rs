@@ -43,7 +43,7 @@ pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
     bytes.into()
 }
 
-/// Reads one frame of a TCP connection; `None` means that the connection ended before it.
+/// Reads one frame of a TCP connection; `None` means that the connection ended before the frame.
 pub(super) fn read_frame<T: DeserializeOwned>(
     stream: &mut impl Read,
     bytes_max: u32,
@@ -127,8 +127,8 @@ enum Item {
     End,
 }
 
-/// A rank that has stopped misses at most one exchange that all others have completed, and what they are ahead after
-/// it. The rest of the limit is for messages without an exchange.
+/// A stopped rank misses at most one exchange that all others have completed, and those that others are ahead.
+/// The rest of the limit is for messages without an exchange.
 pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
     let frame = FRAME_BYTES_MAX as usize;
     ranks.saturating_mul(frame + AHEAD_BYTES_MAX).saturating_add(frame)
