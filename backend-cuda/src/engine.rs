@@ -29,8 +29,8 @@ use crate::device::{Context, connections};
 use crate::error::Error;
 use crate::sys::{self, CUmemcpyAttributes, CUresult, CUstreamBatchMemOpParams as MemOp, Driver};
 
-/// The largest number of CUDA streams that an engine uses for copies to peers. Two streams were the fastest for all
-/// sizes from 4 KiB up; a third was slower from 64 MiB up (docs/perf/cuda-streams.md).
+/// With two CUDA streams per engine, copies to peers were the fastest for all sizes from 4 KiB up; a third
+/// stream was slower from 64 MiB up (docs/perf/cuda-streams.md).
 const PEER_STREAMS_MAX: usize = 2;
 /// Copies of up to this many bytes are faster on one stream than on several (docs/perf/cuda-submission.md).
 const ONE_STREAM_BYTES_MAX: u64 = 512 << 10;

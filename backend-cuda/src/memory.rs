@@ -34,7 +34,7 @@ use crate::sys::{
     CUmemLocation,
 };
 
-/// The largest page size of a host in bytes. A dma-buf consists of whole host pages.
+/// A dma-buf consists of whole host pages, which have at most this many bytes.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
 const DESCRIPTOR: c_int = sys::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 

@@ -27,7 +27,7 @@ macro_rules! table {
         pub struct Driver {
             $(pub(crate) $need: unsafe extern "C" fn($($need_arg),*) -> CUresult,)*
             $(pub(crate) $may: Option<unsafe extern "C" fn($($may_arg),*) -> CUresult>,)*
-            /// Keeps the driver library loaded. It is never closed, because the driver runs threads of its own.
+            /// Keeps the driver library loaded, which is never closed, because the driver runs threads of its own.
             _library: Library,
         }
 
@@ -149,8 +149,8 @@ table! {
 }
 
 impl Driver {
-    /// Returns the driver's name and explanation of a result code. Both are empty for a code that the driver does not
-    /// know.
+    /// Returns the driver's name and explanation of a result code, both empty for a code that the driver does
+    /// not know.
     pub(crate) fn name_of(&self, code: CUresult) -> (String, String) {
         let query = |call: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult| {
             let mut text = std::ptr::null();

@@ -188,7 +188,7 @@ impl Registrar for Arc<Domain> {
     }
 }
 
-/// Registers device memory with the first of the allowed methods that works. The region must not be empty.
+/// Registers device memory, which must not be empty, with the first of the allowed methods that works.
 ///
 /// # Errors
 /// Returns why each method fails.

@@ -184,7 +184,7 @@ macro_rules! functions {
         $(#[$meta])*
         pub(crate) struct $table {
             $(pub(crate) $field: unsafe extern "C" fn($($arg),*) -> $result,)*
-            /// The handle that keeps the library mapped. It is never unloaded, because vendor
+            /// The handle that keeps the library mapped, which is never unloaded, because vendor
             /// libraries start threads.
             _library: std::mem::ManuallyDrop<libloading::Library>,
         }

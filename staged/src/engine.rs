@@ -122,8 +122,8 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         self.parker.park(limit).map_err(Error::backend("park"))
     }
 
-    /// Returns whether the engine of the network is busy. Copies and messages in flight do not count: they
-    /// progress without this rank, and `park` limits its sleep for them.
+    /// Returns whether the engine of the network is busy; copies and messages in flight do not count,
+    /// because they progress without this rank, and `park` limits its sleep for them.
     fn is_busy(&self) -> bool {
         self.parker.is_busy()
     }

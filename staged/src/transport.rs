@@ -30,7 +30,7 @@ const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
 /// The background thread drives the transfers of a rank when no caller has polled for this time.
 pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 const PASSES_MAX: usize = 8;
-/// The time in which transfers of a released engine may end by themselves. If the network is stuck, it is
+/// Transfers of a released engine may end by themselves within this time. If the network is stuck, it is
 /// released too after this time, and carries nothing any more.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 

@@ -97,8 +97,7 @@ impl Control {
         Fault::PeerLost { peer, how }.into()
     }
 
-    /// Sends a request to the peer and waits for the response. `what` completes the error text "rank 1 did
-    /// not ...".
+    /// Sends a request to the peer and waits for the response; `what` completes the error text "rank 1 did not ...".
     fn call(
         &self,
         request: &Request,

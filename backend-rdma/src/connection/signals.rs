@@ -18,8 +18,8 @@ use crate::nic::MESSAGE_BYTES;
 const FLAG_IDS_MAX: u32 = 1 << 14;
 /// The largest increment of a flag that fits the immediate value of an RDMA write, inclusive.
 const INCREMENT_MAX: u64 = 0xff;
-/// The maximum number of queue pairs of one engine to one peer. One of them is primary, and the others have a
-/// bit each in a mask of 7 bits.
+/// The maximum number of queue pairs of one engine to one peer, because a mask of 7 bits has a bit for each
+/// but the primary one.
 pub(crate) const RAILS_MAX: usize = 8;
 
 const INCREMENT_BITS: u32 = 8;

@@ -377,7 +377,7 @@ fn rdma_target(remote_addr: u64, rkey: u32) -> ibv_send_target {
     ibv_send_target { rdma: ibv_send_rdma { remote_addr, rkey } }
 }
 
-/// Measures how long a peer has made no progress. Holds the number of completions at the last change, and the
+/// Measures how long a peer has made no progress, by the number of completions at the last change and the
 /// time of that change.
 #[derive(Debug, Default)]
 struct StallTimer(Option<(u64, Instant)>);

@@ -152,8 +152,7 @@ impl Context {
         unsafe { (*self.raw()).async_fd }
     }
 
-    /// Returns the next asynchronous event of the device. Must be called only when the event descriptor is
-    /// readable.
+    /// Returns the next asynchronous event of the device; must be called only when the event descriptor is readable.
     pub(crate) fn event(&self) -> Result<(ibv_event_type, String), Error> {
         let mut event =
             ibv_async_event { element: std::ptr::null_mut(), event_type: ibv_event_type(0) };

@@ -69,7 +69,7 @@ pub enum LoadError {
 
 /// A library of ROCm that is loaded into this process.
 pub struct LoadedLibrary {
-    /// Keeps the ROCm library loaded. It is never closed, because the runtime runs threads of its own.
+    /// Keeps the ROCm library loaded, which is never closed, because the runtime runs threads of its own.
     library: Library,
     requested: String,
     file: OnceLock<PathBuf>,

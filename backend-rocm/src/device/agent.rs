@@ -13,7 +13,7 @@ use crate::sys::hsa::{
     hsa_status_t,
 };
 
-/// The longest text attribute of an HSA agent in bytes. Names have 64 bytes, and UUIDs at most 21.
+/// The longest text attribute of an HSA agent in bytes, because names have 64 bytes, and UUIDs at most 21.
 const TEXT_BYTES: usize = 64;
 
 /// A device of the HSA runtime, which is a GPU or the processors of a NUMA node.

@@ -140,9 +140,8 @@ fn fastest(times: &[f64]) -> f64 {
 
 type Lanes = Vec<Vec<Lane>>;
 
-/// Assigns the minimum time to all samples of equal plans at the same size. Between two ranks, for
-/// instance, direct and ring have the same plan, so a measurement of one is a measurement of the
-/// other.
+/// Between two ranks, for instance, direct and ring have the same plan, so a measurement of one is
+/// a measurement of the other.
 pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> Result<()> {
     let mut known = HashMap::<(Algorithm, Shape), Lanes>::new();
     for sample in &*samples {

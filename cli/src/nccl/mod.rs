@@ -173,8 +173,7 @@ impl Communicator {
         self.nccl.check("ncclMemFree", code, self.raw)
     }
 
-    /// Destroys the communicator. Collective. Without this call it stays open until the process
-    /// ends.
+    /// Destroys the communicator, which otherwise stays open until the process ends. Collective.
     pub(crate) fn close(&self) -> Result<()> {
         // SAFETY: the communicator was created by `join`, no call is in progress, and the caller calls
         // this once.

@@ -229,8 +229,8 @@ fn to_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Splits a file into one text for each plan. Each text starts with one blank line for every line
-/// before it, so that error texts contain the line numbers of the file.
+/// Each plan's text starts with one blank line for every line before it in the file, so that error
+/// texts contain the line numbers of the file.
 fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {

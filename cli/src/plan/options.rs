@@ -11,8 +11,7 @@ use crate::error::{Failure, Result};
 use crate::options::{AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_ranks};
 use crate::units::Size;
 
-/// The maximum number of chunks in all plans that are printed or verified. Verifying more takes
-/// minutes.
+/// The maximum number of chunks in all plans that are printed or verified, because verifying more takes minutes.
 const CELLS_MAX: u64 = 1 << 20;
 
 /// Show the plan of each rank, one step per line, with the result of the verifier

@@ -90,8 +90,7 @@ impl BareEngine {
         self.poll_until("its own bare copies", |engine| Ok(engine.completed()? >= ticket))
     }
 
-    /// Waits until a flag of this rank is at least `value`. This engine must be the only one that
-    /// waits for the flag.
+    /// Waits until a flag of this rank is at least `value`; no other engine may wait for the flag.
     pub(crate) fn wait(&mut self, flag: Flag<'_, DynRegion>, value: u64) -> Result<()> {
         if self.engine.caps().queued_wait {
             // SAFETY: the flag's region is borrowed until the ticket is complete, and by this method's

@@ -9,7 +9,7 @@ use std::fmt;
 use fastrand::Rng;
 use peerlane::collective::Collective;
 
-/// The number of bytes that are generated and compared at a time. A multiple of 8, so that pieces
+/// The number of bytes that are generated and compared at a time, a multiple of 8, so that pieces
 /// yield the same bytes as one fill.
 const CHUNK_BYTES: usize = 16 << 10;
 /// The byte that fills an output before a checked operation.

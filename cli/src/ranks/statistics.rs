@@ -59,8 +59,8 @@ pub(crate) fn longest_of_each(ranks: &[Vec<Interval>]) -> Vec<Duration> {
     each(ranks, |iteration| iteration.map(Interval::length).max().unwrap_or_default())
 }
 
-/// Returns the time from the first begin to the last end of each iteration. Ranks that share cores
-/// and do not wait for each other need this time together.
+/// Returns the time from the first begin to the last end of each iteration, which ranks need
+/// together that share cores and do not wait for each other.
 pub(crate) fn span_of_each(ranks: &[Vec<Interval>]) -> Vec<Duration> {
     each(ranks, |iteration| {
         let (begin, end) = iteration.fold((Duration::MAX, Duration::ZERO), |(begin, end), next| {

@@ -40,7 +40,7 @@ pub struct Cell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The input of the rank that is read. In place it is the rank's own block in the output.
+    /// The input of the rank whose memory is read; in place, the input is the rank's own block in the output.
     Input,
     /// The output of the rank that is read.
     Output,
@@ -66,8 +66,7 @@ impl LaneId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Flag {
-    /// Signals that the buffers of `from` may be used. Its output may then be written, or its
-    /// input read.
+    /// Signals that the output of `from` may be written, or its input read.
     Ready {
         /// The rank that owns the buffers that may be used.
         #[serde(with = "RankNumber")]

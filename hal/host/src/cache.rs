@@ -33,7 +33,7 @@ pub(crate) fn streaming_bytes_min(ranks: usize) -> u64 {
 }
 
 impl Caches {
-    /// Reads the cache sizes that Linux reports for one processor. A size that cannot be read is 0.
+    /// Reads the cache sizes that Linux reports for one processor; a size that cannot be read is 0.
     fn read(folder: &Path) -> Self {
         let mut caches = Self::default();
         for index in 0.. {

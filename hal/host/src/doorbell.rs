@@ -22,11 +22,11 @@ use rustix::thread::futex;
 
 use crate::registration::Registration;
 
-/// The time that a rank with a core of its own spins before it sleeps. It is a few times the wake-up time of
-/// an idle core.
+/// A rank with a core of its own spins for this time before it sleeps, which is a few times the wake-up time
+/// of an idle core.
 const SPIN: Duration = Duration::from_micros(100);
-/// The time that a rank spins if the other ranks of its core sleep. It is about the wake-up time of an idle
-/// core and not longer, since a runnable rank may wait for this core.
+/// A rank spins for this time if the other ranks of its core sleep, which is not longer than the wake-up
+/// time of an idle core, since a runnable rank may wait for this core.
 const SPIN_SHARED: Duration = Duration::from_micros(20);
 
 /// The bit of the doorbell word that announces that the rank is about to sleep.
@@ -86,7 +86,7 @@ impl Doorbell {
         word
     }
 
-    /// Wakes a rank that announced its sleep. Must be called after its flag was stored, behind a fence.
+    /// Wakes a rank that announced its sleep; must be called after its flag was stored, behind a fence.
     fn wake_if_parked(&self) {
         let word = self.word();
         let seen = word.load(Ordering::Relaxed);
@@ -204,8 +204,8 @@ impl DoorbellParker {
         }
     }
 
-    /// Makes the next park spin before it sleeps. An announced sleep stays in the doorbell, because another
-    /// engine of this rank may have made it too; a needless wake-up is harmless.
+    /// An announced sleep stays in the doorbell, because another engine of this rank may have made it too;
+    /// a needless wake-up is harmless.
     pub(crate) fn busy(&mut self) {
         self.parker.busy();
     }

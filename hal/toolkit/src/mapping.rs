@@ -16,7 +16,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// An allocation of at least this many bytes first checks how much memory is free. For smaller allocations the check
 /// costs too much.
 const CHECKED_BYTES_MIN: u64 = 16 << 20;
-/// The size of a transparent huge page in bytes. Smaller regions gain nothing from one.
+/// The size of a transparent huge page in bytes; smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
 

@@ -11,8 +11,7 @@
 use super::set::{SdmaId, SdmaSet};
 
 pub(crate) const PIECE_BYTES_MAX: u64 = 128 << 20;
-/// The size in bytes of the smallest copy that is divided among SDMA engines. Below it the division costs more
-/// than a second engine gains.
+/// Below this copy size in bytes, the division among SDMA engines costs more than a second engine gains.
 const STRIPED_BYTES_MIN: u64 = 2 << 20;
 /// The preferred size in bytes of a piece, if several SDMA engines share the copy. It gives the host enough time to
 /// submit the next piece.
@@ -20,7 +19,8 @@ const PIECE_BYTES: u64 = 16 << 20;
 const PIECES_HELD_MAX: u8 = 2;
 /// The alignment of pieces in bytes, counted from the start of the copy.
 const ALIGN_BYTES: u64 = 4096;
-/// The largest number of copies that an SDMA engine holds at a time. With a full ring, the call of the runtime blocks.
+/// The largest number of copies that an SDMA engine holds at a time, because with a full ring, the call of the
+/// runtime blocks.
 const COPIES_HELD_MAX: usize = 32;
 
 pub(super) fn piece_bytes(bytes: u64, engines: usize, piece_bytes_max: u64) -> u64 {

@@ -15,7 +15,7 @@ pub(crate) enum Direction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyCommand {
-    /// The rank at the other end of the copy. For a self copy it is this rank.
+    /// The rank at the other end of the copy, which for a self copy is this rank.
     pub(crate) peer: usize,
     pub(crate) direction: Direction,
     /// The SDMA engine that makes the copy, or `None` if the runtime selects one.
@@ -64,7 +64,7 @@ pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
     /// it only then.
     fn waits_for_signals(&self) -> bool;
 
-    /// Sets a completion signal to 1 for the next copy. No copy may depend on the signal.
+    /// Sets a completion signal, on which no copy may depend, to 1 for the next copy.
     fn arm(&self, signal: usize);
 
     /// Returns the value of a completion signal; once the value is 0, the copied bytes are visible.

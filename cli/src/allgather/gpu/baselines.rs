@@ -118,7 +118,7 @@ impl Baselines {
         Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path), paths, timeout })
     }
 
-    /// Deregisters all NCCL windows and destroys all communicators. Collective.
+    /// Deregisters all NCCL windows and destroys all communicators, as a collective call of all ranks.
     pub(super) fn close(self) -> Result<()> {
         let mut left: Vec<Rc<Communicator>> = Vec::new();
         for path in self.paths {

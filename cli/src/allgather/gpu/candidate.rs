@@ -206,8 +206,8 @@ pub(super) fn with_timeout<T>(
     result
 }
 
-/// Ends this process without exit handlers. They would run while a call hangs in the same library;
-/// NCCL's handlers caused a segmentation fault in this situation.
+/// Ends this process without exit handlers, because these would run while a call hangs in the same
+/// library; NCCL's handlers caused a segmentation fault in this situation.
 fn end() -> ! {
     // SAFETY: the call has no preconditions and does not return.
     unsafe { libc::_exit(1) }

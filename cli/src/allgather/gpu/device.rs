@@ -329,9 +329,9 @@ impl Stream {
         self.raw.0
     }
 
-    /// Enqueues a start of the operation on the stream. The lease on the result can end at once:
-    /// nothing on the device reads the output between two starts, and the host reads it only after
-    /// it has waited for the stream. The caller keeps the stream for as long as the operation.
+    /// Enqueues a run of the operation on the stream. The lease on the result can end at once:
+    /// nothing on the device reads the output between two runs, and the host reads it only after it
+    /// has waited for the stream. The caller keeps the stream for as long as the operation.
     pub(super) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         match &self.gpu.context {
             Context::Cuda(_) => {
@@ -348,8 +348,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Starts the operation behind the present work of the stream. If the host drives the engines,
-    /// waits for that work and for the completion of the start.
+    /// Orders a run of the operation behind the present work of the stream. If the host drives the
+    /// engines, waits for that work and for the completion of the run.
     pub(super) fn start_after<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         if operation.report().takes_streams() {
             return self.start(operation);
@@ -381,7 +381,7 @@ impl ImportedMemory {
 
 /// A driver resource that must be destroyed, such as a stream handle or an allocation.
 pub(super) trait Resource {
-    /// Destroys the resource. An error of the driver has no remedy.
+    /// Destroys the driver resource; an error of the driver has no remedy.
     ///
     /// # Safety
     /// The resource was created by this context, is not used afterwards, and its user has waited for the streams.
@@ -409,8 +409,7 @@ destroyed! {
 }
 
 impl<T: Resource> Drop for Owned<T> {
-    /// Destroys the resource with its GPU made current. If that fails, its context is gone with all
-    /// its resources.
+    /// Destroys the resource with its GPU made current; if that fails, the context is gone with all its resources.
     fn drop(&mut self) {
         if self.gpu.enter().is_err() {
             return;

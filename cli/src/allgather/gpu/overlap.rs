@@ -207,8 +207,8 @@ fn overlapped(
     }
 }
 
-/// Runs all-gathers and matrix products once at the same time. The products are enqueued first,
-/// because their queue holds all of them; enqueueing the all-gathers may block the host.
+/// Matrix products are enqueued before all-gathers, because their queue holds all of them, and
+/// enqueueing the all-gathers may block the host.
 fn run(
     timer: &mut StreamTimer,
     compute: &Compute,
@@ -279,8 +279,7 @@ fn longest(comm: &Comm, mine: Duration) -> Result<Duration> {
     Ok(all.into_iter().max().unwrap_or_default())
 }
 
-/// Returns bf16 elements with magnitudes from 0.5 to 2 and either sign. Zeros would use less power
-/// than real data.
+/// Returns bf16 elements with magnitudes from 0.5 to 2, because zeros would use less power than real data.
 fn random_elements() -> Vec<u8> {
     let mut random = vec![0; RANDOM_BYTES];
     for element in random.chunks_exact_mut(2) {

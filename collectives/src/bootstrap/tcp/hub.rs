@@ -330,8 +330,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    /// The oldest connection in the handshake is closed if there are too many. A rank needs little time for its
-    /// handshake and tries again.
+    /// The oldest connection in the handshake is closed if there are too many, because a rank needs little time
+    /// for its handshake and tries again.
     fn begin(&self, stream: &TcpStream) -> io::Result<u64> {
         let pending = stream.try_clone()?;
         let mut state = self.state.lock();

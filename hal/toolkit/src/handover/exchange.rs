@@ -236,7 +236,7 @@ fn socket_error(errno: Errno, deadline: Deadline) -> Refusal {
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time in which a client must receive its answer, since other clients wait for the thread.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// The largest number of clients whose request has not arrived. The oldest client is dropped for a new one.
+/// The largest number of clients whose request has not arrived; the oldest client is dropped for a new one.
 const CLIENTS_MAX: usize = 256;
 /// The pause after a failed system call of the server thread, for example because file descriptors ran out.
 const POLL_PAUSE: Duration = Duration::from_millis(10);
@@ -248,8 +248,7 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Server(());
 
-/// The server thread and the number of its users. The thread starts and ends under this lock, so that the next thread
-/// finds the name of the socket free.
+/// The server thread starts and ends under this lock, so that the next thread finds the name of the socket free.
 #[derive(Default)]
 struct Shared {
     users: usize,
@@ -318,8 +317,8 @@ impl Drop for Thread {
     }
 }
 
-/// Binds the server socket as soon as its name is free. A process that another thread just starts holds the
-/// socket of the previous server between its fork and its exec.
+/// Waits until the name of the server socket is free, because a process that another thread just starts
+/// holds the socket of the previous server between its fork and its exec.
 fn bind(address: &SocketAddr) -> std::io::Result<UnixListener> {
     let deadline = Deadline::after(BIND_TIMEOUT);
     loop {

@@ -16,7 +16,7 @@ const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
 /// The host and the network namespace of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// The random identifier of the kernel's boot. Hosts on which it cannot be read have zero and count as one host.
+    /// The random identifier of the kernel's boot; hosts on which it cannot be read have zero and count as one host.
     boot: [u8; 16],
     /// The inode number of the network namespace, which scopes the names of abstract sockets. It is zero where it
     /// cannot be read.

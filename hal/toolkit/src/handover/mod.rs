@@ -35,7 +35,7 @@ pub use exchange::{Server, ask};
 pub use host::Host;
 pub(crate) use host::{read_name, write_name};
 
-/// The largest number of descriptors in one message. The kernel accepts 253.
+/// The largest number of file descriptors in one message, of which the kernel accepts 253.
 const MESSAGE_FDS_MAX: usize = 250;
 /// The largest number of descriptors of one registration, which no allocator reaches with the segments of one buffer.
 pub const DESCRIPTORS_MAX: u32 = 1 << 16;

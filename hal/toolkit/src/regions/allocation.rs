@@ -151,7 +151,7 @@ impl<D: RegionDevice> Drop for Physical<D> {
     }
 }
 
-/// Segments of physical memory that are mapped to consecutive addresses. Dropping it unmaps them.
+/// Segments of physical memory that are mapped to consecutive addresses until dropped.
 #[derive(Debug)]
 pub(super) struct Mapped<D: RegionDevice> {
     context: Arc<D>,
@@ -205,8 +205,8 @@ impl<D: RegionDevice> Drop for Mapped<D> {
     }
 }
 
-/// Serializes calls that change who can access a mapping. Of two threads that permit one device to access the
-/// same mapping at the same time, one gets CUDA_ERROR_ALREADY_MAPPED (seen with driver 580).
+/// Of two threads that permit one device to access the same mapping at the same time, one gets
+/// CUDA_ERROR_ALREADY_MAPPED (seen with driver 580), so changes of access hold this lock.
 static ACCESS_CHANGE: Mutex<()> = Mutex::new(());
 
 pub(super) fn allow<D: RegionDevice>(

@@ -64,7 +64,7 @@ pub(super) fn device_pointer<D: RegionDevice>(
 
 /// Memory of at most this many bytes stays pinned after its region is dropped, for the next region.
 const SPARE_BYTES_MAX: usize = 64 << 10;
-/// The largest number of pinned mappings that no region uses. With more, the oldest is unpinned.
+/// The largest number of pinned mappings that no region uses; with more, the oldest is unpinned.
 const SPARES_MAX: usize = 64;
 
 /// The pinned mappings that no region uses and that a new region can take, the oldest first.
@@ -125,8 +125,8 @@ impl<D: RegionDevice> PinnedHost<D> {
         Self::register(context, mapping, 0, source)
     }
 
-    /// Maps and pins a part of a peer's memfd. The file must hold the `bytes` bytes that begin `head` bytes after its
-    /// start.
+    /// Maps and pins a part of a peer's memfd, which must hold the `bytes` bytes that begin `head` bytes after
+    /// its start.
     pub(super) fn import(
         context: &Arc<D>,
         fd: OwnedFd,

@@ -299,8 +299,7 @@ struct SharedImport {
     _opened: Box<dyn Send>,
 }
 
-/// All memory of other processes that is open in this process. It is opened and closed under the lock, so
-/// that no handle is open twice.
+/// Memory of other processes is opened and closed under this lock, so that no handle is open twice.
 static OPEN: LazyLock<Mutex<HashMap<Identity, SharedImport>>> = LazyLock::new(Mutex::default);
 
 /// A reference to imported memory, which is closed when the last reference is dropped.

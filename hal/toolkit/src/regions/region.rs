@@ -15,7 +15,8 @@ use crate::handover::Entry;
 use crate::{EngineRegion, RegionBounds};
 use peerlane_hal::{DmaBuf, Flush, Region, Role, Space};
 
-/// The time limit for reading one flag for diagnosis. A rank that reports what it waits for must answer within 250 ms.
+/// The time limit for reading one flag for diagnosis, because a rank that reports what it waits for must answer
+/// within 250 ms.
 const FLAG_READ_TIMEOUT: Duration = Duration::from_millis(150);
 
 /// A registered region of this rank, in device memory or pinned host memory.

@@ -59,8 +59,8 @@ pub(super) struct Registration<D: RegionDevice> {
     pub(super) owner: Rank,
     pub(super) role: Role,
     backing: Backing<D>,
-    /// The handle for other processes, created by the first export. Memory that is only a source of puts is never
-    /// exported.
+    /// The handle for other processes, created by the first export, because memory that is only a source of
+    /// puts is never exported.
     exported: OnceLock<Exported<D>>,
 }
 

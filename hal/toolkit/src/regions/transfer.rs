@@ -14,7 +14,7 @@ use crate::deferred_free;
 use crate::device::{CopyKind, DevicePtr, EventHandle, RegionDevice, Relaxed, StreamHandle};
 
 const STAGING_BYTES: usize = 1 << 20;
-/// The time limit of a copy between the host and a region. The longest copies take a second.
+/// The time limit of a copy between the host and a region; the longest copies take a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The number of times that the event of a copy is queried before the thread sleeps between queries.
 const SPIN_QUERIES: u32 = 200;

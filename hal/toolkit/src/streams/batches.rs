@@ -190,8 +190,8 @@ impl PendingCopies {
     }
 }
 
-/// The number of device words that hold the values of signals in rotation. The number is at least the number of writes
-/// in a batch, so that no word is written twice in a batch: the copies go onto the stream behind the batch.
+/// The number of device words for signal values is at least the number of writes in a batch, so that no word is
+/// written twice in a batch: the copies go onto the stream behind the batch.
 const RING_WORDS: usize = 255;
 const CONSTANTS_MAX: usize = PAGE_WORDS - RING_WORDS;
 

@@ -40,7 +40,8 @@ pub(super) struct Captures<D: StreamDevice> {
     started: Event<D>,
     recorded: Vec<Recorded>,
     words: PinnedPage,
-    /// Whether the engine was ever captured into a graph. From then on, graphs may write to the engine's memory pages.
+    /// Whether the engine was ever captured into a graph; from then on, graphs may write to the engine's memory
+    /// pages.
     used: bool,
 }
 

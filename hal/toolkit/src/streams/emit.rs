@@ -55,9 +55,10 @@ pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) started: &'a Event<D>,
     pub(super) started_recorded: bool,
     pub(super) batch: &'a mut WordBatch<D>,
-    /// The copies that are not enqueued yet, by stream index. While there are any, no batch of flag operations is open.
+    /// The copies that are not enqueued yet, by stream index; while there are any, no batch of flag operations
+    /// is open.
     pub(super) copies: &'a mut [PendingCopies],
-    /// Whether one driver call enqueues all pending copies of a stream. Otherwise a copy is enqueued at once.
+    /// Whether one driver call enqueues all pending copies of a stream; otherwise a copy is enqueued at once.
     pub(super) together: bool,
     /// Device words from which signals are copied to flags, or `None` if streams write flags directly.
     pub(super) words: Option<&'a mut SignalWords>,

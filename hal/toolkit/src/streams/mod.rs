@@ -71,8 +71,8 @@ pub enum SignalBy {
     Copy,
 }
 
-/// The largest number of ops in one submission. More than [`COMMANDS_MAX`] commands on one stream could block the
-/// caller, and a slice must fit an empty queue.
+/// The largest number of ops in one submission, because more than [`COMMANDS_MAX`] commands on one stream could
+/// block the caller, and a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
 /// Returns an upper bound on the commands that `ops` ops enqueue on one stream. These are two for each op, more if
 /// every op is several memory operations, and the events around them.
@@ -131,7 +131,7 @@ pub struct Engine<D: StreamDevice> {
     state: EngineState<D::Error>,
     resolver: OpResolver,
     stream_plan: StreamPlan,
-    /// The driver's streams, events and memory pages. They are dropped only if that cannot block.
+    /// The driver's streams, events and memory pages, which are dropped only if that cannot block.
     hardware: ManuallyDrop<Hardware<D>>,
     steps: Vec<Step>,
     marks: Vec<LinkCopy>,
@@ -157,8 +157,8 @@ struct Hardware<D: StreamDevice> {
     captures: Captures<D>,
     release: Releaser<D>,
     words: Option<SignalWords>,
-    /// Device buffers for copies between two host regions. Eager and captured work may run at the same time, so each
-    /// has a set.
+    /// Device buffers for copies between two host regions, one set for eager and one for captured work, because
+    /// both may run at the same time.
     bounces: Option<[BounceBuffers; 2]>,
     page: PinnedPage,
     joined: Event<D>,

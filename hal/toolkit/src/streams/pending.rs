@@ -6,8 +6,8 @@ use super::resources::Event;
 use crate::Fault;
 use crate::device::{DevicePtr, StreamCalls, StreamHandle};
 
-/// The largest number of commands that the engine puts on one stream. The driver has room for about a thousand
-/// and then blocks the caller. Behind a wait that only this caller can release, that would be a deadlock.
+/// The driver has room for about a thousand commands on one stream and then blocks the caller. Behind a wait
+/// that only this caller can release, that would be a deadlock.
 pub(super) const COMMANDS_MAX: usize = 768;
 const AWAITED: usize = 1024;
 
@@ -137,7 +137,7 @@ impl<D: StreamCalls> TicketEvents<D> {
         self.open.back().map_or(Ok(()), |(_, event)| event.block(context, stream))
     }
 
-    /// Queries the driver's events and returns the last complete ticket. The context is current and relaxed.
+    /// Queries the driver's events and returns the last complete ticket; the context must be current and relaxed.
     ///
     /// Each slice begins behind the previous one, so an event that has passed covers all slices before it. A
     /// query costs as much as a copy, so a binary search keeps the number of queries small.

@@ -379,7 +379,7 @@ fn probe_captures<D: StreamDevice>(context: &D, together: bool) -> Result<(), D:
     }
 }
 
-/// Captures the graph that a test replays. The graph holds a copy on a second stream, a signal, the wait for the signal
+/// Captures the graph that a test replays, with a copy on a second stream, a signal, the wait for the signal
 /// with its reset, and a write that marks the end.
 fn record<'a, D: StreamDevice>(
     context: &'a D,

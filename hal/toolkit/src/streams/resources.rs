@@ -75,8 +75,7 @@ impl Stream {
 
 const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A stream that an engine created and destroys when dropped. The thread that drops it has made the context
-/// current.
+/// A stream that an engine created; the thread that drops the stream has made the context current.
 #[derive(Debug)]
 pub(super) struct OwnStream<D: StreamCalls> {
     library: D::Library,
@@ -105,7 +104,7 @@ impl<D: StreamCalls> OwnStream<D> {
         self.raw
     }
 
-    /// Returns whether all work of the stream is complete. An error is usually that of earlier work.
+    /// Returns whether all work of the stream is complete; an error is usually that of earlier work.
     ///
     /// Not for a stream that captures. Under `enter_relaxed` the query is not part of captures of other
     /// threads.
@@ -114,8 +113,7 @@ impl<D: StreamCalls> OwnStream<D> {
         unsafe { context.is_idle(self.raw) }
     }
 
-    /// Blocks until all work of the stream is complete. A stream that is not complete in time is left to the
-    /// driver.
+    /// Blocks until all work of the stream is complete; a stream that is not complete in time is left to the driver.
     ///
     /// # Errors
     /// Returns [`Fault::Timeout`], or the driver's error.
@@ -154,8 +152,7 @@ impl<D: StreamCalls> Drop for OwnStream<D> {
     }
 }
 
-/// An event of the driver, which is destroyed when dropped. The thread that drops it has made the context
-/// current.
+/// A driver event; the thread that drops the event has made the context current.
 #[derive(Debug)]
 pub(super) struct Event<D: StreamCalls> {
     library: D::Library,
@@ -188,8 +185,8 @@ impl<D: StreamCalls> Event<D> {
         self.block(context, behind)
     }
 
-    /// Returns whether all work before the recorded event is complete. Call it under `enter_relaxed`, so that captures
-    /// of other threads are not affected.
+    /// Returns whether all work before the recorded event is complete. Call it under `enter_relaxed`, so that
+    /// captures of other threads are not affected.
     pub(super) fn has_passed(&self, context: &D) -> Result<bool, D::Error> {
         // SAFETY: the event is owned.
         unsafe { context.has_passed(self.raw) }
@@ -210,7 +207,7 @@ const PAGE_BYTES: usize = PAGE_WORDS * size_of::<u64>();
 #[repr(C, align(4096))]
 struct PageBytes([u8; PAGE_BYTES]);
 
-/// Memory pages that no engine uses at present. They are reused, because freeing them may block.
+/// Memory pages that no engine uses at present, kept for reuse, because freeing them may block.
 static SPARE: Mutex<Vec<(PageKind, SparePage)>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -374,7 +371,7 @@ impl BounceBuffers {
         self.base + stream_index as u64 * BOUNCE_BYTES
     }
 
-    /// Frees the bounce buffers. No copy may use them any more.
+    /// Frees the bounce buffers, which no copy may use any more.
     pub(super) fn free<D: MemoryCalls>(self, context: &Arc<D>) {
         let base = self.base;
         // SAFETY: allocated by `new`, freed once, and idle (the caller's promise).
