@@ -278,7 +278,7 @@ fn check(driver: &Driver, call: &'static str, code: CUresult) -> Result<(), Erro
 pub struct DeviceLink {
     /// Whether the first device can read and write memory of the second.
     pub peer_access: bool,
-    /// The type of the link, which is meaningless without peer access.
+    /// The type of the link, which has no meaning if the devices lack peer access.
     pub kind: LinkKind,
     /// The performance rank that the driver gives to the link, where a smaller number is faster. `None` if the driver
     /// does not report it.

@@ -1,4 +1,4 @@
-//! Registers host and device memory with RDMA NICs, exports it to peers, and imports theirs.
+//! Registers host and device memory with RDMA NICs, exports it to peers, and imports memory of peers.
 
 use std::fmt;
 use std::ptr::NonNull;

@@ -36,7 +36,7 @@ pub(crate) struct RunOptions {
     /// stderr
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Process that spawned this rank; set by this program for its own ranks
+    /// Set the id of the process that spawned this rank; set by this program for its own ranks
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) spawned_by: Option<u32>,
 }

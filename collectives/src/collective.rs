@@ -128,7 +128,7 @@ impl Collective {
         Self::ALL.iter().copied().find(|one| one.name() == name)
     }
 
-    /// Returns the rank that the others send to or receive from, if there is one.
+    /// Returns the root of the collective, which the other ranks send to or receive from, if there is one.
     pub const fn root(self) -> Option<Rank> {
         match self {
             Self::Broadcast { root } | Self::Gather { root } | Self::Scatter { root } => Some(root),

@@ -88,7 +88,7 @@ pub unsafe trait Region: Send + Sync + 'static {
     /// receive data from other devices.
     fn flush(&self) -> Option<Arc<dyn Flush>>;
 
-    /// Lets the backend reuse the memory for another region after this one is dropped.
+    /// Lets the backend reuse the memory for another region after this region is dropped.
     ///
     /// The caller guarantees that no peer writes to this region any more. Without this call, memory that peers may still write to
     /// is not used again.

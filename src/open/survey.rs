@@ -95,7 +95,7 @@ impl Device {
     }
 }
 
-/// The GPUs and NICs of this machine; per backend the devices or the reason why there are none.
+/// The GPUs and NICs of this machine, or for each backend the reason why there are none.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {

@@ -29,7 +29,7 @@ pub(super) struct ConnectJob {
     pub(super) wakeup: Arc<WakeupEvent>,
 }
 
-/// The queue pairs of an engine to a peer, which are closed on both sides when dropped.
+/// The queue pairs of an engine to a peer, which both ranks close when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Connected {
     pub(super) rails: Vec<Rail>,

@@ -131,7 +131,7 @@ impl Context {
         }
     }
 
-    /// Reads a GID table entry with a library that has no `ibv_query_gid_ex`; the kernel gives its type.
+    /// Reads a GID table entry with a libibverbs without `ibv_query_gid_ex`; the kernel gives the type of the entry.
     fn gid_of_old_library(&self, port: u8, index: u32) -> Option<ibv_gid_entry> {
         let position = c_int::try_from(index).ok()?;
         let mut gid = ibv_gid::default();

@@ -26,7 +26,7 @@ const HOPS_MAX: usize = 16;
 pub struct DeviceLink {
     /// Whether the first device can read and write memory of the second.
     pub peer_access: bool,
-    /// The type of the link, which is meaningless without peer access.
+    /// The type of the link, which has no meaning if the devices lack peer access.
     pub kind: LinkKind,
     /// The number of hops of the link, or `None` if it is not known.
     pub hops: Option<u32>,

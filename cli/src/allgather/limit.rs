@@ -1,5 +1,5 @@
-//! Measures bare copies of the bytes of an operation between the same ranks, which are its limit on
-//! the host. No flags are used; a barrier separates the iterations.
+//! Measures plain copies of the bytes that an operation moves between the same ranks, as its speed
+//! limit on the host. No flags are used; a barrier separates the iterations.
 
 use std::time::Duration;
 

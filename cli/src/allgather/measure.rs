@@ -1,5 +1,5 @@
-//! Measures one size after another, each with its limit, a check, the timed iterations and a second
-//! check.
+//! Measures one size after another, each with plain copies as the limit, a check, timed iterations
+//! and a second check.
 //!
 //! A [`Bench`] does what differs between host memory and GPU memory.
 
@@ -72,7 +72,7 @@ pub(super) trait Bench {
         at: Point,
     ) -> Result<Vec<Timing>>;
 
-    /// Times all candidates together with compute work; empty if that is not requested.
+    /// Times all candidates together with compute work; the result is empty if that is not requested.
     fn overlap(
         &mut self,
         _run: &mut Measurement<'_>,

@@ -154,7 +154,7 @@ pub(crate) enum ProgressEvent {
     AutoChoice {
         text: String,
     },
-    /// The group is open, and `rows` result rows follow.
+    /// The group is open, and `rows` result rows will follow this event.
     Begin {
         rows: usize,
     },

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ranks::comm::Comm;
 use crate::ranks::statistics::{Interval, Statistics};
 
-/// The total time of the iterations of one size if their number is not given.
+/// The time budget for all iterations of one size, if the number of iterations is not given.
 const BUDGET: Duration = Duration::from_millis(500);
 const ITERATIONS_MIN: u32 = 20;
 const ITERATIONS_MAX: u32 = 1000;

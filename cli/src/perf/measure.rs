@@ -1,5 +1,4 @@
-//! Measures the bandwidth of a window of messages in flight, and the latency of signals back and
-//! forth.
+//! Measures the bandwidth of many messages in flight, and the latency of signals that go back and forth.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

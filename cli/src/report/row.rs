@@ -30,7 +30,7 @@ pub(crate) struct Row {
     pub(crate) iterations: usize,
     pub(crate) median_us: f64,
     pub(crate) p99_us: f64,
-    /// The time of the longest iteration, which shows a stall.
+    /// The time of the longest iteration in microseconds, which shows a stall.
     pub(crate) max_us: f64,
     /// The total bytes divided by the median, in 10^9 bytes per second, as in nccl-tests.
     pub(crate) algbw_gbs: f64,
@@ -46,7 +46,7 @@ pub(crate) struct Row {
     pub(crate) device: Option<DeviceTimes>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) baselines_version: Option<String>,
-    /// The results of other libraries, which were timed in turn with Peerlane.
+    /// The results of other libraries, which were timed alternately with Peerlane.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) baselines: Vec<Baseline>,
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -58,7 +58,7 @@ pub(crate) struct Row {
     pub(crate) fallbacks: Vec<String>,
 }
 
-/// The row of an algorithm that cannot run at a size; the field names are those of [`Row`].
+/// A result row that gives the reason why an algorithm cannot run at a size; the field names are those of [`Row`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MissingRow {
     pub(crate) collective: String,
@@ -112,7 +112,7 @@ pub(crate) struct Limit {
     pub(crate) limit_share: f64,
 }
 
-/// The values of a measurement that exist only on GPUs.
+/// The result values that exist only for operations on GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DeviceTimes {
     /// The time that the host needs to enqueue one run of the operation.
@@ -142,13 +142,13 @@ pub(crate) struct BaselineTimes {
     pub(crate) baseline_ratio: f64,
 }
 
-/// The times of all-gathers and compute work, together and each alone.
+/// The times of all-gathers and compute work, measured together and separately.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Overlap {
     pub(crate) path: String,
     pub(crate) compute_alone_us: f64,
     pub(crate) compute_us: f64,
-    /// The compute time next to all-gathers divided by the time alone, 1 without a slowdown.
+    /// The time of compute work next to all-gathers divided by its time alone, 1 without a slowdown.
     pub(crate) compute_ratio: f64,
     pub(crate) gather_alone_us: f64,
     pub(crate) gather_us: f64,

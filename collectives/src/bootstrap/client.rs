@@ -1,4 +1,4 @@
-//! Implements one rank's side of the bootstrap, with exchanges between all ranks and notices of lost ranks.
+//! Implements the bootstrap of one rank, with exchanges between all ranks and notices of lost ranks.
 //!
 //! The in-process group and the TCP bootstrap add the transport to and from the hub and share the rest.
 

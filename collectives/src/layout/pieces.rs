@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Layout;
 use crate::error::Error;
 
-/// The lengths in bytes of all ranks' parts of one tensor. Equal lengths take no memory per rank.
+/// The number of bytes that each rank contributes to one tensor. Equal lengths take no memory per rank.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Lengths(Kind);
 
@@ -184,7 +184,7 @@ impl fmt::Debug for Lengths {
     }
 }
 
-/// The exclusive upper bound of the numbers that identify an operation's buffers.
+/// The exclusive upper bound of the numbers by which an operation identifies its buffers.
 pub const BUFFERS_MAX: u32 = 1 << 20;
 
 /// A byte position in one of a rank's buffers.

@@ -94,7 +94,7 @@ pub enum FlagOrder {
 }
 
 impl FlagOrder {
-    /// Both orders of signals, waits and copies.
+    /// All values of the enum, which are the two orders of signals, waits and copies.
     pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
 
     /// Returns the name of the order of flags, such as `prompt`.
@@ -138,7 +138,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Both fabrics of a group, local and network.
+    /// All values of the enum, which are the local fabric and the network.
     pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
 
     /// Returns the name of the tier, such as `network`.

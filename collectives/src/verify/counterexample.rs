@@ -1,4 +1,4 @@
-//! Explains a fault in a set of plans by an order of events that leads to it.
+//! Explains a fault in a set of plans by a sequence of events that leads to the fault.
 //!
 //! Everything that precedes the faulty step has certainly happened before it; everything else may not have happened. So a
 //! counterexample lists the preceding events in a possible order, then the step, then what the step needed. Of the preceding

@@ -70,7 +70,7 @@ pub struct Proof {
     pub coverage: Coverage,
 }
 
-/// The ranks whose plans a proof has checked, and what it assumes for the others.
+/// The ranks whose plans a proof has checked, with the assumption about the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Coverage {

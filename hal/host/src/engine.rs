@@ -171,7 +171,7 @@ impl QueuedOp {
     }
 }
 
-/// Copies one piece of memory with streaming stores or with ordinary ones.
+/// Copies bytes in memory, with streaming stores or with ordinary stores.
 ///
 /// # Safety
 /// As [`copy_streaming`].

@@ -93,7 +93,7 @@ pub(super) struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// The start delays in `delays` are in picoseconds by rank; missing ones are 0.
+    /// The start delays in `delays` are in picoseconds, by rank; ranks without an entry are not delayed.
     pub(super) fn new(
         program: &'a Program,
         topology: &'a Topology,

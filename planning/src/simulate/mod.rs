@@ -52,8 +52,7 @@ pub struct Options {
     pub delays: Vec<u64>,
     /// The ranks whose steps are recorded as [slices](Simulation::slices).
     pub traced: Vec<Rank>,
-    /// Whether all lanes but the home lane fork from the caller's stream and join it, instead of waiting for
-    /// flags.
+    /// Whether all lanes except the first fork from the caller's stream and join it, instead of waiting for flags.
     pub forks: bool,
 }
 

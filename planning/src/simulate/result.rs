@@ -87,7 +87,7 @@ pub struct Slice {
     /// The time at which the lane reached the step, in picoseconds. For a put that waited for others, the
     /// time at which its bytes began to move.
     pub begin_ps: u64,
-    /// The time at which the copy was complete, the signal took effect, or the wait was passed.
+    /// The time at which the copy was complete, the signal was visible, or the wait was passed.
     pub end_ps: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Runs NCCL's all-gather in the same processes, by its own choice, with symmetric windows and on
-//! copy engines.
+//! Runs NCCL's all-gather in the same processes, with NCCL's own settings, with symmetric windows
+//! and on copy engines.
 
 use std::ffi::c_void;
 use std::rc::Rc;

@@ -25,7 +25,7 @@ pub(super) struct LimitBuffers {
     event: Event,
 }
 
-/// Bare copies to all peers on a number of streams, to which the peers are assigned in turn.
+/// Plain copies to all peers, which are distributed over a number of streams.
 struct ConcurrentCopies<'a> {
     buffers: &'a LimitBuffers,
     /// The span that each peer receives, starting with the next rank; `None` if it receives

@@ -1,5 +1,4 @@
-//! Measures collectives between GPUs of either vendor, with one GPU per rank and starts back to
-//! back on a stream.
+//! Measures collectives between GPUs of either vendor, with one GPU per rank and consecutive runs on one stream.
 //!
 //! | file | holds |
 //! | --- | --- |

@@ -151,8 +151,8 @@ pub struct StreamLimits {
     /// The largest copy in bytes that is faster on one stream than on several, if one call takes the copies to all
     /// peers.
     pub one_stream_bytes_max: u64,
-    /// The largest number of side streams in a captured graph. With more, graphs ran their branches one after the
-    /// other.
+    /// The largest number of streams besides the main stream that a captured graph uses. With more, graphs ran
+    /// their branches one after the other.
     pub captured_sides_max: usize,
     /// The largest number of bytes that one copy of the driver takes.
     pub piece_bytes_max: u64,

@@ -164,8 +164,7 @@ impl<D: RegionDevice> PinnedHost<D> {
         Self { source, memory: Some(memory), begin, reusable }
     }
 
-    /// Lets another region reuse the pinned memory after this one is dropped. No peer may write to it any
-    /// more.
+    /// Lets another region reuse the pinned memory after this region is dropped. No peer may write to it any more.
     pub(super) fn allow_reuse(&self) {
         self.reusable.store(true, Ordering::Relaxed);
     }

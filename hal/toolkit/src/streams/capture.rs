@@ -51,7 +51,7 @@ impl<D: StreamDevice> Captures<D> {
         Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), words, used: false })
     }
 
-    /// Returns the number of side streams that the capture of `stream` can use.
+    /// Returns the number of streams besides the main stream that the capture of `stream` can use.
     ///
     /// A side stream that is still part of another capture cannot be part of this one.
     pub(super) fn begin(

@@ -376,7 +376,7 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
 #[derive(Debug)]
 pub(super) struct Forked {
     pub(super) stream: Stream,
-    /// The number of side streams that may be used, or `None` if the stream is not capturing.
+    /// The number of side streams that a capture may use, or `None` if the stream is not capturing.
     pub(super) captured: Option<usize>,
 }
 

@@ -257,7 +257,7 @@ impl StreamPlan {
     }
 }
 
-/// How a rank copies its own block to its own output.
+/// The method by which a rank copies its own block to its own output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SelfCopy {
     /// Chooses the link for sizes at which it was measured to be faster, and otherwise a copy inside the
