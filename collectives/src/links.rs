@@ -135,7 +135,8 @@ impl Links {
         check_residuals(&self.residuals)
     }
 
-    /// Returns the links with the bandwidths that caches allow if one rank reads and writes `bytes` bytes.
+    /// Returns the links with bandwidths adjusted to caches, for operations in which one rank reads and
+    /// writes `bytes` bytes.
     ///
     /// Between two points of [`Node::cache_factors`] the time per byte is interpolated.
     #[must_use]
@@ -322,7 +323,7 @@ pub struct CacheFactor {
     pub bytes: u64,
     /// The factor by which copies take longer than predicted without cache effects.
     pub factor: f64,
-    /// The factor for gets; `None` if it equals the factor for puts.
+    /// The slowdown factor for gets; `None` if it equals the factor for puts.
     ///
     /// Puts write remote memory and gets read it, and caches treat both differently.
     pub gets_factor: Option<f64>,

@@ -134,7 +134,7 @@ const VERSION: u16 = 1;
 pub(crate) struct Address {
     pub(crate) rank: Rank,
     pub(crate) slot_bytes: u64,
-    /// Whether memory of this rank's device is staged through its host.
+    /// Whether memory of this rank's device is copied through host memory.
     pub(crate) staged: bool,
     pub(crate) network: Vec<u8>,
     pub(crate) inbox: Vec<u8>,

@@ -40,7 +40,7 @@ pub struct Agent {
 pub enum AgentKind {
     /// The processors of a NUMA node with the memory of the node.
     Processor,
-    /// A GPU with its memory.
+    /// A GPU together with its device memory.
     Gpu,
     /// Another type of agent that the runtime reports.
     Other,

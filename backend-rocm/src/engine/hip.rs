@@ -72,8 +72,8 @@ impl StreamDevice for Context {
         })
     }
 
-    /// Returns `None`, because a process has one context of a device. Streams of the highest priority have hardware
-    /// queues of their own.
+    /// Returns `None`, because with HIP a process has only one context of a device. Streams of the highest
+    /// priority have hardware queues of their own.
     fn second_context(&self) -> Result<Option<Arc<Self>>, Error> {
         Ok(None)
     }

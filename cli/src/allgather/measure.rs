@@ -82,7 +82,7 @@ pub(super) trait Bench {
         Ok(Vec::new())
     }
 
-    /// Adds the values to a result row that exist only for this kind of memory; `others` are the
+    /// Adds the values that exist only for this kind of memory to a result row; `others` are the
     /// times of other libraries.
     fn complete(&self, _setup: &Setup<'_>, _row: &mut Row, _own: Timing, _others: &[Timing]) {}
 }

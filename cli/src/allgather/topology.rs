@@ -30,8 +30,9 @@ pub(super) enum NetworkFabric {
 }
 
 impl NetworkFabric {
-    /// Returns the links for predictions, with the throttle applied to the links between nodes.
-    /// Between virtual nodes they are those inside a node; the throttle is applied in both cases.
+    /// Returns the links from which times are predicted, with the throttle applied to the links
+    /// between nodes. Between virtual nodes they are those inside a node; the throttle is applied
+    /// in both cases.
     pub(super) fn links(self, throttle: Option<ThrottleLayer>, mut links: Links) -> Links {
         let mut network = match self {
             Self::Same => links.local.clone(),

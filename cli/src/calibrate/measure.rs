@@ -132,8 +132,7 @@ fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -
     arguments
 }
 
-/// The minimum of repeated times counts, because other work on the machine makes a round slower,
-/// and nothing makes it faster.
+/// The fastest of repeated rounds counts, because other work on the machine can only make a round slower.
 fn fastest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }

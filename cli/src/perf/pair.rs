@@ -109,7 +109,7 @@ impl<'a> Pair<'a> {
         engine.finish(ticket)
     }
 
-    /// Puts the message of the first engine and signals behind it.
+    /// Puts the message of the first engine and then signals the peer.
     pub(super) fn send(&mut self, buffers: &Buffers, value: u64) -> Result<()> {
         let flag = Flag { region: &self.peer_flags, word: 0 };
         let ops = [buffers.message(PerfTest::Signal, 0), Op::Signal { flag, value }];

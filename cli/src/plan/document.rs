@@ -46,7 +46,7 @@ struct JsonLayout {
 
 #[derive(Serialize)]
 struct JsonCell {
-    /// The rank that has the output, absent if the outputs of all ranks are equal.
+    /// The rank to whose output the chunks belong, absent if the outputs of all ranks are equal.
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<u32>,
     cell: Cell,

@@ -125,7 +125,7 @@ impl Numbering {
     }
 }
 
-/// Overwrites an output with the known byte before a checked operation.
+/// Overwrites an output with a known byte before a checked run.
 pub(crate) fn overwrite(output: &mut [u8]) {
     output.fill(UNWRITTEN);
 }

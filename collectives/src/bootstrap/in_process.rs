@@ -23,7 +23,7 @@ use super::message::{Blob, Request};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// The bootstrap of one rank that is a thread of this process.
+/// The bootstrap connection of a rank that is a thread of this process.
 ///
 /// If it is dropped before it said [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct InProcessBootstrap {

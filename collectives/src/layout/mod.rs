@@ -74,8 +74,7 @@ pub struct Span {
 }
 
 impl Layout {
-    /// Creates the layout of a collective operation with one block length for each rank, as
-    /// [`of_blocks`](Self::of_blocks).
+    /// Creates a layout with one block length for each rank, and otherwise like [`of_blocks`](Self::of_blocks).
     ///
     /// # Errors
     /// As [`of_blocks`](Self::of_blocks).

@@ -53,7 +53,7 @@ pub enum Source {
 pub struct LaneId(pub u32);
 
 impl LaneId {
-    /// The sequence of steps in which an operation begins and ends for the caller.
+    /// The lane (a sequence of steps) in which an operation begins and ends for the caller.
     pub const HOME: Self = Self(0);
 
     /// Returns the lane's number as an index into [`Plan::lanes`].

@@ -132,7 +132,7 @@ pub struct ParseError {
     pub text: String,
     /// A description of the words that are valid in place of the invalid word.
     pub expected: String,
-    /// The invalid word in quotes, or the end of the line.
+    /// The invalid word in quotes, or `the end of the line` if a word is missing.
     pub found: String,
 }
 

@@ -112,11 +112,11 @@ pub enum Fault {
     /// A step names a rank, chunk, flag or lane that does not exist.
     #[error("{location}: {what} does not exist, expected {expected}")]
     Unknown {
-        /// The location of the step that names what does not exist.
+        /// The location of the step with the invalid name.
         location: Location,
         /// The rank, chunk, flag or lane that does not exist, as text.
         what: String,
-        /// A text that says which names exist.
+        /// The ranks, chunks, flags or lanes that exist, as text.
         expected: String,
     },
     /// A step of a plan names a flag that is reserved for the beginning and the end of lanes.

@@ -24,12 +24,12 @@ use crate::topology::Topology;
 /// Limits on the number of steps that a proof of plans processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// The largest number of steps of all ranks with which the proof checks every plan in full.
+    /// If all ranks together have at most this many steps, the proof checks every plan in full.
     pub followed_steps: usize,
     /// The largest number of steps of all ranks with which plans without a symmetry are checked in full.
     pub asymmetric_steps: usize,
-    /// The largest number of steps of all ranks with which every plan is compared, instead of a sample. Plans without a
-    /// symmetry are summed up instead.
+    /// If all ranks together have at most this many steps, the proof compares every plan, instead of a sample.
+    /// Plans without a symmetry are summed up instead.
     pub compared_steps: usize,
 }
 

@@ -64,7 +64,7 @@ impl Local {
         self.registration.role
     }
 
-    /// The caller has checked that `offset` is inside the region.
+    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in bounds.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }
@@ -156,7 +156,7 @@ impl EngineRegion for Remote {
 }
 
 impl Remote {
-    /// The caller has checked that `offset` is inside the region.
+    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in bounds.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }

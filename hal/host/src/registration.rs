@@ -41,7 +41,7 @@ impl Registration {
         }
     }
 
-    /// The caller has checked that `offset` is inside the region.
+    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in bounds.
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         // The offset lies in a mapped region, so it fits.
         self.base().as_ptr().wrapping_add(offset as usize)

@@ -34,7 +34,7 @@ pub enum MappingError {
     Full {
         /// The number of bytes that were requested.
         requested: u64,
-        /// The number of bytes that are available without swapping.
+        /// The number of bytes of memory that are available without swapping.
         available: u64,
     },
     /// The memfd that a peer sent is too short or can be shortened.

@@ -15,7 +15,7 @@ const FLAGS_MAX: u64 = 1 << 30;
 
 const NO_WAIT: u32 = u32::MAX;
 
-/// The packed plan steps of all ranks; lane `l` of rank `r` has the number r × lanes + l.
+/// The packed plan steps of all ranks, in which lane `l` of rank `r` has the number r × lanes + l.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) steps: Vec<PackedStep>,

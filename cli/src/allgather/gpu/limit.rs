@@ -28,8 +28,8 @@ pub(super) struct LimitBuffers {
 /// Plain copies to all peers, which are distributed over a number of streams.
 struct ConcurrentCopies<'a> {
     buffers: &'a LimitBuffers,
-    /// The span that each peer receives, starting with the next rank; `None` if it receives
-    /// nothing.
+    /// The memory ranges that are copied to the peers, starting with the next rank; `None` if a
+    /// peer receives nothing.
     blocks: Vec<Option<BlockSpan>>,
     streams: Vec<Rc<Stream>>,
     timing: Rc<Stream>,

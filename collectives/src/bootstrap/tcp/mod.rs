@@ -62,7 +62,7 @@ const SILENT: &str =
     "a process accepted the connection but sent nothing, so it may not be a Peerlane hub";
 const CLOSED: &str = "the hub closed the connection";
 
-/// The bootstrap of one rank that is a process of its own, connected over TCP.
+/// The bootstrap connection of a rank that is a process of its own, over TCP.
 ///
 /// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct TcpBootstrap {
@@ -419,7 +419,7 @@ enum JoinError {
     Retry(String),
     /// No hub holds the connection now, but a hub may start later.
     Gone(String),
-    /// Another attempt to reach the hub would fail too.
+    /// The attempt to reach the hub failed, and another attempt would fail too.
     Fatal(Error),
 }
 

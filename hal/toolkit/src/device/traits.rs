@@ -614,15 +614,15 @@ pub trait VirtualCalls: MemoryCalls {
     unsafe fn allow(&self, address: DevicePtr, bytes: u64) -> Result<(), Self::Error>;
 }
 
-/// The constants of a vendor that errors and remote keys need.
+/// The constants of a GPU vendor, which appear in error texts and remote keys.
 pub trait Vendor: Copy + Debug + Eq + Hash + Send + Sync + 'static {
     /// The number of the backend in remote keys and addresses.
     const BACKEND: BackendId;
     /// The name of the vendor's plain allocator for error texts, such as `cudaMalloc`.
     const ALLOCATOR: &'static str;
-    /// The error text for mapped memory without an exportable handle, which cannot leave its process.
+    /// The error text for mapped memory that cannot leave its process, because it has no exportable handle.
     const NO_HANDLE: &'static str;
-    /// The error text for memory of a stream-ordered pool, which cannot leave its process.
+    /// The error text for memory of a stream-ordered pool, which cannot be shared with other processes.
     const POOL: &'static str;
 }
 
@@ -690,7 +690,7 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
     fn is_refusal(error: &Self::Error) -> bool;
 }
 
-/// The options of a backend's fabric that the toolkit needs.
+/// The options with which a backend opens a GPU fabric, as far as the toolkit reads them.
 pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
     /// Returns the default options for the device with the given ordinal.
     fn on_device(ordinal: u32) -> Self;

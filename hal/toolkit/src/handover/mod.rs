@@ -37,7 +37,7 @@ pub(crate) use host::{read_name, write_name};
 
 /// The largest number of file descriptors in one message, of which the kernel accepts 253.
 const MESSAGE_FDS_MAX: usize = 250;
-/// The largest number of descriptors of one registration, which no allocator reaches with the segments of one buffer.
+/// The largest number of file descriptors of one memory registration, more than allocators need for one buffer.
 pub const DESCRIPTORS_MAX: u32 = 1 << 16;
 
 const HERE: u8 = 0;
