@@ -99,6 +99,8 @@ pub struct Group {
     windows: u64,
     users: Arc<WindowUses>,
     heap: Heap,
+    /// Windows whose release failed, because some rank still uses them.
+    unreleased: Vec<Arc<window::Inner>>,
     proofs: Proofs,
     barrier: Option<Operation<u8>>,
 }
@@ -177,8 +179,13 @@ impl Group {
     /// If the fabric cannot register such memory.
     ///
     /// # Safety
-    /// The slice must stay allocated and unused until the buffer and the operation that owns it are dropped on this rank, and
-    /// every peer has closed the group.
+    /// The slice must stay allocated until the buffer and the operation that owns it are dropped on every rank. A
+    /// [`barrier`](Self::barrier) after the drops ensures this. A window over the buffer gives the memory back in
+    /// [`release`](Self::release) instead. If the group ends with an error, the slice must stay allocated until every rank
+    /// has dropped its group.
+    ///
+    /// Nobody may access the slice while an operation that uses it has an open start, or while a slice that the operation or
+    /// the window has returned is borrowed. At other times the caller may read and write it.
     pub unsafe fn register<T: Element>(&self, slice: &mut [T]) -> Result<Buffer<T>, Error> {
         // SAFETY: the caller's.
         unsafe { self.register_at(std::ptr::NonNull::from(&mut *slice).cast(), slice.len()) }

@@ -28,11 +28,13 @@ pub struct GroupOptions {
     topology: Option<Topology>,
     links: Option<Links>,
     strict: bool,
+    heap_bytes: Option<u64>,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), topology: None, links: None, strict: false }
+        let timeout = Duration::from_secs(30);
+        Self { timeout, topology: None, links: None, strict: false, heap_bytes: None }
     }
 }
 
@@ -69,6 +71,17 @@ impl GroupOptions {
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
+        self
+    }
+
+    /// Sets the size in bytes of the first segment of the heap, from which operations take their inputs and outputs; by
+    /// default 2 MiB.
+    ///
+    /// It must be equal on all ranks. The segment is allocated when the first operation is prepared. A larger one saves the
+    /// exchanges in which the heap grows.
+    #[must_use]
+    pub fn heap_bytes(mut self, bytes: u64) -> Self {
+        self.heap_bytes = Some(bytes);
         self
     }
 
@@ -210,8 +223,9 @@ impl GroupOptions {
             prepared: 0,
             windows: 0,
             users: Arc::default(),
-            heap: Heap::new(None),
+            heap: Heap::new(self.heap_bytes),
             proofs: Default::default(),
+            unreleased: Vec::new(),
             barrier: None,
         })
     }
@@ -262,6 +276,10 @@ impl GroupOptions {
             .field("topology", nodes.as_deref().unwrap_or("derived from the hosts"))
             .field("links", links.as_deref().unwrap_or("reported by the fabrics"))
             .field("timeout", format_args!("{:?}", shared.timeout))
+            .field(
+                "heap_bytes",
+                self.heap_bytes.map_or("default".to_owned(), |bytes| bytes.to_string()),
+            )
             .blob(bootstrap.host().as_bytes().to_vec())
             .blob(local.address());
         Ok(match network {

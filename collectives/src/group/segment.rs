@@ -98,6 +98,12 @@ impl Segment {
         self.tiers[tier as usize].as_ref()
     }
 
+    /// Ends the imports from peers, and returns the memory of this rank, which stays registered.
+    pub(in crate::group) fn without_imports(self) -> Self {
+        let local = |regions: RankRegions| RankRegions::new(regions.local().clone());
+        Self { tiers: self.tiers.map(|regions| regions.map(local)), keep: self.keep }
+    }
+
     pub(in crate::group) fn keep(&self) -> &[DynRegion] {
         &self.keep
     }

@@ -111,6 +111,50 @@ fn the_callers_own_memory_becomes_a_window() {
     });
 }
 
+#[test]
+fn a_released_window_gives_its_memory_back() {
+    in_flat_group(3, |group| {
+        let me = group.rank();
+        let mut memory = vec![me.0 as f32; 6];
+        for round in 0..3 {
+            // SAFETY: the memory is not used before the window is released.
+            let buffer = unsafe { group.register(&mut memory) }?;
+            let window = group.window_over(buffer)?;
+            let mut gather = group.all_gather(2).output_into(&window, 0).in_place().prepare()?;
+            window.slice_mut(2 * me.index()..2 * me.index() + 2)?.fill(me.0 as f32);
+            gather.run()?;
+            drop(gather);
+            group.release(window)?;
+            assert_eq!(memory, [0.0, 0.0, 1.0, 1.0, 2.0, 2.0], "round {round}");
+            memory = vec![9.0; 6];
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_window_that_a_rank_still_uses_is_not_released() {
+    in_flat_group(2, |group| {
+        let window = group.window::<i32>(4)?;
+        let gather = group.all_gather(2).output_into(&window, 0).in_place().prepare()?;
+        let me = group.rank();
+        let kept = (me == Rank(1)).then_some(gather);
+        let error = group.release(window).unwrap_err();
+        let own = "window 1 is still used by an operation; drop its operations before the window is \
+                   released";
+        let (kind, text) = match me {
+            Rank(1) => (ErrorKind::InvalidArgument, own.to_owned()),
+            _ => (
+                ErrorKind::Aborted,
+                format!("release window 1: rank 1 failed (invalid argument): {own}"),
+            ),
+        };
+        assert_eq!((error.kind(), error.to_string()), (kind, text));
+        drop(kept);
+        group.barrier()
+    });
+}
+
 fn refused<T>(result: Result<T, Error>) -> String {
     let error = result.err().expect("the call is refused");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);

@@ -207,4 +207,17 @@ impl Group {
         let bytes = lens::bytes(T::DTYPE, "window_len", buffer.len());
         window::open(self, T::DTYPE, Some(buffer.into_region()), bytes).map(Window::new)
     }
+
+    /// Gives the memory of a window back to its owner, on every rank. Collective.
+    ///
+    /// When this returns, no rank can access the memory any more: memory that the caller has registered can be freed or used
+    /// for anything else. All operations over the window must have been dropped on every rank. If the call fails, the memory
+    /// stays in use until every rank has dropped its group.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a rank still has operations over the window; the
+    /// group's end.
+    pub fn release<T: Element>(&mut self, window: Window<T>) -> Result<(), Error> {
+        window::release(self, window.inner)
+    }
 }
