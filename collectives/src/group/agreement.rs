@@ -97,7 +97,7 @@ pub(crate) fn agree(
     Ok(messages.into_iter().map(offer).collect())
 }
 
-fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("plain data always encodes")
 }
 

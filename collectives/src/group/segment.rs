@@ -6,10 +6,10 @@ use peerlane_hal::{
     Deadline, DynFabric, DynKey, DynRegion, ErrorKind, Fabric, PeerMemory, Rank, Region, RemoteKey,
     Role, Space,
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::error::Error;
-use crate::group::agreement::{Offer, agree, blob};
+use crate::group::agreement::{Offer, agree, blob, encode};
 use crate::group::shared::Shared;
 use crate::plan::Tier;
 use crate::run::buffers::RankRegions;
@@ -241,10 +241,6 @@ fn import_all(
         }
     }
     Ok(())
-}
-
-pub(in crate::group) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    postcard::to_stdvec(value).expect("plain data always encodes")
 }
 
 /// Decodes what `peer` has offered.

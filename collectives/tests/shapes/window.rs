@@ -6,6 +6,7 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{GroupOptions, Operation, Window};
+use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
@@ -152,6 +153,35 @@ fn a_window_that_a_rank_still_uses_is_not_released() {
         assert_eq!((error.kind(), error.to_string()), (kind, text));
         drop(kept);
         group.barrier()
+    });
+}
+
+#[test]
+fn ranks_that_read_inputs_need_them_in_one_window() {
+    in_flat_group(2, |group| {
+        let me = group.rank();
+        let windows = [group.window::<i32>(4)?, group.window::<i32>(4)?];
+        let error = group
+            .all_gather::<i32>(2)
+            .algorithm(Algorithm::Pull)
+            .input_from(&windows[me.index()], 0)
+            .prepare()
+            .unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
+        assert_eq!(
+            error.to_string(),
+            "all-gather 1: ranks disagree: the input is in window 2 on rank 1, in window 1 on rank \
+             0; pull reads the inputs of all ranks"
+        );
+        let mut direct = group
+            .all_gather::<i32>(2)
+            .algorithm(Algorithm::Direct)
+            .input_from(&windows[me.index()], 0)
+            .prepare()?;
+        windows[me.index()].slice_mut(0..2)?.fill(me.0 as i32 + 1);
+        direct.run()?;
+        assert_eq!(direct.output()?, [1, 1, 2, 2]);
+        Ok(())
     });
 }
 

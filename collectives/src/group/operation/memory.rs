@@ -147,16 +147,8 @@ impl Memory {
             let name = buffer.to_string();
             match origins[peer.index()].get(&buffer) {
                 Some(Origin::Heap) => target.set_peer(peer, &self.blocks[&buffer]),
-                Some(origin @ Origin::Window(number)) => {
-                    if self.origins.get(&buffer) != Some(origin) {
-                        let text = format!(
-                            "{buffer} is in window {number} on rank {peer}, expected the same on \
-                             this rank"
-                        );
-                        return Err(Error::new(ErrorKind::Mismatch, text).with_peer(peer));
-                    }
-                    target.set_peer(peer, &self.sources[&buffer]);
-                }
+                // `check_windows` has passed, so it is the same window as on this rank.
+                Some(Origin::Window(_)) => target.set_peer(peer, &self.sources[&buffer]),
                 origin => {
                     let key = match origin {
                         Some(Origin::Own(keys)) => keys[tier as usize].as_ref(),
@@ -216,6 +208,32 @@ impl Memory {
         let flags = self.flags(tier, tiers).and_then(|flags| flags.captured);
         flags.is_some_and(|flags| flags.local().flags().is_some())
     }
+}
+
+/// Checks that ranks that read the inputs of their peers all have the same window, if one has its input in a window.
+///
+/// All ranks return the same error. The output is compared with the description of the operation.
+pub(super) fn check_windows(
+    name: &str,
+    operation: &OperationPlan,
+    origins: &[Origins],
+) -> Result<(), Error> {
+    let place = |origins: &Origins| match origins.get(&BufferId::INPUT) {
+        Some(Origin::Window(number)) => format!("in window {number}"),
+        _ => "in no window".to_owned(),
+    };
+    if !schedule(operation.plan.algorithm).gets {
+        return Ok(());
+    }
+    let places: Vec<_> = origins.iter().map(place).collect();
+    let Some(other) = places.iter().position(|place| *place != places[0]) else { return Ok(()) };
+    let (rank, algorithm) = (Rank::at(other), operation.plan.algorithm);
+    let text = format!(
+        "{name}: ranks disagree: the input is {} on rank {rank}, {} on rank 0; {algorithm} reads the \
+         inputs of all ranks",
+        places[other], places[0]
+    );
+    Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank))
 }
 
 /// Returns the blocks that an operation needs, equal on all ranks: buffers that some rank wants from the heap, then flags.

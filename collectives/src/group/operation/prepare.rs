@@ -12,17 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::lens::BlockLens;
-use super::memory::{Memory, Origin, Origins, demands};
+use super::memory::{Memory, Origin, Origins, check_windows, demands};
 use super::plan::{GroupInfo, OperationPlan};
 use super::prepared::Prepared;
 use super::report::{BoundLane, report};
 use super::request::OperationSpec;
 use crate::error::Error;
 use crate::group::Group;
+use crate::group::agreement::encode;
 use crate::group::agreement::{Offer, agree, blob};
 use crate::group::heap::{Allocation, Demand, Dropped};
 use crate::group::report::{Fallback, Report};
-use crate::group::segment::{Fabrics, Segment, decode, encode};
+use crate::group::segment::{Fabrics, Segment, decode};
 use crate::group::tracker::StartTracker;
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
@@ -94,6 +95,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         .collect();
     for (index, preparation) in preparations.iter_mut().enumerate() {
         let memory = announced.iter().map(|one| &one.operations[index]);
+        check_windows(&names[index], &preparation.operation, &origins[index])?;
         preparation.place(memory, &origins[index])?;
     }
     allocate(group, &mut preparations, &origins, deadline)?;
