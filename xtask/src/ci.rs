@@ -6,17 +6,9 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::{deps, tidy, workspace};
+use crate::deps::{self, Verdict};
+use crate::{tidy, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
-
-/// Result of a step that did not fail.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// The step ran.
-    Passed,
-    /// The step cannot run here, for this reason.
-    Skipped(String),
-}
 
 struct Step {
     name: &'static str,

@@ -5,9 +5,17 @@ use std::process::Command;
 
 use cargo_metadata::semver::Version;
 
-use crate::ci::Verdict;
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
+
+/// Result of a step that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The step ran.
+    Passed,
+    /// The step cannot run here, for this reason.
+    Skipped(String),
+}
 
 /// Runs all checks of dependencies.
 pub(crate) fn run() -> Outcome {

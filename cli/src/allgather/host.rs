@@ -1,19 +1,15 @@
 //! Measures collectives on host memory, over the host backend or over NICs.
 
-use std::ops::Range;
 use std::time::Duration;
 
-use bytemuck::{cast_slice, cast_slice_mut};
+use peerlane::Rank;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::group::Report;
 use peerlane::hal::DynFabric;
-use peerlane::trace::Trace;
-use peerlane::{Element, Operation, Rank};
 
 use super::limit::{Limit, LimitCopies};
-use super::measure::{Bench, Candidates, Checked, Measurement, Point};
+use super::measure::{Bench, Candidates, Checked, Measurement, Point, RankContext};
+use super::operation::HostOperation;
 use super::printer::Activity;
-use super::rank::RankContext;
 use super::setup::{Setup, Variant};
 use super::shape::{GAP, destinations};
 use super::target::Backend;
@@ -124,55 +120,6 @@ impl Checked for HostCandidate {
             found = found.and(compare(&run.setup, operation, block, data)?);
         }
         Ok(found.err().map(|wrong| wrong.to_string()))
-    }
-}
-
-/// A prepared operation on host memory whose buffers are accessed as bytes.
-pub(super) trait HostOperation {
-    fn run(&mut self) -> Result<()>;
-
-    fn report(&self) -> &Report;
-
-    /// Returns the timed steps of the traced runs; `None` if the operation was prepared without a trace.
-    fn trace(&self) -> Option<Trace>;
-
-    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]>;
-
-    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]>;
-
-    /// Returns the bytes that `source` has contributed to a tensor of the output.
-    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]>;
-
-    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]>;
-}
-
-impl<T: Element> HostOperation for Operation<T> {
-    fn run(&mut self) -> Result<()> {
-        Ok(Self::run(self)?)
-    }
-
-    fn report(&self) -> &Report {
-        Self::report(self)
-    }
-
-    fn trace(&self) -> Option<Trace> {
-        Self::trace(self)
-    }
-
-    fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]> {
-        Ok(cast_slice_mut(Self::output_buffer_mut(self, buffer)?))
-    }
-
-    fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]> {
-        Ok(cast_slice_mut(Self::input_piece_mut(self, tensor)?))
-    }
-
-    fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]> {
-        Ok(cast_slice(Self::piece(self, tensor, source)?))
-    }
-
-    fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]> {
-        Ok(cast_slice(&Self::output_buffer(self, buffer)?[elements]))
     }
 }
 

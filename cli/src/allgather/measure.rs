@@ -9,10 +9,13 @@ use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::group::Report;
 
+use super::options::Options;
 use super::printer::{Activity, ProgressEvent, Sink};
 use super::setup::Setup;
+use super::target::Backend;
 use super::timer::Timing;
-use super::{row, timeline};
+use super::topology::RankTopology;
+use super::{row, timeline, topology};
 use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
 use crate::ranks::data::TestData;
@@ -25,6 +28,25 @@ pub(super) struct Measurement<'a> {
     pub(super) group: Group,
     pub(super) seed: u64,
     pub(super) sink: Sink<'a>,
+}
+
+/// A rank that has compared its options with all ranks and has not opened its fabrics yet.
+pub(super) struct RankContext<'a> {
+    pub(super) options: &'a Options,
+    pub(super) comm: Comm,
+    pub(super) rank_topology: &'a RankTopology,
+    pub(super) seed: u64,
+    pub(super) sink: Sink<'a>,
+}
+
+impl<'a> RankContext<'a> {
+    /// Opens the group of all ranks; `device` is the GPU of this rank. Collective.
+    pub(super) fn open(self, backend: Backend, device: Option<u32>) -> Result<Measurement<'a>> {
+        let Self { options, comm, rank_topology, seed, sink } = self;
+        let group = topology::open(options, &comm, rank_topology, backend, device)?;
+        let setup = Setup::of(options, &comm, rank_topology, &group)?;
+        Ok(Measurement { setup, comm, group, seed, sink })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

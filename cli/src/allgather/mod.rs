@@ -11,6 +11,7 @@
 //! | `backend` | the choice of backend and GPUs |
 //! | `rank` | one rank from its start to its end |
 //! | `setup` | how an all-gather is prepared |
+//! | `operation` | the buffers of an operation as bytes |
 //! | `measure`, `timer` | measuring, checking and timing size by size, on any memory |
 //! | `host`, `limit` | operations and test data in host memory, and bare copies as the limit |
 //! | `gpu` | GPU memory |
@@ -35,6 +36,7 @@ mod host;
 mod limit;
 mod measure;
 mod node_options;
+mod operation;
 mod options;
 mod printer;
 mod rank;

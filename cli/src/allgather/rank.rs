@@ -3,34 +3,13 @@
 use peerlane::bootstrap::Bootstrap;
 
 use super::backend::Selected;
-use super::measure::Measurement;
+use super::measure::RankContext;
 use super::options::{Options, settings};
 use super::printer::{ProgressEvent, Sink};
-use super::setup::Setup;
-use super::target::Backend;
 use super::topology::RankTopology;
-use super::{gpu, host, topology};
+use super::{gpu, host};
 use crate::error::Result;
 use crate::ranks::comm::Comm;
-
-/// A rank that has compared its options with all ranks and has not opened its fabrics yet.
-pub(super) struct RankContext<'a> {
-    pub(super) options: &'a Options,
-    pub(super) comm: Comm,
-    pub(super) rank_topology: &'a RankTopology,
-    seed: u64,
-    sink: Sink<'a>,
-}
-
-impl<'a> RankContext<'a> {
-    /// Opens the group of all ranks; `device` is the GPU of this rank. Collective.
-    pub(super) fn open(self, backend: Backend, device: Option<u32>) -> Result<Measurement<'a>> {
-        let Self { options, comm, rank_topology, seed, sink } = self;
-        let group = topology::open(options, &comm, rank_topology, backend, device)?;
-        let setup = Setup::of(options, &comm, rank_topology, &group)?;
-        Ok(Measurement { setup, comm, group, seed, sink })
-    }
-}
 
 /// Measures the collective as one rank of the group that `bootstrap` connects. `local_rank` is its
 /// index on this machine, if the launcher knows it. On rank 0, `sink` receives the progress.

@@ -11,8 +11,8 @@ use peerlane::planning::layout::Layout;
 use peerlane::topology::Topology;
 use peerlane::{Element, Group, Operation, Rank};
 
-use super::host::HostOperation;
 use super::node_options::Network;
+use super::operation::HostOperation;
 use super::options::Options;
 use super::shape::destinations;
 use super::topology::{NetworkFabric, RankTopology};

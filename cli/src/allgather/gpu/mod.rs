@@ -18,8 +18,7 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::{Algorithm, Group};
 
 use super::backend::GpuSlot;
-use super::measure::Measurement;
-use super::rank::RankContext;
+use super::measure::{Measurement, RankContext};
 use super::setup::Setup;
 use super::target::Backend;
 use crate::error::{Failure, Result};
