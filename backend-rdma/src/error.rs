@@ -109,7 +109,7 @@ fn hint(errno: Errno) -> &'static str {
 fn advice(status: &VerbsStatus) -> &'static str {
     match ibv_wc_status(status.code) {
         ibv_wc_status::RETRY_EXC_ERR | ibv_wc_status::RESP_TIMEOUT_ERR => {
-            "; it does not code: its process or host is gone, or the link between them"
+            "; it does not answer: its process or host is gone, or the link between them"
         }
         ibv_wc_status::REM_ACCESS_ERR => "; the remote key does not allow it: its memory was freed",
         _ => "",
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "a put to rank 3 at 10.0.0.2 failed on rxe0: transport retry counter exceeded (status \
-             12); it does not code: its process or host is gone, or the link between them"
+             12); it does not answer: its process or host is gone, or the link between them"
         );
         assert!(std::error::Error::source(&error).is_some());
     }
