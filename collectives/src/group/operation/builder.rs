@@ -255,9 +255,11 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Plans and verifies the operation, compares its options on all ranks, and exchanges remote keys. Collective.
+    /// Plans and verifies the operation, compares its options on all ranks, and takes its memory from the heap of the group.
+    /// Collective.
     ///
-    /// An error on one rank is an error on all.
+    /// Remote keys are exchanged only for buffers of the caller, and when the heap grows. Memory that the caller does not
+    /// supply is not zeroed. An error on one rank is an error on all.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;
