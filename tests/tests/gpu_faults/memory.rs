@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use peerlane_collectives::error::Error;
 use peerlane_conformance::processes::Parent;
 use peerlane_conformance::{Failure, Outcome};
-use peerlane_hal::ErrorKind;
+use peerlane_hal::{ErrorKind, Rank};
 
 use super::Fault;
 use super::processes::{finish, ranks, words};
@@ -85,12 +85,13 @@ fn too_much(test_rank: &mut TestRank) -> Outcome {
 
 /// All ranks hear of it, and who it was.
 fn too_much_for_one_rank(test_rank: &mut TestRank) -> Outcome {
-    let bytes = if test_rank.me == 1 { too_much_bytes(test_rank) } else { BYTES };
-    let error = test_rank.group.all_gather::<u8>(bytes).prepare().map(drop).err();
+    // Only the root of a gather allocates the output.
+    let block_bytes = too_much_bytes(test_rank).div_ceil(test_rank.ranks);
+    let error = test_rank.group.gather::<u8>(Rank(1), block_bytes).prepare().map(drop).err();
     let kind = if test_rank.me == 1 { ErrorKind::OutOfMemory } else { ErrorKind::Aborted };
     let others = ["rank 1 failed (out of memory)".to_owned(), "on device ".to_owned()];
     let device = format!("device {} (", test_rank.gpu.ordinal);
-    let own = [(bytes * test_rank.ranks).to_string(), device];
+    let own = [(block_bytes * test_rank.ranks).to_string(), device];
     wanted(error, kind, if test_rank.me == 1 { &own } else { &others })
 }
 

@@ -193,7 +193,7 @@ impl Processes {
         let label = match self.phase {
             Some(Phase::Connecting) => Some("connect"),
             Some(Phase::Preparing) => Some("all-gather 1"),
-            Some(Phase::Importing) => Some("all-gather 1, import"),
+            Some(Phase::Importing) => Some("heap, growth 1, import"),
             Some(Phase::Closing) => Some("close"),
             Some(Phase::Leaving) => Some(LEAVE),
             _ => None,

@@ -199,8 +199,8 @@ impl Gpu {
     pub(super) fn allocate(&self, bytes: u64) -> Result<Memory> {
         self.enter()?;
         let length = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
-        let what = format_args!("allocate {}", Size(bytes));
-        let address = call!(self, what, context => context.allocate(length))?;
+        let what = format!("allocate {}", Size(bytes));
+        let address = call!(self, format_args!("{what}"), context => context.allocate(length))?;
         Ok(self.own(Allocated(Span { address, bytes })))
     }
 
