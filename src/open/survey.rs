@@ -108,7 +108,7 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Searches this machine for the devices of all backends, which loads the libraries of the vendors.
+    /// Loads the libraries of all vendors, and lists the devices of this machine that they report.
     pub fn of_machine() -> Self {
         Self { cuda: cuda_devices(), rocm: rocm_devices(), rdma: rdma_devices() }
     }
