@@ -44,7 +44,7 @@ pub struct Link {
     pub get_seconds: f64,
     /// The time in seconds from the signal of a flag until the waiting engine continues.
     ///
-    /// It begins at the end of the step before the signal.
+    /// This time begins when the step before the signal ends.
     pub flag_seconds: f64,
     /// The time in seconds that an engine needs for a signal, or for a wait that is already fulfilled.
     pub step_seconds: f64,

@@ -148,6 +148,21 @@ pub(super) fn blob(offer: &Offer, peer: Rank, index: usize) -> Result<&[u8], Err
     })
 }
 
+/// Decodes the data that `peer` has offered at an index.
+pub(super) fn decode<'o, T: Deserialize<'o>>(
+    what: &str,
+    offer: &'o Offer,
+    peer: Rank,
+    index: usize,
+) -> Result<T, Error> {
+    postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
+        let text = format!(
+            "cannot decode the {what} of rank {peer}: {error}; run the same Peerlane on all ranks"
+        );
+        Error::new(ErrorKind::Mismatch, text).with_peer(peer)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 //!
 //! No message says where a block is: all ranks allocate in the same order with the same allocator. Only the time at
 //! which handles are dropped differs between ranks. A dropped allocation is therefore only noted. The next
-//! [agreement](Heap::agree) tells it to all ranks, and what every rank has dropped becomes free, in one order.
+//! [agreement](Heap::free_dropped) tells it to all ranks, and what every rank has dropped becomes free, in one order.
 //!
 //! Flags keep the values of their last operation. The next one continues from the [epoch base](Heap::epoch_base), which
 //! no flag exceeds. Flags of captured starts are zero after each replay, so they have pools of their own.
@@ -34,7 +34,7 @@ const ALIGN_BYTES: u64 = 128;
 pub(in crate::group) enum Pool {
     Data,
     Flags {
-        tiers: FlagTiers,
+        lanes: FlagLanes,
         /// Whether the host must be able to read the flags.
         polled: bool,
         captured: bool,
@@ -43,9 +43,9 @@ pub(in crate::group) enum Pool {
 
 /// The lanes that signal flags and wait for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::group) enum FlagTiers {
+pub(in crate::group) enum FlagLanes {
     /// Both lanes are of this tier.
-    One(Tier),
+    Of(Tier),
     /// The lanes are of different tiers, and their fabrics have both registered the flags.
     Across,
 }
@@ -175,14 +175,14 @@ impl Heap {
         self.epoch_base
     }
 
-    /// Returns the allocations that this rank has dropped, for the next [`agree`](Self::agree).
+    /// Returns the allocations that this rank has dropped, for the next [`free_dropped`](Self::free_dropped).
     pub(in crate::group) fn dropped(&self) -> Vec<Dropped> {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Frees what all ranks have dropped. Every rank passes the same lists, in rank order; `own` is the length of
     /// this rank's list.
-    pub(in crate::group) fn agree(&mut self, lists: &[Vec<Dropped>], own: usize) {
+    pub(in crate::group) fn free_dropped(&mut self, lists: &[Vec<Dropped>], own: usize) {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).drain(..own);
         for &(number, epoch) in lists.iter().flatten() {
             self.epoch_base = self.epoch_base.max(epoch);
@@ -228,7 +228,7 @@ impl Heap {
         Ok((Allocation { number, epoch, dropped }, parts))
     }
 
-    /// Adds segments in which the demands fit. Collective.
+    /// Grows the heap by segments that have room for `demands`. Collective.
     ///
     /// # Errors
     /// If a rank cannot allocate or import them; the heap stays as it is on every rank.
@@ -250,13 +250,12 @@ impl Heap {
                 Pool::Data => self.data_bytes.unwrap_or(DATA_BYTES),
                 Pool::Flags { .. } => FLAG_BYTES,
             };
-            let double = self.spaces.get(pool).map_or(0, |space| space.bytes).min(GROWTH_BYTES_MAX);
-            let first = if double == 0 { first } else { first.min(GROWTH_BYTES_MAX) };
-            *size = (*size)
-                .max(first)
-                .max(double)
-                .checked_next_multiple_of(PAGE_BYTES)
-                .unwrap_or(*size);
+            let least = match self.spaces.get(pool).map_or(0, |space| space.bytes) {
+                0 => first,
+                total => total.min(GROWTH_BYTES_MAX),
+            };
+            let bytes = (*size).max(least);
+            *size = bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes);
         }
         self.grown += 1;
         let label = format!("heap, growth {}", self.grown);
@@ -303,26 +302,22 @@ impl Heap {
 
 /// Allocates a segment of this rank.
 fn segment(fabrics: Fabrics<'_>, pool: Pool, bytes: u64) -> Result<Segment, Error> {
-    let (tier, role, name) = match pool {
-        Pool::Data => (Tier::Local, Role::Data, "memory of the heap"),
-        Pool::Flags { tiers: FlagTiers::One(tier), .. } => (tier, Role::Flags, "flags"),
-        Pool::Flags { tiers: FlagTiers::Across, .. } => {
-            (Tier::Network, Role::Flags, "flags between tiers")
-        }
+    let Pool::Flags { lanes, polled, .. } = pool else {
+        return Segment::allocate(fabrics, bytes, "memory of the heap");
+    };
+    let (tier, name) = match lanes {
+        FlagLanes::Of(tier) => (tier, "flags"),
+        FlagLanes::Across => (Tier::Network, "flags between tiers"),
     };
     let memory = fabrics.of(tier)?.memory();
-    let region = match pool {
-        Pool::Flags { polled: true, .. } => memory.allocate_polled_flags(bytes),
-        _ => memory.allocate(bytes, role),
+    let region = match polled {
+        true => memory.allocate_polled_flags(bytes),
+        false => memory.allocate(bytes, Role::Flags),
     };
     let region = region.map_err(|error| Error::of_fabric(format!("allocate {name}"), error))?;
     let mut segment = Segment::new(tier, region);
-    match (pool, fabrics.network) {
-        (Pool::Data, Some(_)) => segment.register(Tier::Network, fabrics, role, name)?,
-        (Pool::Flags { tiers: FlagTiers::Across, .. }, _) => {
-            segment.register(Tier::Local, fabrics, role, name)?;
-        }
-        _ => {}
+    if lanes == FlagLanes::Across {
+        segment.register(Tier::Local, fabrics, Role::Flags, name)?;
     }
     Ok(segment)
 }
@@ -382,13 +377,13 @@ mod tests {
         drop(second);
         let own = heap.dropped();
         assert_eq!(own, [(1, 5)]);
-        heap.agree(&[own.clone(), Vec::new()], own.len());
+        heap.free_dropped(&[own.clone(), Vec::new()], own.len());
         assert_eq!((filled(&heap), heap.epoch_base()), (2 * (1024 + 128), 5));
         drop(first);
         let own = heap.dropped();
-        heap.agree(&[own.clone(), vec![(1, 7)]], own.len());
+        heap.free_dropped(&[own.clone(), vec![(1, 7)]], own.len());
         assert_eq!((filled(&heap), heap.epoch_base()), (1024 + 128, 7));
-        heap.agree(&[Vec::new(), vec![(0, 0)]], 0);
+        heap.free_dropped(&[Vec::new(), vec![(0, 0)]], 0);
         assert_eq!(filled(&heap), 0);
         assert!(heap.dropped().is_empty());
     }
@@ -396,7 +391,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_changes_nothing() {
         let mut heap = heap(PAGE_BYTES);
-        let flags = Pool::Flags { tiers: FlagTiers::Across, polled: false, captured: false };
+        let flags = Pool::Flags { lanes: FlagLanes::Across, polled: false, captured: false };
         let demands = [(Pool::Data, 100), (flags, 64), (Pool::Data, u64::MAX)];
         let missing = heap.allocate(&demands).err().unwrap();
         assert_eq!(missing, demands[1..]);

@@ -6,8 +6,7 @@ use peerlane_hal::{DynFabric, ErrorKind, Fabric, Link as FabricLink, LinkKind, R
 
 use crate::cost::{Link, Links};
 use crate::error::Error;
-use crate::group::agreement::Offer;
-use crate::group::agreement::blob;
+use crate::group::agreement::{self, Offer, decode};
 use crate::topology::Topology;
 
 pub(super) fn of_fabrics(
@@ -49,19 +48,13 @@ fn limit(link: &mut Link, known: Option<f64>) {
 }
 
 pub(super) fn encode(links: &Links) -> Vec<u8> {
-    postcard::to_stdvec(links).expect("plain data always encodes")
+    agreement::encode(links)
 }
 
 pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
     let mut slowest: Option<Links> = None;
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {
-        let links: Links = postcard::from_bytes(blob(offer, peer, index)?).map_err(|error| {
-            let text = format!(
-                "cannot decode the links of rank {peer}: {error}; run the same Peerlane on all \
-                 ranks"
-            );
-            Error::new(ErrorKind::Mismatch, text).with_peer(peer)
-        })?;
+        let links: Links = decode("links", offer, peer, index)?;
         links.check().map_err(|error| {
             let text = format!("invalid links of rank {peer}: {error}");
             Error::new(ErrorKind::Mismatch, text).with_peer(peer)

@@ -5,8 +5,7 @@ use peerlane_staged::Staged;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::group::agreement::Offer;
-use crate::group::agreement::blob;
+use crate::group::agreement::{Offer, decode, encode};
 use crate::topology::Topology;
 
 const REPORT: usize = 3;
@@ -45,19 +44,11 @@ pub(super) struct FabricReport {
 
 impl FabricReport {
     pub(super) fn encode(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("plain data always encodes")
+        encode(self)
     }
 
     pub(super) fn all(offers: &[Offer]) -> Result<Vec<Self>, Error> {
-        let reports = |(peer, offer)| {
-            postcard::from_bytes(blob(offer, peer, REPORT)?).map_err(|error| {
-                let text = format!(
-                    "cannot decode the fabric report of rank {peer}: {error}; run the same \
-                     Peerlane on all ranks"
-                );
-                Error::new(ErrorKind::Mismatch, text).with_peer(peer)
-            })
-        };
+        let reports = |(peer, offer)| decode("fabric report", offer, peer, REPORT);
         Rank::all(offers.len()).zip(offers).map(reports).collect()
     }
 }

@@ -12,9 +12,10 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob};
 use crate::group::heap::Heap;
 use crate::group::links;
-use crate::group::network;
-use crate::group::network::FabricReport;
+use crate::group::network::{self, FabricReport};
+use crate::group::segment::connects;
 use crate::group::shared::Shared;
+use crate::plan::Tier;
 use crate::topology::Topology;
 
 const HOST: usize = 0;
@@ -154,7 +155,7 @@ impl GroupOptions {
                 &mut fabric,
                 &topology,
                 is_tiered,
-                PeersOf::Node,
+                Tier::Local,
                 (&offers, LOCAL_ADDRESS),
                 deadline,
             )?;
@@ -183,7 +184,7 @@ impl GroupOptions {
             staged_addresses.as_deref().map_or((&offers[..], NETWORK_ADDRESS), |it| (it, 0));
         let connected = match &mut joined {
             Ok((topology, Some(network))) => {
-                connect(network, topology, true, PeersOf::OtherNodes, addresses, deadline)
+                connect(network, topology, true, Tier::Network, addresses, deadline)
             }
             Ok((_, None)) => Ok(()),
             Err(error) => Err(error.clone()),
@@ -292,24 +293,17 @@ impl GroupOptions {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PeersOf {
-    Node,
-    OtherNodes,
-}
-
 fn connect(
     fabric: &mut DynFabric,
     topology: &Topology,
     is_tiered: bool,
-    peers_of: PeersOf,
+    tier: Tier,
     (offers, address): (&[Offer], usize),
     deadline: Deadline,
 ) -> Result<(), Error> {
     let me = fabric.rank();
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {
-        let near = topology.node(peer) == topology.node(me);
-        if !is_tiered || peer == me || near == (peers_of == PeersOf::Node) {
+        if connects(topology, is_tiered, tier, (me, peer)) {
             let connected = fabric.connect(peer, blob(offer, peer, address)?, deadline);
             connected.map_err(|error| {
                 Error::of_fabric(format!("connect to rank {peer}"), error).with_peer(peer)

@@ -6,10 +6,9 @@ use peerlane_hal::{
     Deadline, DynFabric, DynKey, DynRegion, ErrorKind, Fabric, PeerMemory, Rank, Region, RemoteKey,
     Role, Space,
 };
-use serde::Deserialize;
 
 use crate::error::Error;
-use crate::group::agreement::{Offer, agree, blob, encode};
+use crate::group::agreement::{Offer, agree, decode, encode};
 use crate::group::shared::Shared;
 use crate::plan::Tier;
 use crate::run::buffers::RankRegions;
@@ -35,14 +34,18 @@ impl<'g> Fabrics<'g> {
             }
         }
     }
+}
 
-    /// A single fabric reaches all ranks. Of two, the local one reaches the ranks of the node, and the network the
-    /// others; both reach this rank itself.
-    fn reaches(self, tier: Tier, peer: Rank) -> bool {
-        let me = self.local.rank();
-        let near = self.topology.node(peer) == self.topology.node(me);
-        self.network.is_none() || peer == me || near == (tier == Tier::Local)
-    }
+/// Returns whether the fabric of `tier` connects ranks `me` and `peer`. A single fabric connects all ranks. Of two, the
+/// local one connects the ranks of a node, and the network the others; both connect a rank with itself.
+pub(in crate::group) fn connects(
+    topology: &Topology,
+    is_tiered: bool,
+    tier: Tier,
+    (me, peer): (Rank, Rank),
+) -> bool {
+    let near = topology.node(peer) == topology.node(me);
+    !is_tiered || peer == me || near == (tier == Tier::Local)
 }
 
 /// The remote keys of a segment, of the local fabric and of the network.
@@ -62,6 +65,30 @@ impl Segment {
         let mut segment = Self::default();
         segment.tiers[tier as usize] = Some(RankRegions::new(region));
         segment
+    }
+
+    /// Creates a segment of data, which all fabrics have registered.
+    pub(in crate::group) fn of_data(
+        fabrics: Fabrics<'_>,
+        region: DynRegion,
+        name: &str,
+    ) -> Result<Self, Error> {
+        let mut segment = Self::new(Tier::Local, region);
+        if fabrics.network.is_some() {
+            segment.register(Tier::Network, fabrics, Role::Data, name)?;
+        }
+        Ok(segment)
+    }
+
+    /// Allocates a segment of data.
+    pub(in crate::group) fn allocate(
+        fabrics: Fabrics<'_>,
+        bytes: u64,
+        name: &str,
+    ) -> Result<Self, Error> {
+        let region = fabrics.local.memory().allocate(bytes, Role::Data);
+        let failed = |error| Error::of_fabric(format!("allocate {name}"), error);
+        Self::of_data(fabrics, region.map_err(failed)?, name)
     }
 
     /// Registers the memory of this rank with the fabric of `tier`, too.
@@ -226,11 +253,12 @@ fn import_all(
     deadline: Deadline,
 ) -> Result<(), Error> {
     for (peer, offer) in Rank::all(offers.len()).zip(offers) {
-        let keys: Vec<Keys> = decode("the remote keys", peer, blob(offer, peer, 0)?)?;
+        let keys: Vec<Keys> = decode("remote keys", offer, peer, 0)?;
         for (index, segment) in segments.iter_mut().enumerate() {
             for tier in [Tier::Local, Tier::Network] {
                 let Some(regions) = segment.of(tier) else { continue };
-                if !fabrics.reaches(tier, peer) {
+                let ranks = (fabrics.local.rank(), peer);
+                if !connects(fabrics.topology, fabrics.network.is_some(), tier, ranks) {
                     continue;
                 }
                 let bytes = regions.local().bytes();
@@ -241,18 +269,4 @@ fn import_all(
         }
     }
     Ok(())
-}
-
-/// Decodes what `peer` has offered.
-pub(in crate::group) fn decode<'b, T: Deserialize<'b>>(
-    what: &str,
-    peer: Rank,
-    bytes: &'b [u8],
-) -> Result<T, Error> {
-    postcard::from_bytes(bytes).map_err(|error| {
-        let text = format!(
-            "cannot decode {what} of rank {peer}: {error}; run the same Peerlane on all ranks"
-        );
-        Error::new(ErrorKind::Mismatch, text).with_peer(peer)
-    })
 }

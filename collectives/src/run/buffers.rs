@@ -160,6 +160,12 @@ struct Part<R> {
     offset: u64,
 }
 
+impl<R: Clone> Part<R> {
+    fn after(&self, bytes: u64) -> Self {
+        Self { region: self.region.clone(), offset: self.offset + bytes }
+    }
+}
+
 /// A buffer on every rank: a part of a region of this rank, and parts of regions that this rank has imported.
 #[derive(Clone, Default)]
 pub(crate) struct RankRegions {
@@ -177,11 +183,9 @@ impl RankRegions {
 
     /// Returns the same bytes of the buffer on every rank as a buffer of their own.
     pub(crate) fn part(&self, offset: u64, bytes: u64) -> Self {
-        let local = self.local.clone().map(|part| Part { offset: part.offset + offset, ..part });
-        let peer = |part: &Option<Part<DynImport>>| {
-            part.clone().map(|part| Part { offset: part.offset + offset, ..part })
-        };
-        Self { local, bytes, peers: self.peers.iter().map(peer).collect() }
+        let local = self.local.as_ref().map(|part| part.after(offset));
+        let peers = self.peers.iter().map(|part| part.as_ref().map(|part| part.after(offset)));
+        Self { local, bytes, peers: peers.collect() }
     }
 
     pub(crate) fn local(&self) -> &DynRegion {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::element::DType;
 use crate::error::Error;
-use crate::group::agreement::{Offer, blob};
+use crate::group::agreement::{Offer, decode, encode};
 use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Lengths};
 
 /// The number of elements that each rank contributes to a collective operation.
@@ -65,7 +65,7 @@ impl BlockLens {
         let Kind::SendReceive(lens) = &self.0 else { return None };
         let check = |name, lens: &[usize]| check_count(name, lens.len(), ranks);
         let checked = check("send", &lens.send).and_then(|()| check("receive", &lens.receive));
-        let blob = || postcard::to_stdvec(lens).expect("plain data always encodes");
+        let blob = || encode(lens);
         Some(checked.map(|()| Offer::default().blob(blob())))
     }
 
@@ -74,14 +74,7 @@ impl BlockLens {
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming two ranks of which one sends another length than the other receives.
     pub(super) fn agreed(label: &str, offers: &[Offer]) -> Result<Self, Error> {
-        let lens = |(rank, offer)| {
-            postcard::from_bytes::<PairLens>(blob(offer, rank, 0)?).map_err(|error| {
-                let text = format!(
-                    "cannot decode the block lengths of rank {rank}: {error}; run the same Peerlane on all ranks"
-                );
-                Error::new(ErrorKind::Mismatch, text).with_peer(rank)
-            })
-        };
+        let lens = |(rank, offer)| decode::<PairLens>("block lengths", offer, rank, 0);
         let ranks = || Rank::all(offers.len());
         let all = ranks().zip(offers).map(lens).collect::<Result<Vec<_>, _>>()?;
         for (from, to) in ranks().flat_map(|from| ranks().map(move |to| (from, to))) {

@@ -8,13 +8,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use peerlane_hal::{Deadline, DynRegion, ErrorKind, Fabric, PeerMemory, Rank, Region, Role};
+use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Region};
 use serde::{Deserialize, Serialize};
 
 use super::plan::OperationPlan;
 use super::request::Target;
 use crate::error::Error;
-use crate::group::heap::{Allocation, Demand, FlagTiers, Pool};
+use crate::group::heap::{Allocation, Demand, FlagLanes, Heap, Pool};
 use crate::group::segment::{Fabrics, Keys, Segment};
 use crate::plan::Tier;
 use crate::run::buffers::{BufferId, FlagRegions, OperationBuffers, RankRegions};
@@ -48,8 +48,12 @@ pub(super) struct Memory {
     pub(super) origins: Origins,
     buffers: BTreeMap<BufferId, Segment>,
     /// The flags of eager starts, and those of captured ones.
-    flags: [BTreeMap<FlagTiers, Segment>; 2],
-    pub(super) allocation: Option<Allocation>,
+    flags: [BTreeMap<FlagLanes, Segment>; 2],
+    /// The blocks that the operation needs from the heap, the same on all ranks: first those of `heap_buffers`, then flags.
+    demands: Vec<Demand>,
+    /// The buffers that some rank has in the heap.
+    heap_buffers: BTreeSet<BufferId>,
+    allocation: Option<Allocation>,
 }
 
 impl Memory {
@@ -62,6 +66,8 @@ impl Memory {
         let (mut outputs, mut inputs) = (outputs.into_iter(), inputs.into_iter());
         let (mut sources, mut origins) = (BTreeMap::new(), Origins::new());
         let gets = schedule(operation.plan.algorithm).gets;
+        let network = fabrics.network.filter(|_| is_tiered(&operation.plan));
+        let fabrics = Fabrics { network, ..fabrics };
         for buffer in operation.request.buffers() {
             let (given, exact) =
                 if buffer.is_output() { (outputs.next(), exact) } else { (inputs.next(), true) };
@@ -70,23 +76,18 @@ impl Memory {
                 sources.insert(buffer, window.segment.clone());
                 continue;
             }
-            let region = match given {
-                Some(region) => checked(region, buffer, operation.own_bytes(buffer), exact)?,
+            let (name, bytes) = (buffer.to_string(), operation.own_bytes(buffer));
+            let segment = match given {
+                Some(region) => {
+                    let region = checked(region, buffer, bytes, exact)?;
+                    Segment::of_data(fabrics, region, &name)?
+                }
                 None if exact && has_similar_bytes(operation, buffer) => {
                     origins.insert(buffer, Origin::Heap);
                     continue;
                 }
-                None => {
-                    let bytes = operation.own_bytes(buffer);
-                    let region = fabrics.local.memory().allocate(bytes, Role::Data);
-                    region.map_err(|error| Error::of_fabric(format!("allocate {buffer}"), error))?
-                }
+                None => Segment::allocate(fabrics, bytes, &name)?,
             };
-            let mut segment = Segment::new(Tier::Local, region);
-            let name = buffer.to_string();
-            if is_tiered(&operation.plan) {
-                segment.register(Tier::Network, fabrics, Role::Data, &name)?;
-            }
             // Nobody but gets reads the input of a peer.
             let origin = match gets || buffer.is_output() {
                 true => Origin::Own(segment.keys(fabrics, &name)?),
@@ -95,30 +96,68 @@ impl Memory {
             origins.insert(buffer, origin);
             sources.insert(buffer, segment);
         }
-        let (blocks, buffers, flags) = Default::default();
-        Ok(Self { sources, blocks, origins, buffers, flags, allocation: None })
+        let (blocks, buffers, flags, demands, heap_buffers) = Default::default();
+        let allocation = None;
+        Ok(Self { sources, blocks, origins, buffers, flags, demands, heap_buffers, allocation })
     }
 
-    /// Uses blocks of the heap, in the order of [`demands`].
-    pub(super) fn set_blocks(
+    /// Notes the blocks that the operation needs from the heap.
+    ///
+    /// `polled` tells for each tier whether some rank must poll its flags.
+    pub(super) fn plan_blocks(
         &mut self,
-        (allocation, blocks): (Allocation, Vec<Segment>),
-        demands: &[Demand],
+        operation: &OperationPlan,
         origins: &[Origins],
+        polled: [bool; 2],
     ) {
-        let mut data = heap_buffers(origins).into_iter();
-        for (&(pool, _), block) in demands.iter().zip(blocks) {
+        let in_heap =
+            |(buffer, origin): (&BufferId, &Origin)| (*origin == Origin::Heap).then_some(*buffer);
+        self.heap_buffers = origins.iter().flatten().filter_map(in_heap).collect();
+        for &buffer in &self.heap_buffers {
+            let wants = |rank: &Rank| origins[rank.index()].get(&buffer) == Some(&Origin::Heap);
+            let ranks = Rank::all(origins.len()).filter(wants);
+            let bytes = ranks.map(|rank| operation.block_bytes(rank, buffer)).max();
+            self.demands.push((Pool::Data, bytes.unwrap_or(0)));
+        }
+        let network = [FlagLanes::Of(Tier::Network), FlagLanes::Across];
+        let network = network.into_iter().filter(|_| is_tiered(&operation.plan));
+        for lanes in [FlagLanes::Of(Tier::Local)].into_iter().chain(network) {
+            let polled = polled[usize::from(lanes != FlagLanes::Of(Tier::Local))];
+            let pool = |captured| Pool::Flags { lanes, polled, captured };
+            self.demands.push((pool(false), operation.buffering.flag_bytes()));
+            let captured = operation.buffering.captured_flag_bytes();
+            self.demands.extend(captured.map(|bytes| (pool(true), bytes)));
+        }
+    }
+
+    /// Takes the planned blocks from the heap, unless it has them; returns the demands that do not fit.
+    pub(super) fn allocate(&mut self, heap: &mut Heap) -> Vec<Demand> {
+        if self.allocation.is_some() {
+            return Vec::new();
+        }
+        let (allocation, blocks) = match heap.allocate(&self.demands) {
+            Ok(allocated) => allocated,
+            Err(missing) => return missing,
+        };
+        let mut buffers = self.heap_buffers.iter();
+        for (&(pool, _), block) in self.demands.iter().zip(blocks) {
             match pool {
                 Pool::Data => {
-                    let buffer = data.next().expect("one demand for each buffer");
+                    let buffer = *buffers.next().expect("one demand for each buffer");
                     self.blocks.insert(buffer, block);
                 }
-                Pool::Flags { tiers, captured, .. } => {
-                    self.flags[usize::from(captured)].insert(tiers, block);
+                Pool::Flags { lanes, captured, .. } => {
+                    self.flags[usize::from(captured)].insert(lanes, block);
                 }
             }
         }
         self.allocation = Some(allocation);
+        Vec::new()
+    }
+
+    /// Returns the blocks of the heap, which the operation keeps until its last start is complete.
+    pub(super) fn into_allocation(self) -> Option<Allocation> {
+        self.allocation
     }
 
     /// Finds or imports the buffers that `steps` name, and completes the memory of this rank.
@@ -174,17 +213,17 @@ impl Memory {
         OperationBuffers {
             inputs: self.numbered(tier, BufferId::Input),
             outputs: self.numbered(tier, BufferId::Output),
-            flags: self.flags(tier, FlagTiers::One(tier)).expect("an operation has flags"),
-            cross_tier_flags: self.flags(tier, FlagTiers::Across),
+            flags: self.flags(tier, FlagLanes::Of(tier)).expect("an operation has flags"),
+            cross_tier_flags: self.flags(tier, FlagLanes::Across),
             buffering: operation.buffering,
             epoch_base,
             _keep: keep.collect(),
         }
     }
 
-    fn flags(&self, tier: Tier, tiers: FlagTiers) -> Option<FlagRegions> {
+    fn flags(&self, tier: Tier, lanes: FlagLanes) -> Option<FlagRegions> {
         let [eager, captured] = &self.flags;
-        let of = |flags: &BTreeMap<FlagTiers, Segment>| flags.get(&tiers)?.of(tier).cloned();
+        let of = |flags: &BTreeMap<FlagLanes, Segment>| flags.get(&lanes)?.of(tier).cloned();
         Some(FlagRegions { eager: of(eager)?, captured: of(captured) })
     }
 
@@ -204,8 +243,8 @@ impl Memory {
 
     /// Returns whether the host can read the flags of captured starts.
     pub(super) fn has_host_flags(&self, tier: Tier, crosses_tiers: bool) -> bool {
-        let tiers = if crosses_tiers { FlagTiers::Across } else { FlagTiers::One(tier) };
-        let flags = self.flags(tier, tiers).and_then(|flags| flags.captured);
+        let lanes = if crosses_tiers { FlagLanes::Across } else { FlagLanes::Of(tier) };
+        let flags = self.flags(tier, lanes).and_then(|flags| flags.captured);
         flags.is_some_and(|flags| flags.local().flags().is_some())
     }
 }
@@ -234,42 +273,6 @@ pub(super) fn check_windows(
         places[other], places[0]
     );
     Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank))
-}
-
-/// Returns the blocks that an operation needs, equal on all ranks: buffers that some rank wants from the heap, then flags.
-///
-/// `polled` tells for each tier whether some rank must poll its flags.
-pub(super) fn demands(
-    operation: &OperationPlan,
-    origins: &[Origins],
-    polled: [bool; 2],
-) -> Vec<Demand> {
-    let mut demands = Vec::new();
-    for buffer in heap_buffers(origins) {
-        let wants = |rank: &Rank| origins[rank.index()].get(&buffer) == Some(&Origin::Heap);
-        let ranks = Rank::all(origins.len()).filter(wants);
-        let bytes = ranks.map(|rank| operation.block_bytes(rank, buffer)).max();
-        demands.push((Pool::Data, bytes.unwrap_or(0)));
-    }
-    let network = [FlagTiers::One(Tier::Network), FlagTiers::Across];
-    let network = network.into_iter().filter(|_| is_tiered(&operation.plan));
-    for tiers in [FlagTiers::One(Tier::Local)].into_iter().chain(network) {
-        let polled = polled[usize::from(tiers != FlagTiers::One(Tier::Local))];
-        let pool = |captured| Pool::Flags { tiers, polled, captured };
-        demands.push((pool(false), operation.buffering.flag_bytes()));
-        if let Some(bytes) = operation.buffering.captured_flag_bytes() {
-            demands.push((pool(true), bytes));
-        }
-    }
-    demands
-}
-
-fn heap_buffers(origins: &[Origins]) -> BTreeSet<BufferId> {
-    let of_rank = |origins: &Origins| {
-        let heap = origins.iter().filter(|(_, origin)| **origin == Origin::Heap);
-        heap.map(|(buffer, _)| *buffer).collect::<Vec<_>>()
-    };
-    origins.iter().flat_map(of_rank).collect()
 }
 
 /// Returns whether all ranks need a buffer of a similar size, so that one size for all wastes little.

@@ -87,7 +87,7 @@ impl OperationPlan {
         spec: OperationSpec,
         group: &mut GroupInfo<'_>,
         engine: impl FnOnce(EngineRequirements) -> Result<Caps, Error>,
-    ) -> Result<(Self, Caps), Error> {
+    ) -> Result<Self, Error> {
         let (rank, topology) = (group.rank, group.topology);
         let (collective, in_place) = (spec.collective, spec.in_place);
         check(&spec, topology.ranks())?;
@@ -122,7 +122,7 @@ impl OperationPlan {
             let text = format!("{outputs} outputs of {bytes} bytes exceed the address space");
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
-        let plan = Self {
+        Ok(Self {
             spec,
             rank,
             topology: topology.clone(),
@@ -136,8 +136,7 @@ impl OperationPlan {
             flags,
             buffering,
             proof,
-        };
-        Ok((plan, caps))
+        })
     }
 
     pub(super) fn writers(&self) -> FlagWriters {

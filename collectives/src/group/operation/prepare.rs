@@ -12,18 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::lens::BlockLens;
-use super::memory::{Memory, Origin, Origins, check_windows, demands};
+use super::memory::{Memory, Origin, Origins, check_windows};
 use super::plan::{GroupInfo, OperationPlan};
 use super::prepared::Prepared;
 use super::report::{BoundLane, report};
 use super::request::OperationSpec;
 use crate::error::Error;
 use crate::group::Group;
-use crate::group::agreement::encode;
-use crate::group::agreement::{Offer, agree, blob};
-use crate::group::heap::{Allocation, Demand, Dropped};
+use crate::group::agreement::{Offer, agree, blob, decode, encode};
+use crate::group::heap::{Demand, Dropped};
 use crate::group::report::{Fallback, Report};
-use crate::group::segment::{Fabrics, Segment, decode};
+use crate::group::segment::Fabrics;
 use crate::group::tracker::StartTracker;
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
@@ -87,18 +86,16 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     });
     let offers = agree(&shared, &name, offer, deadline)?;
     let mut preparations = preparations?;
-    let announced = announcements(&offers, preparations.len())?;
-    let lists: Vec<_> = announced.iter().map(|one| one.dropped.clone()).collect();
-    group.heap.agree(&lists, own_dropped);
-    let origins: Vec<Vec<Origins>> = (0..preparations.len())
-        .map(|index| announced.iter().map(|one| one.operations[index].origins.clone()).collect())
-        .collect();
-    for (index, preparation) in preparations.iter_mut().enumerate() {
-        let memory = announced.iter().map(|one| &one.operations[index]);
-        check_windows(&names[index], &preparation.operation, &origins[index])?;
-        preparation.place(memory, &origins[index])?;
+    let announced = announcements(&offers, preparations.len())?.into_iter();
+    let (dropped, mut operations): (Vec<_>, Vec<_>) =
+        announced.map(|of_rank| (of_rank.dropped, of_rank.operations.into_iter())).unzip();
+    group.heap.free_dropped(&dropped, own_dropped);
+    let mut origins: Vec<Vec<Origins>> = Vec::with_capacity(preparations.len());
+    for (preparation, name) in preparations.iter_mut().zip(&names) {
+        let of_ranks = operations.iter_mut().filter_map(Iterator::next).collect();
+        origins.push(preparation.place(name, of_ranks)?);
     }
-    allocate(group, &mut preparations, &origins, deadline)?;
+    allocate(group, &mut preparations, deadline)?;
 
     let epoch_base = group.heap.epoch_base();
     let reports: Result<Vec<_>, Error> = preparations
@@ -133,8 +130,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
 /// Decodes the announcements of all ranks.
 fn announcements(offers: &[Offer], operations: usize) -> Result<Vec<Announcement>, Error> {
     let announced = Rank::all(offers.len()).zip(offers).map(|(peer, offer)| {
-        let announced: Announcement =
-            decode("the description of the memory", peer, blob(offer, peer, 0)?)?;
+        let announced: Announcement = decode("description of the memory", offer, peer, 0)?;
         if announced.operations.len() == operations {
             return Ok(announced);
         }
@@ -151,27 +147,18 @@ fn announcements(offers: &[Offer], operations: usize) -> Result<Vec<Announcement
 fn allocate(
     group: &mut Group,
     preparations: &mut [Preparation],
-    origins: &[Vec<Origins>],
     deadline: Deadline,
 ) -> Result<(), Error> {
     loop {
-        let mut missing: Vec<Demand> = Vec::new();
-        for (preparation, origins) in preparations.iter_mut().zip(origins) {
-            if preparation.memory.allocation.is_some() {
-                continue;
-            }
-            match group.heap.allocate(&preparation.demands) {
-                Ok(blocks) => preparation.set_blocks(blocks, origins),
-                Err(demands) => missing.extend(demands),
-            }
-        }
+        let heap = &mut group.heap;
+        let memories = preparations.iter_mut().map(|preparation| &mut preparation.memory);
+        let missing: Vec<Demand> = memories.flat_map(|memory| memory.allocate(heap)).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        let (shared, Group { heap, fabric, network, topology, .. }) =
-            (Arc::clone(&group.shared), &mut *group);
+        let Group { heap, fabric, network, topology, shared, .. } = &mut *group;
         let fabrics = Fabrics { local: fabric, network: network.as_ref(), topology };
-        heap.grow(&shared, fabrics, &missing, deadline)?;
+        heap.grow(shared, fabrics, &missing, deadline)?;
     }
 }
 
@@ -208,7 +195,6 @@ struct Preparation {
     operation: OperationPlan,
     refusal: Option<Arc<str>>,
     memory: Memory,
-    demands: Vec<Demand>,
     /// The engines of the lanes that need one, in the order of the lanes.
     engines: Vec<DynEngine>,
     lanes: Vec<BoundLane>,
@@ -231,7 +217,7 @@ impl Preparation {
             proofs,
         };
         let mut engines = Vec::new();
-        let (mut operation, _) = OperationPlan::new(spec, &mut info, |requirements| {
+        let mut operation = OperationPlan::new(spec, &mut info, |requirements| {
             engines.push(engine(fabric, requirements)?);
             Ok(*engines[0].caps())
         })?;
@@ -244,8 +230,8 @@ impl Preparation {
             engines.push(engine(fabric, operation.requirements)?);
         }
         let memory = Memory::new(&mut operation, group.fabrics())?;
-        let (refusal, demands) = (group.refusal.clone(), Vec::new());
-        Ok(Self { operation, refusal, memory, demands, engines, lanes: Vec::new(), buffers: None })
+        let refusal = group.refusal.clone();
+        Ok(Self { operation, refusal, memory, engines, lanes: Vec::new(), buffers: None })
     }
 
     /// Returns the tiers and engines of the lanes that have an engine.
@@ -289,22 +275,17 @@ impl Preparation {
         OperationMemory { placement, origins, polled }
     }
 
-    /// Notes the placements of all ranks, and the blocks that the operation needs.
-    fn place<'m>(
-        &mut self,
-        memory: impl Iterator<Item = &'m OperationMemory> + Clone,
-        origins: &[Origins],
-    ) -> Result<(), Error> {
-        let placements = memory.clone().map(|memory| memory.placement.clone()).collect();
+    /// Notes the placements of all ranks and the blocks that the operation needs, and returns where the buffers of all ranks
+    /// are.
+    fn place(&mut self, name: &str, memories: Vec<OperationMemory>) -> Result<Vec<Origins>, Error> {
+        let polled = [0, 1].map(|tier| memories.iter().any(|memory| memory.polled[tier]));
+        let (placements, origins): (Vec<_>, Vec<_>) =
+            memories.into_iter().map(|memory| (memory.placement, memory.origins)).unzip();
+        check_windows(name, &self.operation, &origins)?;
         let layout = self.operation.layout.clone();
         self.operation.layout = layout.with_placements(placements)?;
-        let polled = [0, 1].map(|tier| memory.clone().any(|memory| memory.polled[tier]));
-        self.demands = demands(&self.operation, origins, polled);
-        Ok(())
-    }
-
-    fn set_blocks(&mut self, blocks: (Allocation, Vec<Segment>), origins: &[Origins]) {
-        self.memory.set_blocks(blocks, &self.demands, origins);
+        self.memory.plan_blocks(&self.operation, &origins, polled);
+        Ok(origins)
     }
 
     /// Binds the plan to its memory, and reports how the operation will run.
@@ -408,7 +389,7 @@ impl Preparation {
         });
         let shared = Arc::clone(&group.shared);
         State {
-            prepared: Prepared::new(executor, shared, tracker, memory.allocation),
+            prepared: Prepared::new(executor, shared, tracker, memory.into_allocation()),
             view: local,
             report,
             timeout,

@@ -3,15 +3,14 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::{Deadline, DynRegion, ErrorKind, Fabric as _, PeerMemory, Role};
+use peerlane_hal::{Deadline, DynRegion, ErrorKind};
 
 use super::Inner;
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
-use crate::group::segment::{Fabrics, Segment, exchange};
-use crate::plan::Tier;
+use crate::group::segment::{Segment, exchange};
 
 pub(in crate::group) fn open(
     group: &mut Group,
@@ -28,27 +27,16 @@ pub(in crate::group) fn open(
             .field("operation", "window")
             .field("dtype", dtype)
             .field("window_bytes", bytes);
-        Ok((offer, vec![segment(fabrics, given, bytes)?]))
+        let segment = match given {
+            Some(region) => Segment::of_data(fabrics, region, "the window"),
+            None => Segment::allocate(fabrics, bytes, "the window"),
+        };
+        Ok((offer, vec![segment?]))
     });
     let deadline = Deadline::after(group.timeout());
     let segments = exchange(&shared, fabrics, &name, own, deadline)?;
     let segment = segments.into_iter().next().expect("one segment was exchanged");
     Ok(Inner { number, segment, users: Arc::clone(&group.users), shared })
-}
-
-fn segment(fabrics: Fabrics<'_>, given: Option<DynRegion>, bytes: u64) -> Result<Segment, Error> {
-    let region = match given {
-        Some(region) => region,
-        None => {
-            let region = fabrics.local.memory().allocate(bytes, Role::Data);
-            region.map_err(|error| Error::of_fabric("allocate the window", error))?
-        }
-    };
-    let mut segment = Segment::new(Tier::Local, region);
-    if fabrics.network.is_some() {
-        segment.register(Tier::Network, fabrics, Role::Data, "the window")?;
-    }
-    Ok(segment)
 }
 
 /// Gives the memory of a window back on every rank. If a rank still uses the window, all keep it.
