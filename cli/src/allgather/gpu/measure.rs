@@ -118,9 +118,11 @@ impl Bench for GpuBench {
         let Some(compute) = &self.compute else { return Ok(Vec::new()) };
         run.report_activity(Activity::Overlap, at)?;
         let (timer, comm) = (&mut self.timer, &run.comm);
-        let mut measure =
-            |candidate: &mut Candidate<'_>| measure_overlap(timer, comm, compute, candidate);
-        candidates.iter_mut().map(|candidate| candidate.guarded(&mut measure)).collect()
+        let rounds = run.setup.options.iterations;
+        let measure = |candidate: &mut Candidate<'_>| {
+            measure_overlap(timer, comm, compute, candidate, rounds)
+        };
+        candidates.iter_mut().map(measure).collect()
     }
 
     fn complete(&self, setup: &Setup<'_>, row: &mut Row, own: Timing, others: &[Timing]) {

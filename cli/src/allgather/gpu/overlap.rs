@@ -29,8 +29,8 @@ const RANDOM_BYTES: usize = 8 << 20;
 /// The number of untimed matrix products before the timed products.
 const LEAD: u32 = 2;
 const TIMED: u32 = 12;
-/// The number of rounds of measurements, of which the median is reported.
-const ROUNDS: usize = 5;
+/// The maximum number of rounds of measurements, of which the median is reported.
+const ROUNDS_MAX: u32 = 5;
 /// The maximum number of attempts to overlap matrix products and all-gathers for the whole measurement.
 const TRIES: u32 = 4;
 /// The duration of untimed products before a measurement, because an idle GPU runs faster for a
@@ -137,25 +137,30 @@ impl Compute {
     }
 }
 
-/// Times `candidate` alone, matrix products alone, and both together, in several rounds. Collective.
+/// Times `candidate` alone, matrix products alone, and both together, in several rounds, but at most `rounds`.
+/// Collective.
+///
+/// If the library may hang, each part of the measurement has the time limit of
+/// [`guarded`](Candidate::guarded), because all together can take long.
 pub(super) fn measure_overlap(
     timer: &mut StreamTimer,
     comm: &Comm,
     compute: &Compute,
     candidate: &mut Candidate<'_>,
+    rounds: Option<u32>,
 ) -> Result<Overlap> {
     compute.warm_up()?;
     let product = longest(comm, compute.alone()?)?;
-    let first = longest(
-        comm,
-        timer.time_starts(candidate, StartCounts { warmup: 2, timed: 4, aligned: false })?,
-    )?;
-    let mut overlap_counts = OverlapCounts::of(product, first, candidate);
-    let mut rounds = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
+    let gather = |candidate: &mut Candidate<'_>, timer: &mut StreamTimer, timed| {
+        let counts = StartCounts { warmup: 2, timed, aligned: false };
+        longest(comm, candidate.guarded(|candidate| timer.time_starts(candidate, counts))?)
+    };
+    let mut overlap_counts = OverlapCounts::of(product, gather(candidate, timer, 4)?, candidate);
+    let number = rounds.map_or(ROUNDS_MAX, |rounds| rounds.min(ROUNDS_MAX));
+    let mut rounds = Vec::with_capacity(number as usize);
+    for _ in 0..number {
         let product_alone = longest(comm, compute.alone()?)?;
-        let counts = StartCounts { warmup: 2, timed: overlap_counts.all_gathers, aligned: false };
-        let gather_alone = longest(comm, timer.time_starts(candidate, counts)?)?;
+        let gather_alone = gather(candidate, timer, overlap_counts.all_gathers)?;
         let times = overlapped(timer, comm, compute, candidate, &mut overlap_counts)?;
         rounds.push(Round { product_alone, gather_alone, times });
     }
@@ -191,7 +196,8 @@ fn overlapped(
 ) -> Result<OverlapTimes> {
     let mut tries = 0;
     loop {
-        let times = run(timer, compute, candidate, *overlap_counts)?;
+        let times =
+            candidate.guarded(|candidate| run(timer, compute, candidate, *overlap_counts))?;
         let all = comm.share("overlap times", &times)?;
         let times = OverlapTimes {
             product: all.iter().map(|times| times.product).max().unwrap_or_default(),
@@ -263,7 +269,8 @@ impl OverlapCounts {
         if !all_gathers_last || !products_last {
             // More products also need more all-gathers next to them, because the timed products end
             // later.
-            self.all_gathers_after = candidate.rounded_up(self.all_gathers_after * 2);
+            self.all_gathers_after =
+                candidate.rounded_up((self.all_gathers_after * 2).min(ALL_GATHERS_MAX));
         }
     }
 }
