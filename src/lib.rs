@@ -50,7 +50,7 @@ pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
     BlockLens, Buffer, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange, Operation,
-    OperationDescription, Received, Started, Window,
+    OperationDescription, Part, Received, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{bootstrap, collective, element, error, group, topology, trace};

@@ -19,6 +19,8 @@ pub enum Cause {
     EngineFailed,
     /// The device of a rank stopped working.
     DeviceLost,
+    /// Two ranks started an operation with different lengths or places.
+    Mismatch,
 }
 
 /// The reason why a group of ranks has ended, equal on all ranks.
@@ -91,6 +93,7 @@ impl AbortRecord {
             // For the others that rank is gone.
             Cause::DeviceLost if self.by == Some(own.0) => ErrorKind::DeviceLost,
             Cause::DeviceLost => ErrorKind::PeerLost,
+            Cause::Mismatch => ErrorKind::Mismatch,
         };
         let error = Error::new(kind, self.to_string());
         self.peer.map_or_else(|| error.clone(), |peer| error.clone().with_peer(Rank(peer)))

@@ -24,7 +24,7 @@ use peerlane_hal::{Rank, SharedQueues};
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Notice;
-use crate::bootstrap::abort::AbortRecord;
+use crate::bootstrap::abort::{AbortRecord, Cause};
 
 const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
@@ -38,14 +38,22 @@ const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Message {
-    Inquiry { waits: Vec<u32>, record: AbortRecord, confirms: bool, limit: Duration },
+    Inquiry { state: RankState, record: AbortRecord, confirms: bool, limit: Duration },
     Answer(Answer),
+}
+
+/// What a rank tells the others when one of them asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RankState {
+    /// The ranks that this rank waits for; empty if it does not wait.
+    pub(crate) waits: Vec<u32>,
+    /// The lengths and places of this rank's start of the operation that the inquiry is about.
+    pub(crate) start: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Answer {
-    /// The ranks that the answering rank waits for; empty if it does not wait.
-    waits: Vec<u32>,
+    state: RankState,
     adopted: Option<AbortRecord>,
 }
 
@@ -145,7 +153,7 @@ impl Control {
     pub(crate) fn overdue(
         &mut self,
         now: Instant,
-        waits: Vec<u32>,
+        state: RankState,
         record: AbortRecord,
     ) -> Option<Action> {
         if self.record.is_some() || self.inquiry.is_some() || self.pending.is_some() {
@@ -153,7 +161,7 @@ impl Control {
         }
         self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
         let limit = self.inquiry_timeout();
-        Some(Message::Inquiry { waits, record, confirms: false, limit }.broadcast())
+        Some(Message::Inquiry { state, record, confirms: false, limit }.broadcast())
     }
 
     #[must_use]
@@ -177,7 +185,7 @@ impl Control {
         &mut self,
         now: Instant,
         notice: Notice,
-        waits: impl Fn() -> Vec<u32>,
+        state: impl Fn(&AbortRecord) -> RankState,
     ) -> Option<Action> {
         match notice {
             Notice::Abort { from, record } => self.end(now, AbortRecord::decode(&record, from)),
@@ -191,7 +199,7 @@ impl Control {
             Notice::Message { from, message } => {
                 // Bytes of another program version are ignored; the sender's timeout ends the group.
                 let message = postcard::from_bytes(&message).ok()?;
-                return self.receive_message(now, from, message, waits);
+                return self.receive_message(now, from, message, state);
             }
         }
         None
@@ -210,27 +218,28 @@ impl Control {
         now: Instant,
         from: Rank,
         message: Message,
-        waits: impl Fn() -> Vec<u32>,
+        state: impl Fn(&AbortRecord) -> RankState,
     ) -> Option<Action> {
         if from == self.rank && self.pending.as_ref().is_some_and(|sent| sent.record.is_none()) {
             self.pending = None;
         }
         let answer = match message {
-            Message::Inquiry { waits: asked, record, confirms, limit } => {
+            Message::Inquiry { state: asked, record, confirms, limit } => {
                 if confirms && self.inquiry.as_ref().is_some_and(|first| first.from == from) {
                     self.inquiry = None;
                 }
-                let asked = if confirms && from == self.rank { waits() } else { asked };
-                let answer = Answer { waits: asked, adopted: None };
+                let asked = if confirms && from == self.rank { state(&record) } else { asked };
+                let answer = Answer { state: asked, adopted: None };
                 let Some(inquiry) = &mut self.inquiry else {
                     // A peer's number must not overflow the time.
                     let limit = limit.min(INQUIRY_TIMEOUT_MAX);
                     let (answers, until) = (BTreeMap::from([(from, answer)]), now + limit);
+                    let own = state(&record);
                     self.inquiry = Some(Inquiry { from, record, confirms, answers, until, limit });
                     if from == self.rank {
                         return self.decide_if_complete(now);
                     }
-                    let answer = Answer { waits: waits(), adopted: self.record.clone() };
+                    let answer = Answer { state: own, adopted: self.record.clone() };
                     return Some(Message::Answer(answer).broadcast());
                 };
                 // The deadline of another rank passed too, so its inquiry answers the first one.
@@ -264,8 +273,8 @@ impl Control {
         {
             let record = self.inquiry.as_ref()?.record.clone();
             self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
-            let (waits, limit) = (Vec::new(), self.inquiry_timeout());
-            return Some(Message::Inquiry { waits, record, confirms: true, limit }.broadcast());
+            let (state, limit) = (RankState::default(), self.inquiry_timeout());
+            return Some(Message::Inquiry { state, record, confirms: true, limit }.broadcast());
         }
         self.decide(now)
     }
@@ -350,6 +359,16 @@ impl Message {
     }
 }
 
+/// Adds to the record of a mismatch how the other rank started the operation. Neither of the two is to blame more than the other.
+fn with_other_start(inquiry: &Inquiry) -> AbortRecord {
+    let mut record = inquiry.record.clone();
+    let Some(other) = record.peer.take() else { return record };
+    let answer = inquiry.answers.get(&Rank(other));
+    let start = answer.and_then(|answer| answer.state.start.as_deref());
+    record.text.push_str(&format!(", rank {other} with {}", start.unwrap_or("other values")));
+    record
+}
+
 /// Finds the rank to blame for a timeout, by following from rank to rank who waits for whom.
 ///
 /// If the rank that asked does not wait for another rank, it is that rank, and its record stays unchanged.
@@ -361,6 +380,9 @@ fn blame(
     if let Some(adopted) = inquiry.answers.values().find_map(|answer| answer.adopted.clone()) {
         return (adopted, None);
     }
+    if inquiry.record.cause == Cause::Mismatch {
+        return (with_other_start(inquiry), None);
+    }
     // The ranks that the rank that asked waits for, directly or through others, with the rank before each.
     let mut reached = vec![inquiry.from.0];
     let mut before: BTreeMap<u32, u32> = BTreeMap::new();
@@ -370,7 +392,7 @@ fn blame(
         let Some(answer) = inquiry.answers.get(&Rank(rank)) else { continue };
         // A rank that has left took part in all that the others wait for.
         let is_live = |other: &&u32| left.get(**other as usize) == Some(&false);
-        for &other in answer.waits.iter().filter(is_live) {
+        for &other in answer.state.waits.iter().filter(is_live) {
             if other != inquiry.from.0 && !before.contains_key(&other) {
                 before.insert(other, rank);
                 reached.push(other);
@@ -379,8 +401,9 @@ fn blame(
     }
     let answer = |rank: &u32| inquiry.answers.get(&Rank(*rank));
     let silent = reached.iter().find(|rank| answer(rank).is_none());
-    let idle =
-        || reached.iter().find(|rank| answer(rank).is_some_and(|answer| answer.waits.is_empty()));
+    let idle = || {
+        reached.iter().find(|rank| answer(rank).is_some_and(|answer| answer.state.waits.is_empty()))
+    };
     let mut record = inquiry.record.clone();
     let Some(&blamed) = silent.or_else(idle) else {
         // A rank that had stopped has just gone on, or ranks make their calls in different orders.

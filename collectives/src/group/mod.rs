@@ -42,8 +42,8 @@ pub use end::GroupEnd;
 use heap::Heap;
 use operation::Proofs;
 pub use operation::{
-    BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, Received,
-    Started,
+    BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, Part,
+    Received, Started,
 };
 pub use options::GroupOptions;
 pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::bootstrap::{AbortRecord, Bootstrap, Listener, Notice};
+use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice};
 use crate::error::Error;
-use crate::group::control::{Action, Control};
+use crate::group::control::{Action, Control, RankState};
 use crate::group::tracker::StartTracker;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
@@ -99,18 +99,20 @@ impl Shared {
         }
         let mut state = self.state();
         let tracked = std::mem::take(&mut state.tracked);
-        let waits = || self.waits(&tracked);
-        let action = state.control.receive(Instant::now(), notice, waits);
+        let own = |record: &AbortRecord| self.rank_state(&tracked, &record.operation);
+        let action = state.control.receive(Instant::now(), notice, own);
         state.tracked = tracked;
         self.after_change(state, action);
     }
 
-    fn waits(&self, tracked: &[TrackedOperation]) -> Vec<u32> {
+    fn rank_state(&self, tracked: &[TrackedOperation], operation: &str) -> RankState {
         let exchange = self.bootstrap.missing().into_iter();
         let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
         let starts = waiting.flat_map(|tracked| tracked.tracker.missing_writers());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).collect();
-        ranks.into_iter().map(|rank| rank.0).collect()
+        let waits = ranks.into_iter().map(|rank| rank.0).collect();
+        let start = tracked.iter().find_map(|tracked| tracked.tracker.start_of(operation));
+        RankState { waits, start }
     }
 
     fn after_change(&self, state: MutexGuard<'_, State>, action: Option<Action>) {
@@ -207,6 +209,10 @@ impl Shared {
         if self.check().is_err() {
             return;
         }
+        if record.cause == Cause::Mismatch {
+            // The other rank tells how it started the operation.
+            return self.raise_overdue(Vec::new(), record);
+        }
         self.change(|control, now| control.abort(now, record));
         self.wait_until(|control| control.record().is_some());
     }
@@ -215,7 +221,12 @@ impl Shared {
         if self.check().is_err() {
             return;
         }
-        self.change(|control, now| control.overdue(now, waits, record));
+        let start = {
+            let state = self.state();
+            state.tracked.iter().find_map(|tracked| tracked.tracker.start_of(&record.operation))
+        };
+        let own = RankState { waits, start };
+        self.change(|control, now| control.overdue(now, own, record));
         self.wait_until(|control| control.record().is_some());
     }
 

@@ -1,6 +1,7 @@
 //! Tracks which starts of an operation are not complete, for the watchdog thread and for error texts.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,8 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
-use crate::run::buffers::{Start, TierBuffers};
+use crate::group::operation::StartPart;
+use crate::run::buffers::{FlagState, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,37 @@ pub(crate) struct StartTracker {
     captured: AtomicBool,
     replay_waits: AtomicBool,
     driven_by_thread: AtomicBool,
+    /// The lengths and places of the newest start, if starts can have their own.
+    part: Option<PartCell>,
+}
+
+/// The lengths and places of a start in elements, as error texts name them.
+#[derive(Debug, Default)]
+pub(crate) struct PartCell {
+    values: [AtomicU64; 3],
+    /// The last start with other values.
+    before: AtomicU64,
+}
+
+impl PartCell {
+    fn set(&self, part: &StartPart, before: u64) {
+        self.before.store(before, Ordering::Relaxed);
+        let len = part.len.map_or(part.sum << 1, |one| one << 1 | 1);
+        for (cell, value) in self.values.iter().zip([len, part.input, part.output]) {
+            cell.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Display for PartCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [len, input, output] = self.values.each_ref().map(|cell| cell.load(Ordering::Relaxed));
+        match (len >> 1, len & 1) {
+            (len, 1) => write!(f, "blocks of {len} elements")?,
+            (sum, _) => write!(f, "blocks of {sum} elements in all")?,
+        }
+        write!(f, ", the input at element {input}, the output at element {output}")
+    }
 }
 
 impl StartTracker {
@@ -45,6 +78,7 @@ impl StartTracker {
         waits: Vec<AwaitedFlag>,
         writers: FlagWriters,
         views: TierBuffers,
+        resizable: bool,
     ) -> Self {
         Self {
             operation,
@@ -61,6 +95,7 @@ impl StartTracker {
             captured: AtomicBool::new(false),
             replay_waits: AtomicBool::new(false),
             driven_by_thread: AtomicBool::new(false),
+            part: resizable.then(PartCell::default),
         }
     }
 
@@ -236,7 +271,59 @@ impl StartTracker {
         Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
+    /// Returns the lengths and places of the newest start if this is the operation with that name, and its starts can have
+    /// their own.
+    pub(crate) fn start_of(&self, operation: &str) -> Option<String> {
+        self.part.as_ref().filter(|_| self.operation == operation).map(PartCell::to_string)
+    }
+
+    /// Sets the lengths and places of the starts after `before`.
+    pub(crate) fn set_part(&self, part: &StartPart, before: u64) {
+        let TierBuffers { local, network } = &self.views;
+        for digest in [local].into_iter().chain(network).filter_map(|view| view.digest.as_ref()) {
+            digest.set(part.hash);
+        }
+        if let Some(cell) = &self.part {
+            cell.set(part, before);
+        }
+    }
+
+    /// Returns the record of a mismatch if a rank has signalled a flag of the start `epoch`, but with other lengths or places.
+    ///
+    /// Only starts since the last resize can be compared. Flags that the host cannot read directly are examined only if `slowly` is set.
+    pub(crate) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
+        let part = self.part.as_ref()?;
+        if epoch <= part.before.load(Ordering::Relaxed) {
+            return None;
+        }
+        let start = Start::Eager(epoch);
+        let differs = |wait: &&AwaitedFlag| {
+            let (view, address) = (self.views.of(wait.tier)?, wait.address);
+            let value = match view.flag(address, start) {
+                Some(word) => word.load(Ordering::Relaxed),
+                None if slowly => view.flag_value(address, start)?,
+                None => return None,
+            };
+            Some(view.flag_state(value, address.signalled_in(start)) == FlagState::Differs)
+        };
+        let flag = self.waits.iter().find(|wait| differs(wait) == Some(true))?.flag;
+        let operation = self.operation.clone();
+        let text = format!(
+            "{operation}, start {epoch}: ranks disagree: rank {} started it with {part}",
+            self.rank
+        );
+        let phase = flag.to_string();
+        let (by, peer) = (Some(self.rank.0), Some(self.writers.of(flag).0));
+        let cause = Cause::Mismatch;
+        Some(AbortRecord { cause, by, peer, operation, phase, epoch, text, unanswered: false })
+    }
+
     pub(crate) fn broken(&self, error: &Error) -> AbortRecord {
+        if error.kind() == ErrorKind::Mismatch
+            && let Some(record) = self.mismatch(self.epoch(), true)
+        {
+            return record;
+        }
         let text = format!("because the engine of rank {} failed: {error}", self.rank);
         let lost = error.kind() == ErrorKind::DeviceLost;
         let cause = if lost { Cause::DeviceLost } else { Cause::EngineFailed };

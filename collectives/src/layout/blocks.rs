@@ -26,7 +26,28 @@ pub enum BlockBytes {
 pub(super) enum Sizes {
     Provided { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
     Received(Lengths),
-    Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]> },
+    Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]>, now: Option<PairsNow> },
+}
+
+/// The lengths of the blocks of one rank in a start whose blocks are shorter than those of the layout.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PairsNow {
+    rank: Rank,
+    send: Box<[u64]>,
+    receive: Box<[u64]>,
+}
+
+/// The block lengths of one start, in bytes.
+#[derive(Clone, Copy)]
+pub(crate) enum StartBytes<'a> {
+    Equal(u64),
+    ByRank(&'a dyn Fn(Rank) -> u64),
+    /// What `rank` sends to each rank, and receives from each.
+    ByPair {
+        rank: Rank,
+        send: &'a dyn Fn(Rank) -> u64,
+        receive: &'a dyn Fn(Rank) -> u64,
+    },
 }
 
 impl BlockBytes {
@@ -90,7 +111,7 @@ impl Sizes {
         }
         let column = |of| Lengths::of(&rows.iter().map(|row| row.bytes(of)).collect::<Vec<_>>());
         let columns = Rank::all(ranks).map(column).collect::<Result<_, _>>()?;
-        Ok(Self::Pairs { rows, columns })
+        Ok(Self::Pairs { rows, columns, now: None })
     }
 }
 
@@ -145,7 +166,11 @@ impl Layout {
             _ if !self.collective.requires(provider, receiver) => 0,
             Sizes::Provided { blocks, .. } => blocks.bytes(provider),
             Sizes::Received(lengths) => lengths.bytes(receiver),
-            Sizes::Pairs { rows, .. } => rows[provider.index()].bytes(receiver),
+            Sizes::Pairs { rows, now, .. } => match now {
+                Some(now) if now.rank == provider => now.send[receiver.index()],
+                Some(now) if now.rank == receiver => now.receive[provider.index()],
+                _ => rows[provider.index()].bytes(receiver),
+            },
         }
     }
 
@@ -208,7 +233,7 @@ impl Layout {
             Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => {
                 lengths.iter().collect()
             }
-            Sizes::Pairs { rows, columns } => {
+            Sizes::Pairs { rows, columns, .. } => {
                 let most = |(row, column): (&Lengths, &Lengths)| row.total().max(column.total());
                 rows.iter()
                     .zip(columns)
@@ -241,6 +266,101 @@ impl Layout {
                 tensors[tensor].total()
             }
             _ => self.output_bytes(rank),
+        }
+    }
+
+    /// Sets the block lengths of one start. Blocks follow each other without gaps; but if each pair of ranks has a length,
+    /// they stay where they are.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the layout has another kind of lengths.
+    pub(crate) fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
+        let (collective, ranks) = (self.collective, self.ranks());
+        match (&mut self.blocks, bytes) {
+            (
+                Sizes::Provided { tensors, blocks, .. },
+                StartBytes::Equal(_) | StartBytes::ByRank(_),
+            ) => {
+                let of = |rank| match bytes {
+                    _ if !collective.is_provider(rank) => 0,
+                    StartBytes::ByRank(bytes) => bytes(rank),
+                    StartBytes::Equal(bytes) => bytes,
+                    StartBytes::ByPair { .. } => 0,
+                };
+                tensors[0].set(of);
+                blocks.set(of);
+            }
+            (Sizes::Received(lengths), StartBytes::Equal(bytes)) => lengths.set(|_| bytes),
+            (Sizes::Received(lengths), StartBytes::ByRank(bytes))
+                if !collective.has_block_per_pair() =>
+            {
+                lengths.set(bytes);
+            }
+            (Sizes::Pairs { now, .. }, StartBytes::ByPair { rank, send, receive }) => {
+                let now = now.get_or_insert_with(|| PairsNow {
+                    rank,
+                    send: vec![0; ranks].into(),
+                    receive: vec![0; ranks].into(),
+                });
+                for peer in Rank::all(ranks) {
+                    now.send[peer.index()] = send(peer);
+                    now.receive[peer.index()] = receive(peer);
+                }
+            }
+            (Sizes::Pairs { .. }, _) => {
+                return Err(invalid(
+                    "one length is given, or one for each rank; expected the lengths that this rank sends and receives, as \
+                     when the operation was prepared"
+                        .to_owned(),
+                ));
+            }
+            _ => {
+                return Err(invalid(format!(
+                    "the lengths do not have the form with which the operation was prepared; expected one length{} for {}",
+                    if collective.has_block_per_pair() { "" } else { ", or one for each rank," },
+                    collective.with_article()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of the block of each rank if every rank knows the blocks of all.
+    pub(crate) fn lengths(&self) -> Option<&Lengths> {
+        match &self.blocks {
+            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => Some(lengths),
+            Sizes::Pairs { .. } => None,
+        }
+    }
+
+    /// Returns the first block length that is above that of `other`, which differs only in lengths: what it is, its bytes,
+    /// and those of `other`.
+    pub(crate) fn longer_than(&self, other: &Self) -> Option<(String, u64, u64)> {
+        let longer = |what: &str, rank: Rank, found: u64, most: u64| {
+            (found > most).then(|| (format!("{what} of rank {rank}"), found, most))
+        };
+        let ranks = || Rank::all(self.ranks());
+        match (&self.blocks, &other.blocks) {
+            (Sizes::Provided { blocks: new, .. }, Sizes::Provided { blocks: old, .. })
+            | (Sizes::Received(new), Sizes::Received(old)) => {
+                ranks().find_map(|rank| longer("the block", rank, new.bytes(rank), old.bytes(rank)))
+            }
+            (Sizes::Pairs { now: Some(now), .. }, Sizes::Pairs { rows, columns, .. }) => {
+                let (sent, received) = (&rows[now.rank.index()], &columns[now.rank.index()]);
+                ranks().find_map(|rank| {
+                    let at = rank.index();
+                    longer("the block for the output", rank, now.send[at], sent.bytes(rank))
+                        .or_else(|| {
+                            longer(
+                                "the block from the input",
+                                rank,
+                                now.receive[at],
+                                received.bytes(rank),
+                            )
+                        })
+                })
+            }
+            _ => None,
         }
     }
 

@@ -29,6 +29,7 @@ mod pieces;
 
 pub use blocks::BlockBytes;
 use blocks::Sizes;
+pub(crate) use blocks::StartBytes;
 pub(crate) use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
 pub use pieces::{
@@ -63,7 +64,7 @@ pub struct CellSpan {
 }
 
 /// A contiguous range of bytes that is copied from one buffer to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Span {
     /// The position of the first byte in the buffer that is read.
     pub src: BufferPosition,
@@ -129,6 +130,34 @@ impl Layout {
         }
         self.placements = shared.into();
         Ok(self)
+    }
+
+    /// Sets where the contiguous inputs and outputs of all ranks begin in their buffers, in bytes. Ranks whose blocks have
+    /// positions of their own keep them.
+    pub(crate) fn set_offsets(&mut self, input_offset: u64, output_offset: u64) {
+        for placement in &mut self.placements {
+            let placement = Arc::make_mut(placement);
+            if let InputPlacement::Contiguous(position) = &mut placement.input {
+                position.offset = input_offset;
+            }
+            if let OutputPlacement::Contiguous(position) = &mut placement.output {
+                position.offset = output_offset;
+            }
+        }
+    }
+
+    /// Returns where the contiguous input and output of `rank` begin in their buffers, in bytes.
+    pub(crate) fn offsets(&self, rank: Rank) -> [u64; 2] {
+        let Placement { input, output } = self.placement(rank);
+        let input = match input {
+            InputPlacement::Contiguous(position) => position.offset,
+            InputPlacement::ByTensor(_) => 0,
+        };
+        let output = match output {
+            OutputPlacement::Contiguous(position) => position.offset,
+            OutputPlacement::ByTensor(_) | OutputPlacement::ByBlock(_) => 0,
+        };
+        [input, output]
     }
 
     /// Returns the positions of the input and output of `rank`.
@@ -249,8 +278,8 @@ impl Layout {
     }
 
     fn chunk_offset(&self, block_bytes: u64, chunk: u32) -> u64 {
-        if chunk == self.chunks {
-            return block_bytes;
+        if chunk == 0 || chunk == self.chunks {
+            return if chunk == 0 { 0 } else { block_bytes };
         }
         let units = u128::from(block_bytes.div_ceil(CHUNK_ALIGN_BYTES));
         let before = units * u128::from(chunk) / u128::from(self.chunks);

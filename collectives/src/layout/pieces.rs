@@ -130,6 +130,23 @@ impl Lengths {
         self.uniform().or_else(|| self.iter().max()).unwrap_or(0)
     }
 
+    /// Sets the length of each rank's part. Allocates only if the lengths were equal before and are not any more.
+    pub(super) fn set(&mut self, bytes_of: impl Fn(Rank) -> u64) {
+        let ranks = self.ranks();
+        let first = bytes_of(Rank(0));
+        if let Kind::Equal { bytes, .. } = &mut self.0 {
+            if Rank::all(ranks).all(|rank| bytes_of(rank) == first) {
+                *bytes = first;
+                return;
+            }
+            self.0 = Kind::Uneven(vec![0; ranks + 1].into());
+        }
+        let Kind::Uneven(offsets) = &mut self.0 else { return };
+        for rank in Rank::all(ranks) {
+            offsets[rank.index() + 1] = offsets[rank.index()] + bytes_of(rank);
+        }
+    }
+
     pub(super) fn only(self, keeps: impl Fn(Rank) -> bool) -> Result<Self, Error> {
         if Rank::all(self.ranks()).all(&keeps) {
             return Ok(self);

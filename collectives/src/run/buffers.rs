@@ -12,11 +12,14 @@
 //!
 //! Flags may have been used by an earlier operation and keep its last values. [`OperationBuffers::flag_value_in`] continues from
 //! the epoch base, which is at least as large as any of them.
+//!
+//! If each start of an operation has its own lengths and places, the low bits of a signal are a [`Digest`] of them. The value that
+//! a wait compares has zeros there, so that any digest passes, and the host compares the digests.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::{At, DynImport, DynRegion, Flag, Rank, Region};
 use serde::{Deserialize, Serialize};
@@ -256,6 +259,37 @@ impl FlagRegions {
     }
 }
 
+/// The number of low bits of a flag that hold a digest. RDMA sends a flag without a message of its own if the flag grows by
+/// at most 255, and it grows by less than two starts.
+pub(crate) const DIGEST_BITS: u32 = 7;
+
+/// Tells starts apart whose lengths or places differ between ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Digest(AtomicU64);
+
+impl Digest {
+    /// Sets the lengths and places of the next starts, as a hash.
+    pub(crate) fn set(&self, hash: u64) {
+        self.0.store(hash, Ordering::Relaxed);
+    }
+
+    /// Returns the low bits of flags that are signalled in a start. They depend on the start, so that two hashes that give
+    /// the same bits once will soon differ.
+    fn of(&self, epoch: u64) -> u64 {
+        let mixed = self.0.load(Ordering::Relaxed) ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> (u64::BITS - DIGEST_BITS)
+    }
+}
+
+/// What a flag of this rank says about the start that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FlagState {
+    Waiting,
+    Signalled,
+    /// The flag has been signalled by a start with other lengths or places.
+    Differs,
+}
+
 pub(crate) struct OperationBuffers {
     pub(crate) inputs: Vec<RankRegions>,
     pub(crate) outputs: Vec<RankRegions>,
@@ -264,6 +298,8 @@ pub(crate) struct OperationBuffers {
     pub(crate) buffering: DoubleBuffering,
     /// The largest value that a flag of eager starts can have before the first start, equal on all ranks.
     pub(crate) epoch_base: u64,
+    /// `None` if all starts are alike.
+    pub(crate) digest: Option<Digest>,
     /// Memory that another fabric allocated must stay registered until all other fields are dropped.
     pub(crate) _keep: Vec<DynRegion>,
 }
@@ -318,18 +354,51 @@ impl OperationBuffers {
         Flag { region, word: offset / WORD_BYTES }
     }
 
-    /// Returns the value that flags have when they are signalled in `start`, or 0 for the start before the first.
+    fn digest_bits(&self) -> u32 {
+        if self.digest.is_some() { DIGEST_BITS } else { 0 }
+    }
+
+    /// Returns the least value that flags have when they are signalled in `start`, or 0 for the start before the first.
     pub(crate) fn flag_value_in(&self, start: Start) -> u64 {
         match start {
             Start::Eager(0) => 0,
-            Start::Eager(epoch) => self.epoch_base + epoch,
+            Start::Eager(epoch) => self.epoch_base + (epoch << self.digest_bits()),
             Start::Captured => CAPTURED_VALUE,
         }
     }
 
+    /// Returns the value with which flags are signalled in `start`.
+    pub(crate) fn signal_value(&self, start: Start) -> u64 {
+        let digest = match (&self.digest, start) {
+            (Some(digest), Start::Eager(epoch)) => digest.of(epoch),
+            _ => 0,
+        };
+        self.flag_value_in(start) + digest
+    }
+
+    /// Returns what the value of a flag says about `start`.
+    pub(crate) fn flag_state(&self, value: u64, start: Start) -> FlagState {
+        let least = self.flag_value_in(start);
+        let of_start = value.wrapping_sub(least) >> self.digest_bits() == 0;
+        match self.digest {
+            _ if value < least => FlagState::Waiting,
+            Some(_)
+                if of_start && start != Start::Captured && value != self.signal_value(start) =>
+            {
+                FlagState::Differs
+            }
+            _ => FlagState::Signalled,
+        }
+    }
+
+    /// Returns by how much the flags of `starts` starts exceed the epoch base at most.
+    pub(crate) fn values_of(&self, starts: u64) -> u64 {
+        ((starts + 1) << self.digest_bits()) - 1
+    }
+
     /// Returns the start in which a flag with this value was signalled, or 0 if this operation has not signalled it.
     pub(crate) fn epoch_of_value(&self, value: u64) -> u64 {
-        value.saturating_sub(self.epoch_base)
+        value.saturating_sub(self.epoch_base) >> self.digest_bits()
     }
 
     /// Returns the memory of a buffer of this rank: the region, and the range of bytes in it.

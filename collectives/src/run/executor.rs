@@ -9,6 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
+use crate::layout::Layout;
+use crate::plan::Plan;
 use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
@@ -75,6 +77,21 @@ impl Executor {
     pub(crate) fn is_submitted(&self) -> bool {
         let mut lanes = self.lanes.iter().filter(|lane| lane.takes_stream() || !lane.is_driven());
         lanes.all(|lane| lane.is_submitted(self.started))
+    }
+
+    /// Returns whether the steps of all starts are submitted, also on lanes that a thread drives.
+    pub(crate) fn has_submitted_all(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.is_submitted(self.started))
+    }
+
+    /// Returns whether a thread replays the steps of a captured start on one of the lanes.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.lanes.iter().any(Lane::is_armed)
+    }
+
+    /// Changes the copies of the next start. All earlier starts must be submitted, and no lane armed.
+    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
+        self.lanes.iter_mut().for_each(|lane| lane.resize(plan, layout));
     }
 
     pub(crate) fn is_driven(&self) -> bool {
@@ -247,7 +264,7 @@ mod tests {
 
     use super::*;
     use crate::plan::LaneId;
-    use crate::run::buffers::{FlagAddress, Start};
+    use crate::run::buffers::{FlagAddress, FlagState, Start};
     use crate::run::port::{BoundStep, Port};
     use crate::run::program::Program;
 
@@ -303,7 +320,7 @@ mod tests {
             Ok(Ticket(self.tickets))
         }
 
-        fn try_consume(&self, _flag: FlagAddress, _start: Start) -> Option<bool> {
+        fn try_consume(&self, _flag: FlagAddress, _start: Start) -> Option<FlagState> {
             None
         }
 
@@ -378,6 +395,7 @@ mod tests {
                 program,
                 Box::new(FakePort { name, caps, log, tickets: 0, room }),
                 true,
+                false,
             )
         });
         // SAFETY: no port touches memory.

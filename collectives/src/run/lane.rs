@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{ErrorKind, SharedQueues, Ticket};
 
 use crate::error::Error;
-use crate::plan::{LaneId, Step};
-use crate::run::buffers::{FlagAddress, Start};
+use crate::layout::Layout;
+use crate::plan::{LaneId, Plan, Step};
+use crate::run::buffers::{FlagAddress, FlagState, Start};
 use crate::run::port::{BoundStep, Port};
 use crate::run::program::Program;
 use crate::trace::TracedStep;
@@ -34,11 +35,13 @@ impl Lane {
     /// flags.
     pub(crate) fn new(
         id: LaneId,
-        mut program: Program,
+        program: Program,
         port: Box<dyn Port>,
         takes_stream: bool,
+        traced: bool,
     ) -> Self {
-        let tracer = program.origins.take().map(|origins| Tracer::new(id, origins));
+        let origins = program.origins.clone().filter(|_| traced);
+        let tracer = origins.map(|origins| Tracer::new(id, origins));
         let open = VecDeque::with_capacity(OPEN_STARTS_RESERVED);
         let (epoch, next, last, done, armed) = (1, 0, Ticket::NONE, 0, None);
         Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
@@ -105,6 +108,15 @@ impl Lane {
 
     pub(crate) fn done(&self) -> u64 {
         self.done
+    }
+
+    /// Changes the copies of the next start. No earlier start may have steps left to submit.
+    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
+        self.program.resize(plan, layout);
+    }
+
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.is_some()
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -177,7 +189,7 @@ impl Lane {
         let Some(mut next) = self.armed else { return Ok(()) };
         while let Some(step) = self.program.steps.get(next) {
             let taken = if let BoundStep::Wait { flag } = *step {
-                if !try_consume(&*self.port, flag, Start::Captured)? {
+                if try_consume(&*self.port, flag, Start::Captured)? == FlagState::Waiting {
                     break;
                 }
                 1
@@ -256,9 +268,13 @@ impl Lane {
             }
             let rest = &self.program.steps[self.next..];
             if let (false, BoundStep::Wait { flag }) = (self.queues_waits(), rest[0]) {
-                if !try_consume(&*self.port, flag, Start::Eager(self.epoch))? {
-                    self.tracer.as_mut().map(Tracer::polls);
-                    return Ok(());
+                match try_consume(&*self.port, flag, Start::Eager(self.epoch))? {
+                    FlagState::Signalled => {}
+                    FlagState::Waiting => {
+                        self.tracer.as_mut().map(Tracer::polls);
+                        return Ok(());
+                    }
+                    FlagState::Differs => return Err(differs()),
                 }
                 if let Some(tracer) = &mut self.tracer {
                     tracer.signalled(self.epoch, self.next);
@@ -310,13 +326,18 @@ fn steps_before_wait(steps: &[BoundStep]) -> usize {
     wait.unwrap_or(steps.len())
 }
 
-fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<bool, Error> {
+fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<FlagState, Error> {
     port.try_consume(flag, start).ok_or_else(|| {
         let text =
             "the flags are in device memory, expected host memory for an engine that cannot queue \
              waits";
         Error::new(ErrorKind::Mismatch, text)
     })
+}
+
+/// Returns the error of a flag that a start with other lengths or places has signalled; the tracker finds its writer.
+pub(crate) fn differs() -> Error {
+    Error::new(ErrorKind::Mismatch, "the lengths or places of a start differ between ranks")
 }
 
 /// A step in a trace takes about 100 bytes of memory, so the number of steps is limited.

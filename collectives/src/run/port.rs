@@ -14,7 +14,7 @@ use peerlane_hal::{
 };
 
 use crate::error::Error;
-use crate::run::buffers::{BufferOffset, FlagAddress, OperationBuffers, Start};
+use crate::run::buffers::{BufferOffset, FlagAddress, FlagState, OperationBuffers, Start};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BoundStep {
@@ -22,6 +22,12 @@ pub(crate) enum BoundStep {
     Get { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
     Signal { peer: Rank, flag: FlagAddress },
     Wait { flag: FlagAddress },
+}
+
+impl BoundStep {
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::Put { bytes: 0, .. } | Self::Get { bytes: 0, .. })
+    }
 }
 
 pub(crate) trait Port: Send {
@@ -33,9 +39,9 @@ pub(crate) trait Port: Send {
     /// As [`CopyEngine::submit`].
     unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error>;
 
-    /// Returns whether a flag of this rank has been signalled, and resets it in a captured start. Returns `None` if the
-    /// host cannot read the flag.
-    fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<bool>;
+    /// Returns what a flag of this rank says, and resets it if it was signalled in a captured start. Returns `None` if
+    /// the host cannot read the flag.
+    fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<FlagState>;
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
@@ -89,23 +95,25 @@ impl Port for EnginePort {
 
     unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error> {
         let mut ops: Ops<'_> = recycle(std::mem::take(&mut self.ops));
-        ops.extend(steps.iter().map(|step| resolve(&self.buffers, step, start)));
+        // Only operations that have been resized have copies of no bytes.
+        let steps = steps.iter().filter(|step| !step.is_empty());
+        ops.extend(steps.map(|step| resolve(&self.buffers, step, start)));
         // SAFETY: the contract of this function is that of `CopyEngine::submit`.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
         submitted.map_err(|error| Error::of_fabric("submit ops", error))
     }
 
-    fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<bool> {
+    fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<FlagState> {
         let word = self.buffers.flag(flag, start)?;
-        let expected = self.buffers.flag_value_in(flag.signalled_in(start));
         // Acquire: the data that the signal published is visible to steps that are submitted next.
-        let is_signalled = word.load(Ordering::Acquire) >= expected;
-        if is_signalled && start == Start::Captured {
+        let value = word.load(Ordering::Acquire);
+        let state = self.buffers.flag_state(value, flag.signalled_in(start));
+        if state == FlagState::Signalled && start == Start::Captured {
             // Release: a writer that sees the 0 may signal again.
             word.store(0, Ordering::Release);
         }
-        Some(is_signalled)
+        Some(state)
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
@@ -159,7 +167,6 @@ pub(crate) fn resolve<'a>(
     step: &BoundStep,
     start: Start,
 ) -> Op<'a, DynRegion, DynImport> {
-    let value = buffers.flag_value_in(start);
     match *step {
         BoundStep::Put { peer, dst, src, bytes } => {
             Op::Put { dst: buffers.remote(peer, dst, start), src: buffers.local(src, start), bytes }
@@ -168,6 +175,7 @@ pub(crate) fn resolve<'a>(
             Op::Get { dst: buffers.local(dst, start), src: buffers.remote(peer, src, start), bytes }
         }
         BoundStep::Signal { peer, flag } => {
+            let value = buffers.signal_value(start);
             Op::Signal { flag: buffers.remote_flag(peer, flag, start), value }
         }
         BoundStep::Wait { flag } => {

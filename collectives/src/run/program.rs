@@ -38,9 +38,26 @@ pub(crate) struct Binding<'a> {
     pub(crate) flags: FlagLayout,
     pub(crate) flag_tiers: &'a FlagTiers,
     pub(crate) with_origins: bool,
+    /// Whether [`Program::resize`] will follow, so that copies of no bytes are bound too.
+    pub(crate) resizable: bool,
 }
 
 impl Program {
+    /// Changes the copies to those of a start whose blocks have other lengths and places. The program must be bound as
+    /// resizable, with origins.
+    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
+        let origins = self.origins.iter().flatten();
+        for (bound, origin) in self.steps.iter_mut().zip(origins) {
+            let (BoundStep::Put { bytes, .. } | BoundStep::Get { bytes, .. }) = bound else {
+                continue;
+            };
+            match copies(plan, layout, origin).next() {
+                Some(copy) => *bound = copy,
+                None => *bytes = 0,
+            }
+        }
+    }
+
     pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[BoundStep]> {
         let (entry, rest) = self.steps.split_at(self.entry_steps);
         entry.chunks(slice_ops_max).chain(rest.chunks(slice_ops_max))
@@ -48,7 +65,7 @@ impl Program {
 }
 
 impl Binding<'_> {
-    /// Translates one lane of a plan, without its copies of zero bytes.
+    /// Translates one lane of a plan; without its copies of zero bytes, unless it can be resized.
     pub(crate) fn bind(&self, lane: LaneId) -> Program {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
@@ -72,7 +89,6 @@ impl Binding<'_> {
     }
 
     fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
-        let in_place = self.plan.in_place;
         match *step {
             Step::Signal { peer, flag } => {
                 let crosses_tiers = self.flag_tiers.is_signal_across(tier, flag);
@@ -82,32 +98,43 @@ impl Binding<'_> {
             Step::Wait { flag } => {
                 bound.push(BoundStep::Wait { flag: self.awaited_address(flag) });
             }
-            Step::Put { peer, cell, from } => {
-                let spans = self.layout.spans(cell, self.source(self.plan.rank, from), peer);
-                bound.extend(spans.map(|span| {
-                    let (src, dst) = addresses(from, in_place, &span);
-                    BoundStep::Put { peer, dst, src, bytes: span.bytes }
-                }));
-            }
-            Step::Get { peer, cell, from } => {
-                let spans = self.layout.spans(cell, self.source(peer, from), self.plan.rank);
-                bound.extend(spans.map(|span| {
-                    let (src, dst) = addresses(from, in_place, &span);
-                    BoundStep::Get { peer, dst, src, bytes: span.bytes }
-                }));
+            Step::Put { peer, from, .. } | Step::Get { peer, from, .. } => {
+                let before = bound.len();
+                bound.extend(copies(self.plan, self.layout, step));
+                if self.resizable && bound.len() == before {
+                    let (src, dst) = addresses(from, self.plan.in_place, &Span::default());
+                    bound.push(match step {
+                        Step::Get { .. } => BoundStep::Get { peer, dst, src, bytes: 0 },
+                        _ => BoundStep::Put { peer, dst, src, bytes: 0 },
+                    });
+                }
             }
         }
-    }
-
-    /// The source of a copy is always the output for an operation in place.
-    fn source(&self, of: Rank, from: Source) -> (Rank, Source) {
-        (of, if self.plan.in_place { Source::Output } else { from })
     }
 
     fn awaited_address(&self, flag: Flag) -> FlagAddress {
         let crosses_tiers = self.flag_tiers.is_wait_across(flag);
         FlagAddress { crosses_tiers, word: self.flags.word(flag), lag: flag.lag() }
     }
+}
+
+/// Returns the copies of a step that puts or gets, one for each tensor.
+fn copies(plan: &Plan, layout: &Layout, step: &Step) -> impl Iterator<Item = BoundStep> {
+    let (is_get, peer, cell, from) = match *step {
+        Step::Get { peer, cell, from } => (true, peer, cell, from),
+        Step::Put { peer, cell, from } => (false, peer, cell, from),
+        Step::Signal { .. } | Step::Wait { .. } => unreachable!("only copies have bytes"),
+    };
+    let (of, into) = if is_get { (peer, plan.rank) } else { (plan.rank, peer) };
+    let in_place = plan.in_place;
+    let source = if in_place { Source::Output } else { from };
+    layout.spans(cell, (of, source), into).map(move |span| {
+        let ((src, dst), bytes) = (addresses(from, in_place, &span), span.bytes);
+        match is_get {
+            true => BoundStep::Get { peer, dst, src, bytes },
+            false => BoundStep::Put { peer, dst, src, bytes },
+        }
+    })
 }
 
 fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, BufferOffset) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::{Action, Control, Message};
+use super::{Action, Control, Message, RankState};
 use crate::bootstrap::client::ClientState;
 use crate::bootstrap::hub::{Event, HubState};
 use crate::bootstrap::message::{Blob, Reply, Request};
@@ -348,7 +348,8 @@ impl World {
 
     fn notice(&mut self, rank: usize, notice: Notice) {
         let waits = self.waits(rank);
-        let action = self.nodes[rank].control.receive(self.now, notice, || waits.clone());
+        let state = |_: &AbortRecord| RankState { waits: waits.clone(), start: None };
+        let action = self.nodes[rank].control.receive(self.now, notice, state);
         self.act(rank, action);
     }
 
@@ -591,7 +592,7 @@ impl World {
             Some(Defect::NoRank) if record.peer.is_none() => control.abort(now, record),
             _ => {
                 control.set_timeout(TIMEOUT);
-                control.overdue(now, waits, record)
+                control.overdue(now, RankState { waits, start: None }, record)
             }
         };
         self.act(rank, action);
@@ -776,11 +777,12 @@ fn the_time_for_answers_follows_the_exchanges_and_the_timeout() {
 fn the_limit_of_a_peer_is_limited() {
     let mut control = Control::new(Rank(1), 3, Some(Rank(0)));
     let record = AbortRecord::timeout(Some(Rank(1)), "a start");
-    let inquiry =
-        Message::Inquiry { waits: vec![1], record, confirms: false, limit: Duration::MAX };
+    let state = RankState { waits: vec![1], start: None };
+    let inquiry = Message::Inquiry { state, record, confirms: false, limit: Duration::MAX };
     let message = postcard::to_stdvec(&inquiry).unwrap();
     let now = Instant::now();
-    let answer = control.receive(now, Notice::Message { from: Rank(2), message }, Vec::new);
+    let own = |_: &AbortRecord| RankState::default();
+    let answer = control.receive(now, Notice::Message { from: Rank(2), message }, own);
     assert!(matches!(answer, Some(Action::Broadcast(_))), "{answer:?}");
     assert!(control.next_tick().is_some_and(|at| at - now <= Duration::from_secs(3)));
 }

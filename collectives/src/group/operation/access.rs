@@ -312,9 +312,10 @@ impl<T: Element> Operation<T> {
             ));
         }
         let buffer = BufferId::Output(Rank::at(number).0);
-        if let OutputPlacement::Contiguous(_) = self.state.layout.placement(self.state.rank).output
-        {
-            let begin = self.state.view.output_offset(Start::Eager(self.state.prepared.started()));
+        let placement = &self.state.layout.placement(self.state.rank).output;
+        if let OutputPlacement::Contiguous(position) = placement {
+            let start = Start::Eager(self.state.prepared.started());
+            let begin = self.state.view.output_offset(start) + position.offset;
             return Ok((buffer, begin..begin + self.state.layout.output_bytes(self.state.rank)));
         }
         Ok((buffer, 0..self.state.buffer_bytes(buffer)))

@@ -44,6 +44,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
             any_engine: false,
             strict,
             traced: false,
+            resizable: false,
+            checks_starts: cfg!(debug_assertions),
             timeout,
             inputs: Vec::new(),
             source: None,
@@ -142,6 +144,26 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     #[must_use]
     pub fn trace(mut self, trace: bool) -> Self {
         self.spec.traced = trace;
+        self
+    }
+
+    /// Lets each start have lengths and places of its own, which [`Operation::resize`] sets.
+    ///
+    /// The lengths of the operation are then the largest that a start can have. It has one output, in one buffer or window, and
+    /// one tensor. It excludes [`trace`](Self::trace) and [`destinations`](Self::destinations).
+    #[must_use]
+    pub fn resizable(mut self) -> Self {
+        self.spec.resizable = true;
+        self
+    }
+
+    /// Sets whether the lengths and places of a [`resizable`](Self::resizable) operation are compared between ranks even
+    /// where the host can only read the flags slowly, as on GPUs; the default is on in debug builds.
+    ///
+    /// They are compared when a start is seen to be complete. Where the host can read the flags directly they always are.
+    #[must_use]
+    pub fn check_starts(mut self, check: bool) -> Self {
+        self.spec.checks_starts = check;
         self
     }
 

@@ -57,6 +57,10 @@ impl BlockLens {
         Self(Kind::SendReceive(PairLens { send: send.to_vec(), receive: receive.to_vec() }))
     }
 
+    pub(super) fn tensor_count(&self) -> usize {
+        if let Kind::Tensors(tensors) = &self.0 { tensors.len() } else { 1 }
+    }
+
     /// Returns the block lengths that this rank must tell the other ranks; `None` if all ranks know them already.
     ///
     /// # Errors

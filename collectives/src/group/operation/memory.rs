@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::group::heap::{Allocation, Demand, FlagLanes, Heap, Pool};
 use crate::group::segment::{Fabrics, Keys, Segment};
 use crate::plan::Tier;
-use crate::run::buffers::{BufferId, FlagRegions, OperationBuffers, RankRegions};
+use crate::run::buffers::{BufferId, Digest, FlagRegions, OperationBuffers, RankRegions};
 use crate::run::port::BoundStep;
 use crate::run::program::is_tiered;
 use crate::schedule::schedule;
@@ -217,6 +217,7 @@ impl Memory {
             cross_tier_flags: self.flags(tier, FlagLanes::Across),
             buffering: operation.buffering,
             epoch_base,
+            digest: operation.spec.resizable.then(Digest::default),
             _keep: keep.collect(),
         }
     }

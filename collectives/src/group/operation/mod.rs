@@ -10,6 +10,7 @@
 //! | `memory.rs` | the caller's buffers, windows and blocks of the heap |
 //! | `prepare.rs`, `report.rs` | the agreement between ranks, the executor and the report |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
+//! | `resize.rs` | lengths and places of single starts |
 //! | `access.rs` | input and output between starts, and of starts on a stream |
 
 mod access;
@@ -22,6 +23,7 @@ mod prepare;
 mod prepared;
 mod report;
 mod request;
+mod resize;
 
 use std::any::Any;
 use std::fmt;
@@ -37,8 +39,11 @@ pub use builder::{OperationBuilder, OperationDescription};
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
 pub(in crate::group) use plan::Proofs;
+pub use resize::Part;
+pub(in crate::group) use resize::StartPart;
 
 use self::prepared::Prepared;
+use self::resize::Resizing;
 use super::report::Report;
 use super::window::{Inner, WindowUse};
 use crate::element::Element;
@@ -88,6 +93,7 @@ struct State {
     output_buffers: u32,
     windows: [Option<Arc<Inner>>; 2],
     uses: Option<WindowUse>,
+    resizing: Option<Box<Resizing>>,
 }
 
 impl State {

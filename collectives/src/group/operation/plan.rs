@@ -6,7 +6,7 @@ use std::sync::Arc;
 use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
 
 use super::lens;
-use super::request::{Method, OperationSpec, Request};
+use super::request::{Method, OperationSpec, Request, Target};
 use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::group::options::check_timeout;
@@ -184,7 +184,26 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
                     cannot be traced";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
+    if spec.resizable {
+        check_resizable(spec)?;
+    }
     Ok(())
+}
+
+fn check_resizable(spec: &OperationSpec) -> Result<(), Error> {
+    let what = if spec.traced {
+        "trace is set, expected it off"
+    } else if matches!(spec.target, Target::List(_)) {
+        "destinations are given, expected one output buffer or a window"
+    } else if spec.lens.tensor_count() > 1 {
+        "there are several tensors, expected one"
+    } else if spec.outputs.is_some_and(|outputs| outputs > 1) {
+        "outputs is 2, expected 1"
+    } else {
+        return Ok(());
+    };
+    let text = format!("{what} for an operation that is resizable");
+    Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
 fn outputs(
@@ -197,7 +216,7 @@ fn outputs(
         FlagOrder::Batched => TWO_OUTPUTS_BATCHED_BYTES_MAX,
         FlagOrder::Prompt => TWO_OUTPUTS_BYTES_MAX,
     };
-    let takes_turns = request.takes_turns() && !spec.capturable;
+    let takes_turns = request.takes_turns() && !spec.capturable && !spec.resizable;
     let outputs = spec.outputs.unwrap_or_else(|| {
         let is_small = layout.output_bytes_max() <= bytes_max;
         let own = spec.output_buffers.is_empty();

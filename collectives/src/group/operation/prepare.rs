@@ -17,6 +17,7 @@ use super::plan::{GroupInfo, OperationPlan};
 use super::prepared::Prepared;
 use super::report::{BoundLane, report};
 use super::request::OperationSpec;
+use super::resize::{Resizing, StartPart};
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
@@ -261,6 +262,11 @@ impl Preparation {
         add("flags", plan.flags.to_string());
         add("capturable", spec.capturable.to_string());
         add("strict", spec.strict.to_string());
+        add("resizable", spec.resizable.to_string());
+        if spec.resizable {
+            let begin = spec.source.as_ref().map_or(0, |(_, begin)| *begin);
+            add("begin of the input in the window", begin.to_string());
+        }
         add("streams", requirements.streams.to_string());
         add("timeout", format!("{:?}", spec.timeout));
         add("topology", topology.to_string());
@@ -297,8 +303,8 @@ impl Preparation {
         deadline: Deadline,
     ) -> Result<Report, Error> {
         let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
-        let binding =
-            Binding { plan, layout, flags: *flags, flag_tiers, with_origins: spec.traced };
+        let (resizable, with_origins) = (spec.resizable, spec.traced || spec.resizable);
+        let binding = Binding { plan, layout, flags: *flags, flag_tiers, with_origins, resizable };
         let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
             let program = binding.bind(id);
             BoundLane { id, tier, program, caps, has_streams: false, compute_bytes: 0 }
@@ -370,36 +376,59 @@ impl Preparation {
                     lane.program,
                     Box::new(port) as Box<dyn Port>,
                     takes_stream(lane.id),
+                    spec.traced,
                 )
             });
         let lanes = lanes.collect();
         let local = Arc::clone(&buffers.local);
         let writers = operation.writers();
-        let tracker =
-            Arc::new(StartTracker::new(name.clone(), rank, spec.timeout, waits, writers, buffers));
+        let tracker = StartTracker::new(
+            name.clone(),
+            rank,
+            spec.timeout,
+            waits,
+            writers,
+            buffers,
+            spec.resizable,
+        );
+        let tracker = Arc::new(tracker);
         let OperationSpec { capturable, strict, traced, timeout, .. } = *spec;
         // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
         // the regions; `verify` has passed the plans.
         let executor =
             unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
-        let OperationPlan { request, layout, plan, .. } = operation;
+        let OperationPlan { request, layout, plan, spec, .. } = operation;
+        let from = if plan.in_place { Source::Output } else { Source::Input };
+        let windows =
+            [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());
+        let bytes = windows.each_ref().map(|window| window.as_ref().map(|window| window.bytes()));
+        if spec.resizable {
+            tracker.set_part(&StartPart::new(&layout, rank, spec.dtype.bytes() as u64), 0);
+        }
+        let resizing = spec.resizable.then(|| Resizing::new(spec.dtype, plan, &layout, bytes));
         let uses = (!request.extents.is_empty()).then(|| {
             let tracker = Arc::clone(&tracker);
             group.users.enter(name, request.extents.clone(), move || tracker.activity())
         });
         let shared = Arc::clone(&group.shared);
         State {
-            prepared: Prepared::new(executor, shared, tracker, memory.into_allocation()),
+            prepared: Prepared::new(
+                executor,
+                shared,
+                tracker,
+                spec.checks_starts,
+                memory.into_allocation(),
+            ),
             view: local,
             report,
             timeout,
             layout,
             rank,
-            from: if plan.in_place { Source::Output } else { Source::Input },
+            from,
             output_buffers: request.outputs(),
-            windows: [BufferId::INPUT, BufferId::OUTPUT]
-                .map(|buffer| request.window(buffer).cloned()),
+            windows,
             uses,
+            resizing,
         }
     }
 }

@@ -4,12 +4,15 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::Deadline;
+use peerlane_hal::{Deadline, ErrorKind};
 
+use super::resize::StartPart;
 use crate::error::Error;
 use crate::group::heap::Allocation;
 use crate::group::shared::Shared;
 use crate::group::tracker::StartTracker;
+use crate::layout::Layout;
+use crate::plan::Plan;
 use crate::run::backoff::Backoff;
 use crate::run::buffers::Start;
 use crate::run::executor::{Executor, StartFailure};
@@ -25,6 +28,8 @@ pub(crate) struct Prepared {
     shared: Arc<Shared>,
     tracker: Arc<StartTracker>,
     park_misses_events: bool,
+    /// Whether flags are compared that the host cannot read directly.
+    checks_starts: bool,
     /// The blocks of the heap, which are dropped after the last start.
     allocation: Option<Allocation>,
 }
@@ -39,6 +44,7 @@ impl Prepared {
         executor: Executor,
         shared: Arc<Shared>,
         tracker: Arc<StartTracker>,
+        checks_starts: bool,
         allocation: Option<Allocation>,
     ) -> Self {
         let wakers = executor.lanes().iter().map(Lane::waker).collect();
@@ -46,7 +52,7 @@ impl Prepared {
         let queues = executor.lanes().iter().find_map(Lane::shared_queues);
         let executor = Arc::new(Mutex::new(executor));
         shared.enter(&tracker, &executor, wakers, queues);
-        Self { executor, shared, tracker, park_misses_events, allocation }
+        Self { executor, shared, tracker, park_misses_events, checks_starts, allocation }
     }
 
     fn executor(&self) -> MutexGuard<'_, Executor> {
@@ -77,6 +83,30 @@ impl Prepared {
             return self.wait(started, one);
         }
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
+    }
+
+    /// Waits until nothing of the earlier starts is left to submit, so that [`resize`](Self::resize) can follow.
+    pub(crate) fn prepare_resize(&mut self, timeout: Duration) -> Result<(), Error> {
+        let (is_armed, is_submitted) = {
+            let executor = self.executor();
+            (executor.is_armed(), executor.has_submitted_all())
+        };
+        if is_armed {
+            let text = "a thread replays a captured start of the operation, which cannot be resized then; prepare another \
+                        operation for other lengths";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if is_submitted { self.shared.check() } else { self.settle(timeout) }
+    }
+
+    /// Changes the copies of the next start to those of a layout, which `part` describes.
+    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout, part: &StartPart) {
+        let started = {
+            let mut executor = self.executor();
+            executor.resize(plan, layout);
+            executor.started()
+        };
+        self.tracker.set_part(part, started);
     }
 
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
@@ -163,7 +193,16 @@ impl Prepared {
         if self.shared.check().is_err() {
             return self.fail();
         }
+        if done >= epoch && self.differs(epoch) {
+            return self.fail();
+        }
         Ok(done >= epoch)
+    }
+
+    /// Ends the group if another rank has made the start `epoch` with other lengths or places.
+    fn differs(&self, epoch: u64) -> bool {
+        let record = self.tracker.mismatch(epoch, self.checks_starts);
+        record.map(|record| self.shared.raise(record)).is_some()
     }
 
     /// Without `deadline`, every start up to this one keeps its own deadline.
@@ -245,7 +284,7 @@ impl Drop for Prepared {
             let started = self.started();
             // Every signal that peers have sent was waited for, unless a start is still open.
             if self.shared.check().is_ok() && self.tracker.closed() >= started {
-                allocation.set_epochs(started);
+                allocation.set_epochs(self.tracker.buffers().local.values_of(started));
             } else {
                 allocation.leak();
             }

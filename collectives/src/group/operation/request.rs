@@ -53,6 +53,8 @@ pub(super) struct OperationSpec {
     pub(super) any_engine: bool,
     pub(super) strict: bool,
     pub(super) traced: bool,
+    pub(super) resizable: bool,
+    pub(super) checks_starts: bool,
     pub(super) timeout: Duration,
     pub(super) inputs: Vec<DynRegion>,
     pub(super) source: Option<(Arc<Inner>, usize)>,

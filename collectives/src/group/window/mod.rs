@@ -48,6 +48,10 @@ impl Inner {
         self.segment.of(Tier::Local).expect("the local fabric has registered the window").local()
     }
 
+    pub(in crate::group) fn bytes(&self) -> u64 {
+        self.region().bytes()
+    }
+
     pub(in crate::group) fn bytes_of(
         &self,
         dtype: DType,

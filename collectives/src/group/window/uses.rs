@@ -87,6 +87,25 @@ impl WindowUses {
 }
 
 impl WindowUse {
+    /// Sets the bytes that the next starts use: those of the input and of the output, of the windows that were given first. While an
+    /// earlier start is open, all bytes between its bytes and the new ones count as used.
+    pub(crate) fn set_extents(&self, extents: [Option<Extent>; 2]) {
+        let mut state = self.users.state();
+        let own = state.users.iter_mut().find(|user| user.number == self.number);
+        let Some(own) = own else { return };
+        let is_idle = own.activity.as_ref().is_none_or(|of| of() == Activity::Idle);
+        for (old, new) in own.extents.iter_mut().zip(extents.into_iter().flatten()) {
+            *old = match is_idle {
+                true => new,
+                false => {
+                    let bytes =
+                        old.bytes.start.min(new.bytes.start)..old.bytes.end.max(new.bytes.end);
+                    Extent { bytes, ..new }
+                }
+            };
+        }
+    }
+
     /// Starts on streams do not conflict, because the streams order them.
     pub(crate) fn begin(&self, on_stream: bool) -> Result<BegunStart<'_>, Error> {
         let mut state = self.users.state();

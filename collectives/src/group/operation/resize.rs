@@ -1,0 +1,321 @@
+//! Gives the next starts of an operation lengths and places of their own.
+//!
+//! The plan of an operation does not depend on lengths, so its proof holds for all of them. [`Operation::resize`] checks the
+//! lengths and places, and changes the offsets and lengths of the copies that are already bound; nothing is exchanged.
+
+use peerlane_hal::{ErrorKind, Rank};
+
+use super::{Operation, State};
+use crate::element::{DType, Element};
+use crate::error::Error;
+use crate::group::window::Extent;
+use crate::layout::{Layout, Lengths, StartBytes};
+use crate::plan::{Plan, Source};
+
+/// The lengths and places of the next starts of an operation, in elements; see [`Operation::resize`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part<'a> {
+    lens: PartLens<'a>,
+    input: Option<usize>,
+    output: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PartLens<'a> {
+    Equal(usize),
+    Each(&'a [usize]),
+    SendReceive(&'a [usize], &'a [usize]),
+}
+
+impl<'a> Part<'a> {
+    /// Creates a part in which all blocks have `len` elements.
+    pub fn len(len: usize) -> Self {
+        Self { lens: PartLens::Equal(len), input: None, output: None }
+    }
+
+    /// Creates a part with one block length for each rank, as in [`BlockLens`](crate::group::BlockLens).
+    pub fn lens(lens: &'a [usize]) -> Self {
+        Self { lens: PartLens::Each(lens), ..Self::len(0) }
+    }
+
+    /// Creates a part of an all-to-all in which this rank sends `send[r]` elements to rank r and receives `receive[r]`
+    /// elements from it.
+    ///
+    /// Every block stays where the lengths of the preparation put it, in the input and in the output. What a rank sends
+    /// to another must be what the other receives from it; this is not compared.
+    pub fn send_receive(send: &'a [usize], receive: &'a [usize]) -> Self {
+        Self { lens: PartLens::SendReceive(send, receive), ..Self::len(0) }
+    }
+
+    /// Sets the element of the input buffer or window at which the input begins; the default is where it was
+    /// prepared.
+    #[must_use]
+    pub fn input(self, begin: usize) -> Self {
+        Self { input: Some(begin), ..self }
+    }
+
+    /// Sets the element of the output buffer or window at which the output begins; the default is where it was
+    /// prepared.
+    #[must_use]
+    pub fn output(self, begin: usize) -> Self {
+        Self { output: Some(begin), ..self }
+    }
+}
+
+impl From<usize> for Part<'_> {
+    fn from(len: usize) -> Self {
+        Self::len(len)
+    }
+}
+
+impl<'a> From<&'a [usize]> for Part<'a> {
+    fn from(lens: &'a [usize]) -> Self {
+        Self::lens(lens)
+    }
+}
+
+/// What an operation needs to change the lengths and places of its starts.
+pub(super) struct Resizing {
+    dtype: DType,
+    plan: Plan,
+    prepared: Layout,
+    next: Layout,
+    /// The bytes of the input and of the output buffer or window.
+    bytes: [u64; 2],
+    /// The values of the last [`Operation::resize`] with equal lengths, in bytes.
+    last: Option<[u64; 3]>,
+}
+
+impl Resizing {
+    /// `windows` are the bytes of the windows that hold the input and the output.
+    pub(super) fn new(
+        dtype: DType,
+        plan: Plan,
+        layout: &Layout,
+        windows: [Option<u64>; 2],
+    ) -> Box<Self> {
+        let own = [layout.input_bytes_max(), layout.output_bytes_max()];
+        let bytes = [0, 1].map(|index| windows[index].unwrap_or(own[index]));
+        let (prepared, next) = (layout.clone(), layout.clone());
+        Box::new(Self { dtype, plan, prepared, next, bytes, last: None })
+    }
+
+    /// Computes the layout of the next starts. Returns the offsets of input and output in bytes.
+    fn lay_out(&mut self, part: &Part<'_>, rank: Rank) -> Result<[u64; 2], Error> {
+        let size = self.dtype.bytes() as u64;
+        let ranks = self.prepared.ranks();
+        let check = |name: &str, lens: &[usize]| match lens.len() {
+            found if found == ranks => Ok(()),
+            found => Err(invalid(format!(
+                "{name} has {found} lengths, expected {ranks}, one for each rank"
+            ))),
+        };
+        // Lengths that overflow are longer than the prepared ones.
+        let bytes = |len: usize| (len as u64).saturating_mul(size).min(u64::MAX / 4 / ranks as u64);
+        match part.lens {
+            PartLens::Equal(len) => self.next.set_blocks(StartBytes::Equal(bytes(len)))?,
+            PartLens::Each(lens) => {
+                check("lens", lens)?;
+                let of = |rank: Rank| bytes(lens[rank.index()]);
+                self.next.set_blocks(StartBytes::ByRank(&of))?;
+            }
+            PartLens::SendReceive(send, receive) => {
+                check("send", send)?;
+                check("receive", receive)?;
+                let of = |lens: &'_ [usize], rank: Rank| bytes(lens[rank.index()]);
+                let (send, receive) = (|rank| of(send, rank), |rank| of(receive, rank));
+                self.next.set_blocks(StartBytes::ByPair {
+                    rank,
+                    send: &send,
+                    receive: &receive,
+                })?;
+            }
+        }
+        if let Some((what, found, most)) = self.next.longer_than(&self.prepared) {
+            return Err(invalid(format!(
+                "{what} is {} elements, expected at most the {} elements for which the operation was prepared",
+                found / size,
+                most / size
+            )));
+        }
+        let begins = self.prepared.offsets(rank);
+        if self.plan.in_place && part.input.is_some() {
+            return Err(invalid(
+                "a place of the input is given, expected none: in place, the input is the rank's block of the output"
+                    .to_owned(),
+            ));
+        }
+        let needs = [self.next.input_bytes_max(), self.next.output_bytes_max()];
+        let given = [part.input, part.output];
+        let mut offsets = begins;
+        for (index, what) in ["input", "output"].into_iter().enumerate() {
+            if let Some(begin) = given[index] {
+                offsets[index] = bytes(begin);
+            }
+            let (begin, need, all) = (offsets[index], needs[index], self.bytes[index]);
+            if begin.saturating_add(need) > all {
+                return Err(invalid(format!(
+                    "the {what} is {} elements from element {}, expected a range within 0..{}, the elements of its \
+                     buffer or window",
+                    need / size,
+                    given[index].map_or(begin / size, |begin| begin as u64),
+                    all / size
+                )));
+            }
+        }
+        self.next.set_offsets(offsets[0], offsets[1]);
+        Ok(offsets)
+    }
+}
+
+impl<T: Element> Operation<T> {
+    /// Sets the lengths and places of the next starts, within those for which the operation was prepared as
+    /// [`resizable`](super::OperationBuilder::resizable). Every rank sets the same ones before the same start.
+    ///
+    /// Nothing is exchanged and nothing allocated, so each start can have its own. Blocks follow each other without gaps in the
+    /// input and the output, except with [`Part::send_receive`]. The methods that access the memory of the operation, such as
+    /// [`input_mut`](Self::input_mut), [`output`](Self::output) and [`block`](Self::block), use these lengths and places from
+    /// now on, so read the output of the last start before.
+    ///
+    /// If the engines of an open start still have to submit some of its steps, waits for it first. A start that was recorded
+    /// into a graph keeps the lengths and places that it was recorded with.
+    ///
+    /// A start with other lengths or places than on another rank ends the group with an error that names both ranks and
+    /// their values. Engines whose waits the host polls find this before they copy. Where engines wait for flags themselves,
+    /// the host compares when the start is complete, if [`check_starts`](super::OperationBuilder::check_starts) is set.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::{Group, Part};
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0 as i32;
+    /// let mut gather = group.all_gather::<i32>(1000).resizable().prepare()?;
+    /// for len in [3, 1000, 0, 1] {
+    ///     gather.resize(len)?.input_mut()?.fill(rank);
+    ///     gather.run()?;
+    ///     assert_eq!(gather.output()?.len(), 2 * len);
+    /// }
+    /// assert_eq!(gather.output()?, [0, 1]);
+    /// gather.resize(Part::len(2).output(10))?.input_mut()?.fill(7);
+    /// gather.run()?;
+    /// assert_eq!(gather.output()?, [7; 4]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the operation is not resizable, a length is above the prepared one, a
+    /// range leaves its buffer or window, or input and output overlap; then the last lengths and places stay. The reason why
+    /// the group has ended.
+    pub fn resize<'p>(&mut self, part: impl Into<Part<'p>>) -> Result<&mut Self, Error> {
+        self.state.resize(&part.into())?;
+        Ok(self)
+    }
+}
+
+impl State {
+    fn resize(&mut self, part: &Part<'_>) -> Result<(), Error> {
+        let Some(mut resizing) = self.resizing.take() else {
+            return Err(invalid(
+                "the operation is not resizable; prepare it with `resizable()`".to_owned(),
+            ));
+        };
+        let resized = self.resize_with(&mut resizing, part);
+        self.resizing = Some(resizing);
+        resized
+    }
+
+    fn resize_with(&mut self, resizing: &mut Resizing, part: &Part<'_>) -> Result<(), Error> {
+        let offsets = resizing.lay_out(part, self.rank)?;
+        let size = resizing.dtype.bytes() as u64;
+        let equal = match part.lens {
+            PartLens::Equal(len) => Some(len as u64),
+            _ => None,
+        };
+        let values = equal.map(|len| [len, offsets[0], offsets[1]]);
+        if values.is_some() && values == resizing.last {
+            return Ok(());
+        }
+        self.prepared.prepare_resize(self.timeout)?;
+        self.set_extents(&resizing.next, offsets)?;
+        std::mem::swap(&mut self.layout, &mut resizing.next);
+        self.prepared.resize(
+            &resizing.plan,
+            &self.layout,
+            &StartPart::new(&self.layout, self.rank, size),
+        );
+        resizing.last = values;
+        Ok(())
+    }
+
+    /// Notes which bytes of windows the next starts use.
+    fn set_extents(&self, next: &Layout, offsets: [u64; 2]) -> Result<(), Error> {
+        let Some(uses) = &self.uses else { return Ok(()) };
+        let bytes = [next.input_bytes(self.rank), next.output_bytes(self.rank)];
+        let extent = |index: usize| {
+            let window = self.windows[index].as_ref().filter(|_| self.uses_window(index))?;
+            let bytes = offsets[index]..offsets[index] + bytes[index];
+            Some(Extent { window: window.number, bytes, writes: index == 1 })
+        };
+        let extents = [extent(0), extent(1)];
+        if let [Some(input), Some(output)] = &extents
+            && input.conflicts(output)
+        {
+            return Err(invalid(format!(
+                "input and output overlap: the input is bytes {} to {} of window {}, the output is bytes {} to {} of the \
+                 same window",
+                input.bytes.start,
+                input.bytes.end,
+                input.window,
+                output.bytes.start,
+                output.bytes.end
+            )));
+        }
+        uses.set_extents(extents);
+        Ok(())
+    }
+
+    fn uses_window(&self, index: usize) -> bool {
+        index == 1 || self.from == Source::Input
+    }
+}
+
+/// The lengths and places of a start as ranks compare them, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StartPart {
+    pub(crate) hash: u64,
+    /// The length of all blocks together.
+    pub(crate) sum: u64,
+    /// The length of each block if all are equal.
+    pub(crate) len: Option<u64>,
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+}
+
+impl StartPart {
+    pub(super) fn new(layout: &Layout, rank: Rank, element_bytes: u64) -> Self {
+        let [input, output] = layout.offsets(rank).map(|offset| offset / element_bytes);
+        let lengths = layout.lengths();
+        let len = lengths.map_or(Some(0), Lengths::uniform).map(|bytes| bytes / element_bytes);
+        let sum = lengths.map_or(0, |lengths| lengths.total() / element_bytes);
+        let hash = match (len, lengths) {
+            (None, Some(lengths)) => lengths.iter().fold(1, mix),
+            (len, _) => mix(0, len.unwrap_or(0)),
+        };
+        let hash = [input, output].into_iter().fold(hash, mix);
+        Self { hash, sum, len, input, output }
+    }
+}
+
+fn mix(hash: u64, value: u64) -> u64 {
+    let mixed =
+        (hash ^ value).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed ^ mixed >> 31
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
