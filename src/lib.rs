@@ -34,8 +34,10 @@
 //! | write an algorithm or a runtime on the hardware traits | [`hal::for_algorithm_authors`] |
 //! | support another accelerator | [`hal::for_backend_authors`] |
 //!
-//! Features only add backends. Vendor libraries are loaded at run time; a missing one is an error that names it.
+//! Features only add backends and conversions. Vendor libraries are loaded at run time; a missing one is an error that names it.
 
+#[cfg(feature = "cudarc")]
+mod interop;
 pub mod open;
 
 #[cfg(feature = "cuda")]
@@ -45,6 +47,8 @@ pub use peerlane_rdma as rdma;
 #[cfg(feature = "rocm")]
 pub use peerlane_rocm as rocm;
 
+#[cfg(feature = "cudarc")]
+pub use interop::RegisterSlice;
 pub use open::OpenGroup;
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;

@@ -42,11 +42,17 @@ impl SliceMemory for Memory {
         stream: &CudaStream,
         role: Role,
     ) -> Result<Local, Error> {
-        let (address, _synced) = slice.device_ptr(stream);
-        let base = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
+        let base = slice_base(slice, stream);
         // SAFETY: the caller upholds the contract of `register`.
         unsafe { self.register(base, slice.num_bytes() as u64, role) }
     }
+}
+
+/// Returns the address of a slice of the crate cudarc, and lets `stream` wait for the last write to the slice.
+pub fn slice_base<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> NonNull<u8> {
+    let (address, _synced) = slice.device_ptr(stream);
+    // The address of a slice without elements can be 0.
+    NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling())
 }
 
 /// Gives the crate cudarc access to the memory of a region.

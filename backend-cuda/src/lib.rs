@@ -68,6 +68,6 @@ pub use engine::{Engine, SelfCopy, SignalBy, Stream};
 pub use error::{CudaResult, Error};
 pub use fabric::{Fabric, Options};
 #[cfg(feature = "cudarc")]
-pub use interop::{RegionView, SliceMemory};
+pub use interop::{RegionView, SliceMemory, slice_base};
 pub use key::{Cuda, Key};
 pub use memory::{HandleTrials, Local, Memory, Remote, try_handles};

@@ -180,6 +180,8 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
 pub struct DynRegion {
     region: Arc<dyn Region>,
     typed: Arc<dyn Any + Send + Sync>,
+    /// What owns the memory; dropped last, because the memory may be freed with it.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl DynRegion {
@@ -188,8 +190,36 @@ impl DynRegion {
         let typed: Arc<dyn Any + Send + Sync> = Arc::clone(&region) as _;
         match typed.downcast::<Self>() {
             Ok(inner) => Self::clone(&inner),
-            Err(typed) => Self { region, typed },
+            Err(typed) => Self { region, typed, owner: None },
         }
+    }
+
+    /// Keeps `owner`, such as the allocation of the memory, until the last clone of the region has been dropped.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use std::sync::Arc;
+    /// use peerlane_hal::{DynFabric, Fabric, PeerMemory, Rank, Role};
+    /// use peerlane_host as host;
+    ///
+    /// let fabric = DynFabric::new(host::Fabric::open(Rank(0), 1)?);
+    /// let allocation = Arc::new([0_u8; 64]);
+    /// let base = NonNull::from(&*allocation).cast();
+    /// // SAFETY: the region keeps the memory, and no peer imports it.
+    /// let region = unsafe { fabric.memory().register(base, 64, Role::Data) }?;
+    /// let region = region.keep_alive(Arc::clone(&allocation));
+    /// assert_eq!(Arc::strong_count(&allocation), 2);
+    /// drop(region);
+    /// assert_eq!(Arc::strong_count(&allocation), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn keep_alive(self, owner: impl Send + Sync + 'static) -> Self {
+        let owner: Arc<dyn Any + Send + Sync> = match self.owner {
+            Some(first) => Arc::new((first, owner)),
+            None => Arc::new(owner),
+        };
+        Self { owner: Some(owner), ..self }
     }
 
     /// Returns the region as the backend's type `R`, or `None` if it belongs to another backend.

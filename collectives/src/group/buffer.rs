@@ -48,6 +48,15 @@ impl<T: Element> Buffer<T> {
         self.region
     }
 
+    /// Keeps `owner`, such as the allocation of the memory, until this rank no longer uses the memory.
+    ///
+    /// This is when the buffer, or the operation or window over it, has been dropped and its last start is complete. After an
+    /// aborted start it is when the group has been dropped.
+    #[must_use]
+    pub fn keep_alive(self, owner: impl Send + Sync + 'static) -> Self {
+        Self::new(self.region.keep_alive(owner))
+    }
+
     /// Returns the registered region that contains the buffer's elements.
     pub fn region(&self) -> &DynRegion {
         &self.region
