@@ -1,11 +1,14 @@
 //! Tests operations whose starts have lengths and places of their own.
 
+use std::time::Duration;
+
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::collective::Collective;
+use peerlane_collectives::cost::Links;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{BlockLens, Group, Operation, Part};
+use peerlane_collectives::group::{BlockLens, Group, GroupOptions, Operation, Part};
 use peerlane_collectives::plan::Algorithm;
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{ErrorKind, LinkKind, Rank};
 use peerlane_host as host;
 
 const LEN_MAX: usize = 300;
@@ -295,5 +298,81 @@ fn starts_that_differ_between_ranks_are_named() {
                 "with blocks of 10 elements, the input at element 0, the output at element 0";
             assert!(text.contains(other), "{text}");
         }
+    }
+}
+
+/// Links so slow that the best plan changes at sizes of a test.
+fn slow_links() -> Links {
+    let mut links = Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma);
+    for link in [&mut links.own, &mut links.local] {
+        link.bytes_per_second /= 1000.0;
+        link.get_bytes_per_second = link.get_bytes_per_second.map(|rate| rate / 1000.0);
+        link.engine_bytes_per_second /= 1000.0;
+        link.send_bytes_per_second /= 1000.0;
+        link.receive_bytes_per_second /= 1000.0;
+    }
+    links
+}
+
+fn broadcast(group: &mut Group, len: usize) -> Result<Operation<i32>, Error> {
+    group.broadcast::<i32>(Rank(0), len).links(slow_links()).resizable().prepare()
+}
+
+/// The plan of each start is the best one for its size.
+#[test]
+fn starts_of_different_sizes_use_different_plans() {
+    for ranks in 3..=5 {
+        in_group(ranks, |group| {
+            let rng = &mut fastrand::Rng::with_seed(ranks as u64);
+            let len_max = 60_000;
+            let mut broadcast = broadcast(group, len_max)?;
+            let report = broadcast.report();
+            assert_eq!(report.algorithm, Algorithm::Ring, "{report}");
+            let direct = report.shorter.iter().find(|plan| plan.algorithm != Algorithm::Ring);
+            assert!(direct.is_some(), "{report}");
+            for start in 0..200 {
+                let len = if rng.bool() { rng.usize(..100) } else { rng.usize(..=len_max) };
+                broadcast.resize(len)?;
+                let value = |index: usize| 1000 * start + index as i32;
+                for (index, element) in broadcast.input_mut()?.iter_mut().enumerate() {
+                    *element = value(index);
+                }
+                // A start that nobody waits for is complete before the next one uses its memory.
+                if rng.u8(..4) == 0 {
+                    let _ = broadcast.start()?;
+                } else {
+                    broadcast.run()?;
+                    let output = broadcast.output()?;
+                    assert_eq!(output.len(), len);
+                    let is_right = |(index, element): (usize, &i32)| *element == value(index);
+                    assert!(
+                        output.iter().enumerate().all(is_right),
+                        "start {start}, {len} elements"
+                    );
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The ranks wait for flags of different plans, so they find that out when the deadline passes, at the latest.
+#[test]
+fn starts_with_different_plans_are_named() {
+    let errors = in_process::run(3, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let mut group =
+            GroupOptions::default().timeout(Duration::from_secs(2)).open(bootstrap, fabric)?;
+        let len_max = 60_000;
+        let mut broadcast = broadcast(&mut group, len_max)?;
+        broadcast.resize(10)?.run()?;
+        let len = if group.rank() == Rank(1) { len_max } else { 10 };
+        let mut run = || (0..20).try_for_each(|_| broadcast.resize(len)?.run());
+        Ok(run().expect_err("the lengths differ"))
+    });
+    for error in errors.unwrap() {
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{text}");
+        assert!(text.contains("blocks of 10 ") && text.contains("blocks of 60000 "), "{text}");
     }
 }

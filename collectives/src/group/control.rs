@@ -47,8 +47,15 @@ enum Message {
 pub(crate) struct RankState {
     /// The ranks that this rank waits for; empty if it does not wait.
     pub(crate) waits: Vec<u32>,
-    /// The lengths and places of this rank's start of the operation that the inquiry is about.
-    pub(crate) start: Option<String>,
+    /// This rank's newest start of the operation that the inquiry is about, if starts can have lengths and places of their own.
+    pub(crate) start: Option<SizedStart>,
+}
+
+/// The number of a start, and its lengths and places in words.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct SizedStart {
+    pub(crate) epoch: u64,
+    pub(crate) part: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -359,14 +366,31 @@ impl Message {
     }
 }
 
-/// Adds to the record of a mismatch how the other rank started the operation. Neither of the two is to blame more than the other.
-fn with_other_start(inquiry: &Inquiry) -> AbortRecord {
+/// Returns the record of a mismatch if the rank that asked has found one, or two ranks answer that they made the same start with
+/// different lengths or places. Neither of the two is to blame more than the other.
+fn different_starts(inquiry: &Inquiry) -> Option<AbortRecord> {
     let mut record = inquiry.record.clone();
-    let Some(other) = record.peer.take() else { return record };
-    let answer = inquiry.answers.get(&Rank(other));
-    let start = answer.and_then(|answer| answer.state.start.as_deref());
-    record.text.push_str(&format!(", rank {other} with {}", start.unwrap_or("other values")));
-    record
+    let start_of = |rank: u32| inquiry.answers.get(&Rank(rank))?.state.start.as_ref();
+    if record.cause == Cause::Mismatch {
+        if let Some(other) = record.peer.take() {
+            let part = start_of(other).map_or("other values", |start| start.part.as_str());
+            record.text.push_str(&format!(", rank {other} with {part}"));
+        }
+        return Some(record);
+    }
+    let starts = || inquiry.answers.keys().filter_map(|rank| Some((rank, start_of(rank.0)?)));
+    let (one, other) = starts().find_map(|one| {
+        let differs = |other: &(&Rank, &SizedStart)| {
+            other.1.epoch == one.1.epoch && other.1.part != one.1.part
+        };
+        starts().find(differs).map(|other| (one, other))
+    })?;
+    record.text.push_str(&format!(
+        "; ranks disagree: rank {} made start {} with {}, rank {} with {}",
+        one.0, one.1.epoch, one.1.part, other.0, other.1.part
+    ));
+    (record.cause, record.peer) = (Cause::Mismatch, None);
+    Some(record)
 }
 
 /// Finds the rank to blame for a timeout, by following from rank to rank who waits for whom.
@@ -380,8 +404,8 @@ fn blame(
     if let Some(adopted) = inquiry.answers.values().find_map(|answer| answer.adopted.clone()) {
         return (adopted, None);
     }
-    if inquiry.record.cause == Cause::Mismatch {
-        return (with_other_start(inquiry), None);
+    if let Some(record) = different_starts(inquiry) {
+        return (record, None);
     }
     // The ranks that the rank that asked waits for, directly or through others, with the rank before each.
     let mut reached = vec![inquiry.from.0];

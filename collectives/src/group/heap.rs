@@ -140,15 +140,16 @@ struct Live {
 /// Blocks of an operation, which become free when every rank has dropped them.
 pub(in crate::group) struct Allocation {
     number: u64,
-    /// The epoch base of the operation, and then the last value of its flags.
+    epoch_base: u64,
+    /// The largest value of its flags.
     epoch: u64,
     dropped: Arc<Mutex<Vec<Dropped>>>,
 }
 
 impl Allocation {
-    /// Notes the number of starts of the operation, from which the next user of its flags continues.
+    /// Notes by how much the flags of the operation exceed their epoch base, from which their next user continues.
     pub(in crate::group) fn set_epochs(&mut self, epochs: u64) {
-        self.epoch += epochs;
+        self.epoch = self.epoch.max(self.epoch_base + epochs);
     }
 
     /// Keeps the blocks from being used again, because peers may still write to them.
@@ -224,8 +225,8 @@ impl Heap {
         let number = self.next;
         self.next += 1;
         self.allocations.insert(number, Live { extents, dropped_by: 0 });
-        let (epoch, dropped) = (self.epoch_base, Arc::clone(&self.dropped));
-        Ok((Allocation { number, epoch, dropped }, parts))
+        let (epoch_base, dropped) = (self.epoch_base, Arc::clone(&self.dropped));
+        Ok((Allocation { number, epoch_base, epoch: epoch_base, dropped }, parts))
     }
 
     /// Grows the heap by segments that have room for `demands`. Collective.

@@ -46,7 +46,7 @@ pub use operation::{
     Received, Started,
 };
 pub use options::GroupOptions;
-pub use report::{Fallback, LaneReport, LinkReport, Report, TierReport};
+pub use report::{Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
 use segment::Fabrics;
 use shared::{Closed, Shared};
 use window::WindowUses;

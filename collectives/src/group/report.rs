@@ -50,6 +50,19 @@ pub struct Report {
     pub fallbacks: Vec<Fallback>,
     /// The properties that the verifier has proved for the plans of all ranks.
     pub proof: String,
+    /// The plans that a resizable operation uses for shorter starts, largest first.
+    pub shorter: Vec<PlanRange>,
+}
+
+/// Describes the plan that a resizable operation uses for starts up to a total size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanRange {
+    /// The largest size of all blocks together for which the plan is used, in bytes.
+    pub bytes_max: u64,
+    /// The algorithm that moves the blocks between ranks.
+    pub algorithm: Algorithm,
+    /// The number of chunks into which each block is cut.
+    pub chunks: u32,
 }
 
 /// Describes the link from this rank to one peer.
@@ -191,6 +204,9 @@ impl fmt::Display for Report {
             write!(f, "{} tensors, ", self.tensors)?;
         }
         write!(f, "{outputs} output(s) in turn, flags {flags}")?;
+        for PlanRange { bytes_max, algorithm, chunks } in &self.shorter {
+            write!(f, "; up to {bytes_max} bytes in all {algorithm} in {chunks} chunk(s)")?;
+        }
         for fallback in &self.fallbacks {
             write!(f, "; {fallback}")?;
         }

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice};
 use crate::error::Error;
-use crate::group::control::{Action, Control, RankState};
+use crate::group::control::{Action, Control, RankState, SizedStart};
 use crate::group::tracker::StartTracker;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
@@ -111,8 +111,7 @@ impl Shared {
         let starts = waiting.flat_map(|tracked| tracked.tracker.missing_writers());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).collect();
         let waits = ranks.into_iter().map(|rank| rank.0).collect();
-        let start = tracked.iter().find_map(|tracked| tracked.tracker.start_of(operation));
-        RankState { waits, start }
+        RankState { waits, start: newest_start(tracked, operation) }
     }
 
     fn after_change(&self, state: MutexGuard<'_, State>, action: Option<Action>) {
@@ -221,10 +220,7 @@ impl Shared {
         if self.check().is_err() {
             return;
         }
-        let start = {
-            let state = self.state();
-            state.tracked.iter().find_map(|tracked| tracked.tracker.start_of(&record.operation))
-        };
+        let start = newest_start(&self.state().tracked, &record.operation);
         let own = RankState { waits, start };
         self.change(|control, now| control.overdue(now, own, record));
         self.wait_until(|control| control.record().is_some());
@@ -391,6 +387,11 @@ impl Shared {
         }
         unfinished
     }
+}
+
+/// An operation whose starts use several plans is tracked several times.
+fn newest_start(tracked: &[TrackedOperation], operation: &str) -> Option<SizedStart> {
+    tracked.iter().filter_map(|tracked| tracked.tracker.start_of(operation)).max()
 }
 
 pub(crate) struct EndEvent {

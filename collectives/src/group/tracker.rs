@@ -9,12 +9,15 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
+use crate::group::control::SizedStart;
 use crate::group::operation::StartPart;
 use crate::run::buffers::{FlagState, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What an operation does with its memory, the most restrictive last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Activity {
+    #[default]
     Idle,
     Open,
     OnStream,
@@ -271,10 +274,22 @@ impl StartTracker {
         Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
-    /// Returns the lengths and places of the newest start if this is the operation with that name, and its starts can have
+    /// Returns the newest start if this is the operation with that name, and its starts can have lengths and places of
     /// their own.
-    pub(crate) fn start_of(&self, operation: &str) -> Option<String> {
-        self.part.as_ref().filter(|_| self.operation == operation).map(PartCell::to_string)
+    pub(crate) fn start_of(&self, operation: &str) -> Option<SizedStart> {
+        let part = self.part.as_ref().filter(|_| self.operation == operation)?;
+        let epoch = self.opened.load(Ordering::SeqCst);
+        // A later resize is for a start that is not made yet.
+        (epoch > part.before.load(Ordering::Relaxed))
+            .then(|| SizedStart { epoch, part: part.to_string() })
+    }
+
+    /// Counts starts up to `epoch` as made by another executor of the operation.
+    pub(crate) fn skip_to(&self, epoch: u64) {
+        if self.due().is_none() {
+            self.closed.store(epoch, Ordering::Release);
+            self.opened.store(epoch, Ordering::SeqCst);
+        }
     }
 
     /// Sets the lengths and places of the starts after `before`.

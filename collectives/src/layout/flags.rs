@@ -24,6 +24,14 @@ impl FlagLayout {
         Self { ranks: ranks as u64, chunks: chunks.into(), lanes: lanes as u64 }
     }
 
+    /// Returns the layout with room for the flags of both.
+    pub(crate) fn max(self, other: Self) -> Self {
+        let [ranks, chunks, lanes] =
+            [(self.ranks, other.ranks), (self.chunks, other.chunks), (self.lanes, other.lanes)]
+                .map(|(one, other)| one.max(other));
+        Self { ranks, chunks, lanes }
+    }
+
     /// Returns the index of a flag's 64-bit word in the memory of the rank that waits for it.
     ///
     /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.

@@ -146,6 +146,11 @@ impl Layout {
         }
     }
 
+    /// Sets the number of chunks of each block, at least 1.
+    pub(crate) fn set_chunks(&mut self, chunks: u32) {
+        self.chunks = chunks;
+    }
+
     /// Returns where the contiguous input and output of `rank` begin in their buffers, in bytes.
     pub(crate) fn offsets(&self, rank: Rank) -> [u64; 2] {
         let Placement { input, output } = self.placement(rank);

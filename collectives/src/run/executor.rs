@@ -89,6 +89,12 @@ impl Executor {
         self.lanes.iter().any(Lane::is_armed)
     }
 
+    /// Counts starts up to `epoch` as made, because another executor has made them. All own starts must be submitted.
+    pub(crate) fn skip_to(&mut self, epoch: u64) {
+        self.started = epoch;
+        self.lanes.iter_mut().for_each(|lane| lane.skip_to(epoch));
+    }
+
     /// Changes the copies of the next start. All earlier starts must be submitted, and no lane armed.
     pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
         self.lanes.iter_mut().for_each(|lane| lane.resize(plan, layout));

@@ -27,7 +27,6 @@ pub(crate) struct Lane {
     next: usize,
     open: VecDeque<(u64, Ticket)>,
     last: Ticket,
-    done: u64,
 }
 
 impl Lane {
@@ -43,8 +42,8 @@ impl Lane {
         let origins = program.origins.clone().filter(|_| traced);
         let tracer = origins.map(|origins| Tracer::new(id, origins));
         let open = VecDeque::with_capacity(OPEN_STARTS_RESERVED);
-        let (epoch, next, last, done, armed) = (1, 0, Ticket::NONE, 0, None);
-        Self { program, port, takes_stream, tracer, armed, epoch, next, open, last, done }
+        let (epoch, next, last, armed) = (1, 0, Ticket::NONE, None);
+        Self { program, port, takes_stream, tracer, armed, epoch, next, open, last }
     }
 
     pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
@@ -107,7 +106,12 @@ impl Lane {
     }
 
     pub(crate) fn done(&self) -> u64 {
-        self.done
+        self.open.front().map_or(self.epoch, |open| open.0) - 1
+    }
+
+    /// Counts starts up to `epoch` as made. None of this lane may have steps left to submit.
+    pub(crate) fn skip_to(&mut self, epoch: u64) {
+        self.epoch = epoch + 1;
     }
 
     /// Changes the copies of the next start. No earlier start may have steps left to submit.
@@ -171,13 +175,13 @@ impl Lane {
     /// # Safety
     /// As [`Port::submit`], for every step of the program.
     pub(crate) unsafe fn drive(&mut self, started: u64) -> Result<bool, Error> {
-        let before = (self.epoch, self.next, self.done, self.last);
+        let before = (self.epoch, self.next, self.done(), self.last);
         // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { self.submit(started) }?;
         // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { self.replay() }?;
         self.update_done()?;
-        let after = (self.epoch, self.next, self.done, self.last);
+        let after = (self.epoch, self.next, self.done(), self.last);
         Ok(before != after || self.port.is_busy())
     }
 
@@ -241,11 +245,8 @@ impl Lane {
         if let Some(tracer) = &mut self.tracer {
             tracer.completed(completed);
         }
-        while let Some(&(epoch, ticket)) = self.open.front()
-            && ticket <= completed
-        {
+        while self.open.front().is_some_and(|(_, ticket)| *ticket <= completed) {
             self.open.pop_front();
-            self.done = epoch;
         }
         Ok(())
     }

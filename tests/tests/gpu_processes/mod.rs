@@ -9,6 +9,7 @@ mod algorithms;
 mod captured;
 mod own_memory;
 mod parent;
+mod resized;
 mod shapes;
 mod streams;
 mod together;
@@ -83,11 +84,12 @@ enum Scenario {
     Captured,
     Together,
     Windows,
+    Resized,
 }
 
 impl Scenario {
     /// Those of every number of ranks up to four.
-    const SMALL: [Self; 7] = [
+    const SMALL: [Self; 8] = [
         Self::Shapes,
         Self::BackToBack,
         Self::Delayed,
@@ -95,6 +97,7 @@ impl Scenario {
         Self::Captured,
         Self::Together,
         Self::Windows,
+        Self::Resized,
     ];
 
     /// Returns whether these engines can run it: engines that the host drives take no streams.
@@ -118,6 +121,7 @@ impl Scenario {
             Self::Captured => captured::cases(),
             Self::Together => together::cases(),
             Self::Windows => windows::cases(),
+            Self::Resized => resized::cases(),
         }
     }
 }
@@ -133,6 +137,7 @@ impl fmt::Display for Scenario {
             Self::Captured => "captured",
             Self::Together => "together",
             Self::Windows => "windows",
+            Self::Resized => "resized",
         })
     }
 }

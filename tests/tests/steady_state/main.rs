@@ -6,6 +6,7 @@
 //! between them.
 
 mod counting;
+mod resized;
 mod rest;
 mod system_calls;
 mod windows;
@@ -45,6 +46,10 @@ fn main() -> ExitCode {
     for ranks in [1, 3] {
         let name = format!("a_start_over_a_window_allocates_nothing::{ranks}_ranks");
         trials.push(Trial::test(name, move || windows::allocates_nothing(ranks)));
+    }
+    for ranks in [1, 3] {
+        let name = format!("a_start_of_any_length_allocates_nothing::{ranks}_ranks");
+        trials.push(Trial::test(name, move || resized::allocates_nothing(ranks)));
     }
     let skipped = system_calls::reason_to_skip();
     for ranks in [2, 4] {

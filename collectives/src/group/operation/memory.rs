@@ -20,7 +20,6 @@ use crate::plan::Tier;
 use crate::run::buffers::{BufferId, Digest, FlagRegions, OperationBuffers, RankRegions};
 use crate::run::port::BoundStep;
 use crate::run::program::is_tiered;
-use crate::schedule::schedule;
 
 /// Blocks of the heap may be this large on ranks that need less.
 const UNEQUAL_BYTES_MAX: u64 = 64 << 10;
@@ -40,6 +39,7 @@ pub(super) enum Origin {
 pub(super) type Origins = BTreeMap<BufferId, Origin>;
 
 /// The memory of an operation while the operation is prepared.
+#[derive(Default)]
 pub(super) struct Memory {
     /// The buffers of this rank, except those of the heap.
     sources: BTreeMap<BufferId, Segment>,
@@ -65,7 +65,7 @@ impl Memory {
         let exact = !matches!(operation.spec.target, Target::List(_));
         let (mut outputs, mut inputs) = (outputs.into_iter(), inputs.into_iter());
         let (mut sources, mut origins) = (BTreeMap::new(), Origins::new());
-        let gets = schedule(operation.plan.algorithm).gets;
+        let gets = operation.gets;
         let network = fabrics.network.filter(|_| is_tiered(&operation.plan));
         let fabrics = Fabrics { network, ..fabrics };
         for buffer in operation.request.buffers() {
@@ -155,9 +155,21 @@ impl Memory {
         Vec::new()
     }
 
+    /// Returns the memory of another plan of the same operation, which names its buffers and flags alike.
+    pub(super) fn shared(&self) -> Self {
+        Self {
+            sources: self.sources.clone(),
+            blocks: self.blocks.clone(),
+            origins: self.origins.clone(),
+            buffers: self.buffers.clone(),
+            flags: self.flags.clone(),
+            ..Self::default()
+        }
+    }
+
     /// Returns the blocks of the heap, which the operation keeps until its last start is complete.
-    pub(super) fn into_allocation(self) -> Option<Allocation> {
-        self.allocation
+    pub(super) fn take_allocation(&mut self) -> Option<Allocation> {
+        self.allocation.take()
     }
 
     /// Finds or imports the buffers that `steps` name, and completes the memory of this rank.
@@ -262,7 +274,7 @@ pub(super) fn check_windows(
         Some(Origin::Window(number)) => format!("in window {number}"),
         _ => "in no window".to_owned(),
     };
-    if !schedule(operation.plan.algorithm).gets {
+    if !operation.gets {
         return Ok(());
     }
     let places: Vec<_> = origins.iter().map(place).collect();

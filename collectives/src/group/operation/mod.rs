@@ -198,7 +198,11 @@ impl<T: Element> Operation<T> {
     }
 
     fn settle(&mut self) -> Result<(), Error> {
-        self.state.prepared.settle(self.state.timeout)
+        let State { prepared, resizing, timeout, .. } = &mut self.state;
+        if let Some(resizing) = resizing {
+            resizing.settle_others(*timeout)?;
+        }
+        prepared.settle(*timeout)
     }
 }
 

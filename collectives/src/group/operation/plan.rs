@@ -74,7 +74,20 @@ pub(super) struct OperationPlan {
     pub(super) flags: FlagLayout,
     pub(super) buffering: DoubleBuffering,
     pub(super) proof: Arc<str>,
+    /// Whether this plan or another one of the operation reads from peers.
+    pub(super) gets: bool,
 }
+
+/// A plan for starts of a resizable operation that are shorter than the longest.
+pub(super) struct Smaller {
+    /// The total bytes of all blocks up to which it is used.
+    pub(super) bytes_max: u64,
+    pub(super) algorithm: Algorithm,
+    pub(super) chunks: u32,
+}
+
+/// An operation has at most this number of plans, because each has engines of its own.
+const PLANS_MAX: usize = 4;
 
 impl OperationPlan {
     /// Creates the plan of this rank together with its first copy engine, because the plan depends on what that engine
@@ -106,8 +119,14 @@ impl OperationPlan {
         let outputs = outputs(&spec, &request, &layout, flags)?;
         let (chunks, tiers) = (layout.chunks(), group.tiers);
         let shape = Shape { collective, chunks, in_place, outputs, flags, tiers };
-        let choice =
-            choose(&spec.method, topology, &layout, (shape, spec.capturable), group.links)?;
+        let blocks_of_ranks = layout.average_blocks();
+        let choice = choose(
+            &spec.method,
+            topology,
+            &blocks_of_ranks,
+            (shape, spec.capturable),
+            group.links,
+        )?;
         if choice.chunks != layout.chunks() {
             layout = layout_of(choice.chunks)?;
         }
@@ -136,7 +155,47 @@ impl OperationPlan {
             flags,
             buffering,
             proof,
+            gets: schedule(algorithm).gets,
         })
+    }
+
+    /// Chooses plans for starts that are shorter than the longest, largest first. All ranks choose alike.
+    pub(super) fn smaller(&self, links: (&Links, bool)) -> Result<Vec<Smaller>, Error> {
+        let Method { algorithm, chunks, .. } = self.spec.method;
+        let mut smaller: Vec<Smaller> = Vec::new();
+        let Some(lengths) = self.layout.lengths().filter(|_| self.spec.resizable) else {
+            return Ok(smaller);
+        };
+        let mut last = (self.choice.algorithm, self.choice.chunks);
+        let is_fixed = algorithm.is_some() && chunks.is_some();
+        let most = if is_fixed { 0 } else { lengths.max() };
+        let least = self.spec.dtype.bytes() as u64;
+        let halvings = (1..u64::BITS).take_while(|&halvings| most >> halvings >= least);
+        for halvings in halvings {
+            let blocks: Vec<u64> = lengths.iter().map(|bytes| bytes >> halvings).collect();
+            let shape = Shape { chunks: 1, ..self.shape };
+            let shape = (shape, self.spec.capturable);
+            let choice = choose(&self.spec.method, &self.topology, &blocks, shape, links)?;
+            let now = (choice.algorithm, choice.chunks);
+            // Few chunks more or less make little difference.
+            let differs = now.0 != last.0 || now.1 < last.1 && (now.1 == 1 || now.1 <= last.1 / 4);
+            if differs && smaller.len() + 1 < PLANS_MAX {
+                let (algorithm, chunks) = now;
+                let bytes_max = lengths.total() >> halvings;
+                smaller.push(Smaller { bytes_max, algorithm, chunks });
+                last = now;
+            }
+        }
+        Ok(smaller)
+    }
+
+    /// Uses flags with room for those of `other`, so that plans can share flags: a flag with one name has one word.
+    pub(super) fn share_flags(&mut self, other: &Self) {
+        self.gets |= other.gets;
+        self.flags = self.flags.max(other.flags);
+        let bytes = self.layout.output_bytes_max();
+        let buffering = DoubleBuffering::new(1, bytes, self.flags.words(), self.spec.capturable);
+        self.buffering = buffering.expect("flags of two plans fit where those of each do");
     }
 
     pub(super) fn writers(&self) -> FlagWriters {
@@ -254,7 +313,7 @@ fn node_plans(
 fn choose(
     method: &Method,
     topology: &Topology,
-    layout: &Layout,
+    block_bytes: &[u64],
     (shape, capturable): (Shape, bool),
     (known, measured): (&Links, bool),
 ) -> Result<Choice, Error> {
@@ -262,7 +321,6 @@ fn choose(
         Some(links) => (links, true),
         None => (known, measured),
     };
-    let block_bytes = layout.average_blocks();
     let in_graph = capturable && !shape.tiers;
     let refused = match method.algorithm {
         Some(_) => Vec::new(),
@@ -270,7 +328,7 @@ fn choose(
     };
     cost::choose(&Question {
         topology,
-        block_bytes: &block_bytes,
+        block_bytes,
         shape,
         links,
         measured,
@@ -305,7 +363,6 @@ mod tests {
     use peerlane_hal::LinkKind;
 
     use super::*;
-    use crate::collective::Collective;
 
     fn known() -> Links {
         Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
@@ -313,10 +370,9 @@ mod tests {
 
     fn decided(method: &Method, nodes: &[u32], block_bytes: u64) -> (Algorithm, u32) {
         let topology = Topology::of_nodes(nodes).unwrap();
-        let layout =
-            Layout::new(Collective::AllGather, &vec![block_bytes; nodes.len()], 1).unwrap();
+        let blocks = vec![block_bytes; nodes.len()];
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
-        let choice = choose(method, &topology, &layout, (shape, false), (&known(), false)).unwrap();
+        let choice = choose(method, &topology, &blocks, (shape, false), (&known(), false)).unwrap();
         (choice.algorithm, choice.chunks)
     }
 
@@ -352,10 +408,9 @@ mod tests {
     #[test]
     fn a_graph_gets_a_plan_of_one_lane() {
         let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
-        let layout = Layout::new(Collective::AllGather, &[64 << 20; 8], 1).unwrap();
         let choose = |measured| {
-            let shape = (Shape::default(), true);
-            choose(&Method::default(), &topology, &layout, shape, (&known(), measured)).unwrap()
+            let (blocks, shape) = ([64 << 20; 8], (Shape::default(), true));
+            choose(&Method::default(), &topology, &blocks, shape, (&known(), measured)).unwrap()
         };
         for choice in [choose(false), choose(true)] {
             assert!(choice.explain().contains("cannot be recorded into a graph"), "{choice}");

@@ -3,7 +3,7 @@
 //! One agreement is enough for memory of the heap and of windows. A second one confirms that every rank has imported the
 //! buffers of callers, and that no rank needs a fallback or cannot record the operation into a graph.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use peerlane_hal::{
     Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind, Fabric, Rank,
@@ -13,16 +13,16 @@ use serde::{Deserialize, Serialize};
 use super::State;
 use super::lens::BlockLens;
 use super::memory::{Memory, Origin, Origins, check_windows};
-use super::plan::{GroupInfo, OperationPlan};
-use super::prepared::Prepared;
+use super::plan::{GroupInfo, OperationPlan, Smaller};
+use super::prepared::{Prepared, SharedAllocation};
 use super::report::{BoundLane, report};
-use super::request::OperationSpec;
-use super::resize::{Resizing, StartPart};
+use super::request::{Method, OperationSpec};
+use super::resize::{Resizing, StartPlan};
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
 use crate::group::heap::{Demand, Dropped};
-use crate::group::report::{Fallback, Report};
+use crate::group::report::{Fallback, PlanRange, Report};
 use crate::group::segment::Fabrics;
 use crate::group::tracker::StartTracker;
 use crate::layout::Placement;
@@ -200,39 +200,50 @@ struct Preparation {
     engines: Vec<DynEngine>,
     lanes: Vec<BoundLane>,
     buffers: Option<TierBuffers>,
+    /// The plans of shorter starts, largest first, each with the total bytes of blocks up to which it is used.
+    shorter: Vec<(u64, Preparation)>,
 }
 
 impl Preparation {
     fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
-        let rank = group.rank();
-        let Group {
-            fabric, network, topology, links, links_measured, mixed, shared, proofs, ..
-        } = group;
-        let mut info = GroupInfo {
-            rank,
-            topology,
-            shared,
-            links: (links, *links_measured),
-            mixed: *mixed,
-            tiers: network.is_some(),
-            proofs,
-        };
-        let mut engines = Vec::new();
-        let mut operation = OperationPlan::new(spec, &mut info, |requirements| {
-            engines.push(engine(fabric, requirements)?);
-            Ok(*engines[0].caps())
-        })?;
-        let plan = &operation.plan;
-        for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
-            let fabric = match (plan.lanes[id.index()].tier, network.as_mut()) {
-                (Tier::Network, Some(network)) => network,
-                _ => &mut *fabric,
+        let (mut operation, engines) = planned(group, spec)?;
+        let mut shorter = Vec::new();
+        for Smaller { bytes_max, algorithm, chunks } in
+            operation.smaller((&group.links, group.links_measured))?
+        {
+            let method = Method {
+                algorithm: Some(algorithm),
+                chunks: Some(chunks),
+                ..operation.spec.method.clone()
             };
-            engines.push(engine(fabric, operation.requirements)?);
+            let spec = operation.spec.clone();
+            let (inputs, output_buffers) = Default::default();
+            let spec = OperationSpec { method, inputs, output_buffers, ..spec };
+            let (plan, engines) = planned(group, spec)?;
+            if is_tiered(&plan.plan) == is_tiered(&operation.plan) {
+                operation.share_flags(&plan);
+                shorter.push((bytes_max, plan, engines));
+            }
         }
         let memory = Memory::new(&mut operation, group.fabrics())?;
         let refusal = group.refusal.clone();
-        Ok(Self { operation, refusal, memory, engines, lanes: Vec::new(), buffers: None })
+        let shorter = shorter.into_iter().map(|(bytes_max, mut plan, engines)| {
+            plan.share_flags(&operation);
+            let refusal = refusal.clone();
+            (bytes_max, Self::of(plan, engines, Memory::default(), refusal))
+        });
+        let shorter = shorter.collect();
+        Ok(Self { shorter, ..Self::of(operation, engines, memory, refusal) })
+    }
+
+    fn of(
+        operation: OperationPlan,
+        engines: Vec<DynEngine>,
+        memory: Memory,
+        refusal: Option<Arc<str>>,
+    ) -> Self {
+        let (lanes, shorter) = (Vec::new(), Vec::new());
+        Self { operation, refusal, memory, engines, lanes, buffers: None, shorter }
     }
 
     /// Returns the tiers and engines of the lanes that have an engine.
@@ -267,6 +278,11 @@ impl Preparation {
             let begin = spec.source.as_ref().map_or(0, |(_, begin)| *begin);
             add("begin of the input in the window", begin.to_string());
         }
+        for (bytes_max, Self { operation, .. }) in &self.shorter {
+            let OperationPlan { choice, .. } = operation;
+            let name = format!("plan up to {bytes_max} bytes");
+            add(&name, format!("{}, {} chunks", choice.algorithm, choice.chunks));
+        }
         add("streams", requirements.streams.to_string());
         add("timeout", format!("{:?}", spec.timeout));
         add("topology", topology.to_string());
@@ -288,6 +304,10 @@ impl Preparation {
         let (placements, origins): (Vec<_>, Vec<_>) =
             memories.into_iter().map(|memory| (memory.placement, memory.origins)).unzip();
         check_windows(name, &self.operation, &origins)?;
+        for (_, shorter) in &mut self.shorter {
+            let layout = shorter.operation.layout.clone();
+            shorter.operation.layout = layout.with_placements(placements.clone())?;
+        }
         let layout = self.operation.layout.clone();
         self.operation.layout = layout.with_placements(placements)?;
         self.memory.plan_blocks(&self.operation, &origins, polled);
@@ -343,12 +363,25 @@ impl Preparation {
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
         }
-        Ok(report)
+        for (_, shorter) in &mut self.shorter {
+            shorter.memory = self.memory.shared();
+            shorter.bind(group, origins, epoch_base, deadline)?;
+        }
+        let plan_range = |(bytes_max, shorter): &(u64, Self)| PlanRange {
+            bytes_max: *bytes_max,
+            algorithm: shorter.operation.choice.algorithm,
+            chunks: shorter.operation.choice.chunks,
+        };
+        let shorter = self.shorter.iter().map(plan_range).collect();
+        Ok(Report { shorter, ..report })
     }
 
     /// Returns whether a graph can record the operation: a thread must be able to drive every lane that does not
     /// support streams. The host must be able to read its flags, and a graph that waits must not hold up its copies.
     fn is_recordable(&self) -> bool {
+        if !self.shorter.iter().all(|(_, shorter)| shorter.is_recordable()) {
+            return false;
+        }
         let armed = || self.lanes.iter().filter(|lane| !takes_stream(lane.id));
         if armed().any(|lane| lane.has_streams) {
             return false;
@@ -358,70 +391,36 @@ impl Preparation {
             .all(|wait| self.memory.has_host_flags(wait.tier, wait.address.crosses_tiers))
     }
 
-    /// Creates the executor of the operation, and registers the operation as a user of its windows.
-    fn finish(self, group: &Group, report: Report, name: String) -> State {
-        let Self { operation, memory, engines, lanes, buffers, .. } = self;
-        let (rank, spec) = (operation.rank, &operation.spec);
-        let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
-        let buffers = buffers.expect("the plan is bound before it is finished");
-        let lanes =
-            lanes.into_iter().zip(engines).zip(&report.lanes).map(|((lane, engine), report)| {
-                let view = match (lane.tier, &buffers.network) {
-                    (Tier::Network, Some(network)) => network,
-                    _ => &buffers.local,
-                };
-                let port = EnginePort::new(engine, report.backend, Arc::clone(view));
-                Lane::new(
-                    lane.id,
-                    lane.program,
-                    Box::new(port) as Box<dyn Port>,
-                    takes_stream(lane.id),
-                    spec.traced,
-                )
-            });
-        let lanes = lanes.collect();
-        let local = Arc::clone(&buffers.local);
-        let writers = operation.writers();
-        let tracker = StartTracker::new(
-            name.clone(),
-            rank,
-            spec.timeout,
-            waits,
-            writers,
-            buffers,
-            spec.resizable,
-        );
-        let tracker = Arc::new(tracker);
-        let OperationSpec { capturable, strict, traced, timeout, .. } = *spec;
-        // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
-        // the regions; `verify` has passed the plans.
-        let executor =
-            unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
-        let OperationPlan { request, layout, plan, spec, .. } = operation;
+    /// Creates the executors of the operation, and registers the operation as a user of its windows.
+    fn finish(mut self, group: &Group, report: Report, name: String) -> State {
+        let allocation = Arc::new(Mutex::new(self.memory.take_allocation()));
+        let shorter = std::mem::take(&mut self.shorter);
+        let (prepared, local, operation) = self.executor(group, &name, &allocation);
+        let OperationPlan { request, layout, plan, spec, rank, .. } = operation;
+        let mut trackers = vec![Arc::clone(prepared.tracker())];
+        let mut plans = vec![StartPlan { bytes_max: u64::MAX, plan: plan.clone(), prepared: None }];
+        for (bytes_max, shorter) in shorter {
+            let (prepared, _, operation) = shorter.executor(group, &name, &allocation);
+            trackers.push(Arc::clone(prepared.tracker()));
+            plans.push(StartPlan { bytes_max, plan: operation.plan, prepared: Some(prepared) });
+        }
         let from = if plan.in_place { Source::Output } else { Source::Input };
         let windows =
             [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());
         let bytes = windows.each_ref().map(|window| window.as_ref().map(|window| window.bytes()));
-        if spec.resizable {
-            tracker.set_part(&StartPart::new(&layout, rank, spec.dtype.bytes() as u64), 0);
-        }
-        let resizing = spec.resizable.then(|| Resizing::new(spec.dtype, plan, &layout, bytes));
+        let resizing = spec
+            .resizable
+            .then(|| Resizing::new(spec.dtype, plans, (&layout, rank), bytes, &prepared));
         let uses = (!request.extents.is_empty()).then(|| {
-            let tracker = Arc::clone(&tracker);
-            group.users.enter(name, request.extents.clone(), move || tracker.activity())
+            let activity =
+                move || trackers.iter().map(|tracker| tracker.activity()).max().unwrap_or_default();
+            group.users.enter(name, request.extents.clone(), activity)
         });
-        let shared = Arc::clone(&group.shared);
         State {
-            prepared: Prepared::new(
-                executor,
-                shared,
-                tracker,
-                spec.checks_starts,
-                memory.into_allocation(),
-            ),
+            prepared,
             view: local,
             report,
-            timeout,
+            timeout: spec.timeout,
             layout,
             rank,
             from,
@@ -431,6 +430,86 @@ impl Preparation {
             resizing,
         }
     }
+
+    /// Creates the executor of one plan of the operation.
+    fn executor(
+        self,
+        group: &Group,
+        name: &str,
+        allocation: &SharedAllocation,
+    ) -> (Prepared, Arc<OperationBuffers>, OperationPlan) {
+        let Self { operation, engines, lanes, buffers, .. } = self;
+        let spec = &operation.spec;
+        let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
+        let buffers = buffers.expect("the plan is bound before it is finished");
+        let lanes = lanes.into_iter().zip(engines).map(|(lane, engine)| {
+            let (fabric, view) = match (lane.tier, &buffers.network, &group.network) {
+                (Tier::Network, Some(view), Some(fabric)) => (fabric, view),
+                _ => (&group.fabric, &buffers.local),
+            };
+            let port = EnginePort::new(engine, fabric.backend(), Arc::clone(view));
+            Lane::new(
+                lane.id,
+                lane.program,
+                Box::new(port) as Box<dyn Port>,
+                takes_stream(lane.id),
+                spec.traced,
+            )
+        });
+        let lanes = lanes.collect();
+        let local = Arc::clone(&buffers.local);
+        let tracker = StartTracker::new(
+            name.to_owned(),
+            operation.rank,
+            spec.timeout,
+            waits,
+            operation.writers(),
+            buffers,
+            spec.resizable,
+        );
+        let OperationSpec { capturable, strict, traced, checks_starts, .. } = *spec;
+        // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
+        // the regions; `verify` has passed the plans.
+        let executor =
+            unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
+        let (shared, allocation) = (Arc::clone(&group.shared), Arc::clone(allocation));
+        let prepared =
+            Prepared::new(executor, shared, Arc::new(tracker), checks_starts, allocation);
+        (prepared, local, operation)
+    }
+}
+
+/// Plans an operation, and creates the engines of the lanes that need one, in the order of the lanes.
+fn planned(
+    group: &mut Group,
+    spec: OperationSpec,
+) -> Result<(OperationPlan, Vec<DynEngine>), Error> {
+    let rank = group.rank();
+    let Group { fabric, network, topology, links, links_measured, mixed, shared, proofs, .. } =
+        group;
+    let mut info = GroupInfo {
+        rank,
+        topology,
+        shared,
+        links: (links, *links_measured),
+        mixed: *mixed,
+        tiers: network.is_some(),
+        proofs,
+    };
+    let mut engines = Vec::new();
+    let operation = OperationPlan::new(spec, &mut info, |requirements| {
+        engines.push(engine(fabric, requirements)?);
+        Ok(*engines[0].caps())
+    })?;
+    let plan = &operation.plan;
+    for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
+        let fabric = match (plan.lanes[id.index()].tier, network.as_mut()) {
+            (Tier::Network, Some(network)) => network,
+            _ => &mut *fabric,
+        };
+        engines.push(engine(fabric, operation.requirements)?);
+    }
+    Ok((operation, engines))
 }
 
 fn engine(fabric: &mut DynFabric, requirements: EngineRequirements) -> Result<DynEngine, Error> {

@@ -31,8 +31,11 @@ pub(crate) struct Prepared {
     /// Whether flags are compared that the host cannot read directly.
     checks_starts: bool,
     /// The blocks of the heap, which are dropped after the last start.
-    allocation: Option<Allocation>,
+    allocation: SharedAllocation,
 }
+
+/// The blocks of the heap, which several executors of one operation share.
+pub(crate) type SharedAllocation = Arc<Mutex<Option<Allocation>>>;
 
 struct Progress {
     done: u64,
@@ -45,7 +48,7 @@ impl Prepared {
         shared: Arc<Shared>,
         tracker: Arc<StartTracker>,
         checks_starts: bool,
-        allocation: Option<Allocation>,
+        allocation: SharedAllocation,
     ) -> Self {
         let wakers = executor.lanes().iter().map(Lane::waker).collect();
         let park_misses_events = executor.park_misses_events();
@@ -60,12 +63,21 @@ impl Prepared {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn tracker(&self) -> &Arc<StartTracker> {
+        &self.tracker
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.shared.check()
     }
 
     pub(crate) fn started(&self) -> u64 {
         self.executor().started()
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        let executor = self.executor();
+        executor.done() >= executor.started()
     }
 
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
@@ -99,13 +111,18 @@ impl Prepared {
         if is_submitted { self.shared.check() } else { self.settle(timeout) }
     }
 
-    /// Changes the copies of the next start to those of a layout, which `part` describes.
-    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout, part: &StartPart) {
-        let started = {
-            let mut executor = self.executor();
-            executor.resize(plan, layout);
-            executor.started()
-        };
+    /// Changes the copies of the start after `started` to those of a layout.
+    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout, started: u64) {
+        let mut executor = self.executor();
+        if executor.started() < started {
+            executor.skip_to(started);
+            self.tracker.skip_to(started);
+        }
+        executor.resize(plan, layout);
+    }
+
+    /// Sets the lengths and places of the starts after `started`.
+    pub(crate) fn set_part(&self, part: &StartPart, started: u64) {
         self.tracker.set_part(part, started);
     }
 
@@ -185,10 +202,10 @@ impl Prepared {
 
     pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
         let done = self.drive()?.done;
-        self.is_done(done, epoch)
+        self.has_completed(done, epoch)
     }
 
-    fn is_done(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
+    fn has_completed(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
         // The completion was read before this check: it counts only if no rank has aborted by now.
         if self.shared.check().is_err() {
             return self.fail();
@@ -213,7 +230,7 @@ impl Prepared {
         loop {
             let polled_at = polls_several.then(Instant::now);
             let progress = self.drive()?;
-            if self.is_done(progress.done, epoch)? {
+            if self.has_completed(progress.done, epoch)? {
                 return Ok(());
             }
             let overdue = match deadline {
@@ -280,15 +297,16 @@ impl Drop for Prepared {
             let remaining = self.tracker.deadline().remaining();
             let _ = self.settle(remaining);
         }
-        if let Some(mut allocation) = self.allocation.take() {
-            let started = self.started();
-            // Every signal that peers have sent was waited for, unless a start is still open.
-            if self.shared.check().is_ok() && self.tracker.closed() >= started {
-                allocation.set_epochs(self.tracker.buffers().local.values_of(started));
-            } else {
-                allocation.leak();
-            }
+        let started = self.started();
+        // Every signal that peers have sent was waited for, unless a start is still open.
+        let is_settled = self.shared.check().is_ok() && self.tracker.closed() >= started;
+        let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_settled {
+            allocation.take().into_iter().for_each(Allocation::leak);
+        } else if let Some(allocation) = allocation.as_mut() {
+            allocation.set_epochs(self.tracker.buffers().local.values_of(started));
         }
+        drop(allocation);
         let is_over = self.shared.record().is_some();
         if is_over {
             self.shared.quarantine(self.tracker.buffers().clone());

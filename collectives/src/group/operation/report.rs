@@ -83,6 +83,7 @@ pub(super) fn report(
         tiers,
         fallbacks,
         proof: operation.proof.to_string(),
+        shorter: Vec::new(),
     }
 }
 

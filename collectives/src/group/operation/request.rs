@@ -18,6 +18,7 @@ use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Pla
 use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
 
+#[derive(Clone)]
 pub(in crate::group) enum Target {
     Buffers,
     List(Vec<Destination>),
@@ -41,6 +42,7 @@ pub(super) struct Method {
     pub(super) links: Option<Links>,
 }
 
+#[derive(Clone)]
 pub(super) struct OperationSpec {
     pub(super) collective: Collective,
     pub(super) dtype: DType,

@@ -3,8 +3,11 @@
 //! The plan of an operation does not depend on lengths, so its proof holds for all of them. [`Operation::resize`] checks the
 //! lengths and places, and changes the offsets and lengths of the copies that are already bound; nothing is exchanged.
 
+use std::time::Duration;
+
 use peerlane_hal::{ErrorKind, Rank};
 
+use super::prepared::Prepared;
 use super::{Operation, State};
 use crate::element::{DType, Element};
 use crate::error::Error;
@@ -77,27 +80,60 @@ impl<'a> From<&'a [usize]> for Part<'a> {
 /// What an operation needs to change the lengths and places of its starts.
 pub(super) struct Resizing {
     dtype: DType,
-    plan: Plan,
+    plans: Vec<StartPlan>,
+    /// The number of the plan whose executor the operation uses now.
+    current: usize,
+    /// Whether starts of other plans may be open.
+    has_open_others: bool,
     prepared: Layout,
     next: Layout,
     /// The bytes of the input and of the output buffer or window.
     bytes: [u64; 2],
-    /// The values of the last [`Operation::resize`] with equal lengths, in bytes.
+    /// The values of the last [`Operation::resize`] with equal lengths: length, and places of input and output in bytes.
     last: Option<[u64; 3]>,
 }
 
+/// A plan for starts up to a size.
+pub(super) struct StartPlan {
+    /// The largest size of all blocks together, in bytes.
+    pub(super) bytes_max: u64,
+    pub(super) plan: Plan,
+    /// `None` while the operation uses it.
+    pub(super) prepared: Option<Prepared>,
+}
+
 impl Resizing {
-    /// `windows` are the bytes of the windows that hold the input and the output.
+    /// `plans` are the plans from the one for the longest starts, which `prepared` executes. `windows` are the bytes of the
+    /// windows that hold the input and the output.
     pub(super) fn new(
         dtype: DType,
-        plan: Plan,
-        layout: &Layout,
+        plans: Vec<StartPlan>,
+        (layout, rank): (&Layout, Rank),
         windows: [Option<u64>; 2],
+        prepared: &Prepared,
     ) -> Box<Self> {
+        let part = StartPart::new(layout, rank, dtype.bytes() as u64);
+        let others = plans.iter().filter_map(|plan| plan.prepared.as_ref());
+        others.chain([prepared]).for_each(|prepared| prepared.set_part(&part, 0));
         let own = [layout.input_bytes_max(), layout.output_bytes_max()];
         let bytes = [0, 1].map(|index| windows[index].unwrap_or(own[index]));
+        let (current, has_open_others, last) = (0, false, None);
         let (prepared, next) = (layout.clone(), layout.clone());
-        Box::new(Self { dtype, plan, prepared, next, bytes, last: None })
+        Box::new(Self { dtype, plans, current, has_open_others, prepared, next, bytes, last })
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.plans[self.current].plan
+    }
+
+    /// Waits for open starts of other plans than the current one.
+    pub(super) fn settle_others(&mut self, timeout: Duration) -> Result<(), Error> {
+        if std::mem::take(&mut self.has_open_others) {
+            for prepared in self.plans.iter_mut().filter_map(|plan| plan.prepared.as_mut()) {
+                prepared.settle(timeout)?;
+            }
+        }
+        Ok(())
     }
 
     /// Computes the layout of the next starts. Returns the offsets of input and output in bytes.
@@ -139,7 +175,7 @@ impl Resizing {
             )));
         }
         let begins = self.prepared.offsets(rank);
-        if self.plan.in_place && part.input.is_some() {
+        if self.plan().in_place && part.input.is_some() {
             return Err(invalid(
                 "a place of the input is given, expected none: in place, the input is the rank's block of the output"
                     .to_owned(),
@@ -241,12 +277,23 @@ impl State {
         }
         self.prepared.prepare_resize(self.timeout)?;
         self.set_extents(&resizing.next, offsets)?;
+        let started = self.prepared.started();
+        let size_now = resizing.next.lengths().map_or(u64::MAX, Lengths::total);
+        let plan = resizing.plans.iter().rposition(|plan| size_now <= plan.bytes_max).unwrap_or(0);
+        if plan != resizing.current {
+            resizing.has_open_others |= !self.prepared.is_done();
+            let chosen =
+                resizing.plans[plan].prepared.take().expect("only the current one is used");
+            let last = std::mem::replace(&mut self.prepared, chosen);
+            resizing.plans[resizing.current].prepared = Some(last);
+            resizing.current = plan;
+        }
+        resizing.next.set_chunks(resizing.plan().chunks);
         std::mem::swap(&mut self.layout, &mut resizing.next);
-        self.prepared.resize(
-            &resizing.plan,
-            &self.layout,
-            &StartPart::new(&self.layout, self.rank, size),
-        );
+        self.prepared.resize(resizing.plan(), &self.layout, started);
+        let part = StartPart::new(&self.layout, self.rank, size);
+        let others = resizing.plans.iter().filter_map(|plan| plan.prepared.as_ref());
+        others.chain([&self.prepared]).for_each(|prepared| prepared.set_part(&part, started));
         resizing.last = values;
         Ok(())
     }
