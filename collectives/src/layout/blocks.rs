@@ -149,12 +149,20 @@ impl Layout {
 
     /// Returns the length of the largest input of a rank in bytes.
     pub fn input_bytes_max(&self) -> u64 {
-        Rank::all(self.ranks()).map(|rank| self.input_bytes(rank)).max().unwrap_or(0)
+        match &self.blocks {
+            Sizes::Provided { blocks, .. } => blocks.max(),
+            Sizes::Received(lengths) => lengths.total(),
+            Sizes::Pairs { rows, .. } => rows.iter().map(Lengths::total).max().unwrap_or(0),
+        }
     }
 
     /// Returns the length of the largest output of a rank in bytes.
     pub fn output_bytes_max(&self) -> u64 {
-        Rank::all(self.ranks()).map(|rank| self.output_bytes(rank)).max().unwrap_or(0)
+        match &self.blocks {
+            Sizes::Provided { blocks, .. } => blocks.total(),
+            Sizes::Received(lengths) => self.providers_before(None) * lengths.max(),
+            Sizes::Pairs { columns, .. } => columns.iter().map(Lengths::total).max().unwrap_or(0),
+        }
     }
 
     /// Returns the length of the block from `provider` in the output of `receiver`; 0 if there is none.
@@ -287,10 +295,16 @@ impl Layout {
                     StartBytes::Equal(bytes) => bytes,
                     StartBytes::ByPair { .. } => 0,
                 };
-                tensors[0].set(of);
-                blocks.set(of);
+                for lengths in [&mut tensors[0], blocks] {
+                    match bytes {
+                        StartBytes::Equal(bytes) if collective.only_provider().is_none() => {
+                            lengths.set_equal(bytes);
+                        }
+                        _ => lengths.set(of),
+                    }
+                }
             }
-            (Sizes::Received(lengths), StartBytes::Equal(bytes)) => lengths.set(|_| bytes),
+            (Sizes::Received(lengths), StartBytes::Equal(bytes)) => lengths.set_equal(bytes),
             (Sizes::Received(lengths), StartBytes::ByRank(bytes))
                 if !collective.has_block_per_pair() =>
             {
@@ -343,7 +357,12 @@ impl Layout {
         match (&self.blocks, &other.blocks) {
             (Sizes::Provided { blocks: new, .. }, Sizes::Provided { blocks: old, .. })
             | (Sizes::Received(new), Sizes::Received(old)) => {
-                ranks().find_map(|rank| longer("the block", rank, new.bytes(rank), old.bytes(rank)))
+                match (new.uniform(), old.uniform()) {
+                    (Some(new), Some(old)) => longer("the block", Rank(0), new, old),
+                    _ => ranks().find_map(|rank| {
+                        longer("the block", rank, new.bytes(rank), old.bytes(rank))
+                    }),
+                }
             }
             (Sizes::Pairs { now: Some(now), .. }, Sizes::Pairs { rows, columns, .. }) => {
                 let (sent, received) = (&rows[now.rank.index()], &columns[now.rank.index()]);

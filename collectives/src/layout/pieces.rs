@@ -130,6 +130,14 @@ impl Lengths {
         self.uniform().or_else(|| self.iter().max()).unwrap_or(0)
     }
 
+    /// Sets the length of every rank's part to the same number of bytes.
+    pub(super) fn set_equal(&mut self, bytes: u64) {
+        match &mut self.0 {
+            Kind::Equal { bytes: old, .. } => *old = bytes,
+            Kind::Uneven(_) => self.set(|_| bytes),
+        }
+    }
+
     /// Sets the length of each rank's part. Allocates only if the lengths were equal before and are not any more.
     pub(super) fn set(&mut self, bytes_of: impl Fn(Rank) -> u64) {
         let ranks = self.ranks();

@@ -75,11 +75,6 @@ impl Prepared {
         self.executor().started()
     }
 
-    pub(crate) fn is_done(&self) -> bool {
-        let executor = self.executor();
-        executor.done() >= executor.started()
-    }
-
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
         self.executor().traced()
     }
@@ -97,18 +92,25 @@ impl Prepared {
         if self.shared.check().is_err() { self.fail() } else { Ok(()) }
     }
 
-    /// Waits until nothing of the earlier starts is left to submit, so that [`resize`](Self::resize) can follow.
-    pub(crate) fn prepare_resize(&mut self, timeout: Duration) -> Result<(), Error> {
-        let (is_armed, is_submitted) = {
+    /// Waits until nothing of the earlier starts is left to submit, so that [`resize`](Self::resize) can follow. Returns the
+    /// number of these starts, and whether they are complete.
+    pub(crate) fn prepare_resize(&mut self, timeout: Duration) -> Result<(u64, bool), Error> {
+        let (is_armed, is_submitted, started, is_done) = {
             let executor = self.executor();
-            (executor.is_armed(), executor.has_submitted_all())
+            let (started, done) = (executor.started(), executor.done());
+            (executor.is_armed(), executor.has_submitted_all(), started, done >= started)
         };
         if is_armed {
             let text = "a thread replays a captured start of the operation, which cannot be resized then; prepare another \
                         operation for other lengths";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        if is_submitted { self.shared.check() } else { self.settle(timeout) }
+        if is_submitted {
+            self.shared.check()?;
+            return Ok((started, is_done));
+        }
+        self.settle(timeout)?;
+        Ok((started, true))
     }
 
     /// Changes the copies of the start after `started` to those of a layout.

@@ -275,13 +275,12 @@ impl State {
         if values.is_some() && values == resizing.last {
             return Ok(());
         }
-        self.prepared.prepare_resize(self.timeout)?;
+        let (started, is_done) = self.prepared.prepare_resize(self.timeout)?;
         self.set_extents(&resizing.next, offsets)?;
-        let started = self.prepared.started();
         let size_now = resizing.next.lengths().map_or(u64::MAX, Lengths::total);
         let plan = resizing.plans.iter().rposition(|plan| size_now <= plan.bytes_max).unwrap_or(0);
         if plan != resizing.current {
-            resizing.has_open_others |= !self.prepared.is_done();
+            resizing.has_open_others |= !is_done;
             let chosen =
                 resizing.plans[plan].prepared.take().expect("only the current one is used");
             let last = std::mem::replace(&mut self.prepared, chosen);
