@@ -212,6 +212,33 @@ fn blocks_of_pairs_stay_where_they_were_prepared() {
     }
 }
 
+/// Memory that is not registered is copied through that of the operation.
+#[test]
+fn any_memory_can_be_used() {
+    let texts = in_group(3, |group| {
+        let me = group.rank().0 as i32;
+        let mut gather = gather(group, 10)?;
+        for len in [10, 3, 0] {
+            let (input, mut output) = (vec![me; len], vec![-1; 3 * len]);
+            gather.resize(len)?.run_with(&input, &mut output)?;
+            assert_eq!(output, [vec![0; len], vec![1; len], vec![2; len]].concat());
+        }
+        gather.resize(2)?;
+        let mut texts = vec![said(gather.run_with(&[1; 3], &mut [0; 6]))];
+        texts.push(said(gather.run_with(&[1; 2], &mut [0; 5])));
+        let mut strict = group.all_gather::<i32>(1).strict(true).prepare()?;
+        let error = strict.run_with(&[1], &mut [0; 3]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        texts.push(error.to_string());
+        Ok(texts.join("\n"))
+    });
+    insta::assert_snapshot!(texts[0], @r"
+    the input has 3 elements, expected 2
+    the output has 5 elements, expected 6
+    strict is set, but `run_with` copies input and output through the memory of the operation; fill `input_mut`, use a window over registered memory, or turn strict off
+    ");
+}
+
 fn gather(group: &mut Group, len: usize) -> Result<Operation<i32>, Error> {
     group.all_gather::<i32>(len).resizable().prepare()
 }

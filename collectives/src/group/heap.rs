@@ -280,7 +280,7 @@ impl Heap {
         let what = if pool == Pool::Data { "data" } else { "flags" };
         let text = format!(
             "cannot add {bytes} bytes for {what} to the heap, which has {total} bytes, {used} of them in \
-             use by {} operations: {error}",
+             use by {} operations; drop operations that are no longer used on every rank: {error}",
             self.allocations.len()
         );
         Error::new(error.kind(), text).with_source(error.clone())

@@ -175,6 +175,16 @@ impl Group {
 
     /// Registers a slice of the caller, so that operations can use it as input or output.
     ///
+    /// | memory | can be registered for |
+    /// | --- | --- |
+    /// | host memory, ranks are threads of one process, or a network fabric | everything |
+    /// | host memory, ranks are processes of one machine | input of all algorithms but `pull`; otherwise [`allocate`](Self::allocate), or [`Operation::run_with`] |
+    /// | `cuMemAlloc`, `hipMalloc` | everything |
+    /// | a stream-ordered pool, such as `cudaMallocAsync` | input of all algorithms but `pull`, output of `pull`; otherwise copy on the stream to [`Operation::input_memory`] |
+    ///
+    /// A whole arena of an allocator can be registered once: [`window_over`](Self::window_over) it, and prepare
+    /// [resizable](OperationBuilder::resizable) operations over the window.
+    ///
     /// # Errors
     /// If the fabric cannot register such memory.
     ///

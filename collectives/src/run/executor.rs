@@ -100,6 +100,10 @@ impl Executor {
         self.lanes.iter_mut().for_each(|lane| lane.resize(plan, layout));
     }
 
+    pub(crate) fn is_strict(&self) -> bool {
+        self.options.strict
+    }
+
     pub(crate) fn is_driven(&self) -> bool {
         self.lanes.iter().any(Lane::is_driven)
     }

@@ -7,6 +7,7 @@
 
 mod algorithms;
 mod captured;
+mod heap;
 mod own_memory;
 mod parent;
 mod resized;
@@ -41,8 +42,9 @@ pub(crate) fn main() -> ExitCode {
     let scenarios = (1..=4).flat_map(|ranks| Scenario::SMALL.map(|scenario| (ranks, scenario)));
     let large =
         (5..=9).flat_map(|ranks| [(ranks, Scenario::Shapes), (ranks, Scenario::BackToBack)]);
+    let heap = (5..=8).map(|ranks| (ranks, Scenario::Heap));
     let algorithms = (1..=9).map(|ranks| (ranks, Scenario::Algorithms));
-    let on_all = scenarios.chain(large).chain(algorithms);
+    let on_all = scenarios.chain(large).chain(heap).chain(algorithms);
     let on_all = on_all.map(|(ranks, scenario)| (ranks, scenario, Machine::Whole));
     let on_all: Vec<_> = on_all.collect();
     let trials = ENGINES.iter().flat_map(|engine| {
@@ -85,11 +87,12 @@ enum Scenario {
     Together,
     Windows,
     Resized,
+    Heap,
 }
 
 impl Scenario {
     /// Those of every number of ranks up to four.
-    const SMALL: [Self; 8] = [
+    const SMALL: [Self; 9] = [
         Self::Shapes,
         Self::BackToBack,
         Self::Delayed,
@@ -98,6 +101,7 @@ impl Scenario {
         Self::Together,
         Self::Windows,
         Self::Resized,
+        Self::Heap,
     ];
 
     /// Returns whether these engines can run it: engines that the host drives take no streams.
@@ -122,6 +126,7 @@ impl Scenario {
             Self::Together => together::cases(),
             Self::Windows => windows::cases(),
             Self::Resized => resized::cases(),
+            Self::Heap => heap::cases(),
         }
     }
 }
@@ -138,6 +143,7 @@ impl fmt::Display for Scenario {
             Self::Together => "together",
             Self::Windows => "windows",
             Self::Resized => "resized",
+            Self::Heap => "heap",
         })
     }
 }

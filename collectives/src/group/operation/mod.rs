@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, DynRegion, Rank};
+use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank};
 
 pub use access::{Lease, Received};
 pub use builder::{OperationBuilder, OperationDescription};
@@ -117,6 +117,36 @@ impl<T: Element> Operation<T> {
     /// either ends the group.
     pub fn run(&mut self) -> Result<(), Error> {
         self.start()?.wait()
+    }
+
+    /// Runs the operation on any memory of the host: copies `input` to the input of the operation, and its output to `output`.
+    /// Collective.
+    ///
+    /// Memory that is not registered is staged like this. To save the copies, fill [`input_mut`](Self::input_mut) and read
+    /// [`output`](Self::output), or use a window over registered memory.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a slice has another length than
+    /// the input or output; [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) with
+    /// [`strict`](OperationBuilder::strict); as [`input_mut`](Self::input_mut) and [`output`](Self::output).
+    pub fn run_with(&mut self, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        if self.state.prepared.is_strict() {
+            let text = "strict is set, but `run_with` copies input and output through the memory of the operation; fill \
+                        `input_mut`, use a window over registered memory, or turn strict off";
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
+        let check = |what, found: usize, expected: usize| {
+            let text = format!("the {what} has {found} elements, expected {expected}");
+            let error = || Error::new(ErrorKind::InvalidArgument, text);
+            if found == expected { Ok(()) } else { Err(error()) }
+        };
+        check("output", output.len(), self.output()?.len())?;
+        let staged = self.input_mut()?;
+        check("input", input.len(), staged.len())?;
+        staged.copy_from_slice(input);
+        self.run()?;
+        output.copy_from_slice(self.output()?);
+        Ok(())
     }
 
     /// Starts the operation and returns a handle with which the caller waits for its completion. Collective.

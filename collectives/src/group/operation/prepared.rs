@@ -75,6 +75,10 @@ impl Prepared {
         self.executor().started()
     }
 
+    pub(crate) fn is_strict(&self) -> bool {
+        self.executor().is_strict()
+    }
+
     pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
         self.executor().traced()
     }
