@@ -53,8 +53,8 @@ pub use open::OpenGroup;
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
-    BlockLens, Buffer, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange, Operation,
-    OperationDescription, Part, Received, Started, Window,
+    BlockLens, Buffer, Channel, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange,
+    Operation, OperationDescription, Part, Received, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{bootstrap, collective, element, error, group, topology, trace};

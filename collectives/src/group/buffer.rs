@@ -133,7 +133,10 @@ pub(crate) unsafe fn bytes_mut(region: &dyn Region, range: Range<u64>) -> Result
     Ok(unsafe { std::slice::from_raw_parts_mut(base, length) })
 }
 
-fn host_bytes(region: &dyn Region, range: Range<u64>) -> Result<(*mut u8, usize), Error> {
+pub(crate) fn host_bytes(
+    region: &dyn Region,
+    range: Range<u64>,
+) -> Result<(*mut u8, usize), Error> {
     let Range { start, end } = range;
     assert!(start <= end && end <= region.bytes(), "bytes {start} to {end} are not in the region");
     if region.space() != Space::Host {

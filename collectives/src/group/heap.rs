@@ -280,8 +280,9 @@ impl Heap {
         let what = if pool == Pool::Data { "data" } else { "flags" };
         let text = format!(
             "cannot add {bytes} bytes for {what} to the heap, which has {total} bytes, {used} of them in \
-             use by {} operations; drop operations that are no longer used on every rank: {error}",
-            self.allocations.len()
+             use by {} operations{}: {error}",
+            self.allocations.len(),
+            if used > 0 { "; drop those that are no longer used, on every rank" } else { "" }
         );
         Error::new(error.kind(), text).with_source(error.clone())
     }

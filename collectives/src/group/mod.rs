@@ -15,6 +15,7 @@
 
 mod agreement;
 mod buffer;
+mod channel;
 mod control;
 mod end;
 mod heap;
@@ -38,6 +39,7 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
+pub use channel::{Channel, ChannelReport, Copy, Rows, StreamMessages};
 pub use end::GroupEnd;
 use heap::Heap;
 use operation::Proofs;
@@ -97,6 +99,7 @@ pub struct Group {
     watchdog: Option<JoinHandle<()>>,
     prepared: u64,
     windows: u64,
+    channels: u64,
     users: Arc<WindowUses>,
     heap: Heap,
     /// Windows whose release failed, because some rank still uses them.

@@ -223,6 +223,7 @@ impl GroupOptions {
             watchdog,
             prepared: 0,
             windows: 0,
+            channels: 0,
             users: Arc::default(),
             heap: Heap::new(self.heap_bytes),
             proofs: Default::default(),

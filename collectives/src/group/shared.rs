@@ -13,10 +13,15 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice};
 use crate::error::Error;
+use crate::group::channel::ChannelSide;
 use crate::group::control::{Action, Control, RankState, SizedStart};
+use crate::group::segment::Segment;
 use crate::group::tracker::StartTracker;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
+
+/// The engines of a channel, and the memory of its window.
+type KeptChannel = ([Option<Arc<ChannelSide>>; 2], Segment);
 
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
 
@@ -33,6 +38,8 @@ pub(crate) struct Shared {
     /// After an abort, peers may still write to the buffers of an operation, so the buffers stay allocated; see
     /// [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<TierBuffers>>,
+    /// The same for channels, and their windows.
+    kept_channels: Mutex<Vec<KeptChannel>>,
     pub(super) progress: Mutex<Option<JoinHandle<()>>>,
     pub(super) progress_sleeps: AtomicBool,
     pub(super) progress_wanted: Condvar,
@@ -42,6 +49,7 @@ pub(super) struct State {
     pub(super) control: Control,
     pub(super) closed: Option<Closed>,
     pub(super) tracked: Vec<TrackedOperation>,
+    pub(super) channels: Vec<Weak<ChannelSide>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +85,12 @@ impl Shared {
         let shared = Arc::new(Self {
             bootstrap,
             timeout,
-            state: Mutex::new(State { control, closed: None, tracked: Vec::new() }),
+            state: Mutex::new(State {
+                control,
+                closed: None,
+                tracked: Vec::new(),
+                channels: Vec::new(),
+            }),
             changed: Condvar::new(),
             aborted: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
@@ -85,6 +98,7 @@ impl Shared {
             watchdog_sleeps: AtomicBool::new(false),
             ends: Mutex::default(),
             quarantined: Mutex::default(),
+            kept_channels: Mutex::default(),
             progress: Mutex::default(),
             progress_sleeps: AtomicBool::new(false),
             progress_wanted: Condvar::new(),
@@ -99,17 +113,25 @@ impl Shared {
         }
         let mut state = self.state();
         let tracked = std::mem::take(&mut state.tracked);
-        let own = |record: &AbortRecord| self.rank_state(&tracked, &record.operation);
+        let channels: Vec<_> = state.channels.iter().filter_map(Weak::upgrade).collect();
+        let own = |record: &AbortRecord| self.rank_state(&tracked, &channels, &record.operation);
         let action = state.control.receive(Instant::now(), notice, own);
         state.tracked = tracked;
         self.after_change(state, action);
     }
 
-    fn rank_state(&self, tracked: &[TrackedOperation], operation: &str) -> RankState {
+    fn rank_state(
+        &self,
+        tracked: &[TrackedOperation],
+        channels: &[Arc<ChannelSide>],
+        operation: &str,
+    ) -> RankState {
         let exchange = self.bootstrap.missing().into_iter();
         let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
         let starts = waiting.flat_map(|tracked| tracked.tracker.missing_writers());
-        let ranks: BTreeSet<Rank> = exchange.chain(starts).collect();
+        let messages = channels.iter().flat_map(|channel| channel.waits());
+        let messages = messages.filter(|peer| *peer != self.bootstrap.rank());
+        let ranks: BTreeSet<Rank> = exchange.chain(starts).chain(messages).collect();
         let waits = ranks.into_iter().map(|rank| rank.0).collect();
         RankState { waits, start: newest_start(tracked, operation) }
     }
@@ -315,6 +337,26 @@ impl Shared {
         quarantined.push(buffers);
     }
 
+    pub(super) fn watch_channel(&self, side: &Arc<ChannelSide>) {
+        let mut state = self.state();
+        state.channels.retain(|channel| channel.strong_count() > 0);
+        state.channels.push(Arc::downgrade(side));
+    }
+
+    pub(super) fn keep_channel(&self, sides: [Option<Arc<ChannelSide>>; 2], window: Segment) {
+        let mut kept = self.kept_channels.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push((sides, window));
+    }
+
+    /// Makes the watchdog look at the streams.
+    pub(super) fn wake_watchdog(&self) {
+        // The watchdog holds the lock from its look until it sleeps.
+        if self.watchdog_sleeps.load(Ordering::SeqCst) {
+            drop(self.state());
+            self.changed.notify_all();
+        }
+    }
+
     pub(crate) fn close(&self, how: Closed) {
         self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
@@ -356,6 +398,11 @@ impl Shared {
     pub(crate) fn drive_others(&self, own: &Arc<StartTracker>) -> bool {
         self.open.load(Ordering::Relaxed) > 1
             && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own))
+    }
+
+    /// Makes progress on all open starts, and returns whether some are left.
+    pub(crate) fn drive_all(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0 && self.drive_open(|_| true)
     }
 
     pub(crate) fn finish_open(&self, deadline: Deadline) {

@@ -22,6 +22,8 @@ pub(crate) enum Activity {
     Open,
     OnStream,
     Captured,
+    /// Peers can write the memory at any time.
+    Channel,
 }
 
 pub(crate) struct StartTracker {

@@ -9,7 +9,7 @@
 //! start on a stream needs it; a start that its caller waits for is driven by the caller. It sleeps while no start is open.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{Deadline, ErrorKind};
 
 use crate::error::Error;
+use crate::group::channel::ChannelSide;
 use crate::group::control::ACKNOWLEDGE_TIMEOUT;
 use crate::group::shared::{Closed, Shared, State, TrackedOperation};
 use crate::group::tracker::StartTracker;
@@ -55,6 +56,7 @@ impl Shared {
         let mut judged = false;
         // Checks allocate nothing, because starts run at the same time.
         let mut streams = Vec::with_capacity(STREAMS_MIN);
+        let mut channels = Vec::with_capacity(STREAMS_MIN);
         let mut state = self.state();
         let how = loop {
             if let Some(how) = state.closed {
@@ -63,9 +65,12 @@ impl Shared {
             let pause;
             if state.control.record().is_some() {
                 on_streams(&state, &mut streams);
+                channels_on_streams(&state, &mut channels);
                 drop(state);
-                pause = self.release_streams(&streams, release.get_or_insert_with(Release::new));
+                let release = release.get_or_insert_with(Release::new);
+                pause = self.release_streams(&streams, &channels, release);
                 streams.clear();
+                channels.clear();
                 state = self.state();
                 if state.closed.is_some() {
                     continue;
@@ -82,14 +87,17 @@ impl Shared {
                 }
                 // Before the look: a start that is opened after the look wakes the watchdog.
                 self.watchdog_sleeps.store(true, Ordering::SeqCst);
-                let until_check = check_interval(&state)
+                let until_check = check_interval(&state, self.timeout)
                     .map(|interval| interval.saturating_sub(checked_at.elapsed()));
                 self.watchdog_sleeps.store(until_check.is_none(), Ordering::SeqCst);
                 if until_check.is_some_and(|pause| pause.is_zero()) {
                     on_streams(&state, &mut streams);
+                    channels_on_streams(&state, &mut channels);
                     drop(state);
                     self.check_streams(&streams);
+                    self.check_channels(&channels);
                     streams.clear();
+                    channels.clear();
                     checked_at = Instant::now();
                     state = self.state();
                     continue;
@@ -101,8 +109,9 @@ impl Shared {
             state = self.sleep(state, pause);
         };
         on_streams(&state, &mut streams);
+        channels_on_streams(&state, &mut channels);
         drop(state);
-        self.end(&streams, how);
+        self.end(&streams, &channels, how);
     }
 
     fn judge(&self, overdue: &[TrackedOperation]) {
@@ -161,16 +170,22 @@ impl Shared {
     /// A signal of a peer that arrives late can overwrite a released flag on engines whose signals write the whole
     /// word, so releases are repeated. A replay that has just ended may be followed by another, so the pause grows with
     /// the time since the last one.
-    fn release_streams(&self, streams: &[TrackedOperation], state: &mut Release) -> Duration {
-        if streams.is_empty() {
+    fn release_streams(
+        &self,
+        streams: &[TrackedOperation],
+        channels: &[Arc<ChannelSide>],
+        state: &mut Release,
+    ) -> Duration {
+        if streams.is_empty() && channels.is_empty() {
             return self.timeout;
         }
         self.wait_acknowledged();
-        let drained = release(streams);
+        let drained = release(streams, channels);
         if replay_waits(streams) {
             state.replay_at = Instant::now();
         }
-        let replayed = streams.iter().any(|tracked| tracked.tracker.is_captured());
+        let replayed =
+            streams.iter().any(|tracked| tracked.tracker.is_captured()) || !channels.is_empty();
         match (drained, replayed) {
             (_, true) => (state.replay_at.elapsed() / 4).clamp(RELEASE_PAUSE, RELEASE_PAUSE_MAX),
             (true, false) => self.timeout,
@@ -179,13 +194,24 @@ impl Shared {
         }
     }
 
-    fn end(&self, streams: &[TrackedOperation], how: Closed) {
+    fn check_channels(&self, channels: &[Arc<ChannelSide>]) {
+        for channel in channels {
+            if let Some(record) = channel.overdue(self.bootstrap.rank(), self.timeout) {
+                self.set_timeout(self.timeout);
+                let waits =
+                    channel.waits().into_iter().filter(|peer| *peer != self.bootstrap.rank());
+                return self.raise_overdue(waits.map(|peer| peer.0).collect(), record);
+            }
+        }
+    }
+
+    fn end(&self, streams: &[TrackedOperation], channels: &[Arc<ChannelSide>], how: Closed) {
         let blocked: Vec<TrackedOperation> = streams
             .iter()
             .filter(|tracked| how == Closed::Alone || tracked.tracker.due().is_some())
             .cloned()
             .collect();
-        if blocked.is_empty() {
+        if blocked.is_empty() && channels.is_empty() {
             return;
         }
         if how == Closed::Alone {
@@ -199,7 +225,7 @@ impl Shared {
             self.wait_acknowledged();
         }
         let deadline = Deadline::after(DRAIN_TIMEOUT);
-        while !release(&blocked) && !deadline.has_passed() {
+        while !release(&blocked, channels) && !deadline.has_passed() {
             std::thread::sleep(RELEASE_PAUSE);
         }
     }
@@ -223,12 +249,20 @@ fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {
     dues.filter(|due| *due > now).min().map(|due| due - now)
 }
 
-fn check_interval(state: &MutexGuard<'_, State>) -> Option<Duration> {
+fn channels_on_streams(state: &MutexGuard<'_, State>, channels: &mut Vec<Arc<ChannelSide>>) {
+    let live = state.channels.iter().filter_map(Weak::upgrade);
+    channels.extend(live.filter(|channel| channel.is_watched()));
+}
+
+fn check_interval(state: &MutexGuard<'_, State>, timeout: Duration) -> Option<Duration> {
     let checked = |tracker: &StartTracker| {
         tracker.is_captured() || tracker.is_on_stream() && tracker.due().is_some()
     };
     let watches = state.tracked.iter().map(|tracked| &tracked.tracker);
     let timeouts = watches.filter(|tracker| checked(tracker)).map(|tracker| tracker.timeout());
+    let mut channels = state.channels.iter().filter_map(Weak::upgrade);
+    let channels = channels.any(|channel| channel.is_watched()).then_some(timeout);
+    let timeouts = timeouts.chain(channels);
     timeouts.min().map(|timeout| (timeout / STREAM_CHECKS).min(STREAM_CHECK_MAX))
 }
 
@@ -240,8 +274,11 @@ fn replay_waits(streams: &[TrackedOperation]) -> bool {
     streams.iter().any(waits)
 }
 
-fn release(executors: &[TrackedOperation]) -> bool {
+fn release(executors: &[TrackedOperation], channels: &[Arc<ChannelSide>]) -> bool {
     let mut drained = true;
+    for channel in channels {
+        drained &= channel.release();
+    }
     for tracked in executors {
         drained &= tracked.free_executor().is_some_and(|mut executor| executor.release_once());
     }

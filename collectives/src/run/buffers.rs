@@ -231,12 +231,12 @@ impl RankRegions {
         self.peers.get(peer.index()).is_some_and(Option::is_some)
     }
 
-    fn local_at(&self, offset: u64) -> At<'_, DynRegion> {
+    pub(crate) fn local_at(&self, offset: u64) -> At<'_, DynRegion> {
         let part = self.local_part();
         At { region: &part.region, offset: part.offset + offset }
     }
 
-    fn peer_at(&self, rank: Rank, offset: u64) -> At<'_, DynImport> {
+    pub(crate) fn peer_at(&self, rank: Rank, offset: u64) -> At<'_, DynImport> {
         let part = self.peers[rank.index()].as_ref();
         let part = part.expect("the regions that steps name have been imported");
         At { region: &part.region, offset: part.offset + offset }

@@ -141,7 +141,7 @@ fn a_window_that_a_rank_still_uses_is_not_released() {
         let me = group.rank();
         let kept = (me == Rank(1)).then_some(gather);
         let error = group.release(window).unwrap_err();
-        let own = "window 1 is still used by an operation; drop its operations before the window is \
+        let own = "window 1 is still used by an operation or a channel; drop these before the window is \
                    released";
         let (kind, text) = match me {
             Rank(1) => (ErrorKind::InvalidArgument, own.to_owned()),

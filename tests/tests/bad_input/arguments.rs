@@ -114,7 +114,8 @@ fn blocks_of_different_sizes_are_found_before_memory_is_allocated() {
 
 #[test]
 fn more_memory_than_the_machine_has() {
-    let results = in_group(2, LONG, |group| group.allocate::<u8>(1 << 50).map(drop));
+    // With several ranks the bytes that are available differ from one to the other.
+    let results = in_group(1, LONG, |group| group.allocate::<u8>(1 << 50).map(drop));
     assert_snapshot!(without_available(&all_said(results)), @"all: out of memory, no rank: cannot allocate a buffer: cannot allocate 1125899906842624 bytes of host memory: SOME bytes are available on this machine; use smaller buffers or fewer ranks");
 }
 

@@ -7,6 +7,7 @@ mod support;
 
 mod beside;
 mod capture;
+mod channels;
 mod order;
 mod overdue;
 mod refused;

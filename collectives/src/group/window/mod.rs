@@ -44,7 +44,7 @@ pub(in crate::group) struct Inner {
 }
 
 impl Inner {
-    fn region(&self) -> &DynRegion {
+    pub(in crate::group) fn region(&self) -> &DynRegion {
         self.segment.of(Tier::Local).expect("the local fabric has registered the window").local()
     }
 

@@ -54,7 +54,7 @@ pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<
         1 => Ok(Offer::default()),
         _ => {
             let text = format!(
-                "window {} is still used by an operation; drop its operations before the window is released",
+                "window {} is still used by an operation or a channel; drop these before the window is released",
                 inner.number
             );
             Err(Error::new(ErrorKind::InvalidArgument, text))

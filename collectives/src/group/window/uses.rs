@@ -143,6 +143,11 @@ impl State {
             let activity = user.activity.as_ref().map(|of| user.begun.unwrap_or_else(of));
             let does = match activity {
                 Some(Activity::Idle) => continue,
+                // What a start and messages do to the same bytes is ordered by the caller.
+                Some(Activity::Channel) if own.is_some() => continue,
+                Some(Activity::Channel) => {
+                    "can write them at any time; use its `write` and `read`, or drop it first"
+                }
                 Some(Activity::OnStream | Activity::Captured) if on_stream => continue,
                 None => "borrows them as a slice; drop that slice first",
                 Some(Activity::Open | Activity::OnStream) => {

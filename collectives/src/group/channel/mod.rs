@@ -1,0 +1,745 @@
+//! Sends one-sided messages between the ranks of a group: puts and gets in a window, and signals.
+//!
+//! A channel is an engine, and flags of the heap: one for each peer and signal, in which only that peer counts. Messages from the
+//! host are submitted at once; [`Channel::on_stream`] enqueues them on a stream, where they can be captured into a graph.
+
+mod open;
+mod stream;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{
+    At, CopyEngine, Deadline, DynEngine, DynError, DynImport, DynRegion, ErrorKind, Flag, Op, Rank,
+    Region, StreamOrdered, Ticket,
+};
+
+pub use stream::StreamMessages;
+
+use super::buffer;
+use super::heap::Allocation;
+use super::report::{Fallback, LaneReport};
+use super::segment::Segment;
+use super::shared::Shared;
+use super::window::{Inner, WindowUse};
+use crate::bootstrap::{AbortRecord, Cause};
+use crate::element::Element;
+use crate::error::Error;
+use crate::layout::FLAG_WORDS;
+use crate::plan::Tier;
+
+/// A thread that waits looks at the state of the group at least this often.
+const PARK_MAX: Duration = Duration::from_millis(10);
+/// The same if messages of two fabrics are polled, because a park of one engine does not see those of the other.
+const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+
+type DynOp<'a> = Op<'a, DynRegion, DynImport>;
+
+/// One-sided messages between this rank and its peers, in the memory of a window.
+///
+/// [`Group::channel`] opens one. A rank puts bytes into the windows of its peers, gets bytes from there, and signals when they are
+/// ready. Puts, gets and signals between this rank and one peer take effect in their order. A window can have several
+/// channels, for example one for each thread or stream; messages of different channels are not ordered.
+///
+/// Peers can write to the window at any time. So no [slice](Window::slice) of it can be borrowed while it has a channel; use
+/// [`write`](Self::write) and [`read`](Self::read), or [`Window::memory`] for work on a stream. What a rank reads while another
+/// one writes it, without a signal between them, is undefined, like what it reads before it has waited.
+///
+/// ```
+/// use std::time::Duration;
+/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+/// use peerlane_collectives::group::Group;
+/// use peerlane_hal::Rank;
+/// use peerlane_host as host;
+///
+/// in_process::run(3, |bootstrap| {
+///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+///     let mut group = Group::open(bootstrap, fabric)?;
+///     let (me, ranks) = (group.rank().0, group.ranks() as u32);
+///     let (next, last) = (Rank((me + 1) % ranks), Rank((me + ranks - 1) % ranks));
+///     let window = group.window::<i32>(8)?;
+///     let mut channel = group.channel(&window, 1)?;
+///     channel.write(0, &[me as i32; 4])?;
+///     channel.put_signal(next, 0..4, 4, 0)?;
+///     channel.wait(last, 0, Duration::from_secs(5))?;
+///     let mut received = [0; 4];
+///     channel.read(4, &mut received)?;
+///     assert_eq!(received, [last.0 as i32; 4]);
+///     channel.flush(Duration::from_secs(5))?;
+///     group.barrier()?;
+///     drop((channel, window));
+///     group.close()
+/// })
+/// .unwrap();
+/// ```
+pub struct Channel<T> {
+    name: String,
+    rank: Rank,
+    /// The engines by tier; only the local one if one fabric connects all ranks.
+    sides: [Option<Arc<ChannelSide>>; 2],
+    tiers: Box<[Tier]>,
+    window: Arc<Inner>,
+    signals: u64,
+    epoch_base: u64,
+    /// How often this rank has given each signal to each peer, and waited for each from each.
+    given: Box<[u64]>,
+    awaited: Box<[u64]>,
+    report: ChannelReport,
+    allocation: Option<Allocation>,
+    shared: Arc<Shared>,
+    _use: WindowUse,
+    elements: PhantomData<T>,
+}
+
+/// Describes the engines and links of a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChannelReport {
+    /// The engines of the channel, inside the node and over the network.
+    pub lanes: Vec<LaneReport>,
+    /// The links to peers that take a slower path than the devices could have.
+    pub fallbacks: Vec<Fallback>,
+}
+
+/// The engine and flags of a channel on one fabric, which the watchdog shares.
+pub(super) struct ChannelSide {
+    name: String,
+    tier: Tier,
+    flags: Segment,
+    /// The flags of messages in graphs, which are 0 or 1.
+    captured: Segment,
+    queue: Mutex<Queue>,
+    pending: Mutex<Pending>,
+    /// Whether messages on a stream or in a graph may be incomplete.
+    is_watched: AtomicBool,
+    /// The rank that the host waits for, plus 1; 0 if it does not wait.
+    host_waits_for: AtomicU32,
+}
+
+/// The messages of streams and graphs.
+#[derive(Default)]
+struct Pending {
+    on_stream: VecDeque<OnStream>,
+    /// The waits that graphs have recorded.
+    recorded: Vec<StreamWait>,
+    is_replay_waiting: bool,
+}
+
+struct Queue {
+    engine: DynEngine,
+    last: Ticket,
+    /// The vector is empty between calls, so that only its allocation is reused.
+    ops: Vec<DynOp<'static>>,
+}
+
+/// A copy between this rank and a peer, in elements of the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// The first element that is read.
+    pub from: usize,
+    /// The first element that is written.
+    pub to: usize,
+    /// The number of elements.
+    pub len: usize,
+}
+
+/// Rows of equal length at equal distances, such as those of a tensor with gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The first element of the first row.
+    pub begin: usize,
+    /// The number of elements of a row.
+    pub len: usize,
+    /// The number of elements from the beginning of a row to that of the next.
+    pub stride: usize,
+}
+
+impl Rows {
+    /// Returns the copies of `count` of these rows to the rows `to`, for [`Channel::puts`] or [`Channel::gets`].
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the rows differ in length.
+    pub fn copies(self, to: Self, count: usize) -> Result<Vec<Copy>, Error> {
+        if self.len != to.len {
+            return Err(invalid(format!(
+                "rows of {} elements are copied to rows of {}, expected equal lengths",
+                self.len, to.len
+            )));
+        }
+        let begin =
+            |rows: Self, row: usize| rows.begin.saturating_add(row.saturating_mul(rows.stride));
+        let copy = |row| Copy { from: begin(self, row), to: begin(to, row), len: self.len };
+        Ok((0..count).map(copy).collect())
+    }
+}
+
+/// A copy in bytes, from this rank's window to a peer's or back.
+#[derive(Clone, Copy)]
+struct BytesCopy {
+    from: u64,
+    to: u64,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Message {
+    Put(BytesCopy),
+    Get(BytesCopy),
+    Signal { word: u64, value: u64 },
+    Wait { word: u64, value: u64 },
+}
+
+/// How messages are ordered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Host,
+    Stream,
+    Captured,
+}
+
+/// Messages of one call that are on a stream.
+struct OnStream {
+    ticket: Ticket,
+    due: Instant,
+    waits: Vec<StreamWait>,
+}
+
+#[derive(Clone, Copy)]
+struct StreamWait {
+    peer: Rank,
+    signal: usize,
+    word: u64,
+    value: u64,
+}
+
+impl<T: Element> Channel<T> {
+    /// Copies elements of this rank's window to the window of a peer, from element `to`.
+    ///
+    /// The elements may be overwritten here after [`flush`](Self::flush). The peer may read them when it has waited for a later
+    /// [signal](Self::signal).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer, or a range leaves the window;
+    /// [`Timeout`](ErrorKind::Timeout) if the engine has no room within the timeout of the group; the reason why the group has
+    /// ended.
+    pub fn put(&mut self, peer: Rank, from: Range<usize>, to: usize) -> Result<(), Error> {
+        let copy = self.copy(from.start, to, from.len())?;
+        self.submit(peer, &[Message::Put(copy)], Mode::Host)
+    }
+
+    /// Copies elements of this rank's window to the window of a peer, and then gives it a signal.
+    ///
+    /// Whoever waits for the signal may read the elements. Returns how often this signal has been given to the peer.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put) and [`signal`](Self::signal).
+    pub fn put_signal(
+        &mut self,
+        peer: Rank,
+        from: Range<usize>,
+        to: usize,
+        signal: usize,
+    ) -> Result<u64, Error> {
+        let copy = self.copy(from.start, to, from.len())?;
+        self.give(peer, signal, &[Message::Put(copy)], Mode::Host)
+    }
+
+    /// Copies elements of a peer's window, from element `from`, to this rank's window. They may be read here after
+    /// [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn get(&mut self, peer: Rank, from: usize, to: Range<usize>) -> Result<(), Error> {
+        let copy = self.copy(from, to.start, to.len())?;
+        self.submit(peer, &[Message::Get(copy)], Mode::Host)
+    }
+
+    /// Makes many copies from this rank's window to that of a peer. Copies that touch each other on both sides become one.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); [`InvalidArgument`](ErrorKind::InvalidArgument) if two copies write the same element.
+    pub fn puts(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+        let messages = self.joined(copies, Message::Put)?;
+        self.submit(peer, &messages, Mode::Host)
+    }
+
+    /// Makes many copies from the window of a peer to this rank's, like [`puts`](Self::puts).
+    ///
+    /// # Errors
+    /// As [`puts`](Self::puts).
+    pub fn gets(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+        let messages = self.joined(copies, Message::Get)?;
+        self.submit(peer, &messages, Mode::Host)
+    }
+
+    /// Gives a peer a signal, after all earlier puts to it and gets from it. Returns how often it has been given.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal; otherwise as [`put`](Self::put).
+    pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
+        self.give(peer, signal, &[], Mode::Host)
+    }
+
+    /// Waits until a peer has given a signal once more than this rank has waited for. Returns how often that is.
+    ///
+    /// # Errors
+    /// As [`wait_for`](Self::wait_for).
+    pub fn wait(&mut self, peer: Rank, signal: usize, timeout: Duration) -> Result<u64, Error> {
+        let index = self.index(peer, signal)?;
+        let count = self.awaited[index] + 1;
+        self.wait_for(peer, signal, count, timeout)?;
+        Ok(count)
+    }
+
+    /// Waits until a peer has given a signal at least `count` times since the channel was opened.
+    ///
+    /// # Errors
+    /// [`Timeout`](ErrorKind::Timeout), naming the peer, after which the channel can go on;
+    /// [`PeerLost`](ErrorKind::PeerLost) if the peer has left the group; [`InvalidArgument`](ErrorKind::InvalidArgument) if there is
+    /// no such peer or signal; the reason why the group has ended.
+    pub fn wait_for(
+        &mut self,
+        peer: Rank,
+        signal: usize,
+        count: u64,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let index = self.index(peer, signal)?;
+        let is_signalled = |channel: &Self| {
+            let value = channel.flag(peer, signal)?.load(Ordering::Acquire);
+            Ok::<_, Error>(value.saturating_sub(channel.epoch_base) >= count)
+        };
+        if !is_signalled(self)? {
+            let side = self.sides[self.tiers[peer.index()] as usize].clone();
+            let note = |peer| {
+                side.iter().for_each(|side| side.host_waits_for.store(peer, Ordering::Relaxed))
+            };
+            note(peer.0 + 1);
+            let waited = self.wait_until(is_signalled, (peer, signal, count), timeout);
+            note(0);
+            waited?;
+        }
+        self.awaited[index] = self.awaited[index].max(count);
+        Ok(())
+    }
+
+    fn wait_until(
+        &mut self,
+        is_signalled: impl Fn(&Self) -> Result<bool, Error>,
+        (peer, signal, count): (Rank, usize, u64),
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let deadline = Deadline::after(timeout);
+        let tier = self.tiers[peer.index()];
+        loop {
+            let has_left = self.shared.has_any_left() && self.shared.has_left(peer);
+            self.poll(tier)?;
+            if is_signalled(self)? {
+                return Ok(());
+            }
+            let late = has_left || deadline.has_passed();
+            if late {
+                let (name, me) = (&self.name, self.rank);
+                let seen = self.flag(peer, signal)?.load(Ordering::Acquire);
+                let seen = seen.saturating_sub(self.epoch_base);
+                let kind = if has_left { ErrorKind::PeerLost } else { ErrorKind::Timeout };
+                let why = match has_left {
+                    true => format!("rank {peer} has left the group"),
+                    false => format!("{timeout:?} have passed"),
+                };
+                let text = format!(
+                    "{name}: rank {me} waits for signal {signal} of rank {peer}, but {why}: it was given {seen} times, \
+                     expected {count}"
+                );
+                return Err(Error::new(kind, text).with_peer(peer));
+            }
+            // Peers may wait for starts of this rank before they give the signal.
+            let limit = if self.shared.drive_all() { BOTH_PARK_MAX } else { PARK_MAX };
+            self.park(tier, deadline.remaining().min(limit))?;
+        }
+    }
+
+    /// Returns how often a peer has given a signal since the channel was opened, without waiting.
+    ///
+    /// # Errors
+    /// As [`signal`](Self::signal).
+    pub fn signalled(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
+        self.index(peer, signal)?;
+        self.poll(self.tiers[peer.index()])?;
+        Ok(self.flag(peer, signal)?.load(Ordering::Acquire).saturating_sub(self.epoch_base))
+    }
+
+    /// Waits until all earlier puts and gets are complete here: what was put may be overwritten, and what was got may be
+    /// read. It does not tell whether a peer has seen it.
+    ///
+    /// # Errors
+    /// [`Timeout`](ErrorKind::Timeout); the reason why the group has ended.
+    pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
+        let deadline = Deadline::after(timeout);
+        for tier in [Tier::Local, Tier::Network] {
+            let Some(side) = &self.sides[tier as usize] else { continue };
+            let last = side.queue().last;
+            while self.poll(tier)? < last {
+                if deadline.has_passed() {
+                    let text = format!(
+                        "{}: copies of rank {} are not complete after {timeout:?}",
+                        self.name, self.rank
+                    );
+                    return Err(Error::new(ErrorKind::Timeout, text));
+                }
+                self.park(tier, deadline.remaining().min(PARK_MAX))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies elements to this rank's window, from element `begin`.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they leave the window, or only a device can write it.
+    pub fn write(&mut self, begin: usize, elements: &[T]) -> Result<(), Error> {
+        let bytes =
+            self.window.bytes_of(T::DTYPE, &(begin..begin.saturating_add(elements.len())))?;
+        let (to, length) = buffer::host_bytes(self.window.region(), bytes)?;
+        // SAFETY: the range is in the window, which `self` keeps, and `elements` are elsewhere: no slice of the window can be
+        // borrowed while it has a channel. Messages that race with this copy are the caller's, and leave the content undefined.
+        unsafe { std::ptr::copy_nonoverlapping(elements.as_ptr().cast::<u8>(), to, length) };
+        Ok(())
+    }
+
+    /// Copies elements of this rank's window, from element `begin`.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), if only a device can read it.
+    pub fn read(&self, begin: usize, elements: &mut [T]) -> Result<(), Error> {
+        let bytes =
+            self.window.bytes_of(T::DTYPE, &(begin..begin.saturating_add(elements.len())))?;
+        let (from, length) = buffer::host_bytes(self.window.region(), bytes)?;
+        // SAFETY: as in `write`; every bit pattern is an element.
+        unsafe { std::ptr::copy_nonoverlapping(from, elements.as_mut_ptr().cast::<u8>(), length) };
+        Ok(())
+    }
+
+    /// Returns the report that names the engines and links of the channel.
+    pub fn report(&self) -> &ChannelReport {
+        &self.report
+    }
+
+    fn copy(&self, from: usize, to: usize, len: usize) -> Result<BytesCopy, Error> {
+        let range = |begin: usize| begin..begin.saturating_add(len);
+        let from = self.window.bytes_of(T::DTYPE, &range(from))?;
+        let to = self.window.bytes_of(T::DTYPE, &range(to))?;
+        Ok(BytesCopy { from: from.start, to: to.start, bytes: to.end - to.start })
+    }
+
+    /// Checks copies, and joins those that touch each other.
+    fn joined(
+        &self,
+        copies: &[Copy],
+        message: fn(BytesCopy) -> Message,
+    ) -> Result<Vec<Message>, Error> {
+        let mut joined: Vec<BytesCopy> = Vec::with_capacity(copies.len());
+        for &Copy { from, to, len } in copies {
+            let copy = self.copy(from, to, len)?;
+            match joined.last_mut() {
+                Some(last)
+                    if last.from + last.bytes == copy.from && last.to + last.bytes == copy.to =>
+                {
+                    last.bytes += copy.bytes;
+                }
+                _ => joined.push(copy),
+            }
+        }
+        let mut written: Vec<_> =
+            joined.iter().map(|copy| (copy.to, copy.to + copy.bytes)).collect();
+        written.retain(|(begin, end)| begin < end);
+        written.sort_unstable();
+        if let Some(&[one, other]) = written.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+            let size = T::DTYPE.bytes() as u64;
+            return Err(invalid(format!(
+                "two copies write the same elements: one writes elements {} to {}, another one elements {} to {}",
+                one.0 / size,
+                one.1 / size,
+                other.0 / size,
+                other.1 / size
+            )));
+        }
+        Ok(joined.into_iter().map(message).collect())
+    }
+
+    /// Returns the index of a signal in the counts of this rank.
+    fn index(&self, peer: Rank, signal: usize) -> Result<usize, Error> {
+        self.check_peer(peer)?;
+        if signal as u64 >= self.signals {
+            return Err(invalid(format!(
+                "{}: signal {signal} does not exist, expected a number below {}",
+                self.name, self.signals
+            )));
+        }
+        Ok(peer.index() * self.signals as usize + signal)
+    }
+
+    fn check_peer(&self, peer: Rank) -> Result<(), Error> {
+        if peer.index() < self.tiers.len() {
+            return Ok(());
+        }
+        Err(invalid(format!(
+            "{}: rank {peer} does not exist, expected a rank below {}",
+            self.name,
+            self.tiers.len()
+        )))
+    }
+
+    /// Returns the word of a signal that `from` gives, in the flags of the rank that waits for it.
+    fn word(&self, from: Rank, signal: usize) -> u64 {
+        (u64::from(from.0) * self.signals + signal as u64) * FLAG_WORDS
+    }
+
+    fn flag(&self, peer: Rank, signal: usize) -> Result<&AtomicU64, Error> {
+        let side = self.sides[self.tiers[peer.index()] as usize].as_ref();
+        let flags = side.and_then(|side| side.flags.of(side.tier));
+        let at = self.word(peer, signal) * WORD_BYTES;
+        let flags = flags.map(|flags| flags.local_at(at));
+        let word = flags.and_then(|At { region, offset }| {
+            region.flags()?.get(usize::try_from(offset / WORD_BYTES).ok()?)
+        });
+        word.ok_or_else(|| {
+            let text =
+                "the signals are in device memory, expected host memory, which the host polls";
+            Error::new(ErrorKind::Mismatch, text)
+        })
+    }
+
+    fn give(
+        &mut self,
+        peer: Rank,
+        signal: usize,
+        before: &[Message],
+        mode: Mode,
+    ) -> Result<u64, Error> {
+        let index = self.index(peer, signal)?;
+        let count = self.given[index] + 1;
+        let value = if mode == Mode::Captured { 1 } else { self.epoch_base + count };
+        let signal = Message::Signal { word: self.word(self.rank, signal), value };
+        match *before {
+            [message] => self.submit(peer, &[message, signal], mode)?,
+            _ => self.submit(peer, &[signal], mode)?,
+        }
+        if mode != Mode::Captured {
+            self.given[index] = count;
+        }
+        Ok(count)
+    }
+
+    fn submit(&mut self, peer: Rank, messages: &[Message], mode: Mode) -> Result<(), Error> {
+        self.shared.check()?;
+        self.check_peer(peer)?;
+        if peer == self.rank {
+            self.check_own(messages)?;
+        }
+        let tier = self.tiers[peer.index()];
+        let Self { sides, window, shared, name, .. } = self;
+        let (Some(side), Some(memory)) = (&sides[tier as usize], window.segment.of(tier)) else {
+            return Err(Error::new(ErrorKind::Other, format!("no fabric connects rank {peer}")));
+        };
+        if mode != Mode::Host && tier == Tier::Network {
+            let text = format!(
+                "{name}: rank {peer} is on another node; messages over the network cannot be put on a stream, send them \
+                 from the host"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
+        let flags = if mode == Mode::Captured { &side.captured } else { &side.flags };
+        let flags = flags.of(tier).expect("the flags of a side are on its tier");
+        let mut queue = side.queue();
+        let mut ops: Vec<DynOp<'_>> = recycle(std::mem::take(&mut queue.ops));
+        ops.extend(messages.iter().map(|message| match *message {
+            Message::Put(BytesCopy { from, to, bytes }) => {
+                Op::Put { dst: memory.peer_at(peer, to), src: memory.local_at(from), bytes }
+            }
+            Message::Get(BytesCopy { from, to, bytes }) => {
+                Op::Get { dst: memory.local_at(to), src: memory.peer_at(peer, from), bytes }
+            }
+            Message::Signal { word, value } => {
+                let At { region, offset } = flags.peer_at(peer, word * WORD_BYTES);
+                Op::Signal { flag: Flag { region, word: offset / WORD_BYTES }, value }
+            }
+            Message::Wait { word, value } => {
+                let At { region, offset } = flags.local_at(word * WORD_BYTES);
+                let flag = Flag { region, word: offset / WORD_BYTES };
+                Op::Wait { flag, value, reset: mode == Mode::Captured }
+            }
+        }));
+        let submitted = queue.submit(&ops, shared);
+        queue.ops = recycle(ops);
+        drop(queue);
+        submitted.map_err(|error| fail(shared, name, error))
+    }
+
+    /// Refuses copies from this rank to itself whose source and destination overlap.
+    fn check_own(&self, messages: &[Message]) -> Result<(), Error> {
+        let overlaps = |message: &&Message| match **message {
+            Message::Put(BytesCopy { from, to, bytes })
+            | Message::Get(BytesCopy { from, to, bytes }) => from.abs_diff(to) < bytes,
+            Message::Signal { .. } | Message::Wait { .. } => false,
+        };
+        let Some(Message::Put(copy) | Message::Get(copy)) = messages.iter().find(overlaps) else {
+            return Ok(());
+        };
+        let size = T::DTYPE.bytes() as u64;
+        let BytesCopy { from, to, bytes } = copy;
+        Err(invalid(format!(
+            "{}: elements {} to {} of rank {} are copied to elements {} to {} of the same window, expected ranges that \
+             do not overlap",
+            self.name,
+            from / size,
+            (from + bytes) / size,
+            self.rank,
+            to / size,
+            (to + bytes) / size
+        )))
+    }
+
+    fn poll(&mut self, tier: Tier) -> Result<Ticket, Error> {
+        self.shared.check()?;
+        let Some(side) = &self.sides[tier as usize] else { return Ok(Ticket::NONE) };
+        let completed = side.queue().engine.completed();
+        completed.map_err(|error| {
+            fail(&self.shared, &self.name, Error::of_fabric("query the completed tickets", error))
+        })
+    }
+
+    fn park(&mut self, tier: Tier, limit: Duration) -> Result<(), Error> {
+        // Engines of the other fabric are polled too.
+        let limit = if self.sides.iter().flatten().count() > 1 { BOTH_PARK_MAX } else { limit };
+        let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
+        let parked = side.queue().engine.park(limit);
+        parked.map_err(|error| {
+            fail(&self.shared, &self.name, Error::of_fabric("park the engine", error))
+        })
+    }
+}
+
+impl ChannelSide {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // A panic inside is a bug of an engine; the drop of the channel releases it.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn streams(&mut self) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
+        let kind = self.engine.caps().kind;
+        self.engine.streams().ok_or_else(|| {
+            let text =
+                format!("{kind} engines cannot run on a stream; send messages from the host");
+            Error::new(ErrorKind::Mismatch, text)
+        })
+    }
+
+    /// Submits ops in slices, and waits for room in the queue of the engine.
+    fn submit(&mut self, ops: &[DynOp<'_>], shared: &Shared) -> Result<(), Error> {
+        let Self { engine, last, .. } = self;
+        let slice_ops_max = engine.caps().slice_ops_max;
+        let mut deadline = None;
+        for slice in ops.chunks(slice_ops_max) {
+            loop {
+                // SAFETY: the ranges were checked against the window, which has one size on all ranks; the window and the flags
+                // live as long as the channel. Only this engine writes these flags of the peer. What messages race with is the
+                // callers', who only see bytes.
+                match unsafe { engine.submit(slice) } {
+                    Ok(ticket) => {
+                        *last = ticket;
+                        break;
+                    }
+                    Err(error) if peerlane_hal::Error::kind(&error) == ErrorKind::QueueFull => {}
+                    Err(error) => return Err(Error::of_fabric("submit messages", error)),
+                }
+                shared.check()?;
+                let deadline = *deadline.get_or_insert_with(|| Deadline::after(shared.timeout));
+                if deadline.has_passed() {
+                    let text =
+                        format!("the engine has had no room for messages for {:?}", shared.timeout);
+                    return Err(Error::new(ErrorKind::Timeout, text));
+                }
+                engine
+                    .completed()
+                    .map_err(|error| Error::of_fabric("query the completed tickets", error))?;
+                let limit = deadline.remaining().min(PARK_MAX);
+                engine.park(limit).map_err(|error| Error::of_fabric("park the engine", error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends the group if an engine has failed.
+fn fail(shared: &Shared, name: &str, error: Error) -> Error {
+    if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::InvalidArgument)
+        || shared.check().is_err()
+    {
+        return shared.check().err().unwrap_or(error);
+    }
+    let rank = shared.bootstrap.rank();
+    let lost = error.kind() == ErrorKind::DeviceLost;
+    shared.raise(AbortRecord {
+        cause: if lost { Cause::DeviceLost } else { Cause::EngineFailed },
+        by: Some(rank.0),
+        operation: name.to_owned(),
+        phase: "engine".to_owned(),
+        ..AbortRecord::timeout(
+            Some(rank),
+            format!("{name}: the engine of rank {rank} failed: {error}"),
+        )
+    });
+    shared.check().err().unwrap_or(error)
+}
+
+impl<T> Drop for Channel<T> {
+    fn drop(&mut self) {
+        let deadline = Deadline::after(self.shared.timeout);
+        let mut is_complete = self.shared.check().is_ok();
+        for side in self.sides.iter().flatten() {
+            let mut queue = side.queue();
+            let last = queue.last;
+            while is_complete && queue.engine.completed().is_ok_and(|completed| completed < last) {
+                is_complete = !deadline.has_passed() && queue.engine.park(PARK_MAX).is_ok();
+            }
+            // The error of an engine that cannot be released is its own.
+            let _ = queue.engine.release();
+        }
+        if self.shared.record().is_some() {
+            // Streams and graphs may still wait, and peers may still write.
+            self.shared.keep_channel(self.sides.clone(), self.window.segment.clone());
+        }
+        let Some(mut allocation) = self.allocation.take() else { return };
+        // A NIC completes a signal before its peer has stored it, so the flags of a network are not used again.
+        if is_complete && self.sides[Tier::Network as usize].is_none() {
+            let most = self.given.iter().chain(&self.awaited).max();
+            allocation.set_epochs(most.copied().unwrap_or(0));
+        } else {
+            allocation.leak();
+        }
+    }
+}
+
+/// Collecting an emptied vector in place keeps its buffer.
+fn recycle<'b>(mut ops: Vec<DynOp<'_>>) -> Vec<DynOp<'b>> {
+    ops.clear();
+    ops.into_iter().map(|_| unreachable!("cleared above")).collect()
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+impl<T> fmt::Debug for Channel<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("name", &self.name).finish_non_exhaustive()
+    }
+}

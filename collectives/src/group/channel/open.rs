@@ -1,0 +1,181 @@
+//! Opens channels: each rank creates engines, and all take flags from the heap.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex};
+
+use peerlane_hal::{
+    CopyEngine, Deadline, DynEngine, EngineRequirements, ErrorKind, Fabric, LinkKind, Rank, Ticket,
+};
+
+use super::{Channel, ChannelReport, ChannelSide, Queue, WORD_BYTES, invalid};
+use crate::element::Element;
+use crate::error::Error;
+use crate::group::Group;
+use crate::group::agreement::{Offer, agree, decode, encode};
+use crate::group::heap::{Demand, Dropped, FlagLanes, Pool};
+use crate::group::report::{Fallback, LaneReport, LinkReport};
+use crate::group::segment::{Fabrics, connects};
+use crate::group::shared::Shared;
+use crate::group::tracker::Activity;
+use crate::group::window::{Extent, Inner, Window};
+use crate::layout::FLAG_WORDS;
+use crate::plan::{LaneId, Tier};
+
+impl Group {
+    /// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch), naming the rank and the field that differs; [`InvalidArgument`](ErrorKind::InvalidArgument)
+    /// if the window belongs to another group or `signals` is 0; [`Unavailable`](ErrorKind::Unavailable) if the group is
+    /// [strict](crate::group::GroupOptions::strict) and a link takes a slower path; the reason why the group has ended.
+    pub fn channel<T: Element>(
+        &mut self,
+        window: &Window<T>,
+        signals: usize,
+    ) -> Result<Channel<T>, Error> {
+        open(self, &window.inner, signals)
+    }
+}
+
+fn open<T>(group: &mut Group, window: &Arc<Inner>, signals: usize) -> Result<Channel<T>, Error> {
+    group.shared.check()?;
+    group.channels += 1;
+    let name = format!("channel {}", group.channels);
+    let (rank, ranks, deadline) = (group.rank(), group.ranks(), Deadline::after(group.timeout()));
+    let shared = Arc::clone(&group.shared);
+    let tiers =
+        Rank::all(ranks).map(|peer| tier_of(group.fabrics(), (rank, peer))).collect::<Box<[_]>>();
+    let opened = check_open(&shared, window, signals).and_then(|()| engines(group, &tiers));
+    let dropped = group.heap.dropped();
+    let own_dropped = dropped.len();
+    let offer = opened.as_ref().map_err(Error::clone).map(|_| {
+        let offer = Offer::default().field("window", window.number).field("signals", signals);
+        offer.blob(encode(&dropped))
+    });
+    let offers = agree(&shared, &name, offer, deadline)?;
+    let (engines, report) = opened?;
+    let dropped = Rank::all(ranks).zip(&offers);
+    let dropped = dropped.map(|(peer, offer)| decode("dropped allocations", offer, peer, 0));
+    let dropped: Vec<Vec<Dropped>> = dropped.collect::<Result<_, Error>>()?;
+    group.heap.free_dropped(&dropped, own_dropped);
+
+    let is_tiered = group.network.is_some();
+    let bytes =
+        (ranks as u64).saturating_mul(signals as u64).saturating_mul(FLAG_WORDS * WORD_BYTES);
+    let used =
+        [Tier::Local, Tier::Network].into_iter().filter(|tier| is_tiered || *tier == Tier::Local);
+    let pool = |tier, captured| Pool::Flags { lanes: FlagLanes::Of(tier), polled: true, captured };
+    let demands: Vec<Demand> =
+        used.flat_map(|tier| [(pool(tier, false), bytes), (pool(tier, true), bytes)]).collect();
+    let (allocation, flags) = loop {
+        match group.heap.allocate(&demands) {
+            Ok(allocated) => break allocated,
+            Err(missing) => {
+                let Group { heap, fabric, network, topology, .. } = &mut *group;
+                let fabrics = Fabrics { local: fabric, network: network.as_ref(), topology };
+                heap.grow(&shared, fabrics, &missing, deadline)?;
+            }
+        }
+    };
+    let mut flags = flags.into_iter();
+    let mut sides = [None, None];
+    for (tier, engine) in [Tier::Local, Tier::Network].into_iter().zip(engines) {
+        let (Some(eager), Some(captured)) = (flags.next(), flags.next()) else { break };
+        let Some(engine) = engine else { continue };
+        let (last, ops) = (Ticket::NONE, Vec::new());
+        let side = Arc::new(ChannelSide {
+            name: name.clone(),
+            tier,
+            flags: eager,
+            captured,
+            queue: Mutex::new(Queue { engine, last, ops }),
+            pending: Mutex::default(),
+            host_waits_for: AtomicU32::new(0),
+            is_watched: AtomicBool::new(false),
+        });
+        shared.watch_channel(&side);
+        sides[tier as usize] = Some(side);
+    }
+    let bytes = 0..window.bytes();
+    let extent = Extent { window: window.number, bytes, writes: true };
+    let used = group.users.enter(name.clone(), vec![extent], || Activity::Channel);
+    let counts = vec![0; ranks * signals].into_boxed_slice();
+    Ok(Channel {
+        name,
+        rank,
+        sides,
+        tiers,
+        window: Arc::clone(window),
+        signals: signals as u64,
+        epoch_base: group.heap.epoch_base(),
+        given: counts.clone(),
+        awaited: counts,
+        report,
+        allocation: Some(allocation),
+        shared,
+        _use: used,
+        elements: PhantomData,
+    })
+}
+
+fn tier_of(fabrics: Fabrics<'_>, ranks: (Rank, Rank)) -> Tier {
+    match connects(fabrics.topology, fabrics.network.is_some(), Tier::Local, ranks) {
+        true => Tier::Local,
+        false => Tier::Network,
+    }
+}
+
+fn check_open(shared: &Arc<Shared>, window: &Inner, signals: usize) -> Result<(), Error> {
+    if !Arc::ptr_eq(&window.shared, shared) {
+        return Err(invalid(
+            "the window belongs to another group; open it with this group".to_owned(),
+        ));
+    }
+    if signals == 0 {
+        return Err(invalid("signals is 0, expected at least 1".to_owned()));
+    }
+    Ok(())
+}
+
+/// Creates an engine on each fabric that connects this rank with a peer, and reports them.
+fn engines(
+    group: &mut Group,
+    tiers: &[Tier],
+) -> Result<([Option<DynEngine>; 2], ChannelReport), Error> {
+    let rank = group.rank();
+    let (mut engines, mut lanes) = ([None, None], Vec::new());
+    let requirements = EngineRequirements { streams: true, copy_bytes_max: 0 };
+    for tier in [Tier::Local, Tier::Network] {
+        let fabric = match (tier, group.network.as_mut()) {
+            (Tier::Local, _) => &mut group.fabric,
+            (Tier::Network, Some(network)) if tiers.contains(&tier) => network,
+            (Tier::Network, _) => continue,
+        };
+        let engine = fabric.engine(requirements);
+        let engine = engine.map_err(|error| Error::of_fabric("create an engine", error))?;
+        let caps = engine.caps();
+        lanes.push(LaneReport {
+            lane: LaneId(lanes.len() as u32),
+            tier,
+            backend: fabric.backend(),
+            kind: caps.kind,
+            queued_waits: caps.queued_wait,
+            polled: caps.polled,
+        });
+        engines[tier as usize] = Some(engine);
+    }
+    let fabrics = group.fabrics();
+    let link = |(peer, &tier): (Rank, &Tier)| {
+        let kind = fabrics.of(tier).ok()?.link(peer)?.kind;
+        Some(LinkReport { peer, tier, kind })
+    };
+    let links = Rank::all(tiers.len()).zip(tiers).filter(|(peer, _)| *peer != rank);
+    let slow = links.filter_map(link).filter(|link| LinkKind::is_fallback(link.kind));
+    let fallbacks: Vec<_> = slow.map(Fallback::Link).collect();
+    if let Some(fallback) = fallbacks.first().filter(|_| group.strict) {
+        let text = format!("strict is set, but the channel needs a fallback: {fallback}");
+        return Err(Error::new(ErrorKind::Unavailable, text));
+    }
+    Ok((engines, ChannelReport { lanes, fallbacks }))
+}

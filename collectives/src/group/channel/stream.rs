@@ -1,0 +1,282 @@
+//! Enqueues messages on the caller's stream, and finds out when they are overdue.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{At, CopyEngine, ErrorKind, Rank, Region, Ticket};
+
+use super::{
+    Channel, ChannelSide, Copy, Message, Mode, OnStream, Pending, StreamWait, WORD_BYTES, fail,
+};
+use crate::bootstrap::AbortRecord;
+use crate::element::Element;
+use crate::error::Error;
+use crate::plan::Tier;
+
+impl<T: Element> Channel<T> {
+    /// Enqueues messages on the caller's stream: they come after the work that the stream holds now, and before work that is
+    /// enqueued next. On a stream that is being captured, they are recorded into the graph.
+    ///
+    /// The host is not part of that order. Messages on a stream reach peers inside the node. If a wait on a stream takes longer than
+    /// the timeout of the group, the group ends with an error that names the peer, even if no thread waits; the
+    /// next call on the channel returns it, such as [`check`](Self::check).
+    ///
+    /// In a graph, a signal does not count: each recorded wait takes one recorded signal. All ranks must replay alike. The channel
+    /// and its group must outlive the last replay.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) for a stream of another backend or device; the error of `work`; the reason why the
+    /// group has ended.
+    pub fn on_stream<S: Any, R>(
+        &mut self,
+        stream: &S,
+        work: impl FnOnce(&mut StreamMessages<'_, T>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        self.shared.check()?;
+        let side = self.sides[Tier::Local as usize].clone();
+        let side = side.expect("the local fabric has an engine, which connects a rank with itself");
+        let of_stream = |what: &'static str| move |error| Error::of_fabric(what, error);
+        let captures = {
+            let mut queue = side.queue();
+            let streams = queue.streams()?;
+            let captures = streams.is_capturing(stream);
+            let captures = captures.map_err(of_stream("query whether the stream captures"))?;
+            streams.fork(stream).map_err(of_stream("fork the engine from the stream"))?;
+            captures
+        };
+        let mode = if captures { Mode::Captured } else { Mode::Stream };
+        let mut messages = StreamMessages { channel: self, mode, waits: Vec::new() };
+        let worked = work(&mut messages);
+        let waits = messages.waits;
+        let mut queue = side.queue();
+        let mut pending = side.pending();
+        match mode {
+            Mode::Captured => pending.recorded.extend(waits),
+            _ => {
+                let (ticket, due) = (queue.last, Instant::now() + self.shared.timeout);
+                pending.on_stream.push_back(OnStream { ticket, due, waits });
+            }
+        }
+        drop(pending);
+        let joined = queue.streams()?.join(stream);
+        let joined = joined.map_err(of_stream("join the engine to the stream"));
+        drop(queue);
+        side.is_watched.store(true, Ordering::Release);
+        self.shared.wake_watchdog();
+        let result = worked?;
+        joined.map_err(|error| fail(&self.shared, &self.name, error))?;
+        Ok(result)
+    }
+
+    /// Returns the error with which the group has ended, if it has.
+    ///
+    /// # Errors
+    /// The reason why the group has ended.
+    pub fn check(&self) -> Result<(), Error> {
+        self.shared.check()
+    }
+}
+
+/// Messages of a channel that are enqueued on a stream; see [`Channel::on_stream`].
+pub struct StreamMessages<'c, T> {
+    channel: &'c mut Channel<T>,
+    mode: Mode,
+    waits: Vec<StreamWait>,
+}
+
+impl<T: Element> StreamMessages<'_, T> {
+    /// Copies elements of this rank's window to the window of a peer, like [`Channel::put`].
+    ///
+    /// # Errors
+    /// As [`Channel::put`]; [`Unavailable`](ErrorKind::Unavailable) if the peer is on another node.
+    pub fn put(&mut self, peer: Rank, from: Range<usize>, to: usize) -> Result<(), Error> {
+        let copy = self.channel.copy(from.start, to, from.len())?;
+        self.channel.submit(peer, &[Message::Put(copy)], self.mode)
+    }
+
+    /// Copies elements of a peer's window to this rank's window, like [`Channel::get`].
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn get(&mut self, peer: Rank, from: usize, to: Range<usize>) -> Result<(), Error> {
+        let copy = self.channel.copy(from, to.start, to.len())?;
+        self.channel.submit(peer, &[Message::Get(copy)], self.mode)
+    }
+
+    /// Makes many copies from this rank's window to that of a peer, like [`Channel::puts`].
+    ///
+    /// # Errors
+    /// As [`Channel::puts`] and [`put`](Self::put).
+    pub fn puts(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+        let messages = self.channel.joined(copies, Message::Put)?;
+        self.channel.submit(peer, &messages, self.mode)
+    }
+
+    /// Makes many copies from the window of a peer to this rank's, like [`Channel::gets`].
+    ///
+    /// # Errors
+    /// As [`puts`](Self::puts).
+    pub fn gets(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+        let messages = self.channel.joined(copies, Message::Get)?;
+        self.channel.submit(peer, &messages, self.mode)
+    }
+
+    /// Copies elements to the window of a peer and then gives it a signal, like [`Channel::put_signal`].
+    ///
+    /// # Errors
+    /// As [`Channel::put_signal`] and [`put`](Self::put).
+    pub fn put_signal(
+        &mut self,
+        peer: Rank,
+        from: Range<usize>,
+        to: usize,
+        signal: usize,
+    ) -> Result<(), Error> {
+        let copy = self.channel.copy(from.start, to, from.len())?;
+        self.channel.give(peer, signal, &[Message::Put(copy)], self.mode).map(drop)
+    }
+
+    /// Gives a peer a signal, like [`Channel::signal`].
+    ///
+    /// # Errors
+    /// As [`Channel::signal`] and [`put`](Self::put).
+    pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<(), Error> {
+        self.channel.give(peer, signal, &[], self.mode).map(drop)
+    }
+
+    /// Lets the stream wait until a peer has given a signal once more than this rank has waited for.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) if the engines cannot queue waits; [`InvalidArgument`](ErrorKind::InvalidArgument)
+    /// if there is no such peer or signal; as [`put`](Self::put).
+    pub fn wait(&mut self, peer: Rank, signal: usize) -> Result<(), Error> {
+        let Self { channel, mode, waits } = self;
+        let index = channel.index(peer, signal)?;
+        let local = &channel.report.lanes[0];
+        if !local.queued_waits {
+            let text = format!(
+                "{}: the engines of the backend {} cannot queue waits; wait on the host",
+                channel.name, local.backend
+            );
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
+        let count = channel.awaited[index] + 1;
+        let value = if *mode == Mode::Captured { 1 } else { channel.epoch_base + count };
+        let word = channel.word(peer, signal);
+        channel.submit(peer, &[Message::Wait { word, value }], *mode)?;
+        if *mode != Mode::Captured {
+            channel.awaited[index] = count;
+        }
+        waits.push(StreamWait { peer, signal, word, value });
+        Ok(())
+    }
+}
+
+impl<T> fmt::Debug for StreamMessages<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamMessages").field("channel", &self.channel).finish_non_exhaustive()
+    }
+}
+
+impl ChannelSide {
+    pub(in crate::group) fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::Acquire)
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        // Every statement leaves the state whole.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the ranks for whose signals the host, a stream or a graph waits.
+    pub(in crate::group) fn waits(&self) -> Vec<Rank> {
+        let host = self.host_waits_for.load(Ordering::Relaxed).checked_sub(1).map(Rank);
+        let pending = self.pending();
+        let missing = pending.first().map_or_else(Vec::new, |(waits, is_captured)| {
+            self.missing(waits, is_captured).map(|wait| wait.peer).collect()
+        });
+        host.into_iter().chain(missing).collect()
+    }
+
+    fn missing<'w>(
+        &self,
+        waits: &'w [StreamWait],
+        is_captured: bool,
+    ) -> impl Iterator<Item = &'w StreamWait> {
+        let flags = if is_captured { &self.captured } else { &self.flags };
+        waits.iter().filter(move |wait| {
+            let flags = flags.of(self.tier).map(|flags| flags.local_at(wait.word * WORD_BYTES));
+            let value =
+                flags.and_then(|At { region, offset }| region.flag_value(offset / WORD_BYTES));
+            value.is_none_or(|value| value < wait.value)
+        })
+    }
+
+    /// Finds out what is complete, and returns the record of a timeout if messages on a stream or in a graph are overdue.
+    ///
+    /// Returns nothing while another thread uses the engine.
+    pub(in crate::group) fn overdue(&self, rank: Rank, timeout: Duration) -> Option<AbortRecord> {
+        let mut queue = match self.queue.try_lock() {
+            Ok(queue) => queue,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let mut pending = self.pending();
+        // The error of an engine is returned by the next call on the channel.
+        let completed = queue.engine.completed().unwrap_or(Ticket::NONE);
+        while pending.on_stream.front().is_some_and(|front| front.ticket <= completed) {
+            pending.on_stream.pop_front();
+        }
+        let replay_wait = match pending.recorded.is_empty() {
+            true => None,
+            false => {
+                queue.engine.streams().and_then(|streams| streams.replay_wait().ok().flatten())
+            }
+        };
+        drop(queue);
+        pending.is_replay_waiting = replay_wait.is_some();
+        let is_watched = !pending.on_stream.is_empty() || !pending.recorded.is_empty();
+        self.is_watched.store(is_watched, Ordering::Release);
+        let is_late = match pending.on_stream.front() {
+            Some(front) => front.due <= Instant::now(),
+            None => replay_wait.is_some_and(|waited| waited >= timeout),
+        };
+        let (waits, is_captured) = pending.first().filter(|_| is_late)?;
+        let (name, what) = (&self.name, if is_captured { "a replayed graph" } else { "a stream" });
+        let first = self.missing(waits, is_captured).next();
+        let text = match first {
+            Some(StreamWait { peer, signal, .. }) => format!(
+                "{name} did not finish within {timeout:?}: {what} of rank {rank} waited for signal {signal} of rank {peer}"
+            ),
+            None => format!(
+                "{name} did not finish within {timeout:?}: rank {rank} did not complete its copies or earlier work on its stream"
+            ),
+        };
+        Some(AbortRecord {
+            by: Some(rank.0),
+            operation: name.clone(),
+            phase: "signal".to_owned(),
+            ..AbortRecord::timeout(Some(first.map_or(rank, |wait| wait.peer)), text)
+        })
+    }
+
+    /// Lets the waits of streams and graphs pass, and returns whether the engine is drained.
+    pub(in crate::group) fn release(&self) -> bool {
+        let Ok(mut queue) = self.queue.try_lock() else { return false };
+        let last = queue.last;
+        queue.engine.release().is_ok()
+            && queue.engine.completed().is_ok_and(|ticket| ticket >= last)
+    }
+}
+
+impl Pending {
+    /// Returns the waits that the oldest incomplete messages contain, and whether they are in a graph.
+    fn first(&self) -> Option<(&[StreamWait], bool)> {
+        let on_stream = self.on_stream.front().map(|front| (&front.waits[..], false));
+        on_stream.or_else(|| self.is_replay_waiting.then_some((&self.recorded[..], true)))
+    }
+}
