@@ -7,6 +7,7 @@
 
 mod algorithms;
 mod captured;
+mod channels;
 mod heap;
 mod own_memory;
 mod parent;
@@ -88,11 +89,12 @@ enum Scenario {
     Windows,
     Resized,
     Heap,
+    Channels,
 }
 
 impl Scenario {
     /// Those of every number of ranks up to four.
-    const SMALL: [Self; 9] = [
+    const SMALL: [Self; 10] = [
         Self::Shapes,
         Self::BackToBack,
         Self::Delayed,
@@ -102,6 +104,7 @@ impl Scenario {
         Self::Windows,
         Self::Resized,
         Self::Heap,
+        Self::Channels,
     ];
 
     /// Returns whether these engines can run it: engines that the host drives take no streams.
@@ -127,6 +130,7 @@ impl Scenario {
             Self::Windows => windows::cases(),
             Self::Resized => resized::cases(),
             Self::Heap => heap::cases(),
+            Self::Channels => channels::cases(),
         }
     }
 }
@@ -144,6 +148,7 @@ impl fmt::Display for Scenario {
             Self::Windows => "windows",
             Self::Resized => "resized",
             Self::Heap => "heap",
+            Self::Channels => "channels",
         })
     }
 }
