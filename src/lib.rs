@@ -57,7 +57,9 @@ pub use peerlane_collectives::group::{
     Operation, OperationDescription, Part, Received, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
-pub use peerlane_collectives::{bootstrap, collective, element, error, group, topology, trace};
+pub use peerlane_collectives::{
+    bootstrap, buffer_plan, collective, element, error, group, topology, trace,
+};
 pub use peerlane_hal as hal;
 pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
 #[cfg(feature = "host")]

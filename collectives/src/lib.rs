@@ -13,9 +13,11 @@
 //! | [`layout`] | the bytes of blocks and the words of flags |
 //! | [`verify`] | the proof that plans reach their goal |
 //! | [`cost`] | predicted times |
+//! | [`buffer_plan`] | offsets for buffers that share memory, because they are not live at the same time |
 //! | [`topology`], [`element`], [`error`], [`trace`] | ranks on nodes, element types, errors, timed steps |
 
 pub mod bootstrap;
+pub mod buffer_plan;
 pub mod collective;
 pub mod cost;
 pub mod element;
