@@ -1,7 +1,11 @@
-//! Tests the plans of buffers that share memory.
+//! Tests the plans of buffers that share memory, and the windows that groups open for them.
 
+use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::buffer_plan::{BufferPlan, CallSite, PlannedBuffer, plan_buffers};
-use peerlane_hal::ErrorKind;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::Group;
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host as host;
 
 /// The largest ratio of peak and lower bound that the traces of this file may have.
 const RATIO_MAX: f64 = 1.15;
@@ -200,4 +204,124 @@ fn errors_name_the_call_site_and_the_values() {
          most 9223372036854775807 bytes together"
     );
     assert!(refusal(&[call_site("a", u64::MAX, 0, 0)]).contains("bytes is 18446744073709551615"));
+}
+
+fn in_group(ranks: usize, body: impl Fn(&mut Group) -> Result<(), Error> + Sync) {
+    in_process::run(ranks, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let mut group = Group::open(bootstrap, fabric)?;
+        body(&mut group)?;
+        group.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn gathers_of_layers_share_a_window() {
+    for ranks in 1..=4 {
+        in_group(ranks, |group| {
+            let me = group.rank();
+            let lens = [1000, 3, 1000, 517, 1, 0];
+            let bytes: Vec<u64> = lens.iter().map(|len| (len * ranks * 4) as u64).collect();
+            let (window, plan) = group.window_for::<i32>(&layer_trace(&bytes))?;
+            assert_eq!(window.len() as u64 * 4, plan.peak_bytes);
+            assert!(plan.peak_bytes < plan.separate_bytes);
+            let all: Vec<usize> = lens.iter().chain(lens.iter().rev()).copied().collect();
+            let mut gathers = Vec::new();
+            for (len, buffer) in all.iter().zip(&plan.buffers) {
+                let begin = buffer.begin::<i32>();
+                gathers.push(group.all_gather(*len).output_into(&window, begin).prepare()?);
+            }
+            let value = |rank: Rank, step: usize| (100 * step + rank.index()) as i32;
+            let check = |step: usize| {
+                let (len, begin) = (all[step], plan.buffers[step].begin::<i32>());
+                let output = window.slice(begin..begin + len * ranks)?;
+                for rank in Rank::all(ranks) {
+                    let block = &output[rank.index() * len..][..len];
+                    assert!(block.iter().all(|&element| element == value(rank, step)));
+                }
+                Ok::<_, Error>(())
+            };
+            for (step, gather) in gathers.iter_mut().enumerate() {
+                gather.input_mut()?.fill(value(me, step));
+                gather.run()?;
+                // The layer before this one is still live.
+                (step.saturating_sub(1)..=step).try_for_each(check)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_window_for_no_call_sites_is_empty() {
+    in_group(2, |group| {
+        let (window, plan) = group.window_for::<f32>(&[])?;
+        assert_eq!((window.len(), plan.peak_bytes), (0, 0));
+        Ok(())
+    });
+}
+
+fn refusal(ranks: usize, call_sites: impl Fn(Rank) -> Vec<CallSite> + Sync) -> String {
+    let texts = std::sync::Mutex::new(Vec::new());
+    in_group(ranks, |group| {
+        let error = group.window_for::<f32>(&call_sites(group.rank())).unwrap_err();
+        texts.lock().unwrap().push(error.to_string());
+        // The group stays usable.
+        group.window_for::<f32>(&[call_site("a", 4, 0, 0)]).map(drop)
+    });
+    let texts = texts.into_inner().unwrap();
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    texts[0].clone()
+}
+
+#[test]
+fn ranks_with_different_call_sites_get_an_error_that_names_the_field() {
+    for ranks in 2..=4 {
+        let last = move |rank: Rank| rank.index() == ranks - 1;
+        let with = |one: CallSite| vec![call_site("embedding", 400, 0, 1), one];
+        let disagree = |what: &str, seen: &str, expected: &str| {
+            let rank = ranks - 1;
+            format!(
+                "window 1: ranks disagree: {what} is {seen} on rank {rank}, {expected} on rank 0"
+            )
+        };
+        assert_eq!(
+            refusal(ranks, |rank| with(call_site("layer", if last(rank) { 8 } else { 4 }, 1, 2))),
+            disagree("bytes of call site layer", "8", "4")
+        );
+        assert_eq!(
+            refusal(ranks, |rank| with(call_site("layer", 4, 1, if last(rank) { 2 } else { 3 }))),
+            disagree("last_use of call site layer", "2", "3")
+        );
+        assert_eq!(
+            refusal(ranks, |rank| with(call_site(if last(rank) { "b" } else { "a" }, 4, 1, 2))),
+            disagree("name of call site 1", "b", "a")
+        );
+        let many = |count: u64| (0..count).map(|index| call_site(index, 4, index, index));
+        assert_eq!(
+            refusal(ranks, |rank| many(if last(rank) { 3 } else { 2 }).collect()),
+            disagree("call_sites", "3", "2")
+        );
+        let text = refusal(ranks, |rank| {
+            let mut many: Vec<_> = many(200).collect();
+            many[130].first_use -= u64::from(last(rank));
+            many
+        });
+        let start = "window 1: ranks disagree: the digest of call sites 128 to 131 is ";
+        assert!(text.starts_with(start), "{text}");
+    }
+}
+
+#[test]
+fn wrong_call_sites_on_one_rank_are_an_error_on_all() {
+    in_group(2, |group| {
+        let is_wrong = group.rank().0 == 1;
+        let last_use = if is_wrong { 0 } else { 2 };
+        let error = group.window_for::<f32>(&[call_site("a", 4, 1, last_use)]).unwrap_err();
+        let cause = "call site \"a\": last_use is 0, expected at least 1, its first_use";
+        let failed = format!("window 1: rank 1 failed (invalid argument): {cause}");
+        assert_eq!(error.to_string(), if is_wrong { cause } else { &failed });
+        Ok(())
+    });
 }

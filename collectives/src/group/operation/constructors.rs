@@ -6,6 +6,7 @@ use peerlane_hal::Rank;
 
 use super::OperationBuilder;
 use super::lens::{self, BlockLens};
+use crate::buffer_plan::{BufferPlan, CallSite, plan_buffers};
 use crate::collective::Collective;
 use crate::element::Element;
 use crate::error::Error;
@@ -196,7 +197,65 @@ impl Group {
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the group's end.
     pub fn window<T: Element>(&mut self, len: usize) -> Result<Window<T>, Error> {
         let bytes = lens::bytes(T::DTYPE, "window_len", len);
-        window::open(self, T::DTYPE, None, bytes).map(Window::new)
+        let wanted = bytes.map(|bytes| (window::offer(T::DTYPE), bytes));
+        window::open(self, None, wanted).map(Window::new)
+    }
+
+    /// Plans the buffers of call sites, and opens one window for all of them, in which buffers that are not live at the same step
+    /// share memory. Collective.
+    ///
+    /// Each operation is then prepared over the range of its call site. The call sites must be equal on every rank.
+    /// Peers write to the output of an operation only while a start of it is open on this rank. So the memory of a buffer that is
+    /// no longer live can be used by the next operation without a barrier. Messages of a [channel](Self::channel) need one.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// use peerlane_collectives::buffer_plan::CallSite;
+    ///
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0 as f32;
+    /// let call_site = |name: &str, first_use, last_use| CallSite {
+    ///     name: name.to_owned(),
+    ///     bytes: 2 * 100 * 4, // 100 elements from each of two ranks
+    ///     first_use,
+    ///     last_use,
+    /// };
+    /// let call_sites = [call_site("layer 0", 0, 1), call_site("layer 1", 2, 3)];
+    /// let (window, plan) = group.window_for::<f32>(&call_sites)?;
+    /// let [first, second] = [0, 1].map(|index| plan.buffers[index].begin::<f32>());
+    /// assert_eq!(first, second); // The two gathers share memory.
+    ///
+    /// let mut layer_0 = group.all_gather(100).output_into(&window, first).prepare()?;
+    /// let mut layer_1 = group.all_gather(100).output_into(&window, second).prepare()?;
+    /// for (gather, value) in [(&mut layer_0, 0.0), (&mut layer_1, 10.0)] {
+    ///     gather.input_mut()?.fill(value + rank);
+    ///     gather.run()?;
+    ///     let output = window.slice(first..first + 200)?;
+    ///     assert_eq!((output[0], output[100]), (value, value + 1.0));
+    /// }
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`window`](Self::window) and [`plan_buffers`]. The field that differs can be one of a call site. With more than 64 call
+    /// sites, it is the digest of a range of them.
+    pub fn window_for<T: Element>(
+        &mut self,
+        call_sites: &[CallSite],
+    ) -> Result<(Window<T>, BufferPlan), Error> {
+        let planned = plan_buffers(call_sites);
+        let wanted = planned.as_ref().map_err(Error::clone).and_then(|plan| {
+            let len = usize::try_from(plan.peak_bytes).unwrap_or(usize::MAX) / T::DTYPE.bytes();
+            let bytes = lens::bytes(T::DTYPE, "window_len", len)?;
+            Ok((window::offer_for(T::DTYPE, call_sites), bytes))
+        });
+        let inner = window::open(self, None, wanted)?;
+        Ok((Window::new(inner), planned?))
     }
 
     /// Opens a window over memory that the caller has registered, with the same length on every rank. Collective.
@@ -205,7 +264,8 @@ impl Group {
     /// As [`window`](Self::window).
     pub fn window_over<T: Element>(&mut self, buffer: Buffer<T>) -> Result<Window<T>, Error> {
         let bytes = lens::bytes(T::DTYPE, "window_len", buffer.len());
-        window::open(self, T::DTYPE, Some(buffer.into_region()), bytes).map(Window::new)
+        let wanted = bytes.map(|bytes| (window::offer(T::DTYPE), bytes));
+        window::open(self, Some(buffer.into_region()), wanted).map(Window::new)
     }
 
     /// Gives the memory of a window back to its owner, on every rank. Collective.

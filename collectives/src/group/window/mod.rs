@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{DynRegion, ErrorKind, Region};
 
-pub(in crate::group) use open::{open, release};
+pub(in crate::group) use open::{offer, offer_for, open, release};
 pub use slice::{WindowSlice, WindowSliceMut};
 pub(crate) use uses::{Extent, WindowUse, WindowUses};
 

@@ -3,30 +3,62 @@
 
 use std::sync::Arc;
 
+use peerlane_hal::wire::checksum;
 use peerlane_hal::{Deadline, DynRegion, ErrorKind};
 
 use super::Inner;
+use crate::buffer_plan::CallSite;
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::Group;
-use crate::group::agreement::{Offer, agree};
+use crate::group::agreement::{Offer, agree, encode};
 use crate::group::segment::{Segment, exchange};
+
+/// Up to this number, ranks compare call sites one by one. More are compared in as many ranges, so that an error can name the one
+/// that differs.
+const NAMED_CALL_SITES_MAX: usize = 64;
+
+/// Returns the fields that ranks compare when they open a window, without its length.
+pub(in crate::group) fn offer(dtype: DType) -> Offer {
+    Offer::default().field("operation", "window").field("dtype", dtype)
+}
+
+/// Returns the fields that ranks compare when they open a window for call sites, without its length.
+pub(in crate::group) fn offer_for(dtype: DType, call_sites: &[CallSite]) -> Offer {
+    let count = call_sites.len();
+    let offer = Offer::default().field("operation", "window for call sites").field("dtype", dtype);
+    let mut offer = offer.field("call_sites", count);
+    if count <= NAMED_CALL_SITES_MAX {
+        for (index, call_site) in call_sites.iter().enumerate() {
+            let CallSite { name, bytes, first_use, last_use } = call_site;
+            offer = offer
+                .field(&format!("name of call site {index}"), name)
+                .field(&format!("bytes of call site {name}"), bytes)
+                .field(&format!("first_use of call site {name}"), first_use)
+                .field(&format!("last_use of call site {name}"), last_use);
+        }
+        return offer;
+    }
+    let len = count.div_ceil(NAMED_CALL_SITES_MAX);
+    for (index, range) in call_sites.chunks(len).enumerate() {
+        let (first, last) = (index * len, index * len + range.len() - 1);
+        let name = format!("the digest of call sites {first} to {last}");
+        offer = offer.field(&name, checksum(&encode(&range)));
+    }
+    offer
+}
 
 pub(in crate::group) fn open(
     group: &mut Group,
-    dtype: DType,
     given: Option<DynRegion>,
-    bytes: Result<u64, Error>,
+    wanted: Result<(Offer, u64), Error>,
 ) -> Result<Inner, Error> {
     group.shared.check()?;
     group.windows += 1;
     let (number, fabrics, shared) = (group.windows, group.fabrics(), Arc::clone(&group.shared));
     let name = format!("window {number}");
-    let own = bytes.and_then(|bytes| {
-        let offer = Offer::default()
-            .field("operation", "window")
-            .field("dtype", dtype)
-            .field("window_bytes", bytes);
+    let own = wanted.and_then(|(offer, bytes)| {
+        let offer = offer.field("window_bytes", bytes);
         let segment = match given {
             Some(region) => Segment::of_data(fabrics, region, "the window"),
             None => Segment::allocate(fabrics, bytes, "the window"),
