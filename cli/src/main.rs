@@ -3,7 +3,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `allgather`, `bench`, `perf`, `plan`, `simulate`, `explain`, `calibrate`, `doctor` | the commands |
+//! | `allgather`, `bench`, `perf`, `plan`, `plan_buffers`, `simulate`, `explain`, `calibrate`, `doctor` | the commands |
 //! | `options`, `goal`, `units`, `nics` | options that commands share |
 //! | `ranks` | processes of ranks, their messages and test data |
 //! | `report`, `trace` | tables, JSON lines, plots and trace files |
@@ -34,6 +34,7 @@ mod nics;
 mod options;
 mod perf;
 mod plan;
+mod plan_buffers;
 mod ranks;
 mod report;
 mod simulate;
@@ -55,6 +56,7 @@ enum Command {
     Bench(bench::Options),
     Perf(Box<perf::Options>),
     Plan(plan::Options),
+    PlanBuffers(plan_buffers::Options),
     Simulate(Box<simulate::Options>),
     Explain(explain::Options),
     Calibrate(calibrate::Options),
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(options),
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
+        Command::PlanBuffers(options) => plan_buffers::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         Command::Explain(options) => explain::run(&options),
         Command::Calibrate(options) => calibrate::run(&options),

@@ -10,6 +10,7 @@ mod launcher;
 mod methods;
 mod perf;
 mod plan;
+mod plan_buffers;
 mod shapes;
 mod simulate;
 mod usage;
