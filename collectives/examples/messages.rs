@@ -9,8 +9,8 @@ use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Channel, Copy, Group};
 use peerlane_hal::{
-    At, CopyEngine, Deadline, EngineRequirements, Fabric, Flag, Op, PeerMemory, Rank, Region,
-    RemoteKey, Role,
+    At, CopyEngine, Deadline, DynEngine, DynFabric, DynImport, DynRegion, EngineRequirements,
+    Fabric, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role,
 };
 use peerlane_host as host;
 
@@ -21,20 +21,20 @@ const COPY_BYTES: usize = 4096;
 
 /// An engine with memory of both ranks, without a group.
 struct Bare {
-    engine: host::Engine,
-    data: host::Local,
-    flags: host::Local,
-    peer_data: host::Remote,
-    peer_flags: host::Remote,
+    engine: DynEngine,
+    data: DynRegion,
+    flags: DynRegion,
+    peer_data: DynImport,
+    peer_flags: DynImport,
     count: u64,
-    _fabric: host::Fabric,
+    _fabric: DynFabric,
 }
 
 impl Bare {
     fn open(bootstrap: &impl Bootstrap, bytes: u64) -> Result<Self, Error> {
         let (me, deadline) = (bootstrap.rank(), Deadline::after(SOON));
         let peer = Rank(1 - me.0);
-        let mut fabric = host::Fabric::open(me, 2)?;
+        let mut fabric = DynFabric::new(host::Fabric::open(me, 2)?);
         let addresses = bootstrap.exchange("addresses", &fabric.address(), deadline)?;
         for (rank, address) in Rank::all(2).zip(&addresses) {
             fabric.connect(rank, address, deadline)?;
@@ -71,8 +71,10 @@ impl Bare {
         // SAFETY: as in `send`; no other engine waits for this flag.
         let ticket =
             unsafe { self.engine.submit(&[Op::Wait { flag, value: self.count, reset: false }]) }?;
+        let deadline = Deadline::after(SOON);
         while self.engine.completed()? < ticket {
-            self.engine.park(SOON)?;
+            assert!(!deadline.has_passed(), "the other rank has not signalled within {SOON:?}");
+            self.engine.park(deadline.remaining())?;
         }
         Ok(())
     }
@@ -86,6 +88,16 @@ impl Bare {
             self.wait()?;
             self.send(bytes)
         }
+    }
+
+    /// The engine moves long copies only while it is polled.
+    fn finish(&mut self) -> Result<(), Error> {
+        // SAFETY: no op accesses memory.
+        let ticket = unsafe { self.engine.submit(&[]) }?;
+        while self.engine.completed()? < ticket {
+            self.engine.park(SOON)?;
+        }
+        Ok(())
     }
 }
 
@@ -116,6 +128,7 @@ fn main() {
             for _ in 0..ROUNDS {
                 group.barrier()?;
                 times[0].push(timed(turns, || bare.turn(first, bytes as u64))?);
+                bare.finish()?;
                 group.barrier()?;
                 times[1].push(timed(turns, || turn(&mut channel, first, bytes, half))?);
             }
@@ -125,9 +138,9 @@ fn main() {
             ));
         }
         let (all, peer) = (COPIES * COPY_BYTES, Rank(u32::from(first)));
-        // The copies do not touch each other where they are read.
+        // The order is reversed on one side, so no two copies can be joined.
         let copy = |i: usize| Copy {
-            from: 2 * i * COPY_BYTES,
+            from: (COPIES - 1 - i) * COPY_BYTES,
             to: half + i * COPY_BYTES,
             len: COPY_BYTES,
         };

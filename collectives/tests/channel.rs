@@ -212,6 +212,34 @@ fn a_wait_ends_when_the_peer_is_lost() {
     assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))), "{error}");
 }
 
+/// A long put that nobody flushes arrives while its sender waits for something else.
+#[test]
+fn messages_go_on_while_the_group_waits() {
+    const LEN: usize = 4 << 20;
+    in_group(2, |group| {
+        let (_window, mut channel) = open(group, 2 * LEN, 1);
+        let me = group.rank();
+        channel.write(0, &vec![1 + me.0 as i32; LEN])?;
+        for count in 1..=2 {
+            if me == Rank(0) {
+                channel.put_signal(Rank(1), 0..LEN, LEN, 0)?;
+                group.barrier()?;
+                let _ = group.all_gather::<u8>(1).prepare()?;
+            } else {
+                channel.wait_for(Rank(0), 0, count, SOON)?;
+                group.barrier()?;
+                let _ = group.all_gather::<u8>(1).prepare()?;
+            }
+        }
+        if me == Rank(1) {
+            let mut seen = vec![0; LEN];
+            channel.read(LEN, &mut seen)?;
+            assert!(seen.iter().all(|element| *element == 1));
+        }
+        group.barrier()
+    });
+}
+
 /// Signals keep their meaning when flags are used again.
 #[test]
 fn channels_come_and_go() {

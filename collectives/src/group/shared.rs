@@ -33,6 +33,7 @@ pub(crate) struct Shared {
     aborted: AtomicBool,
     has_left: AtomicBool,
     open: AtomicUsize,
+    has_open_messages: AtomicBool,
     pub(super) watchdog_sleeps: AtomicBool,
     ends: Mutex<Vec<Weak<EndEvent>>>,
     /// After an abort, peers may still write to the buffers of an operation, so the buffers stay allocated; see
@@ -95,6 +96,7 @@ impl Shared {
             aborted: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
             open: AtomicUsize::new(0),
+            has_open_messages: AtomicBool::new(false),
             watchdog_sleeps: AtomicBool::new(false),
             ends: Mutex::default(),
             quarantined: Mutex::default(),
@@ -396,21 +398,38 @@ impl Shared {
     /// Peers may wait for open operations in another order than this rank, so this rank also makes progress on the
     /// others.
     pub(crate) fn drive_others(&self, own: &Arc<StartTracker>) -> bool {
-        self.open.load(Ordering::Relaxed) > 1
-            && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own))
+        let starts = self.open.load(Ordering::Relaxed) > 1
+            && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own));
+        self.drive_channels() || starts
     }
 
-    /// Makes progress on all open starts, and returns whether some are left.
+    /// Makes progress on the messages of all channels, and returns whether some are left.
+    fn drive_channels(&self) -> bool {
+        if !self.has_open_messages.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let channels: Vec<_> = self.state().channels.iter().filter_map(Weak::upgrade).collect();
+        // Every channel is driven.
+        let is_open = channels.iter().filter(|channel| channel.drive()).count() > 0;
+        if is_open {
+            self.note_open_messages();
+        }
+        is_open
+    }
+
+    /// Notes that a channel has messages that its engine only moves when it is polled.
+    pub(super) fn note_open_messages(&self) {
+        self.has_open_messages.store(true, Ordering::Release);
+    }
+
+    /// Makes progress on all open starts and messages, and returns whether some are left.
     pub(crate) fn drive_all(&self) -> bool {
-        self.open.load(Ordering::Relaxed) > 0 && self.drive_open(|_| true)
+        let starts = self.open.load(Ordering::Relaxed) > 0 && self.drive_open(|_| true);
+        self.drive_channels() || starts
     }
 
     pub(crate) fn finish_open(&self, deadline: Deadline) {
-        while self.open.load(Ordering::Relaxed) > 0
-            && self.drive_open(|_| true)
-            && self.check().is_ok()
-            && !deadline.has_passed()
-        {
+        while self.drive_all() && self.check().is_ok() && !deadline.has_passed() {
             std::thread::sleep(FINISH_PAUSE);
         }
     }

@@ -33,6 +33,8 @@ use crate::error::Error;
 use crate::layout::FLAG_WORDS;
 use crate::plan::Tier;
 
+/// A wait looks this often for its signal before it does anything else, for about a microsecond.
+const SPINS: u32 = 100;
 /// A thread that waits looks at the state of the group at least this often.
 const PARK_MAX: Duration = Duration::from_millis(10);
 /// The same if messages of two fabrics are polled, because a park of one engine does not see those of the other.
@@ -43,12 +45,12 @@ type DynOp<'a> = Op<'a, DynRegion, DynImport>;
 
 /// One-sided messages between this rank and its peers, in the memory of a window.
 ///
-/// [`Group::channel`] opens one. A rank puts bytes into the windows of its peers, gets bytes from there, and signals when they are
+/// [`Group::channel`](crate::group::Group::channel) opens one. A rank puts bytes into the windows of its peers, gets bytes from there, and signals when they are
 /// ready. Puts, gets and signals between this rank and one peer take effect in their order. A window can have several
 /// channels, for example one for each thread or stream; messages of different channels are not ordered.
 ///
-/// Peers can write to the window at any time. So no [slice](Window::slice) of it can be borrowed while it has a channel; use
-/// [`write`](Self::write) and [`read`](Self::read), or [`Window::memory`] for work on a stream. What a rank reads while another
+/// Peers can write to the window at any time. So no [slice](crate::group::Window::slice) of it can be borrowed while it has a channel; use
+/// [`write`](Self::write) and [`read`](Self::read), or [`Window::memory`](crate::group::Window::memory) for work on a stream. What a rank reads while another
 /// one writes it, without a signal between them, is undefined, like what it reads before it has waited.
 ///
 /// ```
@@ -85,6 +87,8 @@ pub struct Channel<T> {
     sides: [Option<Arc<ChannelSide>>; 2],
     tiers: Box<[Tier]>,
     window: Arc<Inner>,
+    /// The number of elements of the window.
+    len: usize,
     signals: u64,
     epoch_base: u64,
     /// How often this rank has given each signal to each peer, and waited for each from each.
@@ -117,6 +121,8 @@ pub(super) struct ChannelSide {
     pending: Mutex<Pending>,
     /// Whether messages on a stream or in a graph may be incomplete.
     is_watched: AtomicBool,
+    /// Whether the host has submitted messages that it must move.
+    is_open: AtomicBool,
     /// The rank that the host waits for, plus 1; 0 if it does not wait.
     host_waits_for: AtomicU32,
 }
@@ -334,8 +340,16 @@ impl<T: Element> Channel<T> {
         (peer, signal, count): (Rank, usize, u64),
         timeout: Duration,
     ) -> Result<(), Error> {
-        let deadline = Deadline::after(timeout);
         let tier = self.tiers[peer.index()];
+        self.poll(tier)?;
+        // A signal that comes at once costs no look at the clock.
+        for _ in 0..SPINS {
+            if is_signalled(self)? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let deadline = Deadline::after(timeout);
         loop {
             let has_left = self.shared.has_any_left() && self.shared.has_left(peer);
             self.poll(tier)?;
@@ -432,9 +446,12 @@ impl<T: Element> Channel<T> {
 
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<BytesCopy, Error> {
         let range = |begin: usize| begin..begin.saturating_add(len);
-        let from = self.window.bytes_of(T::DTYPE, &range(from))?;
-        let to = self.window.bytes_of(T::DTYPE, &range(to))?;
-        Ok(BytesCopy { from: from.start, to: to.start, bytes: to.end - to.start })
+        if range(from.max(to)).end > self.len {
+            self.window.bytes_of(T::DTYPE, &range(from))?;
+            self.window.bytes_of(T::DTYPE, &range(to))?;
+        }
+        let bytes = |elements: usize| (elements * T::DTYPE.bytes()) as u64;
+        Ok(BytesCopy { from: bytes(from), to: bytes(to), bytes: bytes(len) })
     }
 
     /// Checks copies, and joins those that touch each other.
@@ -455,9 +472,9 @@ impl<T: Element> Channel<T> {
                 _ => joined.push(copy),
             }
         }
-        let mut written: Vec<_> =
-            joined.iter().map(|copy| (copy.to, copy.to + copy.bytes)).collect();
-        written.retain(|(begin, end)| begin < end);
+        let is_ascending = joined.windows(2).all(|pair| pair[0].to + pair[0].bytes <= pair[1].to);
+        let written = joined.iter().filter(|copy| !is_ascending && copy.bytes > 0);
+        let mut written: Vec<_> = written.map(|copy| (copy.to, copy.to + copy.bytes)).collect();
         written.sort_unstable();
         if let Some(&[one, other]) = written.windows(2).find(|pair| pair[0].1 > pair[1].0) {
             let size = T::DTYPE.bytes() as u64;
@@ -577,6 +594,11 @@ impl<T: Element> Channel<T> {
         }));
         let submitted = queue.submit(&ops, shared);
         queue.ops = recycle(ops);
+        // What the host must move goes on in the waits of the group, too.
+        if mode == Mode::Host && (queue.engine.caps().polled || queue.engine.is_busy()) {
+            side.is_open.store(true, Ordering::Relaxed);
+            shared.note_open_messages();
+        }
         drop(queue);
         submitted.map_err(|error| fail(shared, name, error))
     }
@@ -629,6 +651,21 @@ impl ChannelSide {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         // A panic inside is a bug of an engine; the drop of the channel releases it.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ChannelSide {
+    /// Moves messages of the host, and returns whether some are left. The error of an engine is returned by the next call on
+    /// the channel.
+    pub(super) fn drive(&self) -> bool {
+        if !self.is_open.load(Ordering::Relaxed) {
+            return false;
+        }
+        // A thread that uses the engine moves them.
+        let Ok(mut queue) = self.queue.try_lock() else { return true };
+        let is_open = queue.engine.completed().is_ok_and(|completed| completed < queue.last);
+        self.is_open.store(is_open, Ordering::Relaxed);
+        is_open
     }
 }
 

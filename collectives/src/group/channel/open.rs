@@ -34,11 +34,16 @@ impl Group {
         window: &Window<T>,
         signals: usize,
     ) -> Result<Channel<T>, Error> {
-        open(self, &window.inner, signals)
+        open(self, window, signals)
     }
 }
 
-fn open<T>(group: &mut Group, window: &Arc<Inner>, signals: usize) -> Result<Channel<T>, Error> {
+fn open<T: Element>(
+    group: &mut Group,
+    window: &Window<T>,
+    signals: usize,
+) -> Result<Channel<T>, Error> {
+    let (len, window) = (window.len(), &window.inner);
     group.shared.check()?;
     group.channels += 1;
     let name = format!("channel {}", group.channels);
@@ -91,6 +96,7 @@ fn open<T>(group: &mut Group, window: &Arc<Inner>, signals: usize) -> Result<Cha
             captured,
             queue: Mutex::new(Queue { engine, last, ops }),
             pending: Mutex::default(),
+            is_open: AtomicBool::new(false),
             host_waits_for: AtomicU32::new(0),
             is_watched: AtomicBool::new(false),
         });
@@ -107,6 +113,7 @@ fn open<T>(group: &mut Group, window: &Arc<Inner>, signals: usize) -> Result<Cha
         sides,
         tiers,
         window: Arc::clone(window),
+        len,
         signals: signals as u64,
         epoch_base: group.heap.epoch_base(),
         given: counts.clone(),
