@@ -1,5 +1,6 @@
 //! Runs each check on a backend that breaks its sentence: the check must fail, for the right reason.
 
+mod messages;
 mod mutants;
 
 use std::process::ExitCode;
@@ -166,6 +167,20 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     ),
 ];
 
+/// Faults of engines that random programs of messages must find.
+const MESSAGES: [Fault; 4] =
+    [Fault::SignalsFirst, Fault::PutsLoseAByte, Fault::GetsLoseAByte, Fault::PutsAreRoundedUp];
+
+fn programs_fail(fault: Fault) -> Result<(), Failed> {
+    let polls: Arc<[_; 2]> = Arc::default();
+    let mutant = |rank| EngineMutant { fault, rank, polls: Arc::clone(&polls) };
+    match messages::run(mutant, 2, 0..100, TIMEOUT) {
+        Err(difference) if difference.starts_with("seed ") => Ok(()),
+        Err(other) => Err(format!("another failure: {other}").into()),
+        Ok(()) => Err("no program has found the fault".into()),
+    }
+}
+
 fn main() -> ExitCode {
     let mut trials = Vec::new();
     for (fault, check, expected) in ENGINES {
@@ -179,6 +194,10 @@ fn main() -> ExitCode {
             .timeout(TIMEOUT)
         };
         trials.push(trial(&format!("{fault:?}"), check, expected, layered));
+    }
+    for fault in MESSAGES {
+        let name = format!("random_programs_of_messages::{fault:?}");
+        trials.push(Trial::test(name, move || programs_fail(fault)));
     }
     trials.extend([
         flawed::<{ flaw::ANY_BYTES_ARE_A_KEY }>(
