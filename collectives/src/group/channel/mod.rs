@@ -32,6 +32,7 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::layout::FLAG_WORDS;
 use crate::plan::Tier;
+use crate::run::backoff::Backoff;
 
 /// A wait looks this often for its signal before it does anything else, for about a microsecond.
 const SPINS: u32 = 100;
@@ -350,7 +351,11 @@ impl<T: Element> Channel<T> {
             std::hint::spin_loop();
         }
         let deadline = Deadline::after(timeout);
+        // A park of an engine of a device does not see the flags that peers signal.
+        let is_polled = self.report.lanes.iter().all(|lane| lane.polled);
+        let mut backoff = (!is_polled).then(|| Backoff::new(PARK_MAX));
         loop {
+            let polled_at = Instant::now();
             let has_left = self.shared.has_any_left() && self.shared.has_left(peer);
             self.poll(tier)?;
             if is_signalled(self)? {
@@ -374,7 +379,13 @@ impl<T: Element> Channel<T> {
             }
             // Peers may wait for starts of this rank before they give the signal.
             let limit = if self.shared.drive_all() { BOTH_PARK_MAX } else { PARK_MAX };
-            self.park(tier, deadline.remaining().min(limit))?;
+            match &mut backoff {
+                None => self.park(tier, deadline.remaining().min(limit))?,
+                Some(backoff) => match backoff.nap(polled_at) {
+                    Some(nap) => std::thread::sleep(nap.min(limit)),
+                    None => std::thread::yield_now(),
+                },
+            }
         }
     }
 
