@@ -67,13 +67,20 @@ pub(crate) fn said<T>(result: Result<T, Error>) -> String {
 
 /// What all ranks said, a line each; one line if all said the same.
 pub(crate) fn all_said<T>(results: Vec<Result<T, Error>>) -> String {
-    let lines: Vec<_> = results.into_iter().map(said).collect();
+    let lines: Vec<_> = results.into_iter().map(said).map(without_available).collect();
     if lines.iter().all(|line| *line == lines[0]) {
         return format!("all: {}", lines[0]);
     }
     let lines =
         Rank::all(lines.len()).zip(lines).map(|(rank, line)| format!("rank {rank}: {line}"));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// How much memory the machine has left differs from rank to rank and from run to run.
+fn without_available(text: String) -> String {
+    let Some((head, tail)) = text.split_once(" bytes are available") else { return text };
+    let head = head.trim_end_matches(|letter: char| letter.is_ascii_digit());
+    format!("{head}SOME bytes are available{tail}")
 }
 
 /// Gathers in a group that must still be whole.
