@@ -1,5 +1,6 @@
 //! Sends messages of a channel on streams, at once and in graphs.
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use insta::assert_snapshot;
@@ -163,13 +164,16 @@ fn a_wait_in_a_graph_has_a_deadline() {
 /// A rank that is lost ends the waits of streams long before the timeout.
 #[test]
 fn a_lost_peer_ends_the_waits_of_streams() {
+    let enqueued = Barrier::new(2);
     in_group(2, Duration::from_secs(60), |mut group| {
         let (_window, mut channel) = open(&mut group, 1);
         let stream = Stream::new();
         if group.rank() == Rank(1) {
+            enqueued.wait();
             return;
         }
         channel.on_stream(&stream, |messages| messages.wait(Rank(1), 0)).unwrap();
+        enqueued.wait();
         assert!(stream.is_idle_within(GRACE), "the stream is blocked");
         let error = channel.check().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))), "{error}");
