@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-use peerlane_collectives::group::{Copy, Group};
+use peerlane_collectives::group::{CopyRange, Group};
 use peerlane_hal::Rank;
 use peerlane_host as host;
 
@@ -34,7 +34,7 @@ fn main() {
             channel.wait(peer, 0, SOON)?;
             let mut room = [0; COMPUTED.len()];
             channel.read(CACHE_LEN, &mut room)?;
-            let copy = |(from, to): (usize, i32)| Copy {
+            let copy = |(from, to): (usize, i32)| CopyRange {
                 from: from * BLOCK_LEN,
                 to: to as usize * BLOCK_LEN,
                 len: BLOCK_LEN,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Channel, Copy, Group};
+use peerlane_collectives::group::{Channel, CopyRange, Group};
 use peerlane_hal::{
     At, CopyEngine, Deadline, DynEngine, DynFabric, DynImport, DynRegion, EngineRequirements,
     Fabric, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role,
@@ -139,7 +139,7 @@ fn main() {
         }
         let (all, peer) = (COPIES * COPY_BYTES, Rank(u32::from(first)));
         // The order is reversed on one side, so no two copies can be joined.
-        let copy = |i: usize| Copy {
+        let copy = |i: usize| CopyRange {
             from: (COPIES - 1 - i) * COPY_BYTES,
             to: half + i * COPY_BYTES,
             len: COPY_BYTES,

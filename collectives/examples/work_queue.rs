@@ -1,6 +1,6 @@
 //! Gives work from one rank to another through a ring of slots, with as much in flight as there are slots.
 //!
-//! Signal 0 says that a slot is filled, and signal 1 that it may be filled again.
+//! The producer gives signal 0 when it has filled a slot, and the consumer gives signal 1 when it has read one.
 //! `cargo run -p peerlane-collectives --example work_queue`; both ranks are threads of this process.
 
 use std::time::Duration;

@@ -1,11 +1,13 @@
 //! Tests the plans of buffers that share memory, and the windows that groups open for them.
 
-use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+#[path = "support/group.rs"]
+mod group;
+
 use peerlane_collectives::buffer_plan::{BufferPlan, CallSite, PlannedBuffer, plan_buffers};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::Group;
 use peerlane_hal::{ErrorKind, Rank};
-use peerlane_host as host;
+
+use group::in_group;
 
 /// The largest ratio of peak and lower bound that the traces of this file may have.
 const RATIO_MAX: f64 = 1.15;
@@ -204,16 +206,6 @@ fn errors_name_the_call_site_and_the_values() {
          most 9223372036854775807 bytes together"
     );
     assert!(refusal(&[call_site("a", u64::MAX, 0, 0)]).contains("bytes is 18446744073709551615"));
-}
-
-fn in_group(ranks: usize, body: impl Fn(&mut Group) -> Result<(), Error> + Sync) {
-    in_process::run(ranks, |bootstrap| {
-        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-        let mut group = Group::open(bootstrap, fabric)?;
-        body(&mut group)?;
-        group.close()
-    })
-    .unwrap();
 }
 
 #[test]

@@ -1,25 +1,19 @@
 //! Tests one-sided messages between ranks.
 
+#[path = "support/group.rs"]
+mod group;
+
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Channel, Copy, Group, Rows, Window};
+use peerlane_collectives::group::{Channel, CopyRange, Group, Rows, Window};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
-const SOON: Duration = Duration::from_secs(20);
+use group::in_group;
 
-fn in_group<R: Send>(ranks: usize, body: impl Fn(&mut Group) -> Result<R, Error> + Sync) -> Vec<R> {
-    in_process::run(ranks, |bootstrap| {
-        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-        let mut group = Group::open(bootstrap, fabric)?;
-        let result = body(&mut group)?;
-        group.close()?;
-        Ok(result)
-    })
-    .unwrap()
-}
+const SOON: Duration = Duration::from_secs(20);
 
 fn open(group: &mut Group, len: usize, signals: usize) -> (Window<i32>, Channel<i32>) {
     let window = group.window(len).unwrap();
@@ -81,7 +75,7 @@ fn many_copies_and_rows_arrive_and_touching_ones_are_one() {
         channel.write(0, &own)?;
         // In reverse order, more than an engine takes at once.
         let copies: Vec<_> =
-            (0..len).rev().map(|i| Copy { from: i, to: len + i, len: 1 }).collect();
+            (0..len).rev().map(|i| CopyRange { from: i, to: len + i, len: 1 }).collect();
         channel.puts(peer, &copies)?;
         channel.signal(peer, 0)?;
         channel.wait(peer, 0, SOON)?;
@@ -129,7 +123,7 @@ fn bad_messages_are_refused() {
             said(channel.write(8, &[1, 2, 3])),
         ];
         texts.push(said(channel.put(group.rank(), 0..4, 3)));
-        let copy = |from, to, len| Copy { from, to, len };
+        let copy = |from, to, len| CopyRange { from, to, len };
         texts.push(said(channel.puts(Rank(1), &[copy(0, 5, 3), copy(0, 1, 1), copy(3, 7, 2)])));
         let row = |len| Rows { begin: 0, len, stride: 5 };
         texts.push(said(row(2).copies(row(3), 1)));

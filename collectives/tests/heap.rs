@@ -1,22 +1,15 @@
 //! Tests the memory of operations: blocks of the heap of the group, which operations use one after another.
 
+#[path = "support/group.rs"]
+mod group;
+
 use std::process::Command;
 
-use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Group, Operation};
+use peerlane_collectives::group::Operation;
 use peerlane_hal::{ErrorKind, Rank};
-use peerlane_host as host;
 
-fn in_group(ranks: usize, body: impl Fn(&mut Group) -> Result<(), Error> + Sync) {
-    in_process::run(ranks, |bootstrap| {
-        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-        let mut group = Group::open(bootstrap, fabric)?;
-        body(&mut group)?;
-        group.close()
-    })
-    .unwrap();
-}
+use group::in_group;
 
 /// Runs the operation once, with data that `seed` and the rank determine, and checks the output.
 fn check(operation: &mut Operation<i32>, me: Rank, seed: i32) -> Result<(), Error> {

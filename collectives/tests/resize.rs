@@ -1,5 +1,8 @@
 //! Tests operations whose starts have lengths and places of their own.
 
+#[path = "support/group.rs"]
+mod group;
+
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -11,18 +14,9 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::{ErrorKind, LinkKind, Rank};
 use peerlane_host as host;
 
-const LEN_MAX: usize = 300;
+use group::in_group;
 
-fn in_group<R: Send>(ranks: usize, body: impl Fn(&mut Group) -> Result<R, Error> + Sync) -> Vec<R> {
-    in_process::run(ranks, |bootstrap| {
-        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-        let mut group = Group::open(bootstrap, fabric)?;
-        let result = body(&mut group)?;
-        group.close()?;
-        Ok(result)
-    })
-    .unwrap()
-}
+const LEN_MAX: usize = 300;
 
 /// The element that `from` provides for `to` in a start.
 fn value(seed: u64, from: Rank, to: Rank, index: usize) -> i32 {

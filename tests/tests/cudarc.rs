@@ -49,7 +49,7 @@ fn write(memory: MemoryRange, elements: &[i32]) {
     unsafe { result::memcpy_htod_sync(memory.base.as_ptr() as u64, elements) }.unwrap();
 }
 
-/// Returns the slice once nobody else keeps it.
+/// Takes the slice out of its `Arc`, which must be the last one.
 fn given_back(slice: Arc<CudaSlice<i32>>) -> CudaSlice<i32> {
     Arc::into_inner(slice).expect("the operation was dropped")
 }

@@ -39,9 +39,9 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
-pub use channel::{Channel, ChannelReport, Copy, Rows, StreamMessages};
+pub use channel::{Channel, ChannelReport, CopyRange, Rows, StreamMessages};
 pub use end::GroupEnd;
-use heap::Heap;
+use heap::{Demand, Heap};
 use operation::Proofs;
 pub use operation::{
     BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, Part,
@@ -164,6 +164,13 @@ impl Group {
 
     fn fabrics(&self) -> Fabrics<'_> {
         Fabrics { local: &self.fabric, network: self.network.as_ref(), topology: &self.topology }
+    }
+
+    /// Grows the heap by segments that have room for `demands`. Collective.
+    fn grow_heap(&mut self, demands: &[Demand], deadline: Deadline) -> Result<(), Error> {
+        let Self { heap, fabric, network, topology, shared, .. } = self;
+        let fabrics = Fabrics { local: fabric, network: network.as_ref(), topology };
+        heap.grow(shared, fabrics, demands, deadline)
     }
 
     /// Allocates zeroed, registered memory for `len` elements, which peers can write to.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, LinkKind, Rank};
+use peerlane_hal::{BackendId, Caps, LinkKind, Rank};
 
 use crate::collective::Collective;
 use crate::cost::Choice;
@@ -186,6 +186,11 @@ impl Report {
 }
 
 impl LaneReport {
+    pub(crate) fn new(lane: LaneId, tier: Tier, backend: BackendId, caps: &Caps) -> Self {
+        let Caps { kind, queued_wait: queued_waits, polled, .. } = *caps;
+        Self { lane, tier, backend, kind, queued_waits, polled }
+    }
+
     pub(crate) fn is_queued(&self) -> bool {
         self.queued_waits && !self.polled
     }

@@ -132,7 +132,6 @@ impl Shared {
         let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
         let starts = waiting.flat_map(|tracked| tracked.tracker.missing_writers());
         let messages = channels.iter().flat_map(|channel| channel.waits());
-        let messages = messages.filter(|peer| *peer != self.bootstrap.rank());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).chain(messages).collect();
         let waits = ranks.into_iter().map(|rank| rank.0).collect();
         RankState { waits, start: newest_start(tracked, operation) }
@@ -211,9 +210,7 @@ impl Shared {
 
     pub(crate) fn watch_replays(&self, tracker: &StartTracker) {
         tracker.mark_captured();
-        // The watchdog holds the lock from its look at the operations until it sleeps.
-        drop(self.state());
-        self.changed.notify_all();
+        self.wake_watchdog();
     }
 
     pub(crate) fn record(&self) -> Option<AbortRecord> {
@@ -350,12 +347,17 @@ impl Shared {
         kept.push((sides, window));
     }
 
-    /// Makes the watchdog look at the streams.
-    pub(super) fn wake_watchdog(&self) {
-        // The watchdog holds the lock from its look until it sleeps.
+    /// Makes the watchdog look at the deadlines.
+    fn wake_watchdog(&self) {
+        // It holds the lock from its look until it sleeps, so behind the lock it is either asleep or still to look.
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
+    /// Makes the watchdog look at channels, if it does not look at streams already.
+    pub(super) fn watch_messages(&self) {
         if self.watchdog_sleeps.load(Ordering::SeqCst) {
-            drop(self.state());
-            self.changed.notify_all();
+            self.wake_watchdog();
         }
     }
 
@@ -375,10 +377,8 @@ impl Shared {
         self.wake_progress();
         let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.load(Ordering::SeqCst);
         if unchecked || deadline.timeout() < self.timeout {
-            // The watchdog may sleep past it. It holds the lock from its look at the deadlines until it
-            // sleeps, so behind the lock it is either asleep or still to look.
-            drop(self.state());
-            self.changed.notify_all();
+            // The watchdog may sleep past it.
+            self.wake_watchdog();
         }
     }
 

@@ -1,8 +1,8 @@
 //! Tracks which starts of an operation are not complete, for the watchdog thread and for error texts.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
@@ -46,32 +46,27 @@ pub(crate) struct StartTracker {
     part: Option<PartCell>,
 }
 
-/// The lengths and places of a start in elements, as error texts name them.
-#[derive(Debug, Default)]
-pub(crate) struct PartCell {
-    values: [AtomicU64; 3],
-    /// The last start with other values.
+/// The lengths and places of the newest starts.
+#[derive(Default)]
+struct PartCell {
+    part: Mutex<StartPart>,
+    /// The last start with another part.
     before: AtomicU64,
 }
 
 impl PartCell {
-    fn set(&self, part: &StartPart, before: u64) {
-        self.before.store(before, Ordering::Relaxed);
-        let len = part.len.map_or(part.sum << 1, |one| one << 1 | 1);
-        for (cell, value) in self.values.iter().zip([len, part.input, part.output]) {
-            cell.store(value, Ordering::Relaxed);
-        }
+    fn get(&self) -> StartPart {
+        *self.part.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl fmt::Display for PartCell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [len, input, output] = self.values.each_ref().map(|cell| cell.load(Ordering::Relaxed));
-        match (len >> 1, len & 1) {
-            (len, 1) => write!(f, "blocks of {len} elements")?,
-            (sum, _) => write!(f, "blocks of {sum} elements in all")?,
-        }
-        write!(f, ", the input at element {input}, the output at element {output}")
+    fn set(&self, part: &StartPart, before: u64) {
+        *self.part.lock().unwrap_or_else(PoisonError::into_inner) = *part;
+        self.before.store(before, Ordering::Relaxed);
+    }
+
+    /// Returns whether the start `epoch` has the newest part.
+    fn is_of(&self, epoch: u64) -> bool {
+        epoch > self.before.load(Ordering::Relaxed)
     }
 }
 
@@ -282,8 +277,7 @@ impl StartTracker {
         let part = self.part.as_ref().filter(|_| self.operation == operation)?;
         let epoch = self.opened.load(Ordering::SeqCst);
         // A later resize is for a start that is not made yet.
-        (epoch > part.before.load(Ordering::Relaxed))
-            .then(|| SizedStart { epoch, part: part.to_string() })
+        part.is_of(epoch).then(|| SizedStart { epoch, part: part.get().to_string() })
     }
 
     /// Counts starts up to `epoch` as made by another executor of the operation.
@@ -309,10 +303,7 @@ impl StartTracker {
     ///
     /// Only starts since the last resize can be compared. Flags that the host cannot read directly are examined only if `slowly` is set.
     pub(crate) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
-        let part = self.part.as_ref()?;
-        if epoch <= part.before.load(Ordering::Relaxed) {
-            return None;
-        }
+        let part = self.part.as_ref().filter(|part| part.is_of(epoch))?;
         let start = Start::Eager(epoch);
         let differs = |wait: &&AwaitedFlag| {
             let (view, address) = (self.views.of(wait.tier)?, wait.address);
@@ -326,8 +317,9 @@ impl StartTracker {
         let flag = self.waits.iter().find(|wait| differs(wait) == Some(true))?.flag;
         let operation = self.operation.clone();
         let text = format!(
-            "{operation}, start {epoch}: ranks disagree: rank {} started it with {part}",
-            self.rank
+            "{operation}, start {epoch}: ranks disagree: rank {} started it with {}",
+            self.rank,
+            part.get()
         );
         let phase = flag.to_string();
         let (by, peer) = (Some(self.rank.0), Some(self.writers.of(flag).0));
@@ -342,9 +334,7 @@ impl StartTracker {
             return record;
         }
         let text = format!("because the engine of rank {} failed: {error}", self.rank);
-        let lost = error.kind() == ErrorKind::DeviceLost;
-        let cause = if lost { Cause::DeviceLost } else { Cause::EngineFailed };
-        self.record(cause, Some(self.rank), "engine", &text)
+        self.record(Cause::of_engine(error), Some(self.rank), "engine", &text)
     }
 
     fn record(&self, cause: Cause, peer: Option<Rank>, phase: &str, text: &str) -> AbortRecord {

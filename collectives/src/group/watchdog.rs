@@ -196,11 +196,10 @@ impl Shared {
 
     fn check_channels(&self, channels: &[Arc<ChannelSide>]) {
         for channel in channels {
-            if let Some(record) = channel.overdue(self.bootstrap.rank(), self.timeout) {
+            if let Some(record) = channel.overdue(self.timeout) {
                 self.set_timeout(self.timeout);
-                let waits =
-                    channel.waits().into_iter().filter(|peer| *peer != self.bootstrap.rank());
-                return self.raise_overdue(waits.map(|peer| peer.0).collect(), record);
+                let waits = channel.waits().into_iter().map(|peer| peer.0).collect();
+                return self.raise_overdue(waits, record);
             }
         }
     }

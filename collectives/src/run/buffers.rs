@@ -28,7 +28,7 @@ use crate::plan::Tier;
 
 const OUTPUT_ALIGN_BYTES: u64 = 4096;
 const CAPTURED_VALUE: u64 = 1;
-const WORD_BYTES: u64 = size_of::<u64>() as u64;
+pub(crate) const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum BufferId {
@@ -241,6 +241,17 @@ impl RankRegions {
         let part = part.expect("the regions that steps name have been imported");
         At { region: &part.region, offset: part.offset + offset }
     }
+
+    /// Returns a flag of this rank, whose buffer begins at a multiple of a word.
+    pub(crate) fn local_flag(&self, word: u64) -> Flag<'_, DynRegion> {
+        let At { region, offset } = self.local_at(word * WORD_BYTES);
+        Flag { region, word: offset / WORD_BYTES }
+    }
+
+    pub(crate) fn peer_flag(&self, rank: Rank, word: u64) -> Flag<'_, DynImport> {
+        let At { region, offset } = self.peer_at(rank, word * WORD_BYTES);
+        Flag { region, word: offset / WORD_BYTES }
+    }
 }
 
 /// The flags of an operation on one fabric.
@@ -337,9 +348,8 @@ impl OperationBuffers {
 
     pub(crate) fn local_flag(&self, address: FlagAddress, start: Start) -> Flag<'_, DynRegion> {
         let start = address.signalled_in(start);
-        let offset = self.buffering.flag_word(address.word, start) * WORD_BYTES;
-        let At { region, offset } = self.flags(address.crosses_tiers).of(start).local_at(offset);
-        Flag { region, word: offset / WORD_BYTES }
+        let word = self.buffering.flag_word(address.word, start);
+        self.flags(address.crosses_tiers).of(start).local_flag(word)
     }
 
     pub(crate) fn remote_flag(
@@ -348,10 +358,8 @@ impl OperationBuffers {
         address: FlagAddress,
         start: Start,
     ) -> Flag<'_, DynImport> {
-        let offset = self.buffering.flag_word(address.word, start) * WORD_BYTES;
-        let At { region, offset } =
-            self.flags(address.crosses_tiers).of(start).peer_at(peer, offset);
-        Flag { region, word: offset / WORD_BYTES }
+        let word = self.buffering.flag_word(address.word, start);
+        self.flags(address.crosses_tiers).of(start).peer_flag(peer, word)
     }
 
     fn digest_bits(&self) -> u32 {

@@ -39,8 +39,8 @@ impl Lane {
         takes_stream: bool,
         traced: bool,
     ) -> Self {
-        let origins = program.origins.clone().filter(|_| traced);
-        let tracer = origins.map(|origins| Tracer::new(id, origins));
+        let origins = program.origins.as_ref().filter(|_| traced);
+        let tracer = origins.map(|origins| Tracer::new(id, origins.clone()));
         let open = VecDeque::with_capacity(OPEN_STARTS_RESERVED);
         let (epoch, next, last, armed) = (1, 0, Ticket::NONE, None);
         Self { program, port, takes_stream, tracer, armed, epoch, next, open, last }
@@ -337,7 +337,7 @@ fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<FlagS
 }
 
 /// Returns the error of a flag that a start with other lengths or places has signalled; the tracker finds its writer.
-pub(crate) fn differs() -> Error {
+fn differs() -> Error {
     Error::new(ErrorKind::Mismatch, "the lengths or places of a start differ between ranks")
 }
 

@@ -58,7 +58,7 @@ pub(crate) trait Port: Send {
     fn replay_wait(&mut self) -> Result<Option<Duration>, Error>;
 }
 
-type Ops<'a> = Vec<Op<'a, DynRegion, DynImport>>;
+pub(crate) type Ops<'a> = Vec<Op<'a, DynRegion, DynImport>>;
 
 pub(crate) struct EnginePort {
     engine: DynEngine,
@@ -187,7 +187,7 @@ pub(crate) fn resolve<'a>(
 }
 
 /// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates nothing.
-fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {
+pub(crate) fn recycle<'b>(mut ops: Ops<'_>) -> Ops<'b> {
     ops.clear();
     ops.into_iter().map(|_| unreachable!("cleared above")).collect()
 }

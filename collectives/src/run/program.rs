@@ -38,7 +38,7 @@ pub(crate) struct Binding<'a> {
     pub(crate) flags: FlagLayout,
     pub(crate) flag_tiers: &'a FlagTiers,
     pub(crate) with_origins: bool,
-    /// Whether [`Program::resize`] will follow, so that copies of no bytes are bound too.
+    /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound too, because they can get longer.
     pub(crate) resizable: bool,
 }
 

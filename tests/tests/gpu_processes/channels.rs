@@ -1,6 +1,6 @@
 //! Sends messages between the memories of devices: from the host, on a stream, and in graphs.
 
-use peerlane_collectives::group::{Channel, Copy, StreamMessages, Window};
+use peerlane_collectives::group::{Channel, CopyRange, StreamMessages, Window};
 use peerlane_conformance::Outcome;
 use peerlane_hal::Rank;
 
@@ -96,7 +96,7 @@ fn many_copies(test_rank: &mut TestRank) -> Outcome {
     // Every second part of 50 bytes, in reverse order.
     let parts = (0..BYTES / 100).rev();
     let copies: Vec<_> =
-        parts.map(|part| Copy { from: 100 * part, to: BYTES + 100 * part, len: 50 }).collect();
+        parts.map(|part| CopyRange { from: 100 * part, to: BYTES + 100 * part, len: 50 }).collect();
     let Ring { channel, next, last, .. } = &mut ring;
     channel.puts(*next, &copies).map_err(unexpected)?;
     channel.signal(*next, 0).map_err(unexpected)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Channel, Copy, Group, GroupOptions};
+use peerlane_collectives::group::{Channel, CopyRange, Group, GroupOptions};
 use peerlane_conformance::middleware::{Layer, Wrapped};
 use peerlane_hal::Rank;
 use peerlane_host as host;
@@ -84,8 +84,8 @@ impl Program {
         let fresh = (1..=PART as i32).map(|i| (1000 * step + i + *seed as i32) % 255 + 1);
         let fresh: Vec<i32> = fresh.map(|byte| byte.wrapping_mul(0x0101_0101)).collect();
         model[from.index()][..PART].copy_from_slice(&fresh);
-        let copy = |from, to, len| Copy { from, to: begin + to, len };
-        let copies: Vec<Copy> = match random.u8(..3) {
+        let copy = |from, to, len| CopyRange { from, to: begin + to, len };
+        let copies: Vec<CopyRange> = match random.u8(..3) {
             0 => vec![copy(0, 0, random.usize(..=PART))],
             1 => (0..random.usize(..8)).map(|i| copy(8 * i, 8 * (7 - i), 5)).collect(),
             _ => (0..8).map(|i| copy(i, 2 * i, 1)).collect(),
@@ -99,7 +99,7 @@ impl Program {
             channel.write(0, &fresh)?;
             match copies[..] {
                 _ if is_get => channel.signal(to, GIVEN)?,
-                [Copy { from, to: begin, len }] => {
+                [CopyRange { from, to: begin, len }] => {
                     channel.put_signal(to, from..from + len, begin, GIVEN)?
                 }
                 _ => {

@@ -1,4 +1,4 @@
-//! Gives each start lengths and places of its own.
+//! Resizes operations before each start.
 
 use libtest_mimic::Failed;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};

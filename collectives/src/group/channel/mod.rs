@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, CopyEngine, Deadline, DynEngine, DynError, DynImport, DynRegion, ErrorKind, Flag, Op, Rank,
-    Region, StreamOrdered, Ticket,
+    CopyEngine, Deadline, DynEngine, DynError, ErrorKind, Flag, Op, Rank, Region, StreamOrdered,
+    Ticket,
 };
 
 pub use stream::StreamMessages;
@@ -33,6 +33,7 @@ use crate::error::Error;
 use crate::layout::FLAG_WORDS;
 use crate::plan::Tier;
 use crate::run::backoff::Backoff;
+use crate::run::port::{Ops, recycle};
 
 /// A wait looks this often for its signal before it does anything else, for about a microsecond.
 const SPINS: u32 = 100;
@@ -40,19 +41,18 @@ const SPINS: u32 = 100;
 const PARK_MAX: Duration = Duration::from_millis(10);
 /// The same if messages of two fabrics are polled, because a park of one engine does not see those of the other.
 const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
-const WORD_BYTES: u64 = size_of::<u64>() as u64;
-
-type DynOp<'a> = Op<'a, DynRegion, DynImport>;
 
 /// One-sided messages between this rank and its peers, in the memory of a window.
 ///
-/// [`Group::channel`](crate::group::Group::channel) opens one. A rank puts bytes into the windows of its peers, gets bytes from there, and signals when they are
-/// ready. Puts, gets and signals between this rank and one peer take effect in their order. A window can have several
-/// channels, for example one for each thread or stream; messages of different channels are not ordered.
+/// [`Group::channel`](crate::group::Group::channel) opens one. A rank puts bytes into the windows of its peers, gets bytes
+/// from there, and signals when they are ready. Puts, gets and signals between this rank and one peer take effect in their
+/// order. A window can have several channels, for example one for each thread or stream; messages of different channels
+/// are not ordered.
 ///
-/// Peers can write to the window at any time. So no [slice](crate::group::Window::slice) of it can be borrowed while it has a channel; use
-/// [`write`](Self::write) and [`read`](Self::read), or [`Window::memory`](crate::group::Window::memory) for work on a stream. What a rank reads while another
-/// one writes it, without a signal between them, is undefined, like what it reads before it has waited.
+/// Peers can write to the window at any time. So no [slice](crate::group::Window::slice) of it can be borrowed while it has
+/// a channel. Use [`write`](Self::write) and [`read`](Self::read) instead, or
+/// [`Window::memory`](crate::group::Window::memory) for work on a stream. If a rank reads elements while another one writes
+/// them, or before it has waited for their signal, their values are undefined.
 ///
 /// ```
 /// use std::time::Duration;
@@ -114,6 +114,7 @@ pub struct ChannelReport {
 /// The engine and flags of a channel on one fabric, which the watchdog shares.
 pub(super) struct ChannelSide {
     name: String,
+    rank: Rank,
     tier: Tier,
     flags: Segment,
     /// The flags of messages in graphs, which are 0 or 1.
@@ -141,12 +142,12 @@ struct Queue {
     engine: DynEngine,
     last: Ticket,
     /// The vector is empty between calls, so that only its allocation is reused.
-    ops: Vec<DynOp<'static>>,
+    ops: Ops<'static>,
 }
 
 /// A copy between this rank and a peer, in elements of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct CopyRange {
     /// The first element that is read.
     pub from: usize,
     /// The first element that is written.
@@ -171,7 +172,7 @@ impl Rows {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the rows differ in length.
-    pub fn copies(self, to: Self, count: usize) -> Result<Vec<Copy>, Error> {
+    pub fn copies(self, to: Self, count: usize) -> Result<Vec<CopyRange>, Error> {
         if self.len != to.len {
             return Err(invalid(format!(
                 "rows of {} elements are copied to rows of {}, expected equal lengths",
@@ -180,7 +181,7 @@ impl Rows {
         }
         let begin =
             |rows: Self, row: usize| rows.begin.saturating_add(row.saturating_mul(rows.stride));
-        let copy = |row| Copy { from: begin(self, row), to: begin(to, row), len: self.len };
+        let copy = |row| CopyRange { from: begin(self, row), to: begin(to, row), len: self.len };
         Ok((0..count).map(copy).collect())
     }
 }
@@ -270,7 +271,7 @@ impl<T: Element> Channel<T> {
     ///
     /// # Errors
     /// As [`put`](Self::put); [`InvalidArgument`](ErrorKind::InvalidArgument) if two copies write the same element.
-    pub fn puts(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+    pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
         let messages = self.joined(copies, Message::Put)?;
         self.submit(peer, &messages, Mode::Host)
     }
@@ -279,7 +280,7 @@ impl<T: Element> Channel<T> {
     ///
     /// # Errors
     /// As [`puts`](Self::puts).
-    pub fn gets(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+    pub fn gets(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
         let messages = self.joined(copies, Message::Get)?;
         self.submit(peer, &messages, Mode::Host)
     }
@@ -468,11 +469,11 @@ impl<T: Element> Channel<T> {
     /// Checks copies, and joins those that touch each other.
     fn joined(
         &self,
-        copies: &[Copy],
+        copies: &[CopyRange],
         message: fn(BytesCopy) -> Message,
     ) -> Result<Vec<Message>, Error> {
         let mut joined: Vec<BytesCopy> = Vec::with_capacity(copies.len());
-        for &Copy { from, to, len } in copies {
+        for &CopyRange { from, to, len } in copies {
             let copy = self.copy(from, to, len)?;
             match joined.last_mut() {
                 Some(last)
@@ -531,11 +532,9 @@ impl<T: Element> Channel<T> {
     fn flag(&self, peer: Rank, signal: usize) -> Result<&AtomicU64, Error> {
         let side = self.sides[self.tiers[peer.index()] as usize].as_ref();
         let flags = side.and_then(|side| side.flags.of(side.tier));
-        let at = self.word(peer, signal) * WORD_BYTES;
-        let flags = flags.map(|flags| flags.local_at(at));
-        let word = flags.and_then(|At { region, offset }| {
-            region.flags()?.get(usize::try_from(offset / WORD_BYTES).ok()?)
-        });
+        let flag = flags.map(|flags| flags.local_flag(self.word(peer, signal)));
+        let word =
+            flag.and_then(|Flag { region, word }| region.flags()?.get(usize::try_from(word).ok()?));
         word.ok_or_else(|| {
             let text =
                 "the signals are in device memory, expected host memory, which the host polls";
@@ -585,7 +584,7 @@ impl<T: Element> Channel<T> {
         let flags = if mode == Mode::Captured { &side.captured } else { &side.flags };
         let flags = flags.of(tier).expect("the flags of a side are on its tier");
         let mut queue = side.queue();
-        let mut ops: Vec<DynOp<'_>> = recycle(std::mem::take(&mut queue.ops));
+        let mut ops: Ops<'_> = recycle(std::mem::take(&mut queue.ops));
         ops.extend(messages.iter().map(|message| match *message {
             Message::Put(BytesCopy { from, to, bytes }) => {
                 Op::Put { dst: memory.peer_at(peer, to), src: memory.local_at(from), bytes }
@@ -594,13 +593,11 @@ impl<T: Element> Channel<T> {
                 Op::Get { dst: memory.local_at(to), src: memory.peer_at(peer, from), bytes }
             }
             Message::Signal { word, value } => {
-                let At { region, offset } = flags.peer_at(peer, word * WORD_BYTES);
-                Op::Signal { flag: Flag { region, word: offset / WORD_BYTES }, value }
+                Op::Signal { flag: flags.peer_flag(peer, word), value }
             }
             Message::Wait { word, value } => {
-                let At { region, offset } = flags.local_at(word * WORD_BYTES);
-                let flag = Flag { region, word: offset / WORD_BYTES };
-                Op::Wait { flag, value, reset: mode == Mode::Captured }
+                let reset = mode == Mode::Captured;
+                Op::Wait { flag: flags.local_flag(word), value, reset }
             }
         }));
         let submitted = queue.submit(&ops, shared);
@@ -663,9 +660,7 @@ impl ChannelSide {
         // A panic inside is a bug of an engine; the drop of the channel releases it.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl ChannelSide {
     /// Moves messages of the host, and returns whether some are left. The error of an engine is returned by the next call on
     /// the channel.
     pub(super) fn drive(&self) -> bool {
@@ -691,7 +686,7 @@ impl Queue {
     }
 
     /// Submits ops in slices, and waits for room in the queue of the engine.
-    fn submit(&mut self, ops: &[DynOp<'_>], shared: &Shared) -> Result<(), Error> {
+    fn submit(&mut self, ops: &Ops<'_>, shared: &Shared) -> Result<(), Error> {
         let Self { engine, last, .. } = self;
         let slice_ops_max = engine.caps().slice_ops_max;
         let mut deadline = None;
@@ -734,9 +729,8 @@ fn fail(shared: &Shared, name: &str, error: Error) -> Error {
         return shared.check().err().unwrap_or(error);
     }
     let rank = shared.bootstrap.rank();
-    let lost = error.kind() == ErrorKind::DeviceLost;
     shared.raise(AbortRecord {
-        cause: if lost { Cause::DeviceLost } else { Cause::EngineFailed },
+        cause: Cause::of_engine(&error),
         by: Some(rank.0),
         operation: name.to_owned(),
         phase: "engine".to_owned(),
@@ -774,12 +768,6 @@ impl<T> Drop for Channel<T> {
             allocation.leak();
         }
     }
-}
-
-/// Collecting an emptied vector in place keeps its buffer.
-fn recycle<'b>(mut ops: Vec<DynOp<'_>>) -> Vec<DynOp<'b>> {
-    ops.clear();
-    ops.into_iter().map(|_| unreachable!("cleared above")).collect()
 }
 
 fn invalid(text: String) -> Error {

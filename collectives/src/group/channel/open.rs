@@ -8,7 +8,7 @@ use peerlane_hal::{
     CopyEngine, Deadline, DynEngine, EngineRequirements, ErrorKind, Fabric, LinkKind, Rank, Ticket,
 };
 
-use super::{Channel, ChannelReport, ChannelSide, Queue, WORD_BYTES, invalid};
+use super::{Channel, ChannelReport, ChannelSide, Queue, invalid};
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::Group;
@@ -21,6 +21,7 @@ use crate::group::tracker::Activity;
 use crate::group::window::{Extent, Inner, Window};
 use crate::layout::FLAG_WORDS;
 use crate::plan::{LaneId, Tier};
+use crate::run::buffers::WORD_BYTES;
 
 impl Group {
     /// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
@@ -76,11 +77,7 @@ fn open<T: Element>(
     let (allocation, flags) = loop {
         match group.heap.allocate(&demands) {
             Ok(allocated) => break allocated,
-            Err(missing) => {
-                let Group { heap, fabric, network, topology, .. } = &mut *group;
-                let fabrics = Fabrics { local: fabric, network: network.as_ref(), topology };
-                heap.grow(&shared, fabrics, &missing, deadline)?;
-            }
+            Err(missing) => group.grow_heap(&missing, deadline)?,
         }
     };
     let mut flags = flags.into_iter();
@@ -91,6 +88,7 @@ fn open<T: Element>(
         let (last, ops) = (Ticket::NONE, Vec::new());
         let side = Arc::new(ChannelSide {
             name: name.clone(),
+            rank,
             tier,
             flags: eager,
             captured,
@@ -161,15 +159,8 @@ fn engines(
         };
         let engine = fabric.engine(requirements);
         let engine = engine.map_err(|error| Error::of_fabric("create an engine", error))?;
-        let caps = engine.caps();
-        lanes.push(LaneReport {
-            lane: LaneId(lanes.len() as u32),
-            tier,
-            backend: fabric.backend(),
-            kind: caps.kind,
-            queued_waits: caps.queued_wait,
-            polled: caps.polled,
-        });
+        let lane = LaneId(lanes.len() as u32);
+        lanes.push(LaneReport::new(lane, tier, fabric.backend(), engine.caps()));
         engines[tier as usize] = Some(engine);
     }
     let fabrics = group.fabrics();

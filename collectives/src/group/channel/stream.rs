@@ -7,11 +7,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{At, CopyEngine, ErrorKind, Rank, Region, Ticket};
+use peerlane_hal::{CopyEngine, ErrorKind, Flag, Rank, Region, Ticket};
 
-use super::{
-    Channel, ChannelSide, Copy, Message, Mode, OnStream, Pending, StreamWait, WORD_BYTES, fail,
-};
+use super::{Channel, ChannelSide, CopyRange, Message, Mode, OnStream, Pending, StreamWait, fail};
 use crate::bootstrap::AbortRecord;
 use crate::element::Element;
 use crate::error::Error;
@@ -66,7 +64,7 @@ impl<T: Element> Channel<T> {
         let joined = joined.map_err(of_stream("join the engine to the stream"));
         drop(queue);
         side.is_watched.store(true, Ordering::Release);
-        self.shared.wake_watchdog();
+        self.shared.watch_messages();
         let result = worked?;
         joined.map_err(|error| fail(&self.shared, &self.name, error))?;
         Ok(result)
@@ -111,7 +109,7 @@ impl<T: Element> StreamMessages<'_, T> {
     ///
     /// # Errors
     /// As [`Channel::puts`] and [`put`](Self::put).
-    pub fn puts(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+    pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
         let messages = self.channel.joined(copies, Message::Put)?;
         self.channel.submit(peer, &messages, self.mode)
     }
@@ -120,7 +118,7 @@ impl<T: Element> StreamMessages<'_, T> {
     ///
     /// # Errors
     /// As [`puts`](Self::puts).
-    pub fn gets(&mut self, peer: Rank, copies: &[Copy]) -> Result<(), Error> {
+    pub fn gets(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
         let messages = self.channel.joined(copies, Message::Get)?;
         self.channel.submit(peer, &messages, self.mode)
     }
@@ -192,14 +190,14 @@ impl ChannelSide {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the ranks for whose signals the host, a stream or a graph waits.
+    /// Returns the other ranks for whose signals the host, a stream or a graph waits.
     pub(in crate::group) fn waits(&self) -> Vec<Rank> {
         let host = self.host_waits_for.load(Ordering::Relaxed).checked_sub(1).map(Rank);
         let pending = self.pending();
         let missing = pending.first().map_or_else(Vec::new, |(waits, is_captured)| {
             self.missing(waits, is_captured).map(|wait| wait.peer).collect()
         });
-        host.into_iter().chain(missing).collect()
+        host.into_iter().chain(missing).filter(|peer| *peer != self.rank).collect()
     }
 
     fn missing<'w>(
@@ -209,9 +207,8 @@ impl ChannelSide {
     ) -> impl Iterator<Item = &'w StreamWait> {
         let flags = if is_captured { &self.captured } else { &self.flags };
         waits.iter().filter(move |wait| {
-            let flags = flags.of(self.tier).map(|flags| flags.local_at(wait.word * WORD_BYTES));
-            let value =
-                flags.and_then(|At { region, offset }| region.flag_value(offset / WORD_BYTES));
+            let flag = flags.of(self.tier).map(|flags| flags.local_flag(wait.word));
+            let value = flag.and_then(|Flag { region, word }| region.flag_value(word));
             value.is_none_or(|value| value < wait.value)
         })
     }
@@ -219,7 +216,7 @@ impl ChannelSide {
     /// Finds out what is complete, and returns the record of a timeout if messages on a stream or in a graph are overdue.
     ///
     /// Returns nothing while another thread uses the engine.
-    pub(in crate::group) fn overdue(&self, rank: Rank, timeout: Duration) -> Option<AbortRecord> {
+    pub(in crate::group) fn overdue(&self, timeout: Duration) -> Option<AbortRecord> {
         let mut queue = match self.queue.try_lock() {
             Ok(queue) => queue,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -246,7 +243,8 @@ impl ChannelSide {
             None => replay_wait.is_some_and(|waited| waited >= timeout),
         };
         let (waits, is_captured) = pending.first().filter(|_| is_late)?;
-        let (name, what) = (&self.name, if is_captured { "a replayed graph" } else { "a stream" });
+        let (name, rank) = (&self.name, self.rank);
+        let what = if is_captured { "a replayed graph" } else { "a stream" };
         let first = self.missing(waits, is_captured).next();
         let text = match first {
             Some(StreamWait { peer, signal, .. }) => format!(

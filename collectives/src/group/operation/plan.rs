@@ -10,6 +10,7 @@ use super::request::{Method, OperationSpec, Request, Target};
 use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::group::options::check_timeout;
+use crate::group::report::PlanRange;
 use crate::group::shared::Shared;
 use crate::layout::{FlagLayout, Layout};
 use crate::plan::{Algorithm, FlagOrder, Plan};
@@ -76,14 +77,6 @@ pub(super) struct OperationPlan {
     pub(super) proof: Arc<str>,
     /// Whether this plan or another one of the operation reads from peers.
     pub(super) gets: bool,
-}
-
-/// A plan for starts of a resizable operation that are shorter than the longest.
-pub(super) struct Smaller {
-    /// The total bytes of all blocks up to which it is used.
-    pub(super) bytes_max: u64,
-    pub(super) algorithm: Algorithm,
-    pub(super) chunks: u32,
 }
 
 /// An operation has at most this number of plans, because each has engines of its own.
@@ -160,11 +153,11 @@ impl OperationPlan {
     }
 
     /// Chooses plans for starts that are shorter than the longest, largest first. All ranks choose alike.
-    pub(super) fn smaller(&self, links: (&Links, bool)) -> Result<Vec<Smaller>, Error> {
+    pub(super) fn shorter(&self, links: (&Links, bool)) -> Result<Vec<PlanRange>, Error> {
         let Method { algorithm, chunks, .. } = self.spec.method;
-        let mut smaller: Vec<Smaller> = Vec::new();
+        let mut shorter: Vec<PlanRange> = Vec::new();
         let Some(lengths) = self.layout.lengths().filter(|_| self.spec.resizable) else {
-            return Ok(smaller);
+            return Ok(shorter);
         };
         let mut last = (self.choice.algorithm, self.choice.chunks);
         let is_fixed = algorithm.is_some() && chunks.is_some();
@@ -179,14 +172,14 @@ impl OperationPlan {
             let now = (choice.algorithm, choice.chunks);
             // Few chunks more or less make little difference.
             let differs = now.0 != last.0 || now.1 < last.1 && (now.1 == 1 || now.1 <= last.1 / 4);
-            if differs && smaller.len() + 1 < PLANS_MAX {
+            if differs && shorter.len() + 1 < PLANS_MAX {
                 let (algorithm, chunks) = now;
                 let bytes_max = lengths.total() >> halvings;
-                smaller.push(Smaller { bytes_max, algorithm, chunks });
+                shorter.push(PlanRange { bytes_max, algorithm, chunks });
                 last = now;
             }
         }
-        Ok(smaller)
+        Ok(shorter)
     }
 
     /// Uses flags with room for those of `other`, so that plans can share flags: a flag with one name has one word.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::State;
 use super::lens::BlockLens;
 use super::memory::{Memory, Origin, Origins, check_windows};
-use super::plan::{GroupInfo, OperationPlan, Smaller};
+use super::plan::{GroupInfo, OperationPlan};
 use super::prepared::{Prepared, SharedAllocation};
 use super::report::{BoundLane, report};
 use super::request::{Method, OperationSpec};
@@ -23,7 +23,6 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
 use crate::group::heap::{Demand, Dropped};
 use crate::group::report::{Fallback, PlanRange, Report};
-use crate::group::segment::Fabrics;
 use crate::group::tracker::StartTracker;
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
@@ -157,9 +156,7 @@ fn allocate(
         if missing.is_empty() {
             return Ok(());
         }
-        let Group { heap, fabric, network, topology, shared, .. } = &mut *group;
-        let fabrics = Fabrics { local: fabric, network: network.as_ref(), topology };
-        heap.grow(shared, fabrics, &missing, deadline)?;
+        group.grow_heap(&missing, deadline)?;
     }
 }
 
@@ -200,37 +197,32 @@ struct Preparation {
     engines: Vec<DynEngine>,
     lanes: Vec<BoundLane>,
     buffers: Option<TierBuffers>,
-    /// The plans of shorter starts, largest first, each with the total bytes of blocks up to which it is used.
-    shorter: Vec<(u64, Preparation)>,
+    /// The plans of shorter starts, largest first.
+    shorter: Vec<(PlanRange, Preparation)>,
 }
 
 impl Preparation {
     fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
         let (mut operation, engines) = planned(group, spec)?;
         let mut shorter = Vec::new();
-        for Smaller { bytes_max, algorithm, chunks } in
-            operation.smaller((&group.links, group.links_measured))?
-        {
-            let method = Method {
-                algorithm: Some(algorithm),
-                chunks: Some(chunks),
-                ..operation.spec.method.clone()
-            };
+        for range in operation.shorter((&group.links, group.links_measured))? {
+            let (algorithm, chunks) = (Some(range.algorithm), Some(range.chunks));
+            let method = Method { algorithm, chunks, ..operation.spec.method.clone() };
             let spec = operation.spec.clone();
             let (inputs, output_buffers) = Default::default();
             let spec = OperationSpec { method, inputs, output_buffers, ..spec };
             let (plan, engines) = planned(group, spec)?;
             if is_tiered(&plan.plan) == is_tiered(&operation.plan) {
                 operation.share_flags(&plan);
-                shorter.push((bytes_max, plan, engines));
+                shorter.push((range, plan, engines));
             }
         }
         let memory = Memory::new(&mut operation, group.fabrics())?;
         let refusal = group.refusal.clone();
-        let shorter = shorter.into_iter().map(|(bytes_max, mut plan, engines)| {
+        let shorter = shorter.into_iter().map(|(range, mut plan, engines)| {
             plan.share_flags(&operation);
             let refusal = refusal.clone();
-            (bytes_max, Self::of(plan, engines, Memory::default(), refusal))
+            (range, Self::of(plan, engines, Memory::default(), refusal))
         });
         let shorter = shorter.collect();
         Ok(Self { shorter, ..Self::of(operation, engines, memory, refusal) })
@@ -278,10 +270,8 @@ impl Preparation {
             let begin = spec.source.as_ref().map_or(0, |(_, begin)| *begin);
             add("begin of the input in the window", begin.to_string());
         }
-        for (bytes_max, Self { operation, .. }) in &self.shorter {
-            let OperationPlan { choice, .. } = operation;
-            let name = format!("plan up to {bytes_max} bytes");
-            add(&name, format!("{}, {} chunks", choice.algorithm, choice.chunks));
+        for (PlanRange { bytes_max, algorithm, chunks }, _) in &self.shorter {
+            add(&format!("plan up to {bytes_max} bytes"), format!("{algorithm}, {chunks} chunks"));
         }
         add("streams", requirements.streams.to_string());
         add("timeout", format!("{:?}", spec.timeout));
@@ -367,12 +357,7 @@ impl Preparation {
             shorter.memory = self.memory.shared();
             shorter.bind(group, origins, epoch_base, deadline)?;
         }
-        let plan_range = |(bytes_max, shorter): &(u64, Self)| PlanRange {
-            bytes_max: *bytes_max,
-            algorithm: shorter.operation.choice.algorithm,
-            chunks: shorter.operation.choice.chunks,
-        };
-        let shorter = self.shorter.iter().map(plan_range).collect();
+        let shorter = self.shorter.iter().map(|(range, _)| *range).collect();
         Ok(Report { shorter, ..report })
     }
 
@@ -398,13 +383,13 @@ impl Preparation {
         let (prepared, local, operation) = self.executor(group, &name, &allocation);
         let OperationPlan { request, layout, plan, spec, rank, .. } = operation;
         let mut trackers = vec![Arc::clone(prepared.tracker())];
-        let mut plans = vec![StartPlan { bytes_max: u64::MAX, plan: plan.clone(), prepared: None }];
-        for (bytes_max, shorter) in shorter {
+        let from = if plan.in_place { Source::Output } else { Source::Input };
+        let mut plans = vec![StartPlan { bytes_max: u64::MAX, plan, prepared: None }];
+        for (PlanRange { bytes_max, .. }, shorter) in shorter {
             let (prepared, _, operation) = shorter.executor(group, &name, &allocation);
             trackers.push(Arc::clone(prepared.tracker()));
             plans.push(StartPlan { bytes_max, plan: operation.plan, prepared: Some(prepared) });
         }
-        let from = if plan.in_place { Source::Output } else { Source::Input };
         let windows =
             [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());
         let bytes = windows.each_ref().map(|window| window.as_ref().map(|window| window.bytes()));

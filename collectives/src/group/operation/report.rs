@@ -41,14 +41,7 @@ pub(super) fn report(
         .collect();
     let lane_reports: Vec<_> = lanes
         .iter()
-        .map(|lane| LaneReport {
-            lane: lane.id,
-            tier: lane.tier,
-            backend: backend(lane.tier),
-            kind: lane.caps.kind,
-            queued_waits: lane.caps.queued_wait,
-            polled: lane.caps.polled,
-        })
+        .map(|lane| LaneReport::new(lane.id, lane.tier, backend(lane.tier), &lane.caps))
         .collect();
     let slow =
         links.iter().filter(|link| link.kind.is_fallback()).map(|&link| Fallback::Link(link));

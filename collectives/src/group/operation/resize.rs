@@ -3,6 +3,7 @@
 //! The plan of an operation does not depend on lengths, so its proof holds for all of them. [`Operation::resize`] checks the
 //! lengths and places, and changes the offsets and lengths of the copies that are already bound; nothing is exchanged.
 
+use std::fmt;
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
@@ -15,7 +16,9 @@ use crate::group::window::Extent;
 use crate::layout::{Layout, Lengths, StartBytes};
 use crate::plan::{Plan, Source};
 
-/// The lengths and places of the next starts of an operation, in elements; see [`Operation::resize`].
+/// The block lengths of the next starts of an operation, and the elements at which their input and output begin.
+///
+/// [`Operation::resize`] sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part<'a> {
     lens: PartLens<'a>,
@@ -50,15 +53,15 @@ impl<'a> Part<'a> {
         Self { lens: PartLens::SendReceive(send, receive), ..Self::len(0) }
     }
 
-    /// Sets the element of the input buffer or window at which the input begins; the default is where it was
-    /// prepared.
+    /// Sets the element of the input buffer or window at which the input begins. The default is the element at which it
+    /// began when the operation was prepared.
     #[must_use]
     pub fn input(self, begin: usize) -> Self {
         Self { input: Some(begin), ..self }
     }
 
-    /// Sets the element of the output buffer or window at which the output begins; the default is where it was
-    /// prepared.
+    /// Sets the element of the output buffer or window at which the output begins. The default is the element at which it
+    /// began when the operation was prepared.
     #[must_use]
     pub fn output(self, begin: usize) -> Self {
         Self { output: Some(begin), ..self }
@@ -113,8 +116,7 @@ impl Resizing {
         prepared: &Prepared,
     ) -> Box<Self> {
         let part = StartPart::new(layout, rank, dtype.bytes() as u64);
-        let others = plans.iter().filter_map(|plan| plan.prepared.as_ref());
-        others.chain([prepared]).for_each(|prepared| prepared.set_part(&part, 0));
+        set_part(&plans, prepared, &part, 0);
         let own = [layout.input_bytes_max(), layout.output_bytes_max()];
         let bytes = [0, 1].map(|index| windows[index].unwrap_or(own[index]));
         let (current, has_open_others, last) = (0, false, None);
@@ -217,8 +219,9 @@ impl<T: Element> Operation<T> {
     /// into a graph keeps the lengths and places that it was recorded with.
     ///
     /// A start with other lengths or places than on another rank ends the group with an error that names both ranks and
-    /// their values. Engines whose waits the host polls find this before they copy. Where engines wait for flags themselves,
-    /// the host compares when the start is complete, if [`check_starts`](super::OperationBuilder::check_starts) is set.
+    /// their values. If the host polls the flags, it finds this before it copies. If the engines wait for flags, the host
+    /// compares when the start is complete: always if it can read the flags directly, and otherwise if
+    /// [`check_starts`](super::OperationBuilder::check_starts) is set.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -291,8 +294,7 @@ impl State {
         std::mem::swap(&mut self.layout, &mut resizing.next);
         self.prepared.resize(resizing.plan(), &self.layout, started);
         let part = StartPart::new(&self.layout, self.rank, size);
-        let others = resizing.plans.iter().filter_map(|plan| plan.prepared.as_ref());
-        others.chain([&self.prepared]).for_each(|prepared| prepared.set_part(&part, started));
+        set_part(&resizing.plans, &self.prepared, &part, started);
         resizing.last = values;
         Ok(())
     }
@@ -330,30 +332,58 @@ impl State {
 }
 
 /// The lengths and places of a start as ranks compare them, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StartPart {
     pub(crate) hash: u64,
+    lens: StartLens,
+    input: u64,
+    output: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum StartLens {
+    /// Each pair of ranks has a length of its own, which only these two know.
+    #[default]
+    Pairs,
+    Equal(u64),
     /// The length of all blocks together.
-    pub(crate) sum: u64,
-    /// The length of each block if all are equal.
-    pub(crate) len: Option<u64>,
-    pub(crate) input: u64,
-    pub(crate) output: u64,
+    Sum(u64),
 }
 
 impl StartPart {
     pub(super) fn new(layout: &Layout, rank: Rank, element_bytes: u64) -> Self {
         let [input, output] = layout.offsets(rank).map(|offset| offset / element_bytes);
-        let lengths = layout.lengths();
-        let len = lengths.map_or(Some(0), Lengths::uniform).map(|bytes| bytes / element_bytes);
-        let sum = lengths.map_or(0, |lengths| lengths.total() / element_bytes);
-        let hash = match (len, lengths) {
-            (None, Some(lengths)) => lengths.iter().fold(1, mix),
-            (len, _) => mix(0, len.unwrap_or(0)),
+        let (lens, hash) = match layout.lengths() {
+            None => (StartLens::Pairs, 2),
+            Some(lengths) => match lengths.uniform() {
+                Some(bytes) => (StartLens::Equal(bytes / element_bytes), mix(0, bytes)),
+                None => {
+                    let sum = lengths.total() / element_bytes;
+                    (StartLens::Sum(sum), lengths.iter().fold(1, mix))
+                }
+            },
         };
         let hash = [input, output].into_iter().fold(hash, mix);
-        Self { hash, sum, len, input, output }
+        Self { hash, lens, input, output }
     }
+}
+
+impl fmt::Display for StartPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lens {
+            StartLens::Equal(len) => write!(f, "blocks of {len} elements")?,
+            StartLens::Sum(sum) => write!(f, "blocks of {sum} elements in all")?,
+            StartLens::Pairs => f.write_str("blocks with a length for each pair of ranks")?,
+        }
+        let Self { input, output, .. } = self;
+        write!(f, ", the input at element {input}, the output at element {output}")
+    }
+}
+
+/// Sets the lengths and places of the starts after `started` for all plans, of which the operation uses `current`.
+fn set_part(plans: &[StartPlan], current: &Prepared, part: &StartPart, started: u64) {
+    let others = plans.iter().filter_map(|plan| plan.prepared.as_ref());
+    others.chain([current]).for_each(|prepared| prepared.set_part(part, started));
 }
 
 fn mix(hash: u64, value: u64) -> u64 {
