@@ -19,7 +19,8 @@ use crate::units;
 /// Describes a buffer that one place of a program uses, such as the output of the gather of one layer.
 ///
 /// A program counts its steps in the order in which it runs them, which is the same on every rank. The buffer is live from
-/// step `first_use` to step `last_use`, both included. A buffer that is filled ahead of its use is live from the step in which the fill starts.
+/// step `first_use` to step `last_use`, both included. A buffer that is filled ahead of its use is live from the step in which the
+/// fill starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallSite {
