@@ -194,10 +194,34 @@ pub(crate) struct CUmemcpyAttributes {
     pub(crate) flags: c_uint,
 }
 
+/// One side of a two-dimensional copy.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUmemcpy2DSide {
+    pub(crate) x_bytes: usize,
+    pub(crate) y: usize,
+    pub(crate) memory_type: c_uint,
+    pub(crate) host: *const c_void,
+    pub(crate) device: CUdeviceptr,
+    pub(crate) array: *mut c_void,
+    pub(crate) pitch: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUmemcpy2D {
+    pub(crate) src: CUmemcpy2DSide,
+    pub(crate) dst: CUmemcpy2DSide,
+    pub(crate) width_bytes: usize,
+    pub(crate) height: usize,
+}
+
 pub(crate) const MEMCPY_SRC_ACCESS_ORDER_STREAM: c_int = 1;
 
 const _: () = {
     assert!(size_of::<CUmemcpyAttributes>() == 24);
+    assert!(size_of::<CUmemcpy2D>() == 128);
+    assert!(std::mem::offset_of!(CUmemcpy2D, dst) == 56);
     assert!(size_of::<CUstreamBatchMemOpParams>() == 48);
     assert!(std::mem::offset_of!(CUstreamBatchMemOpParams, address) == 8);
     assert!(std::mem::offset_of!(CUstreamBatchMemOpParams, value) == 16);

@@ -5,7 +5,7 @@
 //!
 //! | contract | CUDA |
 //! | --- | --- |
-//! | put, get | on the main stream or a side stream; adjacent copies of one stream in one `cuMemcpyBatchAsync`, else a `cuMemcpyAsync` each |
+//! | put, get | on the main stream or a side stream; rows at equal distances in one `cuMemcpy2DAsync`; other adjacent copies of one stream in one `cuMemcpyBatchAsync`, else a `cuMemcpyAsync` each |
 //! | adjacent signals, waits, resets | one `cuStreamBatchMemOp` on the main stream |
 //! | ticket | an event on the main stream at the end of a slice |
 //! | `completed` | queries these events, in a mode that captures of other threads tolerate |
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
     Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DevicePtr, EventHandle, ExecHandle,
-    GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+    GraphCalls, GraphHandle, Rows, StreamCalls, StreamHandle, WordCalls,
 };
 use peerlane_toolkit::streams::{self, ProbeCache, StreamDevice, StreamLimits};
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
@@ -27,7 +27,10 @@ pub use peerlane_toolkit::streams::{SelfCopy, SignalBy};
 
 use crate::device::{Context, connections};
 use crate::error::Error;
-use crate::sys::{self, CUmemcpyAttributes, CUresult, CUstreamBatchMemOpParams as MemOp, Driver};
+use crate::sys::{
+    self, CUmemcpy2D, CUmemcpy2DSide, CUmemcpyAttributes, CUresult,
+    CUstreamBatchMemOpParams as MemOp, Driver,
+};
 
 /// With two CUDA streams per engine, copies to peers were the fastest for all sizes from 4 KiB up; a third
 /// stream was slower from 64 MiB up (docs/perf/cuda-streams.md).
@@ -42,6 +45,9 @@ const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 /// The number of side streams in a captured graph, because a graph with a third branch for the self copy ran
 /// its branches one after the other.
 const CAPTURED_SIDES_MAX: usize = 1;
+
+/// The largest pitch that devices accept (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+const ROW_PITCH_MAX: u64 = i32::MAX as u64;
 
 impl StreamDevice for Context {
     type Stream = Stream;
@@ -299,6 +305,39 @@ impl CopyCalls for Context {
         // SAFETY: as above; the index of a failed copy is stored in a local.
         let code = unsafe { call(to, from, bytes, count, attributes, first, 1, failed, stream.0) };
         self.check("cuMemcpyBatchAsync", code)
+    }
+
+    fn row_pitch_max(&self) -> u64 {
+        if self.driver.memcpy_2d_async.is_some() { ROW_PITCH_MAX } else { 0 }
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        stream: StreamHandle,
+        to: DevicePtr,
+        from: DevicePtr,
+        row_bytes: usize,
+        rows: Rows,
+    ) -> Result<(), Error> {
+        let side = |device, pitch| CUmemcpy2DSide {
+            x_bytes: 0,
+            y: 0,
+            memory_type: sys::MEMORYTYPE_DEVICE,
+            host: std::ptr::null(),
+            device,
+            array: std::ptr::null_mut(),
+            pitch: pitch as usize,
+        };
+        let copy = CUmemcpy2D {
+            src: side(from, rows.from_pitch),
+            dst: side(to, rows.to_pitch),
+            width_bytes: row_bytes,
+            height: rows.count,
+        };
+        let call = self.require("cuMemcpy2DAsync_v2", self.driver.memcpy_2d_async)?;
+        // SAFETY: the driver reads the parameters before it returns; the caller vouches for the rows.
+        let code = unsafe { call(&raw const copy, stream.0) };
+        self.check("cuMemcpy2DAsync_v2", code)
     }
 
     unsafe fn set(

@@ -115,6 +115,9 @@ table! {
         memcpy_batch_async = "cuMemcpyBatchAsync" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
         memcpy_batch_async_v2 = "cuMemcpyBatchAsync_v2" (*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut CUmemcpyAttributes, *mut usize, usize, CUstream);
 
+        // Rows of a copy in one call.
+        memcpy_2d_async = "cuMemcpy2DAsync_v2" (*const CUmemcpy2D, CUstream);
+
         // A stream with a priority does not share its hardware queue with streams that wait.
         ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         stream_create_with_priority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);

@@ -59,8 +59,63 @@ pub fn ops_to_one_peer_take_effect_in_submission_order<H: Harness>(harness: &H) 
         let expected = &sent[start..][..usize::try_from(block).expect("a block")];
         me.ensure_bytes("the block put last", &landing.local, 0, expected)?;
         engine.finish(last)?;
-        me.barrier()
+        me.barrier()?;
+        rows_arrive_in_order(me)
     })
+}
+
+/// Puts rows at equal distances in one slice: apart, adjacent, backwards, over one another, and from one place. Bytes
+/// between the rows must stay.
+fn rows_arrive_in_order<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
+    /// The number of rows, the distance of two rows in the destination, and the distance in the source. Distances are in
+    /// alignments of a put, and a row has 3.
+    const PATTERNS: [(u64, i64, i64); 9] = [
+        (2, 5, 3),
+        (3, 3, 7),
+        (9, 3, 3),
+        (9, 8, 5),
+        (7, 5, 0),
+        (7, 2, 3),
+        (7, 0, 3),
+        (6, -5, 4),
+        (6, 4, -3),
+    ];
+    const UNITS: u64 = 80;
+    let unit = aligned(&me.caps, 13);
+    let row_bytes = 3 * unit;
+    let (source, landing) = (me.bytes(UNITS * unit)?, me.bytes(UNITS * unit)?);
+    let flags = me.flags(1)?;
+    me.write(&source.local, 0, &pattern(seed(me.me, 7), UNITS * unit));
+    let (to, from) = (me.rank_after(1), me.rank_after(me.ranks - 1));
+    let mut engine = me.engine()?;
+    for (round, (rows, to_pitch, from_pitch)) in (1..).zip(PATTERNS) {
+        me.write(&landing.local, 0, &vec![POISON; (UNITS * unit) as usize]);
+        me.barrier()?;
+        let offset = |row: u64, pitch: i64| {
+            let first = if pitch < 0 { UNITS as i64 - 3 } else { 0 };
+            (first + row as i64 * pitch) as u64 * unit
+        };
+        let mut ops: Vec<OpOf<'_, H>> = (0..rows)
+            .map(|row| {
+                let place = (&landing.remote[to], offset(row, to_pitch));
+                put(place, (&source.local, offset(row, from_pitch)), row_bytes)
+            })
+            .collect();
+        ops.push(signal(&flags.remote[to], 0, round));
+        let last = engine.submit_all(&ops)?;
+        engine.wait_for_flag(&flags.local, 0, round)?;
+        let sent = pattern(seed(from, 7), UNITS * unit);
+        let mut expected = vec![POISON; (UNITS * unit) as usize];
+        for row in 0..rows {
+            let (place, start) = (offset(row, to_pitch) as usize, offset(row, from_pitch) as usize);
+            let length = row_bytes as usize;
+            expected[place..][..length].copy_from_slice(&sent[start..][..length]);
+        }
+        let what = format!("{rows} rows at distances of {to_pitch} from {from_pitch} units");
+        me.ensure_bytes(&what, &landing.local, 0, &expected)?;
+        engine.finish(last)?;
+    }
+    me.barrier()
 }
 
 /// Checks that the second flag is not ahead of the first. Returns the second, or `None` where the

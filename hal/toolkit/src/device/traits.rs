@@ -28,7 +28,7 @@ use peerlane_hal::{BackendId, CopyEngine, DmaBuf, Flush};
 
 use super::types::{
     Batching, CaptureState, CopyBatch, CopyKind, EngineRequest, EventHandle, ExecHandle, Extent,
-    FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability, StreamHandle,
+    FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability, Rows, StreamHandle,
     StreamLimits,
 };
 use super::{DevicePtr, Entered, Relaxed};
@@ -403,6 +403,32 @@ pub trait CopyCalls: StreamCalls {
         stream: StreamHandle,
         copies: CopyBatch<'_>,
     ) -> Result<(), Self::Error>;
+
+    /// Returns the largest distance between two rows in bytes that [`copy_rows`](Self::copy_rows) accepts, or 0 if
+    /// each row needs a call.
+    fn row_pitch_max(&self) -> u64 {
+        0
+    }
+
+    /// Enqueues the copy of several rows on a stream in one call. The rows of the destination overlap neither each other
+    /// nor the source.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), for every row. All rows of one side are in one region.
+    unsafe fn copy_rows(
+        &self,
+        stream: StreamHandle,
+        to: DevicePtr,
+        from: DevicePtr,
+        row_bytes: usize,
+        rows: Rows,
+    ) -> Result<(), Self::Error> {
+        let _ = (stream, to, from, row_bytes, rows);
+        unreachable!("the engine asks for row_pitch_max first")
+    }
 
     /// Enqueues a fill on a stream, which sets every byte of an address range to `value`.
     ///

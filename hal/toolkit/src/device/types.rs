@@ -118,6 +118,17 @@ pub struct CopyBatch<'a> {
     pub bytes: &'a mut [usize],
 }
 
+/// Where the rows of a copy are: a number of equally long rows at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The number of rows.
+    pub count: usize,
+    /// The distance from one row of the destination to the next in bytes.
+    pub to_pitch: u64,
+    /// The distance from one row of the source to the next in bytes.
+    pub from_pitch: u64,
+}
+
 /// An IPC handle, by which another process opens an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);

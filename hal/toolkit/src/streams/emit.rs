@@ -5,7 +5,7 @@
 //! a side stream when one of these needs it: a signal to a peer with puts on that stream, a signal to this
 //! rank, or the end of the slice.
 
-use crate::device::{CopyKind, DevicePtr, StreamHandle};
+use crate::device::{CopyKind, DevicePtr, Rows, StreamHandle};
 use crate::pieces;
 
 use super::StreamDevice;
@@ -87,8 +87,39 @@ impl<D: StreamDevice> Emitter<'_, D> {
         (bytes, copy_kind, both_on_host): (u64, CopyKind, bool),
         stream_index: usize,
     ) -> Result<(), D::Error> {
+        let stream = self.stream_for_put(stream_index)?;
+        match self.bounce.filter(|_| both_on_host) {
+            None => pieces(bytes, self.piece_bytes_max).try_for_each(|piece| {
+                let ends = (dst + piece.offset, src + piece.offset);
+                self.copy(ends, (piece.bytes, copy_kind), stream, stream_index)
+            }),
+            Some(bounce) => pieces(bytes, BOUNCE_BYTES).try_for_each(|piece| {
+                let buffer = bounce.buffer(stream_index);
+                let piece_bytes = (piece.bytes, CopyKind::Host);
+                self.copy((buffer, src + piece.offset), piece_bytes, stream, stream_index)?;
+                self.copy((dst + piece.offset, buffer), piece_bytes, stream, stream_index)
+            }),
+        }
+    }
+
+    pub(super) fn put_rows(
+        &mut self,
+        (dst, src): (DevicePtr, DevicePtr),
+        row_bytes: u64,
+        rows: Rows,
+        stream_index: usize,
+    ) -> Result<(), D::Error> {
+        let stream = self.stream_for_put(stream_index)?;
+        self.issue(stream_index, stream)?;
+        self.commands[stream_index.min(1)] += 1;
+        // SAFETY: the rows are in one region of each side, which is alive (`submit`). `Step::extend` checked that they
+        // do not overlap.
+        unsafe { self.context.copy_rows(stream, dst, src, row_bytes as usize, rows) }
+    }
+
+    fn stream_for_put(&mut self, stream_index: usize) -> Result<StreamHandle, D::Error> {
         self.flush()?;
-        let stream = match stream_index.checked_sub(1) {
+        Ok(match stream_index.checked_sub(1) {
             None => self.main,
             Some(index) => {
                 let side = &mut self.sides[index];
@@ -107,19 +138,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
                 side.unjoined = true;
                 stream
             }
-        };
-        match self.bounce.filter(|_| both_on_host) {
-            None => pieces(bytes, self.piece_bytes_max).try_for_each(|piece| {
-                let ends = (dst + piece.offset, src + piece.offset);
-                self.copy(ends, (piece.bytes, copy_kind), stream, stream_index)
-            }),
-            Some(bounce) => pieces(bytes, BOUNCE_BYTES).try_for_each(|piece| {
-                let buffer = bounce.buffer(stream_index);
-                let piece_bytes = (piece.bytes, CopyKind::Host);
-                self.copy((buffer, src + piece.offset), piece_bytes, stream, stream_index)?;
-                self.copy((dst + piece.offset, buffer), piece_bytes, stream, stream_index)
-            }),
-        }
+        })
     }
 
     fn copy(

@@ -74,6 +74,9 @@ pub enum SignalBy {
 /// The largest number of ops in one submission, because more than [`COMMANDS_MAX`] commands on one stream could
 /// block the caller, and a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
+/// The smallest number of copies at equal distances that go onto their stream as rows of one copy. Any two copies are at
+/// equal distances, and together with others they cost less in one batch.
+const ROWS_MIN: usize = 4;
 /// Returns an upper bound on the commands that `ops` ops enqueue on one stream. These are two for each op, more if
 /// every op is several memory operations, and the events around them.
 const fn commands_max(ops: usize) -> usize {
@@ -175,7 +178,7 @@ impl<D: StreamDevice> Engine<D> {
         let relaxed = context.enter_relaxed()?;
         context.check_words()?;
         let limits = context.stream_limits()?;
-        let resolver = OpResolver::new(rank, &peers, on_device, &limits);
+        let resolver = OpResolver::new(rank, &peers, on_device, &limits, context.row_pitch_max());
         let stream_plan = StreamPlan::new(resolver.ranks(), &limits);
         let streams = stream_plan.streams();
         let words_together = probes::check_batches(&*context)?;
@@ -354,11 +357,11 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
         let back = self.self_copy.back(&self.limits, &totals, peer_streams, captured);
         mark_link_copies(back, &self.steps, &mut self.marks);
         let copied = |(step, mark): (&Step, &LinkCopy)| match (step, mark) {
-            (Step::Copy { bytes, copy_kind, .. }, mark)
+            (Step::Copy { bytes, rows, copy_kind, .. }, mark)
                 if self.context.uses_compute_units(*copy_kind) =>
             {
                 match mark {
-                    LinkCopy::None => *bytes,
+                    LinkCopy::None => *bytes * rows.count as u64,
                     LinkCopy::Replaced => 0,
                     LinkCopy::Back(_) => 2 * bytes,
                 }
@@ -563,9 +566,15 @@ fn emit_steps<D: StreamDevice>(
 ) -> Result<(), D::Error> {
     steps.iter().zip(marks).try_for_each(|(step, mark)| match (*step, *mark) {
         (_, LinkCopy::Replaced) => Ok(()),
-        (Step::Copy { target, dst, src, bytes, copy_kind, both_on_host }, mark) => {
+        (Step::Copy { target, dst, src, bytes, rows, copy_kind, both_on_host }, mark) => {
             let stream_index = stream_plan.stream_index(target);
-            emitter.put((dst, src), (bytes, copy_kind, both_on_host), stream_index)?;
+            if rows.count >= ROWS_MIN {
+                return emitter.put_rows((dst, src), bytes, rows, stream_index);
+            }
+            for row in 0..rows.count as u64 {
+                let ends = (dst + row * rows.to_pitch, src + row * rows.from_pitch);
+                emitter.put(ends, (bytes, copy_kind, both_on_host), stream_index)?;
+            }
             match mark {
                 // In the same stream, so that it follows the put.
                 LinkCopy::Back(own) => {

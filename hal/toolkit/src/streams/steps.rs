@@ -23,7 +23,7 @@
 //! link, and no kernel. The caller chooses by [`SelfCopy`].
 
 use crate::Fault;
-use crate::device::{CopyKind, DevicePtr, StreamLimits};
+use crate::device::{CopyKind, DevicePtr, Rows, StreamLimits};
 use crate::{EngineRegion, PeerRegion, PeerSet};
 use peerlane_hal::{Op, Rank};
 
@@ -32,12 +32,14 @@ use super::resources::BOUNCE_BYTES;
 /// A checked op with device addresses, whose memory stays valid under the safety contract of `submit`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// A put or a get, as one copy that may run concurrently with copies to other peers.
+    /// A put or a get, or several at equal distances, as one copy that may run concurrently with copies to other peers.
     Copy {
         target: Target,
         dst: DevicePtr,
         src: DevicePtr,
+        /// The length of one row in bytes.
         bytes: u64,
+        rows: Rows,
         copy_kind: CopyKind,
         both_on_host: bool,
     },
@@ -55,11 +57,14 @@ pub(super) enum Step {
     },
 }
 
+const ONE_ROW: Rows = Rows { count: 1, to_pitch: 0, from_pitch: 0 };
+
 #[derive(Debug)]
 pub(super) struct OpResolver {
     peers: PeerSet,
     on_device: Vec<Rank>,
     piece_bytes_max: u64,
+    row_pitch_max: u64,
 }
 
 impl OpResolver {
@@ -68,9 +73,10 @@ impl OpResolver {
         peers: &[Rank],
         on_device: Vec<Rank>,
         limits: &StreamLimits,
+        row_pitch_max: u64,
     ) -> Self {
         let peers = PeerSet::new(rank, peers.iter().copied());
-        Self { peers, on_device, piece_bytes_max: limits.piece_bytes_max }
+        Self { peers, on_device, piece_bytes_max: limits.piece_bytes_max, row_pitch_max }
     }
 
     pub(super) fn ranks(&self) -> usize {
@@ -94,21 +100,44 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
 ) -> Result<SliceTotals, Fault> {
     let mut totals = SliceTotals::default();
     steps.clear();
+    // The regions of the op before, if that was a copy.
+    let mut regions = (std::ptr::null(), std::ptr::null());
     for op in ops {
+        let earlier = std::mem::replace(&mut regions, (std::ptr::null(), std::ptr::null()));
         match *op {
             Op::Put { dst, src, bytes } => {
                 let target = resolver.target(dst.region)?;
                 let addresses =
                     (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
                 let on_host = (dst.region.is_on_host(), src.region.is_on_host());
-                copy(target, addresses, bytes, on_host, resolver, &mut totals, steps);
+                regions = (address_of(dst.region), address_of(src.region));
+                let same_regions = regions == earlier;
+                copy(
+                    target,
+                    addresses,
+                    bytes,
+                    (on_host, same_regions),
+                    resolver,
+                    &mut totals,
+                    steps,
+                );
             }
             Op::Get { dst, src, bytes } => {
                 let target = resolver.target(src.region)?;
                 let addresses =
                     (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
                 let on_host = (dst.region.is_on_host(), src.region.is_on_host());
-                copy(target, addresses, bytes, on_host, resolver, &mut totals, steps);
+                regions = (address_of(dst.region), address_of(src.region));
+                let same_regions = regions == earlier;
+                copy(
+                    target,
+                    addresses,
+                    bytes,
+                    (on_host, same_regions),
+                    resolver,
+                    &mut totals,
+                    steps,
+                );
             }
             Op::Signal { flag, value } => {
                 let target = resolver.target(flag.region)?;
@@ -132,11 +161,15 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     Ok(totals)
 }
 
+fn address_of<T>(region: &T) -> *const () {
+    std::ptr::from_ref(region).cast()
+}
+
 fn copy(
     target: Target,
     (dst, src): (DevicePtr, DevicePtr),
     bytes: u64,
-    on_host: (bool, bool),
+    (on_host, same_regions): ((bool, bool), bool),
     resolver: &OpResolver,
     totals: &mut SliceTotals,
     steps: &mut Vec<Step>,
@@ -162,7 +195,52 @@ fn copy(
         ((false, false), Target::Peer(_)) => CopyKind::Peer,
         _ => CopyKind::Host,
     };
-    steps.push(Step::Copy { target, dst, src, bytes, copy_kind, both_on_host });
+    let is_next_row = same_regions
+        && steps
+            .last_mut()
+            .is_some_and(|step| step.extend(target, (dst, src), bytes, resolver.row_pitch_max));
+    if !is_next_row {
+        steps.push(Step::Copy { target, dst, src, bytes, rows: ONE_ROW, copy_kind, both_on_host });
+    }
+}
+
+impl Step {
+    /// Adds a copy to a peer as a further row if it is at the distance of the rows before, and returns whether it is.
+    ///
+    /// Rows of one call have no order, so none touches bytes that another one writes.
+    fn extend(
+        &mut self,
+        to: Target,
+        (dst, src): (DevicePtr, DevicePtr),
+        row_bytes: u64,
+        pitch_max: u64,
+    ) -> bool {
+        let Self::Copy { target, dst: first_dst, src: first_src, bytes, rows, copy_kind, .. } =
+            self
+        else {
+            return false;
+        };
+        let on_devices = matches!(copy_kind, CopyKind::Local | CopyKind::Peer);
+        if !on_devices || *target != to || to == Target::Own || *bytes != row_bytes {
+            return false;
+        }
+        let before = rows.count as u64 - 1;
+        let to_pitch = dst.wrapping_sub(*first_dst + before * rows.to_pitch);
+        let from_pitch = src.wrapping_sub(*first_src + before * rows.from_pitch);
+        let pitches = row_bytes..=pitch_max;
+        let regular = pitches.contains(&to_pitch) && pitches.contains(&from_pitch);
+        if !regular
+            || (rows.count > 1 && (to_pitch, from_pitch) != (rows.to_pitch, rows.from_pitch))
+        {
+            return false;
+        }
+        // Spans of mapped regions do not overflow.
+        if *first_dst < src + row_bytes && *first_src < dst + row_bytes {
+            return false;
+        }
+        *rows = Rows { count: rows.count + 1, to_pitch, from_pitch };
+        true
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -354,8 +432,8 @@ fn mark_between_waits(
             return None;
         }
         let same = |(_, step): &(usize, &Step)| {
-            matches!(**step, Step::Copy { target: Target::Peer(_), src: from, bytes: length, .. }
-                if (from, length) == (src, bytes))
+            matches!(**step, Step::Copy { target: Target::Peer(_), src: from, bytes: length, rows, .. }
+                if (from, length, rows.count) == (src, bytes, 1))
         };
         let mut carriers = steps.iter().enumerate().skip(index + 1).filter(same);
         let first = carriers.next()?;
@@ -438,12 +516,20 @@ mod tests {
 
     fn own(dst: u64, src: u64, bytes: u64) -> Step {
         let copy_kind = CopyKind::Local;
-        Step::Copy { target: Target::Own, dst, src, bytes, copy_kind, both_on_host: false }
+        Step::Copy {
+            target: Target::Own,
+            dst,
+            src,
+            bytes,
+            rows: ONE_ROW,
+            copy_kind,
+            both_on_host: false,
+        }
     }
 
     fn put(peer: usize, src: u64, bytes: u64) -> Step {
         let (target, copy_kind) = (Target::Peer(peer), CopyKind::Peer);
-        Step::Copy { target, dst: 900, src, bytes, copy_kind, both_on_host: false }
+        Step::Copy { target, dst: 900, src, bytes, rows: ONE_ROW, copy_kind, both_on_host: false }
     }
 
     const WAIT: Step = Step::Wait { flag: 8, host: None, value: 1, reset: false };

@@ -9,7 +9,7 @@ use crate::device::settings::Setting;
 use crate::device::words::Width;
 use crate::runtime::batch_copy::batch_copy;
 use crate::runtime::code::INVALID_VALUE;
-use crate::runtime::copy::{self, Said};
+use crate::runtime::copy::{self, Rows, Said};
 use crate::runtime::out::{Out, store};
 use crate::runtime::share::Handle;
 use crate::runtime::vmm::Properties;
@@ -70,6 +70,9 @@ calls! {
         bytes: usize,
         handle: Stream,
     ) => copy::copy::<Cuda>(handle, (dst, Said::Device), (src, Said::Device), bytes);
+    [Cuda cuMemcpy2DAsync_v2](parameters: Option<&Rows>, handle: Stream) => {
+        parameters.ok_or(INVALID_VALUE)?.copy::<Cuda>(handle)
+    };
     [Cuda cuMemcpyHtoDAsync_v2](
         dst: Address,
         src: *const c_void,

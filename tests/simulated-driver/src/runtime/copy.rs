@@ -1,5 +1,6 @@
 //! Implements copies and fills, on a stream or synchronously.
 
+use std::ffi::c_uint;
 use std::sync::Arc;
 
 use super::Api;
@@ -68,6 +69,55 @@ pub(crate) fn copy_on(
     let waits = (matches!(dst, End::Host(_)) || both_on_host) && !captured;
     queue.submit(Command::Copy(Copy { dst, src, bytes: bytes as u64, by_one_engine }))?;
     if waits { finish(queue) } else { Ok(()) }
+}
+
+/// One side of a copy of rows, as CUDA lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Side {
+    x_bytes: usize,
+    y: usize,
+    memory_type: c_uint,
+    host: u64,
+    device: u64,
+    array: u64,
+    pitch: usize,
+}
+
+/// The parameters of a copy of rows between devices, the only kind that is simulated.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    src: Side,
+    dst: Side,
+    width_bytes: usize,
+    height: usize,
+}
+
+/// The largest distance of two rows (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+const PITCH_MAX: usize = i32::MAX as usize;
+const MEMORY_TYPE_DEVICE: c_uint = 2;
+
+impl Rows {
+    /// Submits the rows, of which the last is copied first, because the vendor promises no order of rows.
+    pub(crate) fn copy<A: Api>(&self, handle: usize) -> Outcome {
+        let queue = stream::<A>(handle)?;
+        let takes = |side: &Side| {
+            let pitches = self.width_bytes..=PITCH_MAX;
+            side.memory_type == MEMORY_TYPE_DEVICE && pitches.contains(&side.pitch)
+        };
+        if !takes(&self.src) || !takes(&self.dst) {
+            return Err(INVALID_VALUE);
+        }
+        let starts = |side: &Side, row: usize| {
+            let offset = (side.y + row) * side.pitch + side.x_bytes;
+            (side.device + offset as u64, Said::Device)
+        };
+        (0..self.height).rev().try_for_each(|row| {
+            let (dst, src) = (starts(&self.dst, row), starts(&self.src, row));
+            copy_on(&queue, dst, src, self.width_bytes, false)
+        })
+    }
 }
 
 /// Waits until the queue is empty, and returns its fault if it has one.
