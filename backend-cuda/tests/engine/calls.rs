@@ -105,3 +105,22 @@ fn gets_cost_as_much_as_puts() {
     // Three copies in one call, then all flags in one batch, then the ticket.
     assert_eq!(calls, [1, 0, 1, 1, 0]);
 }
+
+#[test]
+fn copies_at_equal_distances_take_one_call() {
+    const CALLS: [&str; 3] = ["cuMemcpyAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy2DAsync_v2"];
+    let (driver, _turn) = driver();
+    let mut member = world(2, 100_000, None).remove(0);
+    let mut calls = |count, bytes, pitches| {
+        let before = CALLS.map(|call| driver.calls(call));
+        let ticket = member.put_rows(count, bytes, pitches);
+        member.finish(ticket);
+        let after = CALLS.map(|call| driver.calls(call));
+        [0, 1, 2].map(|call| after[call] - before[call])
+    };
+    assert_eq!(calls(250, 64, (128, 64)), [0, 0, 1]);
+    assert_eq!(calls(4, 9, (9, 31)), [0, 0, 1]);
+    // Two or three copies go in one batch, and rows over one another keep their order by a call each.
+    assert_eq!(calls(3, 64, (128, 64)), [0, 1, 0]);
+    assert_eq!(calls(5, 64, (32, 64)), [5, 0, 0]);
+}
