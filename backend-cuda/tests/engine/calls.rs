@@ -109,15 +109,7 @@ fn gets_cost_as_much_as_puts() {
 #[test]
 fn copies_at_equal_distances_take_one_call() {
     const CALLS: [&str; 3] = ["cuMemcpyAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy2DAsync_v2"];
-    let (driver, _turn) = driver();
-    let mut member = world(2, 100_000, None).remove(0);
-    let mut calls = |count, bytes, pitches| {
-        let before = CALLS.map(|call| driver.calls(call));
-        let ticket = member.put_rows(count, bytes, pitches);
-        member.finish(ticket);
-        let after = CALLS.map(|call| driver.calls(call));
-        [0, 1, 2].map(|call| after[call] - before[call])
-    };
+    let calls = |count, bytes, pitches| costs::calls_of_rows(CALLS, count, bytes, pitches);
     assert_eq!(calls(250, 64, (128, 64)), [0, 0, 1]);
     assert_eq!(calls(4, 9, (9, 31)), [0, 0, 1]);
     // Two or three copies go in one batch, and rows over one another keep their order by a call each.
