@@ -106,6 +106,8 @@ pub struct Group {
     unreleased: Vec<Arc<window::Inner>>,
     proofs: Proofs,
     barrier: Option<Operation<u8>>,
+    /// Operations that were started without a call of `prepare`.
+    kept: Vec<operation::Kept>,
 }
 
 impl Group {
@@ -320,6 +322,7 @@ impl Group {
     /// The reason why the group had ended, or the rank that did not come in time.
     pub fn close(mut self) -> Result<(), Error> {
         self.barrier = None;
+        self.kept.clear();
         self.shared.check()?;
         let deadline = Deadline::after(self.shared.timeout);
         agree(&self.shared, "close", Ok(Offer::default()), deadline)?;
@@ -332,6 +335,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.barrier = None;
+        self.kept.clear();
         if self.shared.check().is_ok() {
             // What is prepared may outlive the group and keeps the connection open.
             let how = "its group was dropped without a call of `close`";

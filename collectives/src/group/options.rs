@@ -229,6 +229,7 @@ impl GroupOptions {
             proofs: Default::default(),
             unreleased: Vec::new(),
             barrier: None,
+            kept: Vec::new(),
         })
     }
 

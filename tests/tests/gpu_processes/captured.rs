@@ -1,6 +1,6 @@
 //! Captures starts in graphs, and replays these between eager starts.
 
-use peerlane_collectives::group::Operation;
+use peerlane_collectives::group::{MemoryRange, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_conformance::Outcome;
 use peerlane_hal::ErrorKind;
@@ -21,6 +21,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut cases = vec![
         Case::new("not capturable", refused_before_recording),
         Case::new("an algorithm for no graph", refused_when_prepared),
+        Case::new("not prepared, without a window", not_prepared_without_a_window),
     ];
     for (starts, replays, form, mode) in [
         (1, 1, Form::OneOutput, GLOBAL),
@@ -35,6 +36,12 @@ pub(crate) fn cases() -> Vec<Case> {
             let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable();
             let mut gather = form.of(builder).prepare().map_err(unexpected)?;
             replayed(test_rank, &mut gather, starts, replays, mode)
+        }));
+    }
+    for (in_place, mode) in [(true, GLOBAL), (true, THREAD), (false, GLOBAL), (false, THREAD)] {
+        let form = if in_place { "in place" } else { "from a second window" };
+        cases.push(Case::new(format_args!("not prepared, {form}, {mode:?}"), move |test_rank| {
+            not_prepared(test_rank, in_place, mode)
         }));
     }
     cases.push(Case::new("two graphs by turns", two_graphs));
@@ -95,23 +102,36 @@ struct Recording {
 
 impl Recording {
     fn new(
-        test_rank: &TestRank,
+        test_rank: &mut TestRank,
         stream: &CallerStream,
         gather: &mut Operation<u8>,
         starts: usize,
         mode: CaptureMode,
+    ) -> Outcome<Self> {
+        let input = address(&gather.input_memory());
+        Self::of(test_rank, (stream, mode), starts, input, |_| {
+            let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
+            check(lease.epoch().is_none(), || format!("{lease:?} runs at once"))?;
+            Ok(address(&lease.output()))
+        })
+    }
+
+    /// Records starts from one input, each of which returns where its output is.
+    fn of(
+        test_rank: &mut TestRank,
+        (stream, mode): (&CallerStream, CaptureMode),
+        starts: usize,
+        input: u64,
+        mut start: impl FnMut(&mut TestRank) -> Outcome<u64>,
     ) -> Outcome<Self> {
         let total = BLOCK_BYTES * test_rank.ranks;
         let fresh = test_rank.gpu.memory(starts * BLOCK_BYTES)?;
         let seen = test_rank.gpu.memory(starts * total)?;
         let graph = stream.record(mode, || {
             for index in 0..starts {
-                let input = gather.input_memory().base.as_ptr() as u64;
                 let from = fresh.address + (index * BLOCK_BYTES) as u64;
                 stream.copy(input, from, BLOCK_BYTES)?;
-                let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
-                check(lease.epoch().is_none(), || format!("{lease:?} runs at once"))?;
-                let output = lease.output().base.as_ptr() as u64;
+                let output = start(test_rank)?;
                 stream.copy(seen.address + (index * total) as u64, output, total)?;
                 stream.fill(output, POISON, total)?;
             }
@@ -119,6 +139,68 @@ impl Recording {
         })?;
         Ok(Self { graph, starts, fresh, seen })
     }
+}
+
+fn address(memory: &MemoryRange) -> u64 {
+    memory.base.as_ptr() as u64
+}
+
+/// Records starts that were not prepared, after which the same description starts at once and from a second graph.
+fn not_prepared(test_rank: &mut TestRank, in_place: bool, mode: CaptureMode) -> Outcome {
+    const BEGIN: usize = 33;
+    let (stream, total) = (test_rank.gpu.stream()?, BLOCK_BYTES * test_rank.ranks);
+    let window = test_rank.group.window::<u8>(BEGIN + total).map_err(unexpected)?;
+    let blocks = test_rank.group.window::<u8>(BLOCK_BYTES + 1).map_err(unexpected)?;
+    let output = address(&window.memory(BEGIN..BEGIN + total).map_err(unexpected)?);
+    let input = match in_place {
+        true => output + (test_rank.me * BLOCK_BYTES) as u64,
+        false => address(&blocks.memory(1..1 + BLOCK_BYTES).map_err(unexpected)?),
+    };
+    let start = |test_rank: &mut TestRank| {
+        let gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).output_into(&window, BEGIN);
+        let gather = if in_place { gather.in_place() } else { gather.input_from(&blocks, 1) };
+        gather.start_on(&stream.for_starts()).map_err(unexpected)?;
+        Ok(output)
+    };
+    let first = Recording::of(test_rank, (&stream, mode), 2, input, start)?;
+    let second = Recording::of(test_rank, (&stream, mode), 1, input, start)?;
+    let (mut pages, mut book) = (Pages::new(test_rank, 8)?, Book::new(test_rank, BLOCK_BYTES, 2)?);
+    for _ in 0..2 {
+        pages.replay(test_rank, &stream, &first)?;
+        book.fill(test_rank, &stream, input)?;
+        start(test_rank)?;
+        book.take(&stream, output)?;
+        pages.replay(test_rank, &stream, &second)?;
+        pages.replay(test_rank, &stream, &second)?;
+    }
+    stream.finish()?;
+    pages.check()?;
+    book.check()?;
+    drop((first, second));
+    test_rank.group.release(blocks).map_err(unexpected)?;
+    test_rank.group.release(window).map_err(unexpected)
+}
+
+/// Starts that were not prepared are refused on every rank if one rank has memory outside of a window, before anything is
+/// recorded.
+fn not_prepared_without_a_window(test_rank: &mut TestRank) -> Outcome {
+    let (stream, scratch) = (test_rank.gpu.stream()?, test_rank.gpu.memory(100)?);
+    let window = test_rank.group.window::<u8>(BLOCK_BYTES * test_rank.ranks).map_err(unexpected)?;
+    let graph = stream.record(GLOBAL, || {
+        stream.fill(scratch.address, 1, 50)?;
+        let gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).output_into(&window, 0);
+        let gather = if test_rank.me == 0 { gather } else { gather.in_place() };
+        let error = gather.start_on(&stream.for_starts()).err();
+        let text = error.map(|error| error.to_string()).unwrap_or_default();
+        let what = "the input is not in a window, but `start_on` without `prepare`";
+        check(text.contains(what), || text)?;
+        stream.fill(scratch.address + 50, 2, 50)
+    })?;
+    graph.replay()?;
+    let seen = test_rank.gpu.pinned(100)?;
+    stream.copy_out(&seen, 0, scratch.address, 100)?;
+    stream.finish()?;
+    same("the graph", &seen.read(0, 100), &[[1; 50], [2; 50]].concat())
 }
 
 /// Replays with data of their own, with nobody waiting between them, and starts that run at once.

@@ -41,6 +41,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
             in_place: false,
             outputs: None,
             capturable: false,
+            needs_windows: false,
             any_engine: false,
             strict,
             traced: false,
@@ -291,6 +292,11 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         let operations = prepare::prepare(self.group, vec![self.spec])?;
         let state = operations.into_iter().next().expect("one operation was prepared");
         Ok(Operation { state, elements: PhantomData })
+    }
+
+    pub(super) fn into_kept(mut self) -> (&'g mut Group, OperationSpec) {
+        (self.spec.capturable, self.spec.needs_windows) = (true, true);
+        (self.group, self.spec)
     }
 
     /// Returns the description of the operation without its group, for [`Group::prepare_all`].

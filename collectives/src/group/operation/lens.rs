@@ -22,10 +22,10 @@ use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Lengths};
 /// let different = BlockLens::from([1, 0, 3]);
 /// let of_two_tensors = BlockLens::tensors([equal, different]);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockLens(Kind);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Equal(usize),
     Each(Vec<usize>),
@@ -34,7 +34,7 @@ enum Kind {
     Agreed(Vec<PairLens>),
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct PairLens {
     send: Vec<usize>,
     receive: Vec<usize>,

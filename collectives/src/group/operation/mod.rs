@@ -9,6 +9,7 @@
 //! | `plan.rs` | the choice of the algorithm, the plan of this rank and its proof |
 //! | `memory.rs` | the caller's buffers, windows and blocks of the heap |
 //! | `prepare.rs`, `report.rs` | the agreement between ranks, the executor and the report |
+//! | `kept.rs` | starts without a call of `prepare`, of operations that the group keeps |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `resize.rs` | lengths and places of single starts |
 //! | `access.rs` | input and output between starts, and of starts on a stream |
@@ -16,6 +17,7 @@
 mod access;
 mod builder;
 mod constructors;
+mod kept;
 mod lens;
 mod memory;
 mod plan;
@@ -36,6 +38,7 @@ use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank};
 
 pub use access::{Lease, Received};
 pub use builder::{OperationBuilder, OperationDescription};
+pub(in crate::group) use kept::Kept;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
 pub(in crate::group) use plan::Proofs;
@@ -50,7 +53,7 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Source;
-use crate::run::buffers::{BufferId, OperationBuffers};
+use crate::run::buffers::{BufferId, OperationBuffers, Start};
 use crate::trace::{Trace, TracedLane};
 
 /// A prepared collective operation with its input and output memory, which can start any number of times.
@@ -97,6 +100,13 @@ struct State {
 }
 
 impl State {
+    fn start_on<S: Any>(&mut self, stream: &S) -> Result<Start, Error> {
+        let begun = self.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
+        let start = self.prepared.start_on(stream, self.timeout)?;
+        drop(begun);
+        Ok(start)
+    }
+
     /// Returns the region of a buffer, and the place of `bytes` of the buffer in it.
     fn memory(&self, buffer: BufferId, bytes: Range<u64>) -> (&DynRegion, Range<u64>) {
         let (region, all) = self.view.memory(buffer);
@@ -191,9 +201,7 @@ impl<T: Element> Operation<T> {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the stream can take no start; nothing has started then.
     /// Otherwise as [`run`](Self::run).
     pub fn start_on<S: Any>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
-        let begun = self.state.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
-        let start = self.state.prepared.start_on(stream, self.state.timeout)?;
-        drop(begun);
+        let start = self.state.start_on(stream)?;
         Ok(Lease::new(self, start))
     }
 

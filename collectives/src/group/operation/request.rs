@@ -35,7 +35,7 @@ impl Target {
     }
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Method {
     pub(super) algorithm: Option<Algorithm>,
     pub(super) chunks: Option<u32>,
@@ -52,6 +52,8 @@ pub(super) struct OperationSpec {
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
+    /// Whether input and output must be in windows, because the caller gets no handle to other memory.
+    pub(super) needs_windows: bool,
     pub(super) any_engine: bool,
     pub(super) strict: bool,
     pub(super) traced: bool,
@@ -215,6 +217,15 @@ fn elements(dtype: DType, begin: usize, bytes: u64) -> Range<usize> {
 }
 
 fn check(spec: &OperationSpec) -> Result<(), Error> {
+    let input_is_missing = !spec.in_place && spec.source.is_none();
+    let output_is_missing = !matches!(spec.target, Target::Window(..));
+    if spec.needs_windows && (input_is_missing || output_is_missing) {
+        let what = if output_is_missing { "output" } else { "input" };
+        return Err(invalid(format!(
+            "the {what} is not in a window, but `start_on` without `prepare` returns no handle to other memory; use \
+             `output_into` with `in_place` or `input_from`, or call `prepare`"
+        )));
+    }
     let text = if spec.in_place && (!spec.inputs.is_empty() || spec.source.is_some()) {
         "an input buffer is given, expected none: in place, the input is the rank's block of \
              the output"

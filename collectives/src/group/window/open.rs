@@ -77,6 +77,7 @@ pub(in crate::group) fn open(
 pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<(), Error> {
     group.shared.check()?;
     let (shared, deadline) = (Arc::clone(&group.shared), Deadline::after(group.timeout()));
+    group.kept.retain(|kept| !kept.uses(&inner));
     let label = format!("release window {}", inner.number);
     let offer = match Arc::strong_count(&inner) {
         _ if !Arc::ptr_eq(&inner.shared, &shared) => Err(Error::new(
