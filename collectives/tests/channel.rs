@@ -258,3 +258,26 @@ fn channels_come_and_go() {
         Ok(())
     });
 }
+
+#[test]
+fn unfinished_messages_are_counted() {
+    // More than an engine of the host moves at once.
+    const LONG: usize = 6 << 20;
+    in_group(2, |group| {
+        let peer = Rank(1 - group.rank().0);
+        let (window, mut channel) = open(group, 2 * LONG, 1);
+        assert_eq!(channel.unfinished()?, 0);
+        channel.put(peer, 0..LONG, LONG)?;
+        for _ in 0..10 {
+            channel.put(peer, 0..1, LONG)?;
+        }
+        channel.put_signal(peer, 0..1, LONG, 0)?;
+        assert_eq!(channel.unfinished()?, 13);
+        channel.wait(peer, 0, SOON)?;
+        while channel.unfinished()? > 0 {}
+        channel.flush(SOON)?;
+        group.barrier()?;
+        drop((channel, window));
+        Ok(())
+    });
+}

@@ -1,26 +1,11 @@
 //! Measures the bandwidth of many messages in flight, and the latency of signals that go back and forth.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use peerlane::hal::Ticket;
-
 use super::options::PerfTest;
-use super::pair::{Buffers, Pair};
+use super::pair::{Channels, Pair};
 use super::report::{Latency, PerfRow, Throughput};
-use crate::error::{Failure, Result};
-
-/// The maximum time to park on one engine while other engines have messages in flight.
-const PARK_MAX: Duration = Duration::from_micros(50);
-
-/// The progress of the messages that one engine has submitted.
-#[derive(Debug, Default)]
-struct EngineProgress {
-    submitted: u32,
-    completed: u32,
-    /// The submitted slices that are not complete, each with its number of messages.
-    open: VecDeque<(Ticket, u32)>,
-}
+use crate::error::Result;
 
 /// Measures the bandwidth of one message size; only rank 0 returns a result row. Collective.
 pub(super) fn measure_rate(
@@ -28,129 +13,77 @@ pub(super) fn measure_rate(
     work: PerfTest,
     bytes: u64,
 ) -> Result<Option<PerfRow>> {
-    let buffers = pair.buffers(bytes)?;
-    let done_value = pair.values(1);
-    let mut row = None;
+    let mut channels = pair.channels(bytes)?;
+    let (deadline, mut row) = (pair.deadline(), None);
     if pair.is_measuring() {
-        run(pair, &buffers, work, pair.options.warmup)?;
-        let elapsed = run(pair, &buffers, work, pair.options.iterations)?;
-        let messages = u64::from(pair.options.iterations) * pair.engines.len() as u64;
+        run(pair, &mut channels, work, pair.options.warmup)?;
+        let elapsed = run(pair, &mut channels, work, pair.options.iterations)?;
+        let messages = u64::from(pair.options.iterations) * channels.all.len() as u64;
         let rate = Throughput::new(messages, bytes, elapsed);
         row = Some(PerfRow { rate: Some(rate), ..pair.row(work, bytes) });
         // The completion of a put does not mean that the peer can see it; a signal does.
-        for engine in 0..pair.engines.len() {
-            pair.signal_done(engine, done_value)?;
+        for index in 0..channels.all.len() {
+            channels.signal_done(index, deadline)?;
         }
     } else {
-        for engine in 0..pair.engines.len() {
-            pair.wait(engine, done_value)?;
+        for index in 0..channels.all.len() {
+            channels.wait(index, deadline)?;
         }
     }
-    pair.finish(buffers, work)?;
+    pair.finish(channels, work)?;
     Ok(row)
 }
 
-/// Moves `count` messages on each engine and returns the elapsed time.
-fn run(pair: &mut Pair<'_>, buffers: &Buffers, work: PerfTest, count: u32) -> Result<Duration> {
-    let window = pair.options.window;
-    let (deadline, timeout) = (pair.deadline(), pair.options.run.timeout);
-    let several = pair.engines.len() > 1;
-    let mut senders: Vec<_> = pair
-        .engines
-        .iter_mut()
-        .enumerate()
-        .map(|(index, engine)| {
-            let slice = (window as usize / 4).clamp(1, engine.slice_ops_max());
-            (engine, vec![buffers.message(work, index); slice], EngineProgress::default())
-        })
-        .collect();
+/// Moves `count` messages on each channel and returns the elapsed time.
+fn run(pair: &Pair<'_>, channels: &mut Channels, work: PerfTest, count: u32) -> Result<Duration> {
+    let (window, deadline) = (pair.options.window as usize, pair.deadline());
+    let mut left = vec![count as usize; channels.all.len()];
     let started_at = Instant::now();
     loop {
-        let mut has_progress = false;
-        for (engine, slice, progress) in &mut senders {
-            has_progress |= progress.count_completed(engine.completed()?);
-            let next = (count - progress.submitted).min(slice.len() as u32);
-            if next > 0 && window - (progress.submitted - progress.completed) >= next {
-                // SAFETY: the buffers outlive the last completion, or are leaked. The peer touches them
-                // only after the signal.
-                let ticket = unsafe { engine.submit(&slice[..next as usize]) }?;
-                progress.submitted += next;
-                progress.open.push_back((ticket, next));
-                has_progress = true;
+        let (mut has_sent, mut in_flight_on) = (false, None);
+        for (index, left) in left.iter_mut().enumerate() {
+            let in_flight = channels.all[index].unfinished()?;
+            let next = window.saturating_sub(in_flight).min(*left);
+            for _ in 0..next {
+                channels.send(index, work)?;
+            }
+            *left -= next;
+            has_sent |= next > 0;
+            if in_flight > 0 {
+                in_flight_on.get_or_insert((index, in_flight));
             }
         }
-        let Some((engine, ..)) =
-            senders.iter_mut().find(|(.., progress)| progress.completed < count)
-        else {
-            return Ok(started_at.elapsed());
-        };
-        if has_progress {
-            continue;
-        }
-        if deadline.has_passed() {
-            let what = work.name();
-            let text =
-                format!("the {what}s of one message size did not complete within {timeout:?}");
-            return Err(Failure::failed(text)
-                .with_advice("check that both ranks run, raise --timeout, or lower --iterations"));
-        }
-        engine.park(if several { PARK_MAX } else { deadline.remaining() })?;
-    }
-}
-
-impl EngineProgress {
-    /// Counts the messages up to a completed ticket, and returns whether there are new ones.
-    fn count_completed(&mut self, completed: Ticket) -> bool {
-        let before = self.completed;
-        while let Some((ticket, messages)) = self.open.front().copied() {
-            if ticket > completed {
-                break;
+        match in_flight_on {
+            _ if has_sent => {}
+            None => return Ok(started_at.elapsed()),
+            Some((index, in_flight)) => {
+                channels.all[index].wait_unfinished(in_flight - 1, deadline.remaining())?;
             }
-            self.open.pop_front();
-            self.completed += messages;
         }
-        self.completed > before
     }
 }
 
 /// Measures the latency of one message size; only rank 0 returns a result row. Collective.
 pub(super) fn measure_latency(pair: &mut Pair<'_>, bytes: u64) -> Result<Option<PerfRow>> {
-    let buffers = pair.buffers(bytes)?;
+    let mut channels = pair.channels(bytes)?;
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
-    let first = pair.values(warmup + timed);
     let is_measuring = pair.is_measuring();
     let mut times: Vec<Duration> = Vec::with_capacity(timed as usize);
     for round in 0..warmup + timed {
-        let value = first + round;
-        let started_at = Instant::now();
+        let (deadline, started_at) = (pair.deadline(), Instant::now());
         if is_measuring {
-            pair.send(&buffers, value)?;
-            pair.wait(0, value)?;
+            channels.send(0, PerfTest::Signal)?;
+            channels.wait(0, deadline)?;
         } else {
-            pair.wait(0, value)?;
-            pair.send(&buffers, value)?;
+            channels.wait(0, deadline)?;
+            channels.send(0, PerfTest::Signal)?;
         }
         if round >= warmup {
             times.push(started_at.elapsed() / 2);
         }
     }
-    pair.wait_sent()?;
-    pair.finish(buffers, PerfTest::Signal)?;
+    channels.all[0].flush(pair.deadline().remaining())?;
+    pair.finish(channels, PerfTest::Signal)?;
     let row = |latency| PerfRow { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
     Ok(is_measuring.then(|| row(Latency::of(times))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_complete_with_their_slice() {
-        let mut progress = EngineProgress { submitted: 7, completed: 0, open: VecDeque::new() };
-        progress.open.extend([(Ticket(3), 4), (Ticket(4), 3)]);
-        assert!(!progress.count_completed(Ticket(2)));
-        assert!(progress.count_completed(Ticket(3)));
-        assert_eq!((progress.completed, progress.open.len()), (4, 1));
-        assert!(progress.count_completed(Ticket(9)) && progress.completed == 7);
-    }
 }

@@ -9,7 +9,7 @@ use crate::options::RunOptions;
 use crate::ranks::comm::{Settings, given};
 use crate::units::{Delay, Size};
 
-/// Measure bare puts, gets and signals between two ranks, without a group
+/// Measure puts, gets and signals between two ranks
 ///
 /// Spawns two processes on this machine. Under a launcher that has started two ranks, for instance
 /// on two machines, it joins them. By hand: set RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST
@@ -18,13 +18,12 @@ use crate::units::{Delay, Size};
 ///
 /// The measurements correspond to those of perftest: compare with ib_write_bw, ib_read_bw and
 /// ib_write_lat at the same sizes, iterations, window (--tx-depth there) and number of engines
-/// (--qp there); each engine has its own queue pair. With --queue-pairs, the messages of one engine
-/// are split over several queue pairs, which perftest does not do.
+/// (--qp there); each engine has its own queue pair and is that of a channel. With --queue-pairs, the
+/// messages of one engine are split over several queue pairs, which perftest does not do.
 ///
 /// --put and --get: rank 0 moves messages in one direction, from one buffer per engine to one
 /// buffer per engine, with at most one window of messages in flight on each engine. The time is
-/// measured from the first submit to the last completion. Messages are submitted in slices of a
-/// quarter of the window.
+/// measured from the first submit to the last completion. Each message is submitted by itself.
 ///
 /// --signal: rank 0 puts a message and signals after it; rank 1 waits for the flag and answers in
 /// the same way. The time of a message is half of a round trip. With 0 bytes only the signal is

@@ -1,12 +1,9 @@
 //! Connects a fabric between the ranks without a group, for measurements of single ops.
 
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::{
-    CopyEngine, DynEngine, DynFabric, DynImport, DynKey, DynRegion, EngineRequirements, Fabric,
-    Flag, Op, PeerMemory, Region, RemoteKey, Role, Ticket,
+    CopyEngine, DynEngine, DynFabric, DynImport, DynKey, DynRegion, EngineRequirements, Fabric, Op,
+    PeerMemory, RemoteKey, Role, Ticket,
 };
 use peerlane::{Error, Rank};
 
@@ -44,10 +41,6 @@ impl BareFabric {
         Ok(BareEngine { engine, comm: self.comm.clone() })
     }
 
-    pub(crate) fn backend(&self) -> String {
-        self.fabric.backend().to_string()
-    }
-
     pub(crate) fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion> {
         let region = self.fabric.memory().allocate(bytes, role);
         region.map_err(|error| backend_failure("cannot allocate buffers for bare copies", error))
@@ -82,61 +75,18 @@ impl BareEngine {
         ticket.map_err(|error| backend_failure("cannot submit bare copies", error))
     }
 
-    pub(crate) fn completed(&mut self) -> Result<Ticket> {
-        self.engine.completed().map_err(|error| backend_failure("bare copies failed", error))
-    }
-
+    /// Waits until a submitted slice is complete.
     pub(crate) fn finish(&mut self, ticket: Ticket) -> Result<()> {
-        self.poll_until("its own bare copies", |engine| Ok(engine.completed()? >= ticket))
-    }
-
-    /// Waits until a flag of this rank is at least `value`; no other engine may wait for the flag.
-    pub(crate) fn wait(&mut self, flag: Flag<'_, DynRegion>, value: u64) -> Result<()> {
-        if self.engine.caps().queued_wait {
-            // SAFETY: the flag's region is borrowed until the ticket is complete, and by this method's
-            // contract this engine is the only reader.
-            let ticket = unsafe { self.submit(&[Op::Wait { flag, value, reset: false }]) }?;
-            return self.finish(ticket);
-        }
-        let word = usize::try_from(flag.word).unwrap_or(usize::MAX);
-        let Some(word) = flag.region.flags().and_then(|flags| flags.get(word)) else {
-            return Err(Failure::failed(
-                "the backend cannot measure bare copies: the host cannot read its flags, and its \
-                 engines cannot queue waits",
-            ));
-        };
-        self.poll_until("a flag of a peer", |engine| {
-            if word.load(Ordering::Acquire) >= value {
-                return Ok(true);
-            }
-            engine.completed()?;
-            Ok(word.load(Ordering::Acquire) >= value)
-        })
-    }
-
-    pub(crate) fn slice_ops_max(&self) -> usize {
-        self.engine.caps().slice_ops_max
-    }
-
-    /// Parks this thread until the engine may have made progress, at most for `limit`.
-    pub(crate) fn park(&mut self, limit: Duration) -> Result<()> {
-        self.engine.park(limit).map_err(|error| backend_failure("bare copies failed", error))
-    }
-
-    /// Polls the engine until `is_done` returns true, and parks between the polls.
-    fn poll_until(
-        &mut self,
-        what: &str,
-        mut is_done: impl FnMut(&mut Self) -> Result<bool>,
-    ) -> Result<()> {
+        let failed = |error| backend_failure("bare copies failed", error);
         let deadline = self.comm.deadline();
-        while !is_done(self)? {
+        while self.engine.completed().map_err(failed)? < ticket {
             if deadline.has_passed() {
                 let (rank, timeout) = (self.comm.rank(), self.comm.timeout());
-                let text = format!("timeout: rank {rank} waited {timeout:?} for {what}");
+                let text =
+                    format!("timeout: rank {rank} waited {timeout:?} for its own bare copies");
                 return Err(Failure::failed(text).with_advice("raise --timeout"));
             }
-            self.park(deadline.remaining())?;
+            self.engine.park(deadline.remaining()).map_err(failed)?;
         }
         Ok(())
     }

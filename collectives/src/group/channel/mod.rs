@@ -4,6 +4,7 @@
 //! host are submitted at once; [`Channel::on_stream`] enqueues them on a stream, where they can be captured into a graph.
 
 mod open;
+mod queue;
 mod stream;
 
 use std::collections::VecDeque;
@@ -14,11 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{
-    CopyEngine, Deadline, DynEngine, DynError, ErrorKind, Flag, Op, Rank, Region, StreamOrdered,
-    Ticket,
-};
+use peerlane_hal::{CopyEngine, Deadline, ErrorKind, Flag, Op, Rank, Region, Ticket};
 
+use self::queue::{Queue, fail};
 pub use stream::StreamMessages;
 
 use super::buffer;
@@ -27,7 +26,6 @@ use super::report::{Fallback, LaneReport};
 use super::segment::Segment;
 use super::shared::Shared;
 use super::window::{Inner, WindowUse};
-use crate::bootstrap::{AbortRecord, Cause};
 use crate::element::Element;
 use crate::error::Error;
 use crate::layout::FLAG_WORDS;
@@ -136,13 +134,6 @@ struct Pending {
     /// The waits that graphs have recorded.
     recorded: Vec<StreamWait>,
     is_replay_waiting: bool,
-}
-
-struct Queue {
-    engine: DynEngine,
-    last: Ticket,
-    /// The vector is empty between calls, so that only its allocation is reused.
-    ops: Ops<'static>,
 }
 
 /// A copy between this rank and a peer, in elements of the window.
@@ -406,22 +397,49 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout); the reason why the group has ended.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.wait_unfinished(0, timeout)
+    }
+
+    /// Waits until at most `at_most` messages of this rank are not complete, so that a caller can keep a number of messages in
+    /// flight.
+    ///
+    /// A put with a signal is two messages, and copies that were joined are one.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    pub fn wait_unfinished(&mut self, at_most: usize, timeout: Duration) -> Result<(), Error> {
         let deadline = Deadline::after(timeout);
-        for tier in [Tier::Local, Tier::Network] {
-            let Some(side) = &self.sides[tier as usize] else { continue };
-            let last = side.queue().last;
-            while self.poll(tier)? < last {
-                if deadline.has_passed() {
-                    let text = format!(
-                        "{}: copies of rank {} are not complete after {timeout:?}",
-                        self.name, self.rank
-                    );
-                    return Err(Error::new(ErrorKind::Timeout, text));
-                }
+        while self.unfinished()? > at_most {
+            if deadline.has_passed() {
+                let text = format!(
+                    "{}: copies of rank {} are not complete after {timeout:?}",
+                    self.name, self.rank
+                );
+                return Err(Error::new(ErrorKind::Timeout, text));
+            }
+            let is_open = |side: &&Arc<ChannelSide>| side.queue().unfinished > 0;
+            let tier = self.sides.iter().flatten().find(is_open).map(|side| side.tier);
+            if let Some(tier) = tier {
                 self.park(tier, deadline.remaining().min(PARK_MAX))?;
             }
         }
         Ok(())
+    }
+
+    /// Returns how many messages of this rank are not complete, without blocking.
+    ///
+    /// # Errors
+    /// The reason why the group has ended.
+    pub fn unfinished(&mut self) -> Result<usize, Error> {
+        let mut unfinished = 0;
+        for tier in [Tier::Local, Tier::Network] {
+            let completed = self.poll(tier)?;
+            let Some(side) = &self.sides[tier as usize] else { continue };
+            let mut queue = side.queue();
+            queue.forget(completed);
+            unfinished += queue.unfinished;
+        }
+        Ok(unfinished)
     }
 
     /// Copies elements to this rank's window, from element `begin`.
@@ -673,73 +691,6 @@ impl ChannelSide {
         self.is_open.store(is_open, Ordering::Relaxed);
         is_open
     }
-}
-
-impl Queue {
-    fn streams(&mut self) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
-        let kind = self.engine.caps().kind;
-        self.engine.streams().ok_or_else(|| {
-            let text =
-                format!("{kind} engines cannot run on a stream; send messages from the host");
-            Error::new(ErrorKind::Mismatch, text)
-        })
-    }
-
-    /// Submits ops in slices, and waits for room in the queue of the engine.
-    fn submit(&mut self, ops: &Ops<'_>, shared: &Shared) -> Result<(), Error> {
-        let Self { engine, last, .. } = self;
-        let slice_ops_max = engine.caps().slice_ops_max;
-        let mut deadline = None;
-        for slice in ops.chunks(slice_ops_max) {
-            loop {
-                // SAFETY: the ranges were checked against the window, which has one size on all ranks; the window and the flags
-                // live as long as the channel. Only this engine writes these flags of the peer. What messages race with is the
-                // callers', who only see bytes.
-                match unsafe { engine.submit(slice) } {
-                    Ok(ticket) => {
-                        *last = ticket;
-                        break;
-                    }
-                    Err(error) if peerlane_hal::Error::kind(&error) == ErrorKind::QueueFull => {}
-                    Err(error) => return Err(Error::of_fabric("submit messages", error)),
-                }
-                shared.check()?;
-                let deadline = *deadline.get_or_insert_with(|| Deadline::after(shared.timeout));
-                if deadline.has_passed() {
-                    let text =
-                        format!("the engine has had no room for messages for {:?}", shared.timeout);
-                    return Err(Error::new(ErrorKind::Timeout, text));
-                }
-                engine
-                    .completed()
-                    .map_err(|error| Error::of_fabric("query the completed tickets", error))?;
-                let limit = deadline.remaining().min(PARK_MAX);
-                engine.park(limit).map_err(|error| Error::of_fabric("park the engine", error))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Ends the group if an engine has failed.
-fn fail(shared: &Shared, name: &str, error: Error) -> Error {
-    if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::InvalidArgument)
-        || shared.check().is_err()
-    {
-        return shared.check().err().unwrap_or(error);
-    }
-    let rank = shared.bootstrap.rank();
-    shared.raise(AbortRecord {
-        cause: Cause::of_engine(&error),
-        by: Some(rank.0),
-        operation: name.to_owned(),
-        phase: "engine".to_owned(),
-        ..AbortRecord::timeout(
-            Some(rank),
-            format!("{name}: the engine of rank {rank} failed: {error}"),
-        )
-    });
-    shared.check().err().unwrap_or(error)
 }
 
 impl<T> Drop for Channel<T> {

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use peerlane_hal::{
-    CopyEngine, Deadline, DynEngine, EngineRequirements, ErrorKind, Fabric, LinkKind, Rank, Ticket,
+    CopyEngine, Deadline, DynEngine, EngineRequirements, ErrorKind, Fabric, LinkKind, Rank,
 };
 
-use super::{Channel, ChannelReport, ChannelSide, Queue, invalid};
+use super::queue::Queue;
+use super::{Channel, ChannelReport, ChannelSide, invalid};
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::Group;
@@ -85,14 +86,13 @@ fn open<T: Element>(
     for (tier, engine) in [Tier::Local, Tier::Network].into_iter().zip(engines) {
         let (Some(eager), Some(captured)) = (flags.next(), flags.next()) else { break };
         let Some(engine) = engine else { continue };
-        let (last, ops) = (Ticket::NONE, Vec::new());
         let side = Arc::new(ChannelSide {
             name: name.clone(),
             rank,
             tier,
             flags: eager,
             captured,
-            queue: Mutex::new(Queue { engine, last, ops }),
+            queue: Mutex::new(Queue::new(engine)),
             pending: Mutex::default(),
             is_open: AtomicBool::new(false),
             host_waits_for: AtomicU32::new(0),

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{CopyEngine, ErrorKind, Flag, Rank, Region, Ticket};
 
-use super::{Channel, ChannelSide, CopyRange, Message, Mode, OnStream, Pending, StreamWait, fail};
+use super::queue::fail;
+use super::{Channel, ChannelSide, CopyRange, Message, Mode, OnStream, Pending, StreamWait};
 use crate::bootstrap::AbortRecord;
 use crate::element::Element;
 use crate::error::Error;
