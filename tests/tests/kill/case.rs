@@ -38,12 +38,13 @@ pub(crate) enum Phase {
     Arrived,
     Pushing,
     BetweenStarts,
+    Messages,
     Closing,
     Leaving,
 }
 
 impl Phase {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::BeforeJoin,
         Self::Joined,
         Self::Connecting,
@@ -55,6 +56,7 @@ impl Phase {
         Self::Arrived,
         Self::Pushing,
         Self::BetweenStarts,
+        Self::Messages,
         Self::Closing,
         Self::Leaving,
     ];
@@ -77,6 +79,7 @@ impl Phase {
             Self::Opened | Self::Preparing | Self::Importing => "prepare",
             Self::Prepared | Self::Ready | Self::Arrived | Self::Pushing => "start 1",
             Self::BetweenStarts => "start 2",
+            Self::Messages => "messages",
             Self::Closing | Self::Leaving => "close",
         }
     }

@@ -51,9 +51,10 @@ fn cases() -> impl Iterator<Item = Case> {
         .flat_map(move |phase| [0, 1].map(|victim| stopped(3, victim, phase)))
         .chain(in_rings);
     let tiers = [Phase::Importing, Phase::Prepared, Phase::Ready, Phase::Pushing];
-    let tiers = tiers.into_iter().chain([Phase::BetweenStarts]).flat_map(move |phase| {
-        [1, 3].map(|victim| Case { nodes: Some("2x2"), ..killed(4, victim, phase) })
-    });
+    let tiers =
+        tiers.into_iter().chain([Phase::BetweenStarts, Phase::Messages]).flat_map(move |phase| {
+            [1, 3].map(|victim| Case { nodes: Some("2x2"), ..killed(4, victim, phase) })
+        });
     let waiting = [("2x1", 2, 1), ("2x2", 4, 1), ("2x2", 4, 2)].map(|(nodes, ranks, victim)| {
         Case { nodes: Some(nodes), end: End::Stopped, ..killed(ranks, victim, Phase::Ready) }
     });

@@ -150,6 +150,11 @@ impl Processes {
             return self.shrink(parent, &group);
         }
         verify(&mut gather, self.environment.ranks)?;
+        if let Err(error) = self.messages(parent, &mut group)? {
+            is_final(&mut gather, &mut group, &error)?;
+            fell("messages", error, group.abort_record())?;
+            return self.shrink(parent, &group);
+        }
         drop(gather);
         step("close");
         if let Err(error) = group.close() {
@@ -157,6 +162,37 @@ impl Processes {
         }
         parent.print_line("ended");
         Ok(())
+    }
+
+    /// Sends a message to every other rank and waits for one of each.
+    fn messages(&self, parent: &Parent, group: &mut Group) -> Outcome<Result<(), Error>> {
+        let (me, ranks) = (group.rank(), group.ranks());
+        let opened = group.window::<u8>(ranks);
+        let opened = opened.and_then(|window| Ok((group.channel(&window, 1)?, window)));
+        let (mut channel, _window) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return Ok(Err(error)),
+        };
+        self.reach(parent, Phase::Messages)?;
+        parent.print_line("step messages");
+        let others = || Rank::all(ranks).filter(|peer| *peer != me);
+        let at = me.index();
+        let mut exchange = || {
+            channel.write(at, &[me.0 as u8 + 1])?;
+            others().try_for_each(|peer| channel.put_signal(peer, at..at + 1, at, 0).map(drop))?;
+            others().try_for_each(|peer| channel.wait(peer, 0, self.timeout).map(drop))?;
+            let mut seen = vec![0; ranks];
+            channel.read(0, &mut seen)?;
+            Ok(seen)
+        };
+        let seen = exchange();
+        let wanted: Vec<_> = (1..=ranks as u8).collect();
+        match seen {
+            Ok(seen) if seen != wanted => {
+                Err(Failure::new(format!("{seen:?} was put here, expected {wanted:?}")))
+            }
+            seen => Ok(seen.map(drop)),
+        }
     }
 
     /// Goes on with the survivors, while the old group and its operations still exist.
