@@ -14,10 +14,24 @@ use crate::error::Error;
 pub enum DType {
     /// An unsigned integer of 8 bits, also used for plain bytes.
     U8,
+    /// An unsigned integer of 16 bits.
+    U16,
+    /// An unsigned integer of 32 bits.
+    U32,
+    /// An unsigned integer of 64 bits.
+    U64,
+    /// A signed integer of 8 bits.
+    I8,
+    /// A signed integer of 16 bits.
+    I16,
     /// A signed integer of 32 bits.
     I32,
     /// A signed integer of 64 bits.
     I64,
+    /// A floating-point number of 8 bits, 4 of them for the exponent ([`F8E4M3`]).
+    F8E4M3,
+    /// A floating-point number of 8 bits, 5 of them for the exponent ([`F8E5M2`]).
+    F8E5M2,
     /// A floating-point number of IEEE 754 half precision.
     F16,
     /// A bfloat16 floating-point number, which is the upper half of an `f32`.
@@ -30,15 +44,36 @@ pub enum DType {
 
 impl DType {
     /// All element types, in the order of their declaration.
-    pub const ALL: [Self; 7] =
-        [Self::U8, Self::I32, Self::I64, Self::F16, Self::Bf16, Self::F32, Self::F64];
+    pub const ALL: [Self; 14] = [
+        Self::U8,
+        Self::U16,
+        Self::U32,
+        Self::U64,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::F8E4M3,
+        Self::F8E5M2,
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+    ];
 
     /// Returns the name of the element type, which [`FromStr`] reads.
     pub const fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::I8 => "i8",
+            Self::I16 => "i16",
             Self::I32 => "i32",
             Self::I64 => "i64",
+            Self::F8E4M3 => "f8e4m3",
+            Self::F8E5M2 => "f8e5m2",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::F32 => "f32",
@@ -49,10 +84,10 @@ impl DType {
     /// Returns the size of one element in bytes, which is also its alignment.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::U8 => 1,
-            Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 => 8,
+            Self::U8 | Self::I8 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
         }
     }
 }
@@ -74,6 +109,25 @@ impl FromStr for DType {
         })
     }
 }
+
+/// The bits of a floating-point number of 8 bits with an exponent of 4, `float8_e4m3fn` in PyTorch.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct F8E4M3(pub u8);
+
+/// The bits of a floating-point number of 8 bits with an exponent of 5, `float8_e5m2` in PyTorch.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct F8E5M2(pub u8);
+
+// SAFETY: zero is a value of the byte.
+unsafe impl bytemuck::Zeroable for F8E4M3 {}
+// SAFETY: the type is a byte without padding, and every bit pattern is a value.
+unsafe impl bytemuck::Pod for F8E4M3 {}
+// SAFETY: as above.
+unsafe impl bytemuck::Zeroable for F8E5M2 {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for F8E5M2 {}
 
 mod sealed {
     pub trait Sealed {}
@@ -102,8 +156,15 @@ macro_rules! elements {
 
 elements! {
     u8 => U8,
+    u16 => U16,
+    u32 => U32,
+    u64 => U64,
+    i8 => I8,
+    i16 => I16,
     i32 => I32,
     i64 => I64,
+    F8E4M3 => F8E4M3,
+    F8E5M2 => F8E5M2,
     #[cfg(feature = "half")] half::f16 => F16,
     #[cfg(feature = "half")] half::bf16 => Bf16,
     f32 => F32,
@@ -155,7 +216,7 @@ mod tests {
         }
         insta::assert_snapshot!(
             "f8".parse::<DType>().unwrap_err(),
-            @r#"dtype is "f8", expected one of u8, i32, i64, f16, bf16, f32, f64"#
+            @r#"dtype is "f8", expected one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f16, bf16, f32, f64"#
         );
     }
 

@@ -86,7 +86,8 @@ pub(crate) struct Options {
     /// copy, such as the own block of a GPU, or to a thread that drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Set the element type to u8, i32, i64, f16, bf16, f32 or f64
+    /// Set the element type, one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f16, bf16, f32
+    /// and f64
     #[arg(long, default_value = "u8", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
     /// Also measure the limit of the hardware with plain copies of the same bytes between the same
@@ -264,7 +265,7 @@ impl Options {
 }
 
 fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
-    text.parse().map_err(|_| "expected u8, i32, i64, f16, bf16, f32 or f64".to_owned())
+    text.parse().map_err(|_| format!("expected one of {}", DType::ALL.map(DType::name).join(", ")))
 }
 
 /// Returns the options that must be equal on all ranks, with the selected backend.
@@ -374,7 +375,7 @@ pub(super) mod tests {
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
         insta::assert_snapshot!(first_line("--chunks 0"), @"error: invalid value '0' for '--chunks <N>': expected a number of chunks from 1 to 65536");
-        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected u8, i32, i64, f16, bf16, f32 or f64");
+        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f16, bf16, f32, f64");
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");

@@ -26,7 +26,9 @@ use crate::ranks::data::Numbering;
 macro_rules! with_dtype {
     ($dtype:expr, $element:ident => $work:expr) => {
         with_dtype!(@ $dtype, $element => $work;
-            U8 u8, I32 i32, I64 i64, F16 half::f16, Bf16 half::bf16, F32 f32, F64 f64)
+            U8 u8, U16 u16, U32 u32, U64 u64, I8 i8, I16 i16, I32 i32, I64 i64,
+            F8E4M3 peerlane::element::F8E4M3, F8E5M2 peerlane::element::F8E5M2,
+            F16 half::f16, Bf16 half::bf16, F32 f32, F64 f64)
     };
     (@ $dtype:expr, $element:ident => $work:expr; $($name:ident $rust:ty),*) => {
         match $dtype {
