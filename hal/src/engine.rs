@@ -244,9 +244,15 @@ pub unsafe trait CopyEngine: Send + 'static {
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>>;
 }
 
+/// A reference to a stream of the caller, on which an engine of one backend can enqueue its work.
+///
+/// Backends implement it for their stream types, such as `peerlane_cuda::Stream`. Which engines take which streams is only known
+/// at run time, so [`StreamOrdered`] takes a stream as [`Any`].
+pub trait Stream: Any {}
+
 /// Orders the work of an engine before and after the work on a stream of the caller.
 ///
-/// A stream is a reference to the stream type of the backend, such as `peerlane_cuda::Stream`.
+/// A stream is a reference to the [stream type](Stream) of the backend.
 ///
 /// # Safety
 /// Between [`fork`](Self::fork) and [`join`](Self::join), the engine's work follows the work that the caller enqueued on the stream
@@ -294,7 +300,7 @@ pub unsafe trait StreamOrdered {
 ///
 /// # Errors
 /// A text for an error of kind [`Mismatch`](crate::ErrorKind::Mismatch).
-pub fn stream_of<S: 'static>(stream: &dyn Any) -> Result<&S, String> {
+pub fn stream_of<S: Stream>(stream: &dyn Any) -> Result<&S, String> {
     stream.downcast_ref().ok_or_else(|| {
         let expected = std::any::type_name::<S>();
         format!("the stream has the wrong type, expected {expected}")

@@ -31,7 +31,9 @@ pub mod wire;
 
 pub use deadline::Deadline;
 pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey};
-pub use engine::{At, Caps, CopyEngine, Flag, Op, SharedQueues, StreamOrdered, Ticket, stream_of};
+pub use engine::{
+    At, Caps, CopyEngine, Flag, Op, SharedQueues, Stream, StreamOrdered, Ticket, stream_of,
+};
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineRequirements, Fabric, Link, LinkKind};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};

@@ -440,6 +440,8 @@ type Job = Arc<dyn Fn() + Send + Sync>;
 #[derive(Clone)]
 pub struct Stream(Arc<Handle>);
 
+impl peerlane_hal::Stream for Stream {}
+
 /// A captured graph, which holds the jobs that a stream recorded.
 #[derive(Clone)]
 pub struct Graph(Arc<[Job]>);

@@ -190,6 +190,8 @@ impl Stream {
     }
 }
 
+impl peerlane_hal::Stream for Stream {}
+
 impl AsRef<streams::Stream> for Stream {
     fn as_ref(&self) -> &streams::Stream {
         &self.0

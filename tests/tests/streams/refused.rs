@@ -10,11 +10,15 @@ use peerlane_host as host;
 
 use crate::support::{LONG, in_group};
 
+struct Foreign;
+
+impl peerlane_hal::Stream for Foreign {}
+
 #[test]
 fn a_stream_of_another_backend() {
     in_group(2, LONG, |mut group| {
         let mut gather = group.all_gather::<u8>(4).prepare().unwrap();
-        let error = gather.start_on(&7_u64).unwrap_err();
+        let error = gather.start_on(&Foreign).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(
             error.to_string(),

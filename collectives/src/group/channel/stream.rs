@@ -1,13 +1,12 @@
 //! Enqueues messages on the caller's stream, and finds out when they are overdue.
 
-use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{CopyEngine, ErrorKind, Flag, Rank, Region, Ticket};
+use peerlane_hal::{CopyEngine, ErrorKind, Flag, Rank, Region, Stream, Ticket};
 
 use super::queue::fail;
 use super::{Channel, ChannelSide, CopyRange, Message, Mode, OnStream, Pending, StreamWait};
@@ -30,7 +29,7 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) for a stream of another backend or device; the error of `work`; the reason why the
     /// group has ended.
-    pub fn on_stream<S: Any, R>(
+    pub fn on_stream<S: Stream, R>(
         &mut self,
         stream: &S,
         work: impl FnOnce(&mut StreamMessages<'_, T>) -> Result<R, Error>,

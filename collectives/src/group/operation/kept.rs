@@ -1,7 +1,8 @@
 //! Starts operations on a stream without a call of `prepare`, and keeps what was prepared for the next start.
 
-use std::any::Any;
 use std::sync::Arc;
+
+use peerlane_hal::Stream;
 
 use super::builder::OperationBuilder;
 use super::request::{OperationSpec, Target};
@@ -45,7 +46,7 @@ impl<T: Element> OperationBuilder<'_, T> {
     /// As [`prepare`](Self::prepare) for the first start of a description;
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if input or output is not in a window;
     /// as [`Operation::start_on`](super::Operation::start_on).
-    pub fn start_on<S: Any>(self, stream: &S) -> Result<(), Error> {
+    pub fn start_on<S: Stream>(self, stream: &S) -> Result<(), Error> {
         let (group, spec) = self.into_kept();
         let known = group.kept.iter().position(|kept| same(&kept.spec, &spec));
         let index = match known {

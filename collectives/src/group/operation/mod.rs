@@ -27,14 +27,13 @@ mod report;
 mod request;
 mod resize;
 
-use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank};
+use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 
 pub use access::{Lease, Received};
 pub use builder::{OperationBuilder, OperationDescription};
@@ -100,7 +99,7 @@ struct State {
 }
 
 impl State {
-    fn start_on<S: Any>(&mut self, stream: &S) -> Result<Start, Error> {
+    fn start_on<S: Stream>(&mut self, stream: &S) -> Result<Start, Error> {
         let begun = self.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
         let start = self.prepared.start_on(stream, self.timeout)?;
         drop(begun);
@@ -200,7 +199,7 @@ impl<T: Element> Operation<T> {
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device, and
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the stream can take no start; nothing has started then.
     /// Otherwise as [`run`](Self::run).
-    pub fn start_on<S: Any>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
+    pub fn start_on<S: Stream>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
         let start = self.state.start_on(stream)?;
         Ok(Lease::new(self, start))
     }

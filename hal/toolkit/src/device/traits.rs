@@ -500,7 +500,7 @@ pub trait GraphCalls: StreamCalls {
 /// A GPU on whose streams the toolkit's engine can run.
 pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls {
     /// The stream type of the backend's users, such as a wrapper of a `cudaStream_t`.
-    type Stream: AsRef<Stream> + 'static;
+    type Stream: AsRef<Stream> + peerlane_hal::Stream;
 
     /// Returns limits of the device's streams, such as the number of copies that run at the same time. The context is
     /// current.
