@@ -1,7 +1,7 @@
 //! Peerlane runs collectives on copy engines and network adapters, so that all compute units stay free for kernels.
 //!
 //! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and NVLink, XGMI and RDMA with
-//! the features `cuda`, `rocm` and `rdma`. [`Group::from_env`](OpenGroup::from_env) joins the ranks of a launcher such as
+//! the features `cuda`, `rocm` and `rdma`. [`from_env`] joins the ranks of a launcher such as
 //! torchrun and chooses the fabrics; [`open`](mod@open) says how. A group prepares [operations](Operation) such as
 //! all-gathers. An operation runs a [`plan`](planning::plan), which is data and is [verified](mod@planning::verify) for all ranks before a byte moves.
 //!
@@ -49,12 +49,12 @@ pub use peerlane_rocm as rocm;
 
 #[cfg(feature = "cudarc")]
 pub use interop::RegisterSlice;
-pub use open::OpenGroup;
+pub use open::{Backend, OpenOptions, from_env};
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
     BlockLens, Buffer, Channel, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange,
-    Operation, OperationDescription, Part, Received, Started, Window,
+    Operation, OperationDescription, Part, Received, Selection, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{

@@ -3,7 +3,7 @@
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_hal::{DynFabric, Rank};
 
-use super::{Backend, Selection};
+use super::Backend;
 use crate::{Error, Group, GroupOptions};
 
 /// The options with which fabrics of each backend are opened.
@@ -135,8 +135,9 @@ impl FabricOptions {
 /// # #[cfg(feature = "host")]
 /// in_process::run(2, |bootstrap| {
 ///     let fabrics = OpenOptions::default().backend(Backend::Host).open_fabrics(&bootstrap)?;
-///     println!("{}", fabrics.selection);
-///     fabrics.into_group(bootstrap)?.close()
+///     let group = fabrics.into_group(bootstrap)?;
+///     println!("{}", group.selection());
+///     group.close()
 /// })?;
 /// # Ok::<(), peerlane::Error>(())
 /// ```
@@ -147,8 +148,6 @@ pub struct Fabrics {
     pub local: DynFabric,
     /// The fabric between nodes; `None` if the local fabric connects all ranks.
     pub network: Option<DynFabric>,
-    /// The backends and the GPU that were chosen, with the reasons.
-    pub selection: Selection,
     pub(super) group_options: GroupOptions,
 }
 

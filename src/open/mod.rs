@@ -1,10 +1,9 @@
 //! Opens a group of ranks on the best fabrics of the machine.
 //!
-//! [`Group::from_env`](OpenGroup::from_env) is enough for most programs. [`OpenOptions`] names a backend, a device or a timeout
-//! instead, and returns a [`Selection`] that says what was found and why it was chosen. A [`Survey`] shows what the machine has
+//! [`from_env`] is enough for most programs. [`OpenOptions`] names a backend, a device or a timeout
+//! instead. [`Group::selection`] says what was chosen and why. A [`Survey`] shows what the machine has
 //! without opening anything.
 
-use std::fmt;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
@@ -24,61 +23,35 @@ pub use survey::{Backend, Device, Survey};
 
 /// The timeout for opening a group and for its operations, unless the caller sets one.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Opens a group from the environment variables of a launcher such as torchrun.
+
+/// Opens the group of the launcher (torchrun, mpirun or srun) on the best fabrics of the machines. Collective.
 ///
-/// The trait adds [`from_env`](Self::from_env) to [`Group`], which is of a crate without backends.
-pub trait OpenGroup: Sized {
-    /// Opens the group of the launcher (torchrun, mpirun or srun) on the best fabrics of the machines. Collective.
-    ///
-    /// Without a launcher, the group has one rank. [`OpenOptions`] describes the choice.
-    ///
-    /// ```no_run
-    /// use peerlane::{Group, OpenGroup};
-    ///
-    /// let mut group = Group::from_env()?;
-    /// let mut gather = group.all_gather::<f32>(1024).prepare()?;
-    /// gather.run()?;
-    /// drop(gather);
-    /// group.close()?;
-    /// # Ok::<(), peerlane::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`OpenOptions::from_env`].
-    fn from_env() -> Result<Self, Error>;
+/// Without a launcher, the group has one rank. [`OpenOptions`] describes the choice, and [`Group::selection`] returns it.
+///
+/// ```no_run
+/// let mut group = peerlane::from_env()?;
+/// println!("{}", group.selection());
+/// let mut gather = group.all_gather::<f32>(1024).prepare()?;
+/// gather.run()?;
+/// drop(gather);
+/// group.close()?;
+/// # Ok::<(), peerlane::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`OpenOptions::from_env`].
+pub fn from_env() -> Result<Group, Error> {
+    OpenOptions::default().from_env()
 }
 
-impl OpenGroup for Group {
-    fn from_env() -> Result<Self, Error> {
-        OpenOptions::default().from_env().map(|(group, _)| group)
-    }
-}
-
-/// The backends and the GPU that were chosen for this rank, with the reasons.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Selection {
-    /// The backend inside a machine, or between all ranks if there is no network.
-    pub local: Backend,
-    /// The number of this rank's GPU in its driver; `None` if the backend uses no GPU.
-    pub device: Option<u32>,
-    /// The backend between nodes; `None` if the local backend connects all ranks.
-    pub network: Option<Backend>,
-    /// The reasons why these backends and this GPU were chosen, if the choice was automatic.
-    pub reasons: Vec<String>,
-}
-
-impl fmt::Display for Selection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.local)?;
-        if let Some(device) = self.device {
-            write!(f, ", GPU {device}")?;
-        }
-        if let Some(network) = self.network {
-            write!(f, ", {network} between machines")?;
-        }
-        if self.reasons.is_empty() { Ok(()) } else { write!(f, " ({})", self.reasons.join("; ")) }
-    }
+/// The backends and the GPU of one rank.
+#[derive(Debug)]
+struct Choice {
+    local: Backend,
+    device: Option<u32>,
+    network: Option<Backend>,
+    /// The reasons, if the choice was automatic.
+    reasons: Vec<String>,
 }
 
 /// Options for opening a group, such as its backend and timeout.
@@ -91,8 +64,8 @@ impl fmt::Display for Selection {
 ///
 /// # #[cfg(feature = "host")] {
 /// // Without a launcher, this is a group of one rank.
-/// let (group, selection) = OpenOptions::default().backend(Backend::Host).from_env()?;
-/// println!("{selection}");
+/// let group = OpenOptions::default().backend(Backend::Host).from_env()?;
+/// println!("{}", group.selection());
 /// group.close()?;
 /// # }
 /// # Ok::<(), peerlane::Error>(())
@@ -167,7 +140,7 @@ impl OpenOptions {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the variable of the environment; otherwise as
     /// [`open`](Self::open).
-    pub fn from_env(self) -> Result<(Group, Selection), Error> {
+    pub fn from_env(self) -> Result<Group, Error> {
         match Environment::from_env()? {
             Some(environment) => {
                 let deadline = Deadline::after(self.timeout.unwrap_or(TIMEOUT));
@@ -184,10 +157,8 @@ impl OpenOptions {
     ///
     /// # Errors
     /// As [`open_fabrics`](Self::open_fabrics) and [`GroupOptions::open`].
-    pub fn open(self, bootstrap: impl Bootstrap + 'static) -> Result<(Group, Selection), Error> {
-        let fabrics = self.open_fabrics(&bootstrap)?;
-        let selection = fabrics.selection.clone();
-        Ok((fabrics.into_group(bootstrap)?, selection))
+    pub fn open(self, bootstrap: impl Bootstrap + 'static) -> Result<Group, Error> {
+        self.open_fabrics(&bootstrap)?.into_group(bootstrap)
     }
 
     /// Opens the fabrics of this rank without making them a group, for example to put layers around them.
@@ -211,9 +182,9 @@ impl OpenOptions {
         };
         let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
         let (me, ranks) = (bootstrap.rank(), all.len());
-        let (selection, topology) = select(&self, &survey, &all, me)?;
+        let (choice, topology) = select(&self, &survey, &all, me)?;
         let mut options = self.fabrics;
-        if let Some(ordinal) = selection.device {
+        if let Some(ordinal) = choice.device {
             options.set_device(ordinal);
         }
         if self.strict {
@@ -222,12 +193,12 @@ impl OpenOptions {
         if all.iter().all(|found| found.host == all[0].host) {
             options.stay_on_machine();
         }
-        let local = options.open(selection.local, me, ranks)?;
-        let network =
-            selection.network.map(|network| options.open_second(&local, network, me, ranks));
+        let local = options.open(choice.local, me, ranks)?;
+        let network = choice.network.map(|network| options.open_second(&local, network, me, ranks));
         let group_options =
             GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology);
-        Ok(Fabrics { network: network.transpose()?, local, selection, group_options })
+        let group_options = group_options.selected(choice.device, choice.reasons);
+        Ok(Fabrics { network: network.transpose()?, local, group_options })
     }
 }
 
@@ -289,7 +260,7 @@ fn select(
     survey: &Survey,
     all: &[RankDevices],
     me: Rank,
-) -> Result<(Selection, Topology), Error> {
+) -> Result<(Choice, Topology), Error> {
     let own = &all[me.index()];
     let mates: Vec<usize> = (0..all.len()).filter(|&rank| all[rank].host == own.host).collect();
     let several_hosts = mates.len() < all.len();
@@ -365,7 +336,7 @@ fn select(
             reasons.push(format!("rdma: the ranks are on {} machines", machines.nodes()));
         }
     }
-    Ok((Selection { local, device, network, reasons }, topology))
+    Ok((Choice { local, device, network, reasons }, topology))
 }
 
 fn select_network(
@@ -482,29 +453,26 @@ mod tests {
         let options = OpenOptions::default();
         let own = Survey { cuda: gpus(2), rocm: missing(), rdma: gpus(1) };
         let all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
-        let selection = |rank, all: &[RankDevices]| {
-            select(&options, &own, all, Rank(rank)).map(|(selection, _)| selection)
+        let choice = |rank, all: &[RankDevices]| {
+            select(&options, &own, all, Rank(rank)).map(|(choice, _)| choice)
         };
-        let chosen = selection(2, &all).unwrap();
+        let chosen = choice(2, &all).unwrap();
         assert_eq!((chosen.local, chosen.device), (Backend::Cuda, Some(1)));
         assert_eq!(chosen.network, Some(Backend::Rdma));
-        assert_eq!(
-            chosen.to_string(),
-            "cuda, GPU 1, rdma between machines (2 GPUs; rdma: the ranks are on 2 machines)"
-        );
+        assert_eq!(chosen.reasons, ["2 GPUs", "rdma: the ranks are on 2 machines"]);
         // Rank 2 sees no GPU, so rank 0 does without its own.
         let mut fewer = all.clone();
         fewer[2].cuda = 0;
-        let chosen = selection(0, &fewer).unwrap();
+        let chosen = choice(0, &fewer).unwrap();
         assert_eq!((chosen.local, chosen.device), (Backend::Host, None));
-        assert!(chosen.reasons[0].starts_with("cuda: rank 2 found no GPU"), "{chosen}");
+        assert!(chosen.reasons[0].starts_with("cuda: rank 2 found no GPU"), "{chosen:?}");
         let mut without = all.clone();
         without[3].rdma = 0;
-        let error = selection(0, &without).unwrap_err();
+        let error = choice(0, &without).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Unavailable, Some(Rank(3))));
         let mut differ = all;
         differ[2].requested = Some(Backend::Host);
-        let error = selection(0, &differ).unwrap_err();
+        let error = choice(0, &differ).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(2))));
     }
 
@@ -542,8 +510,8 @@ mod tests {
         in_process::run(4, |bootstrap| {
             let options = OpenOptions::default().backend(Backend::Host);
             let topology = Topology::of_nodes(&[0, 0, 1, 1])?;
-            let (mut group, selection) = options.topology(topology).open(bootstrap)?;
-            assert_eq!(selection.network, Some(Backend::Host));
+            let mut group = options.topology(topology).open(bootstrap)?;
+            assert_eq!(group.selection().network, Some(peerlane_hal::BackendId::HOST));
             let mut gather = group.all_gather::<u8>(1).prepare()?;
             gather.input_mut()?[0] = 7;
             gather.run()?;
@@ -559,8 +527,8 @@ mod tests {
     fn a_group_opens_without_naming_a_type() {
         in_process::run(3, |bootstrap| {
             let options = OpenOptions::default().backend(Backend::Host);
-            let (mut group, selection) = options.open(bootstrap)?;
-            assert_eq!(selection.to_string(), "host");
+            let mut group = options.open(bootstrap)?;
+            assert_eq!(group.selection().to_string(), "host");
             let mut gather = group.all_gather::<u8>(1).prepare()?;
             gather.input_mut()?[0] = 7;
             gather.run()?;

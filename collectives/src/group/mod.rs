@@ -25,6 +25,7 @@ mod operation;
 mod options;
 mod report;
 mod segment;
+mod selection;
 pub(crate) mod shared;
 pub(crate) mod tracker;
 mod watchdog;
@@ -50,6 +51,7 @@ pub use operation::{
 pub use options::GroupOptions;
 pub use report::{Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
 use segment::Fabrics;
+pub use selection::Selection;
 use shared::{Closed, Shared};
 use window::WindowUses;
 pub use window::{Window, WindowSlice, WindowSliceMut};
@@ -95,6 +97,7 @@ pub struct Group {
     /// All ranks have the same link rates, so that they choose the same algorithm.
     links: Links,
     links_measured: bool,
+    selection: Selection,
     shared: Arc<Shared>,
     watchdog: Option<JoinHandle<()>>,
     prepared: u64,
@@ -144,6 +147,13 @@ impl Group {
     /// [`DynFabric::downcast_ref`] returns it with its type.
     pub fn fabric(&self) -> &DynFabric {
         &self.fabric
+    }
+
+    /// Returns the backends and the GPU that this rank uses, and why they were chosen.
+    ///
+    /// The GPU is known if the group was opened by the crate `peerlane`, or told by [`GroupOptions::selected`].
+    pub fn selection(&self) -> &Selection {
+        &self.selection
     }
 
     /// Returns the link rates from which the group chooses algorithms.
@@ -310,6 +320,7 @@ impl Group {
             .timeout(self.shared.timeout)
             .strict(self.strict)
             .topology(Topology::by_key(&nodes)?)
+            .selected(self.selection.device, self.selection.reasons.clone())
             .measured_links(self.links_measured.then(|| self.links.clone()))
             .open_with(bootstrap, reopen(&self.fabric)?, network.transpose()?)
     }

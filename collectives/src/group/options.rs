@@ -14,6 +14,7 @@ use crate::group::heap::Heap;
 use crate::group::links;
 use crate::group::network::{self, FabricReport};
 use crate::group::segment::connects;
+use crate::group::selection::Selection;
 use crate::group::shared::Shared;
 use crate::plan::Tier;
 use crate::topology::Topology;
@@ -30,12 +31,22 @@ pub struct GroupOptions {
     links: Option<Links>,
     strict: bool,
     heap_bytes: Option<u64>,
+    device: Option<u32>,
+    reasons: Vec<String>,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
         let timeout = Duration::from_secs(30);
-        Self { timeout, topology: None, links: None, strict: false, heap_bytes: None }
+        Self {
+            timeout,
+            topology: None,
+            links: None,
+            strict: false,
+            heap_bytes: None,
+            device: None,
+            reasons: Vec::new(),
+        }
     }
 }
 
@@ -83,6 +94,13 @@ impl GroupOptions {
     #[must_use]
     pub fn heap_bytes(mut self, bytes: u64) -> Self {
         self.heap_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the number of this rank's GPU and the reasons for the choice of the fabrics, which [`Group::selection`] returns.
+    #[must_use]
+    pub fn selected(mut self, device: Option<u32>, reasons: Vec<String>) -> Self {
+        (self.device, self.reasons) = (device, reasons);
         self
     }
 
@@ -136,6 +154,9 @@ impl GroupOptions {
         check_timeout(self.timeout)?;
         let shared = Shared::new(bootstrap, self.timeout);
         let deadline = Deadline::after(self.timeout);
+        // Before a fabric that stages its memory is put around the network.
+        let (local_backend, network_backend) =
+            (fabric.backend(), network.as_ref().map(Fabric::backend));
         let refusal = match &network {
             Some(network) => network::refusal(network, &fabric),
             None => Ok(None),
@@ -206,6 +227,12 @@ impl GroupOptions {
                     .with_source(error)
             })?;
         let ((topology, network), strict) = (joined?, self.strict);
+        let selection = Selection {
+            local: local_backend,
+            device: self.device,
+            network: network_backend,
+            reasons: self.reasons,
+        };
         let me = shared.bootstrap.rank().index();
         let mixed = network::is_mixed(&reports);
         let refusal = reports.into_iter().nth(me).and_then(|report| report.refusal).map(Arc::from);
@@ -219,6 +246,7 @@ impl GroupOptions {
             refusal,
             links,
             links_measured: self.links.is_some(),
+            selection,
             shared,
             watchdog,
             prepared: 0,
