@@ -33,13 +33,16 @@ impl Cause {
 ///
 /// If several ranks abort the group at once, the first record wins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AbortRecord {
     /// The class of the failure that ended the group.
     pub cause: Cause,
     /// The rank that detected the failure; `None` if the bootstrap detected it.
-    pub by: Option<u32>,
+    #[serde(with = "rank")]
+    pub by: Option<Rank>,
     /// The rank that caused the failure, if it is known.
-    pub peer: Option<u32>,
+    #[serde(with = "rank")]
+    pub peer: Option<Rank>,
     /// The operation that failed, such as `all-gather 1`; empty if the failure was outside of an operation.
     pub operation: String,
     /// The step of the plan that the failed operation waited for, such as a flag of a peer.
@@ -52,13 +55,28 @@ pub struct AbortRecord {
     pub unanswered: bool,
 }
 
+mod rank {
+    use peerlane_hal::Rank;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(rank: &Option<Rank>, to: S) -> Result<S::Ok, S::Error> {
+        rank.map(|rank| rank.0).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Rank>, D::Error> {
+        Ok(Option::<u32>::deserialize(from)?.map(Rank))
+    }
+}
+
 impl AbortRecord {
     /// Creates the abort record for a deadline that passed outside of an operation.
     pub fn timeout(peer: Option<Rank>, text: impl Into<String>) -> Self {
         Self {
             cause: Cause::Timeout,
             by: None,
-            peer: peer.map(|peer| peer.0),
+            peer,
             operation: String::new(),
             phase: String::new(),
             epoch: 0,
@@ -80,8 +98,8 @@ impl AbortRecord {
     pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
         postcard::from_bytes(bytes).unwrap_or_else(|error| Self {
             cause: Cause::EngineFailed,
-            by: Some(from.0),
-            peer: Some(from.0),
+            by: Some(from),
+            peer: Some(from),
             ..Self::timeout(
                 None,
                 format!(
@@ -97,12 +115,12 @@ impl AbortRecord {
             Cause::Timeout => ErrorKind::Timeout,
             Cause::EngineFailed => ErrorKind::Aborted,
             // For the others that rank is gone.
-            Cause::DeviceLost if self.by == Some(own.0) => ErrorKind::DeviceLost,
+            Cause::DeviceLost if self.by == Some(own) => ErrorKind::DeviceLost,
             Cause::DeviceLost => ErrorKind::PeerLost,
             Cause::Mismatch => ErrorKind::Mismatch,
         };
         let error = Error::new(kind, self.to_string());
-        self.peer.map_or_else(|| error.clone(), |peer| error.clone().with_peer(Rank(peer)))
+        self.peer.map_or_else(|| error.clone(), |peer| error.clone().with_peer(peer))
     }
 }
 

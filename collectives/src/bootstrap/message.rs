@@ -73,7 +73,7 @@ impl EndCause {
             }
             Self::TimedOut { from, text, missing } => {
                 let record = AbortRecord::timeout(missing.map(Rank), text.as_str());
-                let record = AbortRecord { by: Some(*from), ..record };
+                let record = AbortRecord { by: Some(Rank(*from)), ..record };
                 Some(Notice::Abort { from: Rank(*from), record: record.encode() })
             }
             Self::Lost { rank, how } => Some(Notice::Lost { rank: Rank(*rank), how: how.clone() }),
@@ -84,7 +84,7 @@ impl EndCause {
     pub(crate) fn unanswered(&self) -> Option<Rank> {
         let Self::Abort { from, record } = self else { return None };
         let record = AbortRecord::decode(&record.0, Rank(*from));
-        record.peer.filter(|_| record.unanswered).map(Rank)
+        record.peer.filter(|_| record.unanswered)
     }
 
     pub(crate) fn error(&self, what: &str) -> Error {

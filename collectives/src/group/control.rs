@@ -370,7 +370,7 @@ impl Message {
 /// different lengths or places. Neither of the two is to blame more than the other.
 fn different_starts(inquiry: &Inquiry) -> Option<AbortRecord> {
     let mut record = inquiry.record.clone();
-    let start_of = |rank: u32| inquiry.answers.get(&Rank(rank))?.state.start.as_ref();
+    let start_of = |rank: Rank| inquiry.answers.get(&rank)?.state.start.as_ref();
     if record.cause == Cause::Mismatch {
         if let Some(other) = record.peer.take() {
             let part = start_of(other).map_or("other values", |start| start.part.as_str());
@@ -378,7 +378,7 @@ fn different_starts(inquiry: &Inquiry) -> Option<AbortRecord> {
         }
         return Some(record);
     }
-    let starts = || inquiry.answers.keys().filter_map(|rank| Some((rank, start_of(rank.0)?)));
+    let starts = || inquiry.answers.keys().filter_map(|rank| Some((rank, start_of(*rank)?)));
     let (one, other) = starts().find_map(|one| {
         let differs = |other: &(&Rank, &SizedStart)| {
             other.1.epoch == one.1.epoch && other.1.part != one.1.part
@@ -446,7 +446,7 @@ fn blame(
         return (record, Some(blamed));
     }
     record.unanswered = silent.is_some();
-    record.peer = Some(blamed);
+    record.peer = Some(Rank(blamed));
     let mut chain = vec![blamed];
     while let Some(&rank) =
         before.get(&chain[chain.len() - 1]).filter(|rank| **rank != inquiry.from.0)

@@ -300,11 +300,11 @@ impl Group {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
         let old = &self.shared.bootstrap;
-        if record.peer == Some(old.rank().0) {
+        if record.peer == Some(old.rank()) {
             return Err(record.to_error(old.rank()));
         }
         let deadline = Deadline::after(self.shared.timeout);
-        let excluded: Vec<_> = record.peer.map(Rank).into_iter().collect();
+        let excluded: Vec<_> = record.peer.into_iter().collect();
         let bootstrap = old.shrink(&excluded, deadline)?;
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         let node = self.topology.node(old.rank()).to_le_bytes();

@@ -510,7 +510,7 @@ impl Listener for GroupListener {
         let Some(shared) = self.0.upgrade() else { return error };
         let waits = missing.iter().map(|rank| rank.0).collect();
         let record = AbortRecord::timeout(error.peer(), error.to_string());
-        let record = AbortRecord { by: Some(shared.bootstrap.rank().0), ..record };
+        let record = AbortRecord { by: Some(shared.bootstrap.rank()), ..record };
         shared.raise_overdue(waits, record);
         shared.check().err().unwrap_or(error)
     }

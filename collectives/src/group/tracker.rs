@@ -322,7 +322,7 @@ impl StartTracker {
             part.get()
         );
         let phase = flag.to_string();
-        let (by, peer) = (Some(self.rank.0), Some(self.writers.of(flag).0));
+        let (by, peer) = (Some(self.rank), Some(self.writers.of(flag)));
         let cause = Cause::Mismatch;
         Some(AbortRecord { cause, by, peer, operation, phase, epoch, text, unanswered: false })
     }
@@ -345,8 +345,8 @@ impl StartTracker {
         };
         AbortRecord {
             cause,
-            by: Some(self.rank.0),
-            peer: peer.map(|peer| peer.0),
+            by: Some(self.rank),
+            peer,
             phase: phase.to_owned(),
             epoch,
             text: format!("{operation}, {start}, did not finish {text}"),

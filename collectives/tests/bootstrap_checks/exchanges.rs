@@ -116,7 +116,8 @@ pub(crate) fn what_follows_a_timeout_is_aborted(open: Open) {
     for rank in &group.ranks {
         let heard = hear(rank.as_ref());
         let text = "exchange \"keys\": ranks 1 and 3 did not take part within 0.5 s";
-        let record = AbortRecord { by: Some(0), ..AbortRecord::timeout(Some(Rank(1)), text) };
+        let mut record = AbortRecord::timeout(Some(Rank(1)), text);
+        record.by = Some(Rank(0));
         let abort = Notice::Abort { from: Rank(0), record: record.encode() };
         assert_eq!(next(&heard, 2)[0], abort);
     }

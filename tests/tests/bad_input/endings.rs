@@ -27,7 +27,7 @@ fn failing(ops: u64, outputs: u32, kind: ErrorKind) -> String {
         assert_eq!(said(group.all_gather::<u8>(4).prepare()), first);
         let record = group.abort_record().expect("a group that is over has a record");
         assert_eq!(record.to_string(), failed.clone().unwrap_err().to_string());
-        assert_eq!((record.by, record.peer), (Some(1), Some(1)));
+        assert_eq!((record.by, record.peer), (Some(Rank(1)), Some(Rank(1))));
         assert_eq!(said(group.close()), first);
         failed
     });

@@ -107,7 +107,7 @@ pub(super) fn fail(shared: &Shared, name: &str, error: Error) -> Error {
     let rank = shared.bootstrap.rank();
     shared.raise(AbortRecord {
         cause: Cause::of_engine(&error),
-        by: Some(rank.0),
+        by: Some(rank),
         operation: name.to_owned(),
         phase: "engine".to_owned(),
         ..AbortRecord::timeout(

@@ -255,7 +255,7 @@ impl ChannelSide {
             ),
         };
         Some(AbortRecord {
-            by: Some(rank.0),
+            by: Some(rank),
             operation: name.clone(),
             phase: "signal".to_owned(),
             ..AbortRecord::timeout(Some(first.map_or(rank, |wait| wait.peer)), text)
