@@ -65,7 +65,7 @@ fn a_slice_is_the_input_of_a_gather_and_is_given_back() {
             assert_eq!(input.len(), LEN);
             let mut gather = group.all_gather(LEN).algorithm(algorithm).input(input).prepare()?;
             for start in 0..3 {
-                write(gather.input_memory(), &block(rank, start));
+                write(gather.input_memory().unwrap(), &block(rank, start));
                 gather.start_on(&cuda::Stream::from(stream))?.wait()?;
                 assert_eq!(stream.clone_dtoh(&*slice).unwrap(), block(rank, start));
                 assert!(read(gather.output_memory()) == blocks(start), "{algorithm}, {start}");
@@ -89,7 +89,7 @@ fn a_slice_is_the_output_of_a_gather_and_is_given_back() {
         let mut gather =
             group.all_gather(LEN).algorithm(Algorithm::Pull).output(output).prepare()?;
         for start in 0..3 {
-            write(gather.input_memory(), &block(rank, start));
+            write(gather.input_memory().unwrap(), &block(rank, start));
             gather.run()?;
             assert!(stream.clone_dtoh(&*slice).unwrap() == blocks(start), "start {start}");
             stream.synchronize().unwrap();

@@ -49,7 +49,7 @@ fn gather(devices: u32, ranks: usize, algorithm: Algorithm, bytes: usize, in_pla
         // The memory that this thread copies to and from is of this device.
         make_current(device);
         for step in 0..3 {
-            write(gather.input_memory(), &block(me.index(), step, bytes));
+            write(gather.input_memory().unwrap(), &block(me.index(), step, bytes));
             gather.run()?;
             let seen = read(gather.output_memory());
             let wanted =

@@ -135,3 +135,27 @@ fn contiguous_tensors_follow_each_other() {
         Ok(())
     });
 }
+
+#[test]
+fn an_input_in_pieces_has_no_single_range() {
+    in_flat_group(2, |group| {
+        let lens = || BlockLens::tensors([1, 2]);
+        let mut gather = group.all_gather::<i32>(lens()).in_place().prepare()?;
+        let error = gather.input_memory().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the input consists of 2 pieces, one of each tensor; use `input_piece_mut` or `input_piece_memory` for each \
+             piece"
+        );
+        for tensor in 0..2 {
+            let piece = gather.input_piece_memory(tensor)?;
+            let slice = gather.input_piece_mut(tensor)?;
+            assert_eq!(piece.base.as_ptr(), slice.as_mut_ptr().cast());
+            assert_eq!(piece.bytes, size_of_val(slice) as u64);
+        }
+        assert!(gather.input_piece_memory(2).is_err());
+        let joined = group.all_gather::<i32>(lens()).prepare()?;
+        assert_eq!(joined.input_memory()?.bytes, 12);
+        Ok(())
+    });
+}

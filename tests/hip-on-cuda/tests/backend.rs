@@ -53,7 +53,7 @@ fn gather(algorithm: Algorithm) -> Result<(), Error> {
         // SAFETY: the stream lives as long as the process.
         let stream = unsafe { rocm::Stream::from_raw(raw.cast()) };
         for step in 0..3 {
-            write(gather.input_memory(), byte(rank.index(), step));
+            write(gather.input_memory().unwrap(), byte(rank.index(), step));
             drop(gather.start_on(&stream)?);
             // SAFETY: the stream lives.
             done(unsafe { (hip().stream_synchronize)(raw) });

@@ -92,7 +92,7 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
         let round = test_rank.next_round();
         send.write(0, &block(test_rank.me, round, BLOCK_BYTES));
         let stream = &test_rank.stream;
-        let put = copy_in(stream, &gather.input_memory(), &send);
+        let put = copy_in(stream, &gather.input_memory().map_err(unexpected)?, &send);
         let started = if start % 2 == 0 {
             put?;
             gather.start_on(&stream.for_starts()).and_then(|mut lease| lease.wait())

@@ -108,7 +108,7 @@ impl Recording {
         starts: usize,
         mode: CaptureMode,
     ) -> Outcome<Self> {
-        let input = address(&gather.input_memory());
+        let input = address(&gather.input_memory().map_err(unexpected)?);
         Self::of(test_rank, (stream, mode), starts, input, |_| {
             let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
             check(lease.epoch().is_none(), || format!("{lease:?} runs at once"))?;

@@ -128,7 +128,7 @@ impl Pages {
         let (mut fresh, mut seen) = (self.fresh.address, self.seen.address);
         for part in parts {
             gather.resize(part.as_part()).map_err(unexpected)?;
-            let input = gather.input_memory();
+            let input = gather.input_memory().map_err(unexpected)?;
             stream.copy(input.base.as_ptr() as u64, fresh, part.bytes)?;
             let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
             let output = lease.output();

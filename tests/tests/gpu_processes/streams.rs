@@ -82,9 +82,13 @@ fn run(
     let mut book = Book::new(test_rank, block_bytes, starts)?;
     let stream = test_rank.gpu.stream()?;
     for _ in 0..starts {
-        let round = book.fill(test_rank, &stream, gather.input_memory().base.as_ptr() as u64)?;
+        let round = book.fill(
+            test_rank,
+            &stream,
+            gather.input_memory().map_err(unexpected)?.base.as_ptr() as u64,
+        )?;
         between(test_rank, &stream, round)?;
-        let input = gather.input_memory().base.as_ptr() as u64;
+        let input = gather.input_memory().map_err(unexpected)?.base.as_ptr() as u64;
         let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
         let output = lease.output().base.as_ptr() as u64;
         drop(lease);
@@ -155,7 +159,7 @@ pub(crate) fn start_once(
     gather: &mut Operation<u8>,
     book: &mut Book,
 ) -> Outcome {
-    book.fill(test_rank, stream, gather.input_memory().base.as_ptr() as u64)?;
+    book.fill(test_rank, stream, gather.input_memory().map_err(unexpected)?.base.as_ptr() as u64)?;
     let lease = gather.start_on(&stream.for_starts()).map_err(unexpected)?;
     book.take(stream, lease.output().base.as_ptr() as u64)
 }

@@ -66,7 +66,7 @@ pub(crate) fn gather_once(
     (me, ranks): (usize, usize),
     round: u64,
 ) -> Outcome {
-    let input = gather.input_memory();
+    let input = gather.input_memory().map_err(unexpected)?;
     let (bytes, total) = (input.bytes as usize, input.bytes as usize * ranks);
     let (send, receive) = (gpu.pinned(bytes)?, gpu.pinned(total)?);
     send.write(0, &block(me, round, bytes));

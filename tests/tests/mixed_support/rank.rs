@@ -140,7 +140,7 @@ impl<'p> Player<'p> {
     ) -> Outcome {
         for _ in 0..STARTS {
             self.round += 1;
-            let place = gather.input_memory();
+            let place = gather.input_memory().map_err(unexpected)?;
             self.access.write(place, &block(self.me, self.round, lens[self.me]))?;
             gather.run().map_err(|error| unexpected(error).within(&what))?;
             let seen = self.access.read(gather.output_memory())?;

@@ -201,12 +201,12 @@ fn streams(parent: &Parent, mut group: Group) -> Outcome {
         let mut gather = builder.prepare().map_err(unexpected)?;
         let (stream, rounds) = (Stream::new(), Rounds::new(me, ranks, BLOCK_BYTES[1]));
         for _ in 0..STARTS {
-            rounds.fill(&stream, gather.input_memory());
+            rounds.fill(&stream, gather.input_memory().unwrap());
             let lease = gather.start_on(&stream).map_err(unexpected)?;
             rounds.look(&stream, lease.output());
         }
         stream.begin_capture();
-        rounds.fill(&stream, gather.input_memory());
+        rounds.fill(&stream, gather.input_memory().unwrap());
         let lease = gather.start_on(&stream).map_err(unexpected)?;
         rounds.look(&stream, lease.output());
         let graph = stream.end_capture();

@@ -62,7 +62,7 @@ fn starts_that_nobody_waits_for_are_driven() {
                     let mut gather = builder.chunks(2).prepare().unwrap();
                     let (stream, rounds) = (Stream::new(), Rounds::default());
                     for _ in 0..10 {
-                        rounds.fill(&stream, me, gather.input_memory());
+                        rounds.fill(&stream, me, gather.input_memory().unwrap());
                         let lease = gather.start_on(&stream).unwrap();
                         rounds.look(&stream, ranks, lease.output());
                     }
@@ -87,7 +87,7 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
                 let (stream, rounds) = (Stream::new(), Rounds::default());
                 stream.begin_capture();
                 for _ in 0..2 {
-                    rounds.fill(&stream, me, gather.input_memory());
+                    rounds.fill(&stream, me, gather.input_memory().unwrap());
                     let lease = gather.start_on(&stream).unwrap();
                     rounds.look(&stream, ranks, lease.output());
                 }
@@ -96,7 +96,7 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
                     for _ in 0..turn % 3 {
                         graph.replay(&stream);
                     }
-                    rounds.fill(&stream, me, gather.input_memory());
+                    rounds.fill(&stream, me, gather.input_memory().unwrap());
                     let lease = gather.start_on(&stream).unwrap();
                     rounds.look(&stream, ranks, lease.output());
                 }

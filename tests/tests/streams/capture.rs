@@ -21,7 +21,7 @@ fn replays_and_eager_starts_alternate() {
             stream.begin_capture();
             // Two starts in one graph.
             for _ in 0..2 {
-                rounds.fill(&stream, me, gather.input_memory());
+                rounds.fill(&stream, me, gather.input_memory().unwrap());
                 let lease = gather.start_on(&stream)?;
                 assert_eq!(lease.epoch(), None);
                 rounds.look(&stream, ranks, lease.output());
@@ -32,7 +32,7 @@ fn replays_and_eager_starts_alternate() {
                 for _ in 0..turn % 3 {
                     graph.replay(&stream);
                 }
-                rounds.fill(&stream, me, gather.input_memory());
+                rounds.fill(&stream, me, gather.input_memory().unwrap());
                 let lease = gather.start_on(&stream)?;
                 assert_eq!(lease.epoch(), Some(turn));
                 rounds.look(&stream, ranks, lease.output());

@@ -23,7 +23,7 @@ fn rounds(ranks: usize, layer: StreamLayer, describe: impl Fn(Builder<'_>) -> Bu
             if round % 7 == me as u64 {
                 pause(&stream, Duration::from_millis(2));
             }
-            rounds.fill(&stream, me, gather.input_memory());
+            rounds.fill(&stream, me, gather.input_memory().unwrap());
             let lease = gather.start_on(&stream)?;
             assert_eq!(lease.epoch(), Some(round));
             rounds.look(&stream, ranks, lease.output());
@@ -66,7 +66,7 @@ fn starts_of_the_host_and_on_a_stream_alternate() {
         let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
         let (stream, rounds) = (Stream::new(), Rounds::default());
         for round in 1..=5 {
-            rounds.fill(&stream, me, gather.input_memory());
+            rounds.fill(&stream, me, gather.input_memory().unwrap());
             let mut lease = gather.start_on(&stream)?;
             rounds.look(&stream, 2, lease.output());
             lease.wait()?;
@@ -96,7 +96,7 @@ fn two_operations_on_two_streams() {
             // Ranks put them onto their streams in other orders.
             for turn in 0..2 {
                 let (gather, stream, rounds) = &mut gathers[(turn + me + round) % 2];
-                rounds.fill(stream, me, gather.input_memory());
+                rounds.fill(stream, me, gather.input_memory().unwrap());
                 let lease = gather.start_on(stream)?;
                 rounds.look(stream, 3, lease.output());
             }
@@ -159,7 +159,7 @@ fn dropping_or_closing_waits_for_open_starts() {
             let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
             let (stream, rounds) = (Stream::new(), Rounds::default());
             pause(&stream, Duration::from_millis(50 * me as u64));
-            rounds.fill(&stream, me, gather.input_memory());
+            rounds.fill(&stream, me, gather.input_memory().unwrap());
             drop(gather.start_on(&stream)?);
             if close_first {
                 group.close()?;

@@ -21,7 +21,7 @@ fn overlapping_ranges_come_in_the_order_of_the_stream() {
         let (stream, rounds) = (Stream::new(), Rounds::default());
         for round in 0..ROUNDS {
             let gather = &mut gathers[round as usize % 3];
-            rounds.fill(&stream, me, gather.input_memory());
+            rounds.fill(&stream, me, gather.input_memory().unwrap());
             let lease = gather.start_on(&stream)?;
             rounds.look(&stream, RANKS, lease.output());
         }

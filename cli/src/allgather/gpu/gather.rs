@@ -51,7 +51,7 @@ fn input<T: Element>(
         return tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?))).collect();
     }
     let blocks = setup.input_blocks(block_length, rank)?.into_iter();
-    let mut address = span(operation.input_memory()).address;
+    let mut address = span(operation.input_memory()?).address;
     let block = |bytes| {
         let block = Span { address, bytes };
         address += bytes;

@@ -62,9 +62,20 @@ impl<T: Element> Operation<T> {
 
     /// Returns the address range of the operation's input, which work on a stream can fill.
     ///
-    /// With several tensors it may be in pieces; this is the first piece then.
-    pub fn input_memory(&self) -> MemoryRange {
-        self.memory(self.input_bytes().unwrap_or_else(|_| self.input_piece_bytes(0)))
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the input consists of several pieces; see
+    /// [`input_piece_memory`](Self::input_piece_memory).
+    pub fn input_memory(&self) -> Result<MemoryRange, Error> {
+        self.input_bytes().map(|bytes| self.memory(bytes))
+    }
+
+    /// Returns the address range of this rank's part of an input tensor, which work on a stream can fill.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor.
+    pub fn input_piece_memory(&self, tensor: usize) -> Result<MemoryRange, Error> {
+        self.check_tensor(tensor)?;
+        Ok(self.memory(self.input_piece_bytes(tensor)))
     }
 
     /// Returns the address range of the newest output, which work on a stream can read. With two outputs in turn, the
@@ -122,8 +133,8 @@ impl<T: Element> Operation<T> {
                 Ok((buffer, start..start + self.state.layout.input_bytes(self.state.rank)))
             }
             (tensors, _) => invalid(format!(
-                "the input consists of {tensors} pieces, one of each tensor; use `input_piece_mut` \
-                 for each piece"
+                "the input consists of {tensors} pieces, one of each tensor; use `input_piece_mut` or \
+                 `input_piece_memory` for each piece"
             )),
         }
     }
