@@ -11,6 +11,7 @@ use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
 /// Describes how a prepared operation runs: its algorithm, engines, links and fallbacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Report {
     /// The collective that the operation executes.
     pub collective: Collective,
@@ -56,6 +57,7 @@ pub struct Report {
 
 /// Describes the plan that a resizable operation uses for starts up to a total size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PlanRange {
     /// The largest size of all blocks together for which the plan is used, in bytes.
     pub bytes_max: u64,
@@ -67,6 +69,7 @@ pub struct PlanRange {
 
 /// Describes the link from this rank to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LinkReport {
     /// The rank at the other end of the link.
     pub peer: Rank,
@@ -78,6 +81,7 @@ pub struct LinkReport {
 
 /// Describes the engine that executes one lane, that is, one sequence of steps of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LaneReport {
     /// The identifier of the sequence of steps in the plan.
     pub lane: LaneId,
@@ -95,6 +99,7 @@ pub struct LaneReport {
 
 /// The number of bytes that this rank moves inside its node, or over the network, in each start of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TierReport {
     /// Whether the bytes move inside a node or over the network.
     pub tier: Tier,

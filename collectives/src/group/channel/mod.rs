@@ -102,6 +102,7 @@ pub struct Channel<T> {
 
 /// Describes the engines and links of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChannelReport {
     /// The engines of the channel, inside the node and over the network.
     pub lanes: Vec<LaneReport>,
