@@ -1,5 +1,6 @@
 //! Captures starts in graphs, and replays these between eager starts.
 
+use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{MemoryRange, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_conformance::Outcome;
@@ -48,25 +49,38 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// An operation that was not prepared for it is refused, and the capture goes on.
-fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
-    let mut gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
-    let (stream, scratch) = (test_rank.gpu.stream()?, test_rank.gpu.memory(100)?);
+/// Refuses a start in a capture with a text, between work that the graph must contain.
+fn refused_in_a_capture(
+    test_rank: &mut TestRank,
+    stream: &CallerStream,
+    (wanted, text): (ErrorKind, &str),
+    start: impl FnOnce(&mut TestRank) -> Option<Error>,
+) -> Outcome {
+    let scratch = test_rank.gpu.memory(100)?;
     let graph = stream.record(GLOBAL, || {
         stream.fill(scratch.address, 1, 50)?;
-        let error = gather.start_on(&stream.for_starts()).map(drop).err();
-        let kind = error.as_ref().map(peerlane_collectives::error::Error::kind);
-        check(kind == Some(ErrorKind::InvalidArgument), || format!("{error:?}"))?;
-        let text = error.map(|error| error.to_string()).unwrap_or_default();
-        check(text.contains("prepare it with `capturable()`"), || text)?;
+        let error = start(test_rank);
+        let kind = error.as_ref().map(Error::kind);
+        check(kind == Some(wanted), || format!("{error:?}"))?;
+        let said = error.map(|error| error.to_string()).unwrap_or_default();
+        check(said.contains(text), || said)?;
         stream.fill(scratch.address + 50, 2, 50)
     })?;
     graph.replay()?;
     let seen = test_rank.gpu.pinned(100)?;
     stream.copy_out(&seen, 0, scratch.address, 100)?;
     stream.finish()?;
-    same("the graph", &seen.read(0, 100), &[[1; 50], [2; 50]].concat())?;
-    // Nothing is broken by that.
+    same("the graph", &seen.read(0, 100), &[[1; 50], [2; 50]].concat())
+}
+
+/// An operation that was not prepared for it is refused, and nothing is broken by that.
+fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
+    let mut gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
+    let stream = test_rank.gpu.stream()?;
+    let wanted = (ErrorKind::InvalidArgument, "prepare it with `capturable()`");
+    refused_in_a_capture(test_rank, &stream, wanted, |_| {
+        gather.start_on(&stream.for_starts()).map(drop).err()
+    })?;
     let mut book = Book::new(test_rank, BLOCK_BYTES, 1)?;
     start_once(test_rank, &stream, &mut gather, &mut book)?;
     stream.finish()?;
@@ -184,23 +198,16 @@ fn not_prepared(test_rank: &mut TestRank, in_place: bool, mode: CaptureMode) -> 
 /// Starts that were not prepared are refused on every rank if one rank has memory outside of a window, before anything is
 /// recorded.
 fn not_prepared_without_a_window(test_rank: &mut TestRank) -> Outcome {
-    let (stream, scratch) = (test_rank.gpu.stream()?, test_rank.gpu.memory(100)?);
+    let stream = test_rank.gpu.stream()?;
     let window = test_rank.group.window::<u8>(BLOCK_BYTES * test_rank.ranks).map_err(unexpected)?;
-    let graph = stream.record(GLOBAL, || {
-        stream.fill(scratch.address, 1, 50)?;
+    // The others are told which rank has the wrong memory.
+    let kind = if test_rank.me == 0 { ErrorKind::InvalidArgument } else { ErrorKind::Aborted };
+    let text = "the input is not in a window, but `start_on` without `prepare`";
+    refused_in_a_capture(test_rank, &stream, (kind, text), |test_rank| {
         let gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).output_into(&window, 0);
         let gather = if test_rank.me == 0 { gather } else { gather.in_place() };
-        let error = gather.start_on(&stream.for_starts()).err();
-        let text = error.map(|error| error.to_string()).unwrap_or_default();
-        let what = "the input is not in a window, but `start_on` without `prepare`";
-        check(text.contains(what), || text)?;
-        stream.fill(scratch.address + 50, 2, 50)
-    })?;
-    graph.replay()?;
-    let seen = test_rank.gpu.pinned(100)?;
-    stream.copy_out(&seen, 0, scratch.address, 100)?;
-    stream.finish()?;
-    same("the graph", &seen.read(0, 100), &[[1; 50], [2; 50]].concat())
+        gather.start_on(&stream.for_starts()).err()
+    })
 }
 
 /// Replays with data of their own, with nobody waiting between them, and starts that run at once.
