@@ -14,7 +14,7 @@ pub(super) fn measure_rate(
     bytes: u64,
 ) -> Result<Option<PerfRow>> {
     let mut channels = pair.channels(bytes)?;
-    let (deadline, mut row) = (pair.deadline(), None);
+    let mut row = None;
     if pair.is_measuring() {
         run(pair, &mut channels, work, pair.options.warmup)?;
         let elapsed = run(pair, &mut channels, work, pair.options.iterations)?;
@@ -23,11 +23,11 @@ pub(super) fn measure_rate(
         row = Some(PerfRow { rate: Some(rate), ..pair.row(work, bytes) });
         // The completion of a put does not mean that the peer can see it; a signal does.
         for index in 0..channels.all.len() {
-            channels.signal_done(index, deadline)?;
+            channels.signal_done(index, pair.deadline())?;
         }
     } else {
         for index in 0..channels.all.len() {
-            channels.wait(index, deadline)?;
+            channels.wait(index, pair.deadline())?;
         }
     }
     pair.finish(channels, work)?;
