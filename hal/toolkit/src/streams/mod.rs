@@ -566,7 +566,7 @@ fn emit_steps<D: StreamDevice>(
 ) -> Result<(), D::Error> {
     steps.iter().zip(marks).try_for_each(|(step, mark)| match (*step, *mark) {
         (_, LinkCopy::Replaced) => Ok(()),
-        (Step::Copy { target, dst, src, bytes, rows, copy_kind, both_on_host }, mark) => {
+        (Step::Copy { target, dst, src, bytes, rows, copy_kind, both_on_host, .. }, mark) => {
             let stream_index = stream_plan.stream_index(target);
             if rows.count >= ROWS_MIN {
                 return emitter.put_rows((dst, src), bytes, rows, stream_index);

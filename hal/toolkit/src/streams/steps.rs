@@ -25,14 +25,14 @@
 use crate::Fault;
 use crate::device::{CopyKind, DevicePtr, Rows, StreamLimits};
 use crate::{EngineRegion, PeerRegion, PeerSet};
-use peerlane_hal::{Op, Rank};
+use peerlane_hal::{At, Op, Rank};
 
 use super::resources::BOUNCE_BYTES;
 
 /// A checked op with device addresses, whose memory stays valid under the safety contract of `submit`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// A put or a get, or several at equal distances, as one copy that may run concurrently with copies to other peers.
+    /// A put or a get, or several with a constant stride, as one copy that may run concurrently with copies to other peers.
     Copy {
         target: Target,
         dst: DevicePtr,
@@ -40,6 +40,7 @@ pub(super) enum Step {
         /// The length of one row in bytes.
         bytes: u64,
         rows: Rows,
+        regions: Regions,
         copy_kind: CopyKind,
         both_on_host: bool,
     },
@@ -56,6 +57,9 @@ pub(super) enum Step {
         reset: bool,
     },
 }
+
+/// The addresses of the handles of the destination and the source region, by which copies between the same regions are told.
+type Regions = (usize, usize);
 
 const ONE_ROW: Rows = Rows { count: 1, to_pitch: 0, from_pitch: 0 };
 
@@ -100,44 +104,15 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
 ) -> Result<SliceTotals, Fault> {
     let mut totals = SliceTotals::default();
     steps.clear();
-    // The regions of the op before, if that was a copy.
-    let mut regions = (std::ptr::null(), std::ptr::null());
     for op in ops {
-        let earlier = std::mem::replace(&mut regions, (std::ptr::null(), std::ptr::null()));
         match *op {
             Op::Put { dst, src, bytes } => {
                 let target = resolver.target(dst.region)?;
-                let addresses =
-                    (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
-                let on_host = (dst.region.is_on_host(), src.region.is_on_host());
-                regions = (address_of(dst.region), address_of(src.region));
-                let same_regions = regions == earlier;
-                copy(
-                    target,
-                    addresses,
-                    bytes,
-                    (on_host, same_regions),
-                    resolver,
-                    &mut totals,
-                    steps,
-                );
+                copy(target, Ends::of(dst, src), bytes, resolver, &mut totals, steps);
             }
             Op::Get { dst, src, bytes } => {
                 let target = resolver.target(src.region)?;
-                let addresses =
-                    (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
-                let on_host = (dst.region.is_on_host(), src.region.is_on_host());
-                regions = (address_of(dst.region), address_of(src.region));
-                let same_regions = regions == earlier;
-                copy(
-                    target,
-                    addresses,
-                    bytes,
-                    (on_host, same_regions),
-                    resolver,
-                    &mut totals,
-                    steps,
-                );
+                copy(target, Ends::of(dst, src), bytes, resolver, &mut totals, steps);
             }
             Op::Signal { flag, value } => {
                 let target = resolver.target(flag.region)?;
@@ -161,15 +136,31 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     Ok(totals)
 }
 
-fn address_of<T>(region: &T) -> *const () {
-    std::ptr::from_ref(region).cast()
+/// The two ends of a copy.
+struct Ends {
+    dst: DevicePtr,
+    src: DevicePtr,
+    on_host: (bool, bool),
+    regions: Regions,
+}
+
+impl Ends {
+    fn of<D: EngineRegion, S: EngineRegion>(dst: At<'_, D>, src: At<'_, S>) -> Self {
+        let regions =
+            (std::ptr::from_ref(dst.region).addr(), std::ptr::from_ref(src.region).addr());
+        Self {
+            dst: dst.region.address_at(dst.offset),
+            src: src.region.address_at(src.offset),
+            on_host: (dst.region.is_on_host(), src.region.is_on_host()),
+            regions,
+        }
+    }
 }
 
 fn copy(
     target: Target,
-    (dst, src): (DevicePtr, DevicePtr),
+    Ends { dst, src, on_host, regions }: Ends,
     bytes: u64,
-    (on_host, same_regions): ((bool, bool), bool),
     resolver: &OpResolver,
     totals: &mut SliceTotals,
     steps: &mut Vec<Step>,
@@ -195,47 +186,49 @@ fn copy(
         ((false, false), Target::Peer(_)) => CopyKind::Peer,
         _ => CopyKind::Host,
     };
-    let is_next_row = same_regions
-        && steps
-            .last_mut()
-            .is_some_and(|step| step.extend(target, (dst, src), bytes, resolver.row_pitch_max));
-    if !is_next_row {
-        steps.push(Step::Copy { target, dst, src, bytes, rows: ONE_ROW, copy_kind, both_on_host });
+    let next =
+        Step::Copy { target, dst, src, bytes, rows: ONE_ROW, regions, copy_kind, both_on_host };
+    if !steps.last_mut().is_some_and(|last| last.extend(&next, resolver.row_pitch_max)) {
+        steps.push(next);
     }
 }
 
 impl Step {
-    /// Adds a copy to a peer as a further row if it is at the distance of the rows before, and returns whether it is.
+    /// Adds a copy to or from a peer as a further row if it continues the stride of the rows before, and returns whether it
+    /// does.
     ///
-    /// Rows of one call have no order, so none touches bytes that another one writes.
-    fn extend(
-        &mut self,
-        to: Target,
-        (dst, src): (DevicePtr, DevicePtr),
-        row_bytes: u64,
-        pitch_max: u64,
-    ) -> bool {
-        let Self::Copy { target, dst: first_dst, src: first_src, bytes, rows, copy_kind, .. } =
-            self
+    /// The rows of a copy have no order, so none may touch bytes that another one writes.
+    fn extend(&mut self, next: &Self, pitch_max: u64) -> bool {
+        let Self::Copy { target, dst, src, bytes, rows, regions, copy_kind, .. } = self else {
+            return false;
+        };
+        let Self::Copy {
+            target: next_target,
+            dst: next_dst,
+            src: next_src,
+            bytes: next_bytes,
+            regions: next_regions,
+            ..
+        } = *next
         else {
             return false;
         };
         let on_devices = matches!(copy_kind, CopyKind::Local | CopyKind::Peer);
-        if !on_devices || *target != to || to == Target::Own || *bytes != row_bytes {
+        let alike = (*target, *bytes, *regions) == (next_target, next_bytes, next_regions);
+        if !on_devices || !alike || *target == Target::Own {
             return false;
         }
         let before = rows.count as u64 - 1;
-        let to_pitch = dst.wrapping_sub(*first_dst + before * rows.to_pitch);
-        let from_pitch = src.wrapping_sub(*first_src + before * rows.from_pitch);
-        let pitches = row_bytes..=pitch_max;
-        let regular = pitches.contains(&to_pitch) && pitches.contains(&from_pitch);
-        if !regular
-            || (rows.count > 1 && (to_pitch, from_pitch) != (rows.to_pitch, rows.from_pitch))
-        {
+        let to_pitch = next_dst.wrapping_sub(*dst + before * rows.to_pitch);
+        let from_pitch = next_src.wrapping_sub(*src + before * rows.from_pitch);
+        let pitches = *bytes..=pitch_max;
+        let continues =
+            rows.count == 1 || (to_pitch, from_pitch) == (rows.to_pitch, rows.from_pitch);
+        if !continues || !pitches.contains(&to_pitch) || !pitches.contains(&from_pitch) {
             return false;
         }
         // Spans of mapped regions do not overflow.
-        if *first_dst < src + row_bytes && *first_src < dst + row_bytes {
+        if *dst < next_src + *bytes && *src < next_dst + *bytes {
             return false;
         }
         *rows = Rows { count: rows.count + 1, to_pitch, from_pitch };
@@ -452,9 +445,10 @@ fn mark_between_waits(
 
 #[cfg(test)]
 mod tests {
-    use peerlane_hal::SharedQueues;
+    use peerlane_hal::{Role, SharedQueues};
 
     use super::*;
+    use crate::RegionBounds;
 
     const LIMITS: StreamLimits = StreamLimits {
         copy_engines: 3,
@@ -522,6 +516,7 @@ mod tests {
             src,
             bytes,
             rows: ONE_ROW,
+            regions: (0, 0),
             copy_kind,
             both_on_host: false,
         }
@@ -529,7 +524,16 @@ mod tests {
 
     fn put(peer: usize, src: u64, bytes: u64) -> Step {
         let (target, copy_kind) = (Target::Peer(peer), CopyKind::Peer);
-        Step::Copy { target, dst: 900, src, bytes, rows: ONE_ROW, copy_kind, both_on_host: false }
+        Step::Copy {
+            target,
+            dst: 900,
+            src,
+            bytes,
+            rows: ONE_ROW,
+            regions: (0, 0),
+            copy_kind,
+            both_on_host: false,
+        }
     }
 
     const WAIT: Step = Step::Wait { flag: 8, host: None, value: 1, reset: false };
@@ -585,5 +589,64 @@ mod tests {
     fn places_that_overlap_keep_their_order() {
         let overlapping = [own(100, 0, 10), own(105, 50, 10), put(1, 0, 10), put(1, 50, 10)];
         assert_eq!(marked(&overlapping), [LinkCopy::None; 4]);
+    }
+
+    struct Bytes(DevicePtr);
+
+    impl RegionBounds for Bytes {
+        fn bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn role(&self) -> Role {
+            Role::Data
+        }
+    }
+
+    impl EngineRegion for Bytes {
+        fn address(&self) -> DevicePtr {
+            self.0
+        }
+
+        fn host_address(&self) -> Option<u64> {
+            None
+        }
+    }
+
+    impl PeerRegion for Bytes {
+        fn peer(&self) -> Rank {
+            Rank(1)
+        }
+    }
+
+    /// The numbers of rows of the copies to which puts are resolved, each put with its source region, bytes and row.
+    fn rows_of(puts: &[(&Bytes, u64, u64)]) -> Vec<usize> {
+        let resolver = OpResolver::new(Rank(0), &[Rank(1)], Vec::new(), &LIMITS, 1 << 20);
+        let peer = Bytes(8 << 20);
+        let put = |(region, bytes, row)| Op::Put {
+            dst: At { region: &peer, offset: 100 * row },
+            src: At { region, offset: 10 * row },
+            bytes,
+        };
+        let ops: Vec<Op<'_, Bytes, Bytes>> = puts.iter().copied().map(put).collect();
+        let mut steps = Vec::new();
+        resolve(&ops, &resolver, &mut steps).unwrap();
+        steps
+            .iter()
+            .map(|step| match step {
+                Step::Copy { rows, .. } => rows.count,
+                step => panic!("{step:?} is not a copy"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn rows_of_one_copy_are_in_the_same_regions() {
+        let (first, second) = (Bytes(1 << 20), Bytes(1 << 20));
+        assert_eq!(rows_of(&[(&first, 9, 0), (&first, 9, 1), (&first, 9, 2)]), [3]);
+        assert_eq!(rows_of(&[(&first, 9, 0), (&first, 9, 1), (&second, 9, 2)]), [2, 1]);
+        // A copy of no bytes is no row, and its regions are not those of the rows before it.
+        assert_eq!(rows_of(&[(&first, 9, 0), (&second, 0, 7), (&second, 9, 1)]), [1, 1]);
+        assert_eq!(rows_of(&[(&first, 9, 0), (&first, 0, 7), (&first, 9, 1)]), [2]);
     }
 }
