@@ -194,7 +194,7 @@ pub(crate) struct CUmemcpyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// One side of a two-dimensional copy.
+/// The source or the destination of a two-dimensional copy.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CUmemcpy2DSide {

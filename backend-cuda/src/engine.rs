@@ -5,7 +5,7 @@
 //!
 //! | contract | CUDA |
 //! | --- | --- |
-//! | put, get | on the main stream or a side stream; rows at equal distances in one `cuMemcpy2DAsync`; other adjacent copies of one stream in one `cuMemcpyBatchAsync`, else a `cuMemcpyAsync` each |
+//! | put, get | on the main stream or a side stream; four or more with a constant stride in one `cuMemcpy2DAsync`; other adjacent copies of one stream in one `cuMemcpyBatchAsync`, else a `cuMemcpyAsync` each |
 //! | adjacent signals, waits, resets | one `cuStreamBatchMemOp` on the main stream |
 //! | ticket | an event on the main stream at the end of a slice |
 //! | `completed` | queries these events, in a mode that captures of other threads tolerate |
@@ -320,6 +320,7 @@ impl CopyCalls for Context {
         from: DevicePtr,
         row_bytes: usize,
         rows: Rows,
+        _copy_kind: CopyKind,
     ) -> Result<(), Error> {
         let side = |device, pitch| CUmemcpy2DSide {
             x_bytes: 0,

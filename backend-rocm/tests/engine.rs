@@ -60,7 +60,7 @@ fn as_many_copies_are_in_flight_as_there_are_engines() {
 
 /// The runtime's copy of rows may use compute units.
 #[test]
-fn copies_at_equal_distances_take_a_call_each() {
+fn copies_with_a_constant_stride_take_a_call_each() {
     let calls = costs::calls_of_rows(["hipMemcpyAsync", "hipMemcpy2DAsync"], 9, 64, (128, 64));
     assert_eq!(calls, [9, 0]);
 }

@@ -107,12 +107,12 @@ fn gets_cost_as_much_as_puts() {
 }
 
 #[test]
-fn copies_at_equal_distances_take_one_call() {
+fn copies_with_a_constant_stride_take_one_call() {
     const CALLS: [&str; 3] = ["cuMemcpyAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy2DAsync_v2"];
     let calls = |count, bytes, pitches| costs::calls_of_rows(CALLS, count, bytes, pitches);
     assert_eq!(calls(250, 64, (128, 64)), [0, 0, 1]);
     assert_eq!(calls(4, 9, (9, 31)), [0, 0, 1]);
-    // Two or three copies go in one batch, and rows over one another keep their order by a call each.
+    // Two or three copies go in one batch, and overlapping rows keep their order by a call each.
     assert_eq!(calls(3, 64, (128, 64)), [0, 1, 0]);
     assert_eq!(calls(5, 64, (32, 64)), [5, 0, 0]);
 }

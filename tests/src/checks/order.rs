@@ -64,11 +64,11 @@ pub fn ops_to_one_peer_take_effect_in_submission_order<H: Harness>(harness: &H) 
     })
 }
 
-/// Puts rows at equal distances in one slice: apart, adjacent, backwards, over one another, and from one place. Bytes
-/// between the rows must stay.
+/// Puts rows with a constant stride in one slice: apart, adjacent, backwards, overlapping, and from one place. Bytes between
+/// the rows must stay.
 fn rows_arrive_in_order<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
-    /// The number of rows, the distance of two rows in the destination, and the distance in the source. Distances are in
-    /// alignments of a put, and a row has 3.
+    /// The number of rows, and the strides in the destination and in the source. The unit is the alignment of a put, and a row
+    /// has 3 units.
     const PATTERNS: [(u64, i64, i64); 9] = [
         (2, 5, 3),
         (3, 3, 7),
@@ -111,7 +111,7 @@ fn rows_arrive_in_order<H: Harness>(me: &mut Participant<'_, H>) -> Outcome {
             let length = row_bytes as usize;
             expected[place..][..length].copy_from_slice(&sent[start..][..length]);
         }
-        let what = format!("{rows} rows at distances of {to_pitch} from {from_pitch} units");
+        let what = format!("{rows} rows with strides of {to_pitch} and {from_pitch} units");
         me.ensure_bytes(&what, &landing.local, 0, &expected)?;
         engine.finish(last)?;
     }

@@ -148,7 +148,7 @@ pub struct CopyRange {
     pub len: usize,
 }
 
-/// Rows of equal length at equal distances, such as those of a tensor with gaps.
+/// Rows of equal length with a constant stride, such as those of a tensor with gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The first element of the first row.

@@ -404,20 +404,19 @@ pub trait CopyCalls: StreamCalls {
         copies: CopyBatch<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Returns the largest distance between two rows in bytes that [`copy_rows`](Self::copy_rows) accepts, or 0 if
-    /// each row needs a call.
+    /// Returns the largest pitch in bytes that [`copy_rows`](Self::copy_rows) accepts, or 0 if each row needs a call.
     fn row_pitch_max(&self) -> u64 {
         0
     }
 
-    /// Enqueues the copy of several rows on a stream in one call. The rows of the destination overlap neither each other
-    /// nor the source.
+    /// Enqueues one copy of several rows on a stream. No row of the destination overlaps another one or the source.
     ///
     /// # Errors
     /// Returns the driver's error.
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy), for every row. All rows of one side are in one region.
+    /// Each row must fulfil the requirements of [`copy`](Self::copy). All rows of the destination are in one region, and all
+    /// rows of the source are in one.
     unsafe fn copy_rows(
         &self,
         stream: StreamHandle,
@@ -425,9 +424,13 @@ pub trait CopyCalls: StreamCalls {
         from: DevicePtr,
         row_bytes: usize,
         rows: Rows,
+        copy_kind: CopyKind,
     ) -> Result<(), Self::Error> {
-        let _ = (stream, to, from, row_bytes, rows);
-        unreachable!("the engine asks for row_pitch_max first")
+        (0..rows.count as u64).try_for_each(|row| {
+            let (to, from) = (to + row * rows.to_pitch, from + row * rows.from_pitch);
+            // SAFETY: the caller's.
+            unsafe { self.copy(stream, to, from, row_bytes, copy_kind) }
+        })
     }
 
     /// Enqueues a fill on a stream, which sets every byte of an address range to `value`.

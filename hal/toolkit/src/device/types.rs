@@ -118,14 +118,14 @@ pub struct CopyBatch<'a> {
     pub bytes: &'a mut [usize],
 }
 
-/// Where the rows of a copy are: a number of equally long rows at equal distances.
+/// The number and the pitches of the rows of a two-dimensional copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The number of rows.
     pub count: usize,
-    /// The distance from one row of the destination to the next in bytes.
+    /// The offset from the start of a row of the destination to that of the next in bytes.
     pub to_pitch: u64,
-    /// The distance from one row of the source to the next in bytes.
+    /// The offset from the start of a row of the source to that of the next in bytes.
     pub from_pitch: u64,
 }
 

@@ -105,7 +105,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
     pub(super) fn put_rows(
         &mut self,
         (dst, src): (DevicePtr, DevicePtr),
-        row_bytes: u64,
+        (row_bytes, copy_kind): (u64, CopyKind),
         rows: Rows,
         stream_index: usize,
     ) -> Result<(), D::Error> {
@@ -114,7 +114,7 @@ impl<D: StreamDevice> Emitter<'_, D> {
         self.commands[stream_index.min(1)] += 1;
         // SAFETY: the rows are in one region of each side, which is alive (`submit`). `Step::extend` checked that they
         // do not overlap.
-        unsafe { self.context.copy_rows(stream, dst, src, row_bytes as usize, rows) }
+        unsafe { self.context.copy_rows(stream, dst, src, row_bytes as usize, rows, copy_kind) }
     }
 
     fn stream_for_put(&mut self, stream_index: usize) -> Result<StreamHandle, D::Error> {

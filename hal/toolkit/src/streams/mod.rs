@@ -74,8 +74,8 @@ pub enum SignalBy {
 /// The largest number of ops in one submission, because more than [`COMMANDS_MAX`] commands on one stream could
 /// block the caller, and a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
-/// The smallest number of copies at equal distances that go onto their stream as rows of one copy. Any two copies are at
-/// equal distances, and together with others they cost less in one batch.
+/// The smallest number of copies with a constant stride that go onto their stream as rows of one copy. Any two copies have one,
+/// and together with others they cost less in one batch.
 const ROWS_MIN: usize = 4;
 /// Returns an upper bound on the commands that `ops` ops enqueue on one stream. These are two for each op, more if
 /// every op is several memory operations, and the events around them.
@@ -569,7 +569,7 @@ fn emit_steps<D: StreamDevice>(
         (Step::Copy { target, dst, src, bytes, rows, copy_kind, both_on_host, .. }, mark) => {
             let stream_index = stream_plan.stream_index(target);
             if rows.count >= ROWS_MIN {
-                return emitter.put_rows((dst, src), bytes, rows, stream_index);
+                return emitter.put_rows((dst, src), (bytes, copy_kind), rows, stream_index);
             }
             for row in 0..rows.count as u64 {
                 let ends = (dst + row * rows.to_pitch, src + row * rows.from_pitch);

@@ -87,17 +87,17 @@ fn jitter_changes_no_byte() {
     }
 }
 
-/// Returns the number of calls that copy rows at the given distances from one rank to another.
+/// Returns the number of calls that copy rows with the given strides from one rank to another.
 pub(crate) fn calls_of_rows<const N: usize>(
     calls: [&str; N],
     count: u64,
     bytes: u64,
-    pitches: (u64, u64),
+    strides: (u64, u64),
 ) -> [u64; N] {
     let (driver, _turn) = driver();
     let mut member = world(2, 100_000, None).remove(0);
     let before = calls.map(|call| driver.calls(call));
-    let ticket = member.put_rows(count, bytes, pitches);
+    let ticket = member.put_rows(count, bytes, strides);
     member.finish(ticket);
     let mut after = calls.map(|call| driver.calls(call));
     after.iter_mut().zip(before).for_each(|(after, before)| *after -= before);

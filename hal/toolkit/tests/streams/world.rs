@@ -212,12 +212,12 @@ impl Member {
         unsafe { self.engine.submit(&ops) }.unwrap()
     }
 
-    /// Puts `count` rows from this rank's output into the output of the next rank, at the given distances.
-    pub(crate) fn put_rows(&mut self, count: u64, bytes: u64, pitches: (u64, u64)) -> Ticket {
+    /// Puts `count` rows from this rank's output into the output of the next rank, with the given strides.
+    pub(crate) fn put_rows(&mut self, count: u64, bytes: u64, strides: (u64, u64)) -> Ticket {
         let (regions, next) = (&self.regions, (self.me + 1) % self.regions.outputs.len());
         let row = |row: u64| Op::Put {
-            dst: At { region: &regions.outputs[next], offset: row * pitches.0 },
-            src: At { region: &regions.output, offset: row * pitches.1 },
+            dst: At { region: &regions.outputs[next], offset: row * strides.0 },
+            src: At { region: &regions.output, offset: row * strides.1 },
             bytes,
         };
         let ops: Vec<OpOf<'_>> = (0..count).map(row).collect();

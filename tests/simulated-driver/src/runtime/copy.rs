@@ -71,7 +71,7 @@ pub(crate) fn copy_on(
     if waits { finish(queue) } else { Ok(()) }
 }
 
-/// One side of a copy of rows, as CUDA lays it out.
+/// The source or the destination of a two-dimensional copy, in CUDA's layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Side {
@@ -84,7 +84,7 @@ struct Side {
     pitch: usize,
 }
 
-/// The parameters of a copy of rows between devices, the only kind that is simulated.
+/// The parameters of a two-dimensional copy. Only those between devices are simulated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
@@ -94,7 +94,7 @@ pub(crate) struct Rows {
     height: usize,
 }
 
-/// The largest distance of two rows (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+/// The largest pitch (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
 const PITCH_MAX: usize = i32::MAX as usize;
 const MEMORY_TYPE_DEVICE: c_uint = 2;
 
