@@ -415,8 +415,7 @@ pub trait CopyCalls: StreamCalls {
     /// Returns the driver's error.
     ///
     /// # Safety
-    /// Each row must fulfil the requirements of [`copy`](Self::copy). All rows of the destination are in one region, and all
-    /// rows of the source are in one.
+    /// The requirements of [`copy`](Self::copy) hold for each row. A region holds all rows of the destination, or of the source.
     unsafe fn copy_rows(
         &self,
         stream: StreamHandle,
@@ -426,10 +425,9 @@ pub trait CopyCalls: StreamCalls {
         rows: Rows,
         copy_kind: CopyKind,
     ) -> Result<(), Self::Error> {
-        (0..rows.count as u64).try_for_each(|row| {
-            let (to, from) = (to + row * rows.to_pitch, from + row * rows.from_pitch);
+        rows.offsets().try_for_each(|(to_offset, from_offset)| {
             // SAFETY: the caller's.
-            unsafe { self.copy(stream, to, from, row_bytes, copy_kind) }
+            unsafe { self.copy(stream, to + to_offset, from + from_offset, row_bytes, copy_kind) }
         })
     }
 

@@ -129,6 +129,13 @@ pub struct Rows {
     pub from_pitch: u64,
 }
 
+impl Rows {
+    /// Returns the offset of each row in the destination and in the source, in bytes.
+    pub fn offsets(self) -> impl Iterator<Item = (u64, u64)> {
+        (0..self.count as u64).map(move |row| (row * self.to_pitch, row * self.from_pitch))
+    }
+}
+
 /// An IPC handle, by which another process opens an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);

@@ -571,8 +571,8 @@ fn emit_steps<D: StreamDevice>(
             if rows.count >= ROWS_MIN {
                 return emitter.put_rows((dst, src), (bytes, copy_kind), rows, stream_index);
             }
-            for row in 0..rows.count as u64 {
-                let ends = (dst + row * rows.to_pitch, src + row * rows.from_pitch);
+            for (to_offset, from_offset) in rows.offsets() {
+                let ends = (dst + to_offset, src + from_offset);
                 emitter.put(ends, (bytes, copy_kind, both_on_host), stream_index)?;
             }
             match mark {
