@@ -434,11 +434,9 @@ impl<T: Element> Channel<T> {
     pub fn unfinished(&mut self) -> Result<usize, Error> {
         let mut unfinished = 0;
         for tier in [Tier::Local, Tier::Network] {
-            let completed = self.poll(tier)?;
-            let Some(side) = &self.sides[tier as usize] else { continue };
-            let mut queue = side.queue();
-            queue.forget(completed);
-            unfinished += queue.unfinished;
+            self.poll(tier)?;
+            let side = self.sides[tier as usize].as_ref();
+            unfinished += side.map_or(0, |side| side.queue().unfinished);
         }
         Ok(unfinished)
     }
@@ -654,13 +652,11 @@ impl<T: Element> Channel<T> {
         )))
     }
 
-    fn poll(&mut self, tier: Tier) -> Result<Ticket, Error> {
+    fn poll(&mut self, tier: Tier) -> Result<(), Error> {
         self.shared.check()?;
-        let Some(side) = &self.sides[tier as usize] else { return Ok(Ticket::NONE) };
-        let completed = side.queue().engine.completed();
-        completed.map_err(|error| {
-            fail(&self.shared, &self.name, Error::of_fabric("query the completed tickets", error))
-        })
+        let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
+        let polled = side.queue().poll();
+        polled.map_err(|error| fail(&self.shared, &self.name, error))
     }
 
     fn park(&mut self, tier: Tier, limit: Duration) -> Result<(), Error> {
@@ -688,7 +684,7 @@ impl ChannelSide {
         }
         // A thread that uses the engine moves them.
         let Ok(mut queue) = self.queue.try_lock() else { return true };
-        let is_open = queue.engine.completed().is_ok_and(|completed| completed < queue.last);
+        let is_open = queue.poll().is_ok() && queue.unfinished > 0;
         self.is_open.store(is_open, Ordering::Relaxed);
         is_open
     }
@@ -700,8 +696,7 @@ impl<T> Drop for Channel<T> {
         let mut is_complete = self.shared.check().is_ok();
         for side in self.sides.iter().flatten() {
             let mut queue = side.queue();
-            let last = queue.last;
-            while is_complete && queue.engine.completed().is_ok_and(|completed| completed < last) {
+            while is_complete && queue.poll().is_ok() && queue.unfinished > 0 {
                 is_complete = !deadline.has_passed() && queue.engine.park(PARK_MAX).is_ok();
             }
             // The error of an engine that cannot be released is its own.

@@ -39,40 +39,39 @@ impl Queue {
         })
     }
 
-    /// Removes the slices up to a completed ticket from those that may be incomplete.
-    pub(super) fn forget(&mut self, completed: Ticket) {
+    /// Asks the engine what is complete.
+    pub(super) fn poll(&mut self) -> Result<(), Error> {
+        let completed = self.engine.completed();
+        let completed =
+            completed.map_err(|error| Error::of_fabric("query the completed tickets", error))?;
         while let Some(&(ticket, messages)) = self.open.front()
             && ticket <= completed
         {
             self.open.pop_front();
             self.unfinished -= messages;
         }
+        Ok(())
     }
 
     /// Submits ops in slices, and waits for room in the queue of the engine.
     pub(super) fn submit(&mut self, ops: &Ops<'_>, shared: &Shared) -> Result<(), Error> {
         if self.open.len() == self.open.capacity() {
-            let completed = self.engine.completed();
-            self.forget(
-                completed
-                    .map_err(|error| Error::of_fabric("query the completed tickets", error))?,
-            );
+            self.poll()?;
         }
-        let Self { engine, last, open, unfinished, .. } = self;
-        let slice_ops_max = engine.caps().slice_ops_max;
+        let slice_ops_max = self.engine.caps().slice_ops_max;
         let mut deadline = None;
         for slice in ops.chunks(slice_ops_max) {
             loop {
                 // SAFETY: the ranges were checked against the window, which has one size on all ranks; the window and the flags
                 // live as long as the channel. Only this engine writes these flags of the peer. What messages race with is the
                 // callers', who only see bytes.
-                match unsafe { engine.submit(slice) } {
+                match unsafe { self.engine.submit(slice) } {
                     Ok(ticket) => {
                         // A slice in a capture gets no ticket of its own.
-                        if ticket > *last {
-                            *last = ticket;
-                            *unfinished += slice.len();
-                            open.push_back((ticket, slice.len()));
+                        if ticket > self.last {
+                            self.last = ticket;
+                            self.unfinished += slice.len();
+                            self.open.push_back((ticket, slice.len()));
                         }
                         break;
                     }
@@ -86,11 +85,11 @@ impl Queue {
                         format!("the engine has had no room for messages for {:?}", shared.timeout);
                     return Err(Error::new(ErrorKind::Timeout, text));
                 }
-                engine
-                    .completed()
-                    .map_err(|error| Error::of_fabric("query the completed tickets", error))?;
+                self.poll()?;
                 let limit = deadline.remaining().min(PARK_MAX);
-                engine.park(limit).map_err(|error| Error::of_fabric("park the engine", error))?;
+                self.engine
+                    .park(limit)
+                    .map_err(|error| Error::of_fabric("park the engine", error))?;
             }
         }
         Ok(())
