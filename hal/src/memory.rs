@@ -184,6 +184,13 @@ pub struct DynRegion {
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
+/// Regions are equal if they share a registration.
+impl PartialEq for DynRegion {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.typed, &other.typed)
+    }
+}
+
 impl DynRegion {
     /// Erases the type of a shared region.
     pub fn new<R: Region>(region: Arc<R>) -> Self {

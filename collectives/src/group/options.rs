@@ -155,8 +155,7 @@ impl GroupOptions {
         let shared = Shared::new(bootstrap, self.timeout);
         let deadline = Deadline::after(self.timeout);
         // Before a fabric that stages its memory is put around the network.
-        let (local_backend, network_backend) =
-            (fabric.backend(), network.as_ref().map(Fabric::backend));
+        let network_backend = network.as_ref().map(Fabric::backend);
         let refusal = match &network {
             Some(network) => network::refusal(network, &fabric),
             None => Ok(None),
@@ -228,7 +227,7 @@ impl GroupOptions {
             })?;
         let ((topology, network), strict) = (joined?, self.strict);
         let selection = Selection {
-            local: local_backend,
+            local: fabric.backend(),
             device: self.device,
             network: network_backend,
             reasons: self.reasons,

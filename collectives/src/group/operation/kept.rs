@@ -1,15 +1,13 @@
 //! Starts operations on a stream without a call of `prepare`, and keeps what was prepared for the next start.
 
-use std::sync::Arc;
-
 use peerlane_hal::Stream;
 
 use super::builder::OperationBuilder;
-use super::request::{OperationSpec, Target};
+use super::request::OperationSpec;
 use super::{State, prepare};
 use crate::element::Element;
 use crate::error::Error;
-use crate::group::window;
+use crate::group::window::Inner;
 
 /// An operation that the group has prepared for starts without an [`Operation`](super::Operation).
 pub(in crate::group) struct Kept {
@@ -18,13 +16,8 @@ pub(in crate::group) struct Kept {
 }
 
 impl Kept {
-    pub(in crate::group) fn uses(&self, window: &Arc<window::Inner>) -> bool {
-        let target = match &self.spec.target {
-            Target::Window(inner, _) => Some(inner),
-            Target::Buffers | Target::List(_) => None,
-        };
-        let source = self.spec.source.as_ref().map(|(inner, _)| inner);
-        [target, source].into_iter().flatten().any(|inner| Arc::ptr_eq(inner, window))
+    pub(in crate::group) fn uses(&self, window: &Inner) -> bool {
+        self.state.windows.iter().flatten().any(|used| **used == *window)
     }
 }
 
@@ -33,11 +26,12 @@ impl<T: Element> OperationBuilder<'_, T> {
     ///
     /// The first start of a description prepares it as [`capturable`](Self::capturable), and the group keeps it for the next
     /// starts. So the call works on a stream that is being captured: the ranks agree before anything is recorded, and replays run
-    /// the prepared operation. The output must be in a window, and the input too unless the operation runs [in place](Self::in_place).
+    /// the prepared operation. The output must be in a window, and so must the input unless the operation runs
+    /// [in place](Self::in_place).
     ///
-    /// Each further description is another operation that is kept, until its window is [released](crate::group::Group::release) or the group
-    /// is closed. No graph with a start of it may be replayed after that. For places that change from start to start,
-    /// prepare one [resizable](Self::resizable) operation.
+    /// Each further description is another operation that is kept, until its window is
+    /// [released](crate::group::Group::release) or the group is closed. No graph with a start of it may be replayed after that.
+    /// For places that change from start to start, prepare one [resizable](Self::resizable) operation.
     ///
     /// For order, deadline and progress see [`Operation::start_on`](super::Operation::start_on). The output is defined if the
     /// group [has not ended](crate::group::Group::abort_record) after the stream was synchronised.
@@ -48,7 +42,7 @@ impl<T: Element> OperationBuilder<'_, T> {
     /// as [`Operation::start_on`](super::Operation::start_on).
     pub fn start_on<S: Stream>(self, stream: &S) -> Result<(), Error> {
         let (group, spec) = self.into_kept();
-        let known = group.kept.iter().position(|kept| same(&kept.spec, &spec));
+        let known = group.kept.iter().position(|kept| kept.spec == spec);
         let index = match known {
             Some(index) => index,
             None => {
@@ -60,53 +54,4 @@ impl<T: Element> OperationBuilder<'_, T> {
         };
         group.kept[index].state.start_on(stream).map(drop)
     }
-}
-
-/// Returns whether two descriptions over windows have equal fields.
-fn same(one: &OperationSpec, other: &OperationSpec) -> bool {
-    let OperationSpec {
-        collective,
-        dtype,
-        lens,
-        target,
-        method,
-        in_place,
-        outputs,
-        capturable,
-        needs_windows,
-        any_engine,
-        strict,
-        traced,
-        resizable,
-        checks_starts,
-        timeout,
-        inputs,
-        source,
-        output_buffers,
-    } = one;
-    let place = |target: &Target| match target {
-        Target::Window(inner, begin) => Some((Arc::as_ptr(inner), *begin)),
-        Target::Buffers | Target::List(_) => None,
-    };
-    let begin = |(inner, begin): &(Arc<window::Inner>, usize)| (Arc::as_ptr(inner), *begin);
-    let flags = [*in_place, *capturable, *needs_windows, *any_engine, *strict, *traced, *resizable];
-    let other_flags = [
-        other.in_place,
-        other.capturable,
-        other.needs_windows,
-        other.any_engine,
-        other.strict,
-        other.traced,
-        other.resizable,
-    ];
-    place(target).is_some()
-        && place(target) == place(&other.target)
-        && source.as_ref().map(begin) == other.source.as_ref().map(begin)
-        && (collective, dtype, lens, method)
-            == (&other.collective, &other.dtype, &other.lens, &other.method)
-        && (outputs, timeout) == (&other.outputs, &other.timeout)
-        && (flags, checks_starts) == (other_flags, &other.checks_starts)
-        && [inputs, output_buffers, &other.inputs, &other.output_buffers]
-            .iter()
-            .all(|buffers| buffers.is_empty())
 }

@@ -18,7 +18,7 @@ use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Pla
 use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(in crate::group) enum Target {
     Buffers,
     List(Vec<Destination>),
@@ -42,7 +42,7 @@ pub(super) struct Method {
     pub(super) links: Option<Links>,
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(super) struct OperationSpec {
     pub(super) collective: Collective,
     pub(super) dtype: DType,

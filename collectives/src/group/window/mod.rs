@@ -43,6 +43,13 @@ pub(in crate::group) struct Inner {
     pub(in crate::group) segment: Segment,
 }
 
+/// A window equals only itself.
+impl PartialEq for Inner {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
 impl Inner {
     pub(in crate::group) fn region(&self) -> &DynRegion {
         self.segment.of(Tier::Local).expect("the local fabric has registered the window").local()
