@@ -1,6 +1,6 @@
 //! Gives work from one rank to another through a ring of slots, with as much in flight as there are slots.
 //!
-//! The producer gives signal 0 when it has filled a slot, and the consumer gives signal 1 when it has read one.
+//! The producer sends signal 0 when it has filled a slot, and the consumer sends signal 1 when it has read one.
 //! `cargo run -p peerlane-collectives --example work_queue`; both ranks are threads of this process.
 
 use std::time::Duration;

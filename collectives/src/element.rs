@@ -28,9 +28,9 @@ pub enum DType {
     I32,
     /// A signed integer of 64 bits.
     I64,
-    /// A floating-point number of 8 bits, 4 of them for the exponent ([`F8E4M3`]).
+    /// An 8-bit floating-point number with 4 bits of exponent and 3 of mantissa ([`F8E4M3`]).
     F8E4M3,
-    /// A floating-point number of 8 bits, 5 of them for the exponent ([`F8E5M2`]).
+    /// An 8-bit floating-point number with 5 bits of exponent and 2 of mantissa ([`F8E5M2`]).
     F8E5M2,
     /// A floating-point number of IEEE 754 half precision.
     F16,
@@ -110,12 +110,12 @@ impl FromStr for DType {
     }
 }
 
-/// The bits of a floating-point number of 8 bits with an exponent of 4, `float8_e4m3fn` in PyTorch.
+/// The bits of an 8-bit floating-point number with 4 bits of exponent and 3 of mantissa, `float8_e4m3fn` in PyTorch.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct F8E4M3(pub u8);
 
-/// The bits of a floating-point number of 8 bits with an exponent of 5, `float8_e5m2` in PyTorch.
+/// The bits of an 8-bit floating-point number with 5 bits of exponent and 2 of mantissa, `float8_e5m2` in PyTorch.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct F8E5M2(pub u8);

@@ -50,7 +50,7 @@ struct Choice {
     local: Backend,
     device: Option<u32>,
     network: Option<Backend>,
-    /// The reasons, if the choice was automatic.
+    /// The reasons for an automatic choice; empty if the caller chose.
     reasons: Vec<String>,
 }
 

@@ -14,7 +14,7 @@ pub struct Selection {
     pub device: Option<u32>,
     /// The backend between nodes; `None` if the local backend connects all ranks.
     pub network: Option<BackendId>,
-    /// The reasons of an automatic choice.
+    /// The reasons for an automatic choice; empty if the caller chose.
     pub reasons: Vec<String>,
 }
 

@@ -354,7 +354,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Makes the watchdog look at channels, if it does not look at streams already.
+    /// Wakes the watchdog if it sleeps, so that it checks the messages of channels.
     pub(super) fn watch_messages(&self) {
         if self.watchdog_sleeps.load(Ordering::SeqCst) {
             self.wake_watchdog();

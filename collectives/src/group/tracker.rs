@@ -46,7 +46,7 @@ pub(crate) struct StartTracker {
     part: Option<PartCell>,
 }
 
-/// The lengths and places of the newest starts.
+/// Holds the part of the newest starts, and which starts have it.
 #[derive(Default)]
 struct PartCell {
     part: Mutex<StartPart>,

@@ -242,7 +242,7 @@ impl RankRegions {
         At { region: &part.region, offset: part.offset + offset }
     }
 
-    /// Returns a flag of this rank, whose buffer begins at a multiple of a word.
+    /// Returns a flag of this rank. The buffer must begin at an aligned word.
     pub(crate) fn local_flag(&self, word: u64) -> Flag<'_, DynRegion> {
         let At { region, offset } = self.local_at(word * WORD_BYTES);
         Flag { region, word: offset / WORD_BYTES }
