@@ -20,7 +20,7 @@ use support::driver;
 fn a_device_without_memory_operations_is_reported() {
     let (driver, _turn) = driver();
     driver.set("DEVICES", DEVICES);
-    let mut fabric = alone(0);
+    let fabric = alone(0);
     driver.set("WORDS_64", "off");
     let error =
         fabric.engine(Default::default()).expect_err("does not support 64-bit memory operations");

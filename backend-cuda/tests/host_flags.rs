@@ -96,7 +96,7 @@ fn flags_that_another_fabric_allocated() {
 #[test]
 fn a_flag_between_the_engines_of_two_fabrics() {
     let (_driver, _turn) = driver();
-    let mut fabric = ranks(1).unwrap().remove(0);
+    let fabric = ranks(1).unwrap().remove(0);
     let mut other = host::Fabric::open(Rank(0), 1).unwrap();
     let own_address = other.address();
     other.connect(Rank(0), &own_address, soon()).unwrap();
@@ -128,7 +128,7 @@ fn a_flag_between_the_engines_of_two_fabrics() {
 #[test]
 fn pages_are_registered_once() {
     let (driver, _turn) = driver();
-    let mut fabrics = ranks(2).unwrap();
+    let fabrics = ranks(2).unwrap();
     let (registered, given_back) = ("cuMemHostRegister_v2", "cuMemHostUnregister");
     let words = zeros(8 << 10);
     // Each engine registers a page of its own.
@@ -155,7 +155,7 @@ fn pages_are_registered_once() {
 #[test]
 fn another_rank_of_the_process_signals_them() {
     let (_driver, _turn) = driver();
-    let mut fabrics = ranks(2).unwrap();
+    let fabrics = ranks(2).unwrap();
     let words = zeros(8);
     let (_alias, local) = register(&fabrics[0], address(&words), 8);
     let key = fabrics[0].memory().export(&local).unwrap();

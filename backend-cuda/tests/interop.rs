@@ -11,7 +11,7 @@ use support::{driver, ranks, soon};
 #[test]
 fn a_slice_is_put_to_a_region_that_cudarc_reads() {
     let (_driver, _turn) = driver();
-    let mut fabrics = ranks(2).unwrap();
+    let fabrics = ranks(2).unwrap();
     let mut engine = fabrics[0].engine(Default::default()).unwrap();
     let here = CudaContext::new(0).unwrap().new_stream().unwrap();
     let there = CudaContext::new(1).unwrap().new_stream().unwrap();

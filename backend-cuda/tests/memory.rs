@@ -57,7 +57,7 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
     let (driver, _turn) = driver();
     let before = live_resources(&driver);
     {
-        let mut fabrics = ranks(2).unwrap();
+        let fabrics = ranks(2).unwrap();
         assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::NvLink);
         assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Local);
         let mut engine = fabrics[0].engine(Default::default()).unwrap();

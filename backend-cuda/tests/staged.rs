@@ -58,7 +58,7 @@ impl Member {
     /// Creates a member for every fabric and imports all regions into each.
     fn create_all(fabrics: Vec<Fabric>) -> Vec<Self> {
         let count = fabrics.len();
-        let member = |mut fabric: Fabric| {
+        let member = |fabric: Fabric| {
             let engine = fabric.engine(Default::default()).unwrap();
             let allocate = |bytes, role| fabric.memory().allocate(bytes, role).unwrap();
             let input = allocate(SHARD_BYTES, Role::Data);
@@ -287,7 +287,7 @@ fn partner() {
 
 /// Creates the member of one rank when the other rank is in another process.
 fn in_two_processes(
-    mut fabric: Fabric,
+    fabric: Fabric,
     hear: &mut dyn FnMut() -> Vec<u8>,
     tell: &mut dyn FnMut(&[u8]),
 ) -> Member {

@@ -169,7 +169,7 @@ unsafe impl FabricTrait for Fabric {
         Self::open_with(rank, ranks, self.resources().options.clone())
     }
 
-    fn engine(&mut self, _: EngineRequirements) -> Result<Engine, Error> {
+    fn engine(&self, _: EngineRequirements) -> Result<Engine, Error> {
         Engine::open(&self.memory.connections)
     }
 }

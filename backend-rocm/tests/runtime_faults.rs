@@ -158,7 +158,7 @@ fn sdma_engines_are_selected_if_streams_need_signal_memory() {
 #[test]
 fn a_test_that_does_not_end_does_not_block() {
     let (driver, _turn) = machine();
-    let mut fabric = alone(14, EngineKind::Streams);
+    let fabric = alone(14, EngineKind::Streams);
     driver.set("JITTER_US", "60000000");
     let start = Instant::now();
     let error = fabric.engine(Default::default()).expect_err("memory operations take too long");
@@ -188,7 +188,7 @@ fn a_failed_call_leaves_no_last_error() {
 fn memory_is_freed_while_a_stream_waits() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let (driver, _turn) = machine();
-    let mut fabric = alone(15, EngineKind::Streams);
+    let fabric = alone(15, EngineKind::Streams);
     let (flags, other) = (
         fabric.memory().allocate(64, Role::Flags).unwrap(),
         fabric.memory().allocate(64, Role::Flags).unwrap(),
@@ -215,12 +215,12 @@ fn memory_is_freed_while_a_stream_waits() {
 fn an_engine_is_dropped_while_another_waits() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let (driver, _turn) = machine();
-    let mut fabric = alone(3, EngineKind::Streams);
+    let fabric = alone(3, EngineKind::Streams);
     let flags = fabric.memory().allocate(64, Role::Flags).unwrap();
     let mut engine = fabric.engine(Default::default()).unwrap();
     driver.set("P2P", "off");
     // Puts between devices without peer access use buffers of the device.
-    let mut staged_fabrics = backend::connected(2, soon, |rank| {
+    let staged_fabrics = backend::connected(2, soon, |rank| {
         let device = [3, 2][rank.index()];
         let options = Options { device, engine: EngineKind::Streams, ..Options::default() };
         Fabric::open_with(rank, 2, options)

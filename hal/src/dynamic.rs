@@ -228,7 +228,7 @@ unsafe impl Fabric for DynFabric {
         self.0.reopen(rank, ranks)
     }
 
-    fn engine(&mut self, requirements: EngineRequirements) -> Result<DynEngine, DynError> {
+    fn engine(&self, requirements: EngineRequirements) -> Result<DynEngine, DynError> {
         self.0.engine(requirements).map(DynEngine)
     }
 }
@@ -280,10 +280,7 @@ trait ErasedFabric: Send + Sync {
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), DynError>;
     fn link(&self, peer: Rank) -> Option<Link>;
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError>;
-    fn engine(
-        &mut self,
-        requirements: EngineRequirements,
-    ) -> Result<Box<dyn ErasedEngine>, DynError>;
+    fn engine(&self, requirements: EngineRequirements) -> Result<Box<dyn ErasedEngine>, DynError>;
     fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError>;
     fn allocate_polled_flags(&self, bytes: u64) -> Result<DynRegion, DynError>;
     unsafe fn register(
@@ -328,10 +325,7 @@ impl<F: Fabric> ErasedFabric for TypedFabric<F> {
         self.0.reopen(rank, ranks).map(DynFabric::new).map_err(DynError::new)
     }
 
-    fn engine(
-        &mut self,
-        requirements: EngineRequirements,
-    ) -> Result<Box<dyn ErasedEngine>, DynError> {
+    fn engine(&self, requirements: EngineRequirements) -> Result<Box<dyn ErasedEngine>, DynError> {
         let backend = self.0.backend();
         let engine = self.0.engine(requirements).map_err(DynError::new)?;
         Ok(Box::new(TypedEngine { engine, backend, ops: Vec::new() }))

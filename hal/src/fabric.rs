@@ -171,5 +171,5 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has no queue left.
-    fn engine(&mut self, requirements: EngineRequirements) -> Result<Self::Engine, Self::Error>;
+    fn engine(&self, requirements: EngineRequirements) -> Result<Self::Engine, Self::Error>;
 }

@@ -22,13 +22,12 @@ const HOLD_WORD: u64 = 0;
 pub struct DelayLayer {
     seed: u64,
     longest: Duration,
-    engines: u64,
 }
 
 impl DelayLayer {
     /// Creates a layer that delays each op by at most `longest`. The same seed draws the same delays.
     pub fn new(seed: u64, longest: Duration) -> Self {
-        Self { seed, longest, engines: 0 }
+        Self { seed, longest }
     }
 }
 
@@ -36,12 +35,12 @@ impl<F: Fabric + 'static> Layer<F> for DelayLayer {
     type Engine = Delay<F>;
 
     fn engine(
-        &mut self,
-        fabric: &mut F,
+        &self,
+        fabric: &F,
+        number: u64,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
-        self.engines += 1;
-        let number = u64::from(fabric.rank().0) << 32 | self.engines;
+        let number = u64::from(fabric.rank().0) << 32 | (number + 1);
         let random =
             fastrand::Rng::with_seed(self.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Delay::new(fabric, requirements, random, self.longest)
@@ -71,7 +70,7 @@ impl<F: Fabric> Delay<F> {
     /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
     /// waits or accept only single ops.
     pub fn new(
-        fabric: &mut F,
+        fabric: &F,
         requirements: EngineRequirements,
         random: fastrand::Rng,
         longest: Duration,

@@ -29,8 +29,9 @@ impl<F: Fabric> Layer<F> for DowngradeLayer {
     type Engine = Downgrade<F::Engine>;
 
     fn engine(
-        &mut self,
-        fabric: &mut F,
+        &self,
+        fabric: &F,
+        _: u64,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Ok(Downgrade::new(fabric.engine(requirements).map_err(Error::Inner)?, *self))

@@ -21,8 +21,9 @@ impl<F: Fabric> Layer<F> for FailAtLayer {
     type Engine = FailAt<F::Engine>;
 
     fn engine(
-        &mut self,
-        fabric: &mut F,
+        &self,
+        fabric: &F,
+        _: u64,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Ok(FailAt::new(fabric.engine(requirements).map_err(Error::Inner)?, *self))

@@ -28,6 +28,7 @@ mod trace;
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::{
     BackendId, CopyEngine, Deadline, DynRegion, EngineRequirements, ErrorKind, Fabric, Link,
@@ -52,13 +53,14 @@ pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
     /// The type of the engines that the layer creates.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
-    /// Creates a wrapped engine over one or more engines of `fabric`.
+    /// Creates a wrapped engine over one or more engines of `fabric`. `number` counts the engines of the fabric from 0.
     ///
     /// # Errors
     /// Returns the error of the fabric, or the reason why the layer cannot work on it.
     fn engine(
-        &mut self,
-        fabric: &mut F,
+        &self,
+        fabric: &F,
+        number: u64,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>>;
 
@@ -80,12 +82,13 @@ pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
 pub struct Wrapped<F, L> {
     fabric: F,
     layer: L,
+    engines: AtomicU64,
 }
 
 impl<F: Fabric, L: Layer<F>> Wrapped<F, L> {
     /// Wraps the engines of `fabric` with `layer`.
     pub fn new(fabric: F, layer: L) -> Self {
-        Self { fabric, layer }
+        Self { fabric, layer, engines: AtomicU64::new(0) }
     }
 }
 
@@ -126,11 +129,12 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
 
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Self::Error> {
         let fabric = self.fabric.reopen(rank, ranks).map_err(Error::Inner)?;
-        Ok(Self { fabric, layer: self.layer.clone() })
+        Ok(Self::new(fabric, self.layer.clone()))
     }
 
-    fn engine(&mut self, requirements: EngineRequirements) -> Result<L::Engine, Self::Error> {
-        self.layer.engine(&mut self.fabric, requirements)
+    fn engine(&self, requirements: EngineRequirements) -> Result<L::Engine, Self::Error> {
+        let number = self.engines.fetch_add(1, Ordering::Relaxed);
+        self.layer.engine(&self.fabric, number, requirements)
     }
 }
 

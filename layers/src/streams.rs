@@ -38,8 +38,9 @@ impl<F: Fabric + 'static> Layer<F> for StreamLayer {
     type Engine = Streams<F>;
 
     fn engine(
-        &mut self,
-        fabric: &mut F,
+        &self,
+        fabric: &F,
+        _: u64,
         _: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Streams::new(fabric, self.slices_max)
@@ -216,8 +217,8 @@ impl<F: Fabric> Shared<F> {
 }
 
 impl<F: Fabric + 'static> Streams<F> {
-    pub(super) fn new(fabric: &mut F, slices_max: usize) -> Result<Self, Error<F::Error>> {
-        let mut engine = || fabric.engine(EngineRequirements::default()).map_err(Error::Inner);
+    pub(super) fn new(fabric: &F, slices_max: usize) -> Result<Self, Error<F::Error>> {
+        let engine = || fabric.engine(EngineRequirements::default()).map_err(Error::Inner);
         let (engine, opener, replayer) = (engine()?, engine()?, engine()?);
         let own = *engine.caps();
         if !own.queued_wait || own.slice_ops_max < 2 {

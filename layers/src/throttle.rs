@@ -47,8 +47,9 @@ impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
     type Engine = Throttle<F>;
 
     fn engine(
-        &mut self,
-        fabric: &mut F,
+        &self,
+        fabric: &F,
+        _: u64,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Throttle::new(fabric, requirements, *self)
@@ -79,7 +80,7 @@ impl<F: Fabric> Throttle<F> {
     /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
     /// waits or accept only single ops, or if the rate is not more than 0.
     pub fn new(
-        fabric: &mut F,
+        fabric: &F,
         requirements: EngineRequirements,
         layer: ThrottleLayer,
     ) -> Result<Self, Error<F::Error>> {

@@ -15,7 +15,7 @@ pub struct Event {
     /// The rank that the engine belongs to.
     pub rank: Rank,
     /// The number of the engine among those of its rank, from 0.
-    pub engine: usize,
+    pub engine: u64,
     /// The ticket of the `submit` call that the event belongs to.
     pub ticket: Ticket,
     /// The text of the event, which is an op, `complete`, `released`, or `refused` with a reason.
@@ -60,13 +60,12 @@ impl fmt::Display for TraceLog {
 #[derive(Clone, Debug, Default)]
 pub struct TraceLayer {
     log: TraceLog,
-    engines: usize,
 }
 
 impl TraceLayer {
     /// Creates a layer whose engines write their events to `log`.
     pub fn new(log: TraceLog) -> Self {
-        Self { log, engines: 0 }
+        Self { log }
     }
 }
 
@@ -74,13 +73,13 @@ impl<F: Fabric> Layer<F> for TraceLayer {
     type Engine = Trace<F::Engine>;
 
     fn engine(
-        &mut self,
-        fabric: &mut F,
+        &self,
+        fabric: &F,
+        number: u64,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
-        self.engines += 1;
-        Ok(Trace::new(engine, fabric.rank(), self.engines - 1, self.log.clone()))
+        Ok(Trace::new(engine, fabric.rank(), number, self.log.clone()))
     }
 }
 
@@ -89,7 +88,7 @@ impl<F: Fabric> Layer<F> for TraceLayer {
 pub struct Trace<E> {
     engine: E,
     rank: Rank,
-    number: usize,
+    number: u64,
     log: TraceLog,
     /// Maps the address of a memory region to its number in the trace, in the order of first use.
     regions: HashMap<usize, usize>,
@@ -98,7 +97,7 @@ pub struct Trace<E> {
 
 impl<E: CopyEngine> Trace<E> {
     /// Wraps `engine` to trace it as engine `number` of `rank`.
-    pub fn new(engine: E, rank: Rank, number: usize, log: TraceLog) -> Self {
+    pub fn new(engine: E, rank: Rank, number: u64, log: TraceLog) -> Self {
         Self { engine, rank, number, log, regions: HashMap::new(), completed: Ticket::NONE }
     }
 

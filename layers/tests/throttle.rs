@@ -65,7 +65,7 @@ fn fabric(layer: ThrottleLayer) -> Wrapped<host::Fabric, ThrottleLayer> {
 
 /// The engines come last, so that they are dropped first.
 fn open<const N: usize>(layer: ThrottleLayer) -> (Regions, [Engine; N]) {
-    let mut fabric = fabric(layer);
+    let fabric = fabric(layer);
     let local = |bytes, role| fabric.memory().allocate(bytes, role).unwrap();
     let shared = |bytes, role| {
         let local = local(bytes, role);
@@ -236,8 +236,7 @@ fn what_makes_no_throttle_is_refused() {
         assert_eq!(error.to_string(), text);
     }
     let single = DowngradeLayer { slice_ops_max: 1, ..DowngradeLayer::default() };
-    let mut fabric = Wrapped::new(host::Fabric::open(Rank(0), 1).unwrap(), single);
-    let mut layer = LAYER;
-    let error = Layer::engine(&mut layer, &mut fabric, EngineRequirements::default()).unwrap_err();
+    let fabric = Wrapped::new(host::Fabric::open(Rank(0), 1).unwrap(), single);
+    let error = Layer::engine(&LAYER, &fabric, 0, EngineRequirements::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

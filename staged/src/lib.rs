@@ -113,7 +113,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
     /// If the network allocates memory that the host cannot read, if the device cannot use that memory, or
     /// if a call to either fabric fails.
     pub fn open(
-        device: &mut D,
+        device: &D,
         network: N,
         ranks: usize,
         staged: bool,
@@ -257,9 +257,9 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
-    fn engine(&mut self, requirements: EngineRequirements) -> Result<Engine<D, N>, Error> {
+    fn engine(&self, requirements: EngineRequirements) -> Result<Engine<D, N>, Error> {
         let shared = &self.memory.shared;
-        let mut network = shared.network();
+        let network = shared.network();
         let mut transport = shared.transport();
         if transport.needs_network() {
             let engine = network

@@ -149,7 +149,7 @@ pub(crate) struct CopyQueue<D: Fabric> {
 }
 
 impl<D: Fabric> CopyQueue<D> {
-    fn open(device: &mut D) -> Result<Self, Error> {
+    fn open(device: &D) -> Result<Self, Error> {
         let engine = device
             .engine(Default::default())
             .map_err(Error::backend("create an engine of the device fabric"))?;
@@ -199,7 +199,7 @@ fn submit<D: Fabric>(
 impl<D: Fabric> DeviceCopier<D> {
     /// Opens the copy engines of a device fabric, which must be connected to its own rank.
     pub(crate) fn open(
-        device: &mut D,
+        device: &D,
         outbox: &DynRegion,
         inbox: &DynRegion,
         deadline: Deadline,

@@ -213,8 +213,9 @@ mod tests {
         type Engine = Downgrade<F::Engine>;
 
         fn engine(
-            &mut self,
-            _: &mut F,
+            &self,
+            _: &F,
+            _: u64,
             _: EngineRequirements,
         ) -> Result<Self::Engine, Error<F::Error>> {
             Err(Error::layer(ErrorKind::Unavailable, "no device; plug one in"))

@@ -138,8 +138,8 @@ fn a_delay_shows() {
 #[test]
 fn a_delay_needs_queued_waits() {
     let single = DowngradeLayer { slice_ops_max: 1, ..DowngradeLayer::default() };
-    let mut fabric = Wrapped::new(host::Fabric::open(Rank(0), 1).unwrap(), single);
+    let fabric = Wrapped::new(host::Fabric::open(Rank(0), 1).unwrap(), single);
     let error =
-        Layer::engine(&mut DelayLayer::new(1, SHORT), &mut fabric, Default::default()).unwrap_err();
+        Layer::engine(&DelayLayer::new(1, SHORT), &fabric, 0, Default::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

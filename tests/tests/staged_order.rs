@@ -43,7 +43,7 @@ impl World {
         let address = device.address();
         device.connect(me, &address, soon()).unwrap();
         let network = Network::open(me, 1).unwrap();
-        let mut staged = Staged::open(&mut device, network, 1, true, soon()).unwrap();
+        let mut staged = Staged::open(&device, network, 1, true, soon()).unwrap();
         let address = staged.address();
         staged.connect(me, &address, soon()).unwrap();
         let engine = staged.engine(Default::default()).unwrap();

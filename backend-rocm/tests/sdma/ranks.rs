@@ -113,7 +113,7 @@ pub(crate) fn open_ranks_of(kinds: &[EngineKind], shard: u64) -> Vec<SdmaRank> {
         fabrics.iter().map(|fabric| (import(fabric, &outputs), import(fabric, &flags))).collect();
     let ranks = fabrics.into_iter().zip(sources).zip(outputs).zip(flags).zip(imported).enumerate();
     let ranks =
-        ranks.map(|(rank, ((((mut fabric, source), output), flags), (outputs, peers_flags)))| {
+        ranks.map(|(rank, ((((fabric, source), output), flags), (outputs, peers_flags)))| {
             let engine = fabric.engine(Default::default()).unwrap();
             SdmaRank {
                 rank,

@@ -24,7 +24,7 @@ pub(super) fn refusal(network: &DynFabric, local: &DynFabric) -> Result<Option<S
 
 pub(super) fn staged(
     network: DynFabric,
-    local: &mut DynFabric,
+    local: &DynFabric,
     ranks: usize,
     refused: bool,
     deadline: Deadline,

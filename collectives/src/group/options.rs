@@ -183,7 +183,7 @@ impl GroupOptions {
             let network = match network {
                 Some(network) if staged => {
                     let refused = reports[me].refusal.is_some();
-                    Some(network::staged(network, &mut fabric, ranks, refused, deadline)?)
+                    Some(network::staged(network, &fabric, ranks, refused, deadline)?)
                 }
                 network => network,
             };

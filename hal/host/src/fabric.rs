@@ -193,7 +193,7 @@ unsafe impl FabricTrait for Fabric {
         self.with_doorbell(rank, ranks, self.options)
     }
 
-    fn engine(&mut self, _: EngineRequirements) -> Result<Engine, Error> {
+    fn engine(&self, _: EngineRequirements) -> Result<Engine, Error> {
         let neighbours =
             CoreNeighbours::new(self.memory.peers.doorbells().into_iter(), &self.doorbell);
         let streaming_bytes_min =

@@ -85,7 +85,7 @@ impl<D: Fabric, N: Fabric> StagedFabric<D, N> {
         let address = device.address();
         let connected = device.connect(Rank(0), &address, deadline);
         connected.map_err(|error| Error::of_backend("connect the device", error))?;
-        let staged = Staged::open(&mut device, network, ranks, true, deadline)?;
+        let staged = Staged::open(&device, network, ranks, true, deadline)?;
         let memory = StagedMemory { device: Mutex::new(device), memory: staged.memory().clone() };
         Ok(Self { staged, memory })
     }
@@ -141,7 +141,7 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
         Self::over(device, network, ranks, Deadline::after(REOPEN_TIMEOUT))
     }
 
-    fn engine(&mut self, requirements: EngineRequirements) -> Result<Self::Engine, Error> {
+    fn engine(&self, requirements: EngineRequirements) -> Result<Self::Engine, Error> {
         self.staged.engine(requirements)
     }
 }

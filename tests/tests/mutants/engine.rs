@@ -73,8 +73,9 @@ impl Layer<host::Fabric> for EngineMutant {
     type Engine = Mutant;
 
     fn engine(
-        &mut self,
-        fabric: &mut host::Fabric,
+        &self,
+        fabric: &host::Fabric,
+        _: u64,
         requirements: EngineRequirements,
     ) -> Answer<Mutant> {
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;

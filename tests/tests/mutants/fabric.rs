@@ -226,7 +226,7 @@ unsafe impl<const FLAW: u8> Fabric for Flawed<FLAW> {
         Self::over(self.fabric.reopen(rank, ranks)?, self.memory.own.reopen(rank, ranks)?)
     }
 
-    fn engine(&mut self, requirements: EngineRequirements) -> Result<host::Engine, host::Error> {
+    fn engine(&self, requirements: EngineRequirements) -> Result<host::Engine, host::Error> {
         self.fabric.engine(requirements)
     }
 }

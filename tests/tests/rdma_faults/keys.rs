@@ -30,7 +30,7 @@ pub(crate) fn changed() -> Outcome {
 
 /// The owner breaks the rule: the NIC refuses, the origin gets an error, and the target is unharmed.
 pub(crate) fn freed() -> Outcome {
-    let mut fabrics = pair(|_| {})?;
+    let fabrics = pair(|_| {})?;
     let (freed, remote) = region(&fabrics, 4096, Role::Data)?;
     let (other, alive) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;

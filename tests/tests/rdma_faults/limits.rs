@@ -46,7 +46,7 @@ pub(crate) fn rounds() -> Outcome {
     const ROUNDS: usize = 300;
     let rounds = std::env::var(ROUNDS_VARIABLE).ok().and_then(|rounds| rounds.parse().ok());
     let rounds = rounds.unwrap_or(ROUNDS).max(4);
-    let mut fabrics = pair(|options| options.requests_max = 8)?;
+    let fabrics = pair(|options| options.requests_max = 8)?;
     let (_local, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
     let mut before = (0, 0);

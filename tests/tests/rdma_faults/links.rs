@@ -46,7 +46,7 @@ pub(crate) fn flaps() -> Outcome {
     if first_node().is_none() {
         return Ok(());
     }
-    let mut fabrics = pair(|options| {
+    let fabrics = pair(|options| {
         (options.queue_pairs, options.stripe_bytes) = (2, 4096);
     })?;
     let (there, remote) = region(&fabrics, BYTES, Role::Data)?;
@@ -109,7 +109,7 @@ pub(crate) fn stays_down() -> Outcome {
     if first_node().is_none() {
         return Ok(());
     }
-    let mut fabrics = pair(impatient)?;
+    let fabrics = pair(impatient)?;
     let (_there, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
     let mut engine = fabrics[0].engine(Default::default())?;

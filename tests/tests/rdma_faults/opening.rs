@@ -54,7 +54,7 @@ pub(crate) fn slow_peer() -> Outcome {
     if first_node().is_none() {
         return Ok(());
     }
-    let mut fabrics = pair(|_| {})?;
+    let fabrics = pair(|_| {})?;
     let (_local, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
     let mut engine = fabrics[0].engine(Default::default())?;

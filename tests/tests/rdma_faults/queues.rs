@@ -12,7 +12,7 @@ use peerlane_rdma::{Engine, Error};
 use crate::pair::{ensure, impatient, late, pair, put, region, run, wanted};
 
 pub(crate) fn closed() -> Outcome {
-    let mut fabrics = pair(impatient)?;
+    let fabrics = pair(impatient)?;
     let (local, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;
     let mut engine = fabrics[0].engine(Default::default())?;
@@ -32,7 +32,7 @@ pub(crate) fn closed() -> Outcome {
 /// Nobody polls the receiver while more signals come than it has places for: its fabric takes them.
 pub(crate) fn overrun() -> Outcome {
     const SIGNALS: u64 = 300;
-    let mut fabrics = pair(|options| options.receives = 8)?;
+    let fabrics = pair(|options| options.receives = 8)?;
     let (flags, remote) = region(&fabrics, 64, Role::Flags)?;
     let mut engine = fabrics[0].engine(Default::default())?;
     let mut last = Ticket::NONE;
@@ -62,7 +62,7 @@ pub(crate) fn sleepers() -> Outcome {
     const SOON: Duration = Duration::from_secs(2);
     const SLEEP: Duration = Duration::from_secs(10);
     const ASLEEP_WITHIN: Duration = Duration::from_millis(20);
-    let mut fabrics = pair(|_| {})?;
+    let fabrics = pair(|_| {})?;
     let (flags, remote) = region(&fabrics, 64, Role::Flags)?;
     let (freed, nothing) = region(&fabrics, 64, Role::Flags)?;
     drop(freed);
@@ -112,7 +112,7 @@ pub(crate) fn order() -> Outcome {
 fn order_over(queue_pairs: u32) -> Outcome {
     const BYTES: u64 = 100_000;
     const OPS: usize = 400;
-    let mut fabrics = pair(|options| {
+    let fabrics = pair(|options| {
         (options.queue_pairs, options.stripe_bytes) = (queue_pairs, 4096);
     })?;
     let (there, remote) = region(&fabrics, BYTES, Role::Data)?;

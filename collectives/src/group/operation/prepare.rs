@@ -497,7 +497,7 @@ fn planned(
     Ok((operation, engines))
 }
 
-fn engine(fabric: &mut DynFabric, requirements: EngineRequirements) -> Result<DynEngine, Error> {
+fn engine(fabric: &DynFabric, requirements: EngineRequirements) -> Result<DynEngine, Error> {
     fabric.engine(requirements).map_err(|error| Error::of_fabric("create an engine", error))
 }
 

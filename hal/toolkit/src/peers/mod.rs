@@ -217,7 +217,7 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
         Self::on_context(rank, ranks, self.options.clone(), Arc::clone(&self.context))
     }
 
-    fn engine(&mut self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {
+    fn engine(&self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {
         let peers = self.connected().map(|(rank, peer)| ConnectedPeer {
             peer: rank,
             device: peer.device.uuid,

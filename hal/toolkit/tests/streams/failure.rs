@@ -75,7 +75,7 @@ fn a_lost_device_is_noticed_behind_a_wait() {
     for (device, lose) in (6..).zip(LOSSES) {
         let (driver, _turn) = driver();
         driver.set("DEVICES", DEVICES);
-        let mut fabric = alone(device);
+        let fabric = alone(device);
         let flags = fabric.memory().allocate(64, Role::Flags).unwrap();
         let mut engine = fabric.engine(Default::default()).unwrap();
         let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };

@@ -79,7 +79,7 @@ pub(crate) fn world_on(
         fabrics.iter().map(|me| (import(me, &outputs), import(me, &flags))).collect();
     let members = fabrics.into_iter().zip(sources).zip(outputs).zip(flags).zip(reached).enumerate();
     members
-        .map(|(me, ((((mut fabric, source), output), flags), (outputs, peers_flags)))| Member {
+        .map(|(me, ((((fabric, source), output), flags), (outputs, peers_flags)))| Member {
             me,
             engine: fabric.engine(Default::default()).unwrap(),
             regions: Regions { source, output, flags, outputs, peers_flags, shard },
