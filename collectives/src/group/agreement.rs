@@ -167,13 +167,14 @@ pub(super) fn decode<'o, T: Deserialize<'o>>(
 mod tests {
     use super::*;
     use crate::bootstrap::{Bootstrap, in_process};
+    use std::sync::Arc;
     use std::time::Duration;
 
     fn agreed(offers: impl Fn(Rank) -> Result<Offer, Error> + Sync) -> Vec<Result<usize, Error>> {
         let results = in_process::run(3, |bootstrap| {
             let timeout = Duration::from_secs(5);
             let (deadline, offer) = (Deadline::after(timeout), offers(bootstrap.rank()));
-            let shared = Shared::new(Box::new(bootstrap), timeout);
+            let shared = Shared::new(Box::new(bootstrap), timeout, Arc::default());
             let agreed = agree(&shared, "all-gather 1", offer, deadline);
             shared.bootstrap.leave(deadline)?;
             Ok(agreed.map(|offers| offers.len()))

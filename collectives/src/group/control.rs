@@ -294,6 +294,11 @@ impl Control {
         sent.into_iter().chain(self.decide_at()).min()
     }
 
+    /// Returns the time until [`tick`](Self::tick) has something to do.
+    pub(crate) fn until_tick(&self, now: Instant) -> Option<Duration> {
+        self.next_tick().map(|at| at.saturating_duration_since(now))
+    }
+
     /// The rank that started an inquiry decides its outcome first. Other ranks decide later, in case that rank has
     /// stopped since.
     fn decide_at(&self) -> Option<Instant> {

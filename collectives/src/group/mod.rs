@@ -9,7 +9,8 @@
 //! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
 //! | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
 //! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
-//! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and the threads that watch and drive them |
+//! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and how they are watched |
+//! | `family.rs` | the threads that a group shares with the groups split from it |
 //! | `control.rs`, `end.rs` | the decision why a group ends, and its report to the caller |
 //! | `report.rs` | the report of how an operation runs |
 
@@ -18,6 +19,7 @@ mod buffer;
 mod channel;
 mod control;
 mod end;
+mod family;
 mod heap;
 mod links;
 mod network;
@@ -33,7 +35,6 @@ mod window;
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Role};
@@ -99,7 +100,6 @@ pub struct Group {
     links_measured: bool,
     selection: Selection,
     shared: Arc<Shared>,
-    watchdog: Option<JoinHandle<()>>,
     prepared: u64,
     windows: u64,
     channels: u64,
@@ -355,10 +355,9 @@ impl Drop for Group {
             let _ = self.shared.bootstrap.abort(&record);
         }
         self.shared.close(Closed::Alone);
-        for thread in [self.watchdog.take(), self.shared.take_progress()].into_iter().flatten() {
-            // A panic there has been printed; there is nobody to hand it to.
-            let _ = thread.join();
-        }
+        self.shared.family.remove(&self.shared);
+        self.shared.end();
+        self.shared.family.end_threads();
     }
 }
 

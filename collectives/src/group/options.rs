@@ -152,7 +152,7 @@ impl GroupOptions {
         network: Option<DynFabric>,
     ) -> Result<Group, Error> {
         check_timeout(self.timeout)?;
-        let shared = Shared::new(bootstrap, self.timeout);
+        let shared = Shared::new(bootstrap, self.timeout, Arc::default());
         let deadline = Deadline::after(self.timeout);
         // Before a fabric that stages its memory is put around the network.
         let network_backend = network.as_ref().map(Fabric::backend);
@@ -217,14 +217,7 @@ impl GroupOptions {
         let offers = agree(&shared, "connect", vote, deadline)?;
         let links = links::of_all(&offers, 0)?;
 
-        let tracked = Arc::clone(&shared);
-        let watchdog = std::thread::Builder::new()
-            .name("peerlane-watchdog".to_owned())
-            .spawn(move || tracked.run_watchdog())
-            .map_err(|error| {
-                Error::new(ErrorKind::Other, format!("cannot start the watchdog thread: {error}"))
-                    .with_source(error)
-            })?;
+        shared.family.start_watchdog()?;
         let ((topology, network), strict) = (joined?, self.strict);
         let selection = Selection {
             local: fabric.backend(),
@@ -235,7 +228,7 @@ impl GroupOptions {
         let me = shared.bootstrap.rank().index();
         let mixed = network::is_mixed(&reports);
         let refusal = reports.into_iter().nth(me).and_then(|report| report.refusal).map(Arc::from);
-        let watchdog = Some(watchdog);
+        shared.family.add(&shared);
         Ok(Group {
             fabric,
             network,
@@ -247,7 +240,6 @@ impl GroupOptions {
             links_measured: self.links.is_some(),
             selection,
             shared,
-            watchdog,
             prepared: 0,
             windows: 0,
             channels: 0,

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Waker;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
@@ -15,19 +14,26 @@ use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice};
 use crate::error::Error;
 use crate::group::channel::ChannelSide;
 use crate::group::control::{Action, Control, RankState, SizedStart};
+use crate::group::family::Family;
 use crate::group::segment::Segment;
 use crate::group::tracker::StartTracker;
+use crate::group::watchdog::Watch;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
 
 /// The engines of a channel, and the memory of its window.
 type KeptChannel = ([Option<Arc<ChannelSide>>; 2], Segment);
 
+/// An operation that a thread drives.
+pub(super) type Driven = (Arc<StartTracker>, Arc<Mutex<Executor>>);
+
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
 
 pub(crate) struct Shared {
     pub(crate) bootstrap: Box<dyn Bootstrap>,
     pub(crate) timeout: Duration,
+    pub(super) family: Arc<Family>,
+    pub(super) watch: Mutex<Watch>,
     state: Mutex<State>,
     changed: Condvar,
     aborted: AtomicBool,
@@ -41,9 +47,6 @@ pub(crate) struct Shared {
     quarantined: Mutex<Vec<TierBuffers>>,
     /// The same for channels, and their windows.
     kept_channels: Mutex<Vec<KeptChannel>>,
-    pub(super) progress: Mutex<Option<JoinHandle<()>>>,
-    pub(super) progress_sleeps: AtomicBool,
-    pub(super) progress_wanted: Condvar,
 }
 
 pub(super) struct State {
@@ -67,7 +70,7 @@ pub(super) struct TrackedOperation {
 }
 
 impl TrackedOperation {
-    pub(super) fn driven(&self) -> (Arc<StartTracker>, Arc<Mutex<Executor>>) {
+    pub(super) fn driven(&self) -> Driven {
         (Arc::clone(&self.tracker), Arc::clone(&self.executor))
     }
 
@@ -81,11 +84,17 @@ impl TrackedOperation {
 }
 
 impl Shared {
-    pub(crate) fn new(bootstrap: Box<dyn Bootstrap>, timeout: Duration) -> Arc<Self> {
+    pub(crate) fn new(
+        bootstrap: Box<dyn Bootstrap>,
+        timeout: Duration,
+        family: Arc<Family>,
+    ) -> Arc<Self> {
         let control = Control::new(bootstrap.rank(), bootstrap.ranks(), bootstrap.relay());
         let shared = Arc::new(Self {
             bootstrap,
             timeout,
+            family,
+            watch: Mutex::new(Watch::new()),
             state: Mutex::new(State {
                 control,
                 closed: None,
@@ -101,9 +110,6 @@ impl Shared {
             ends: Mutex::default(),
             quarantined: Mutex::default(),
             kept_channels: Mutex::default(),
-            progress: Mutex::default(),
-            progress_sleeps: AtomicBool::new(false),
-            progress_wanted: Condvar::new(),
         });
         shared.bootstrap.listen(Arc::new(GroupListener(Arc::downgrade(&shared))));
         shared
@@ -142,6 +148,7 @@ impl Shared {
             self.aborted.store(true, Ordering::Release);
         }
         self.changed.notify_all();
+        self.family.wake_watchdog();
         for tracked in &state.tracked {
             tracked.wakers.iter().for_each(Waker::wake_by_ref);
         }
@@ -167,7 +174,7 @@ impl Shared {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Control, Instant) -> Option<Action>) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut Control, Instant) -> Option<Action>) {
         let mut state = self.state();
         let action = change(&mut state.control, Instant::now());
         self.after_change(state, action);
@@ -210,7 +217,7 @@ impl Shared {
 
     pub(crate) fn watch_replays(&self, tracker: &StartTracker) {
         tracker.mark_captured();
-        self.wake_watchdog();
+        self.family.wake_watchdog();
     }
 
     pub(crate) fn record(&self) -> Option<AbortRecord> {
@@ -226,31 +233,52 @@ impl Shared {
     }
 
     pub(crate) fn raise(&self, record: AbortRecord) {
+        self.begin_raise(record);
+        self.wait_ended();
+    }
+
+    /// Ends the group, but does not wait until the bootstrap has delivered the record.
+    pub(super) fn begin_raise(&self, record: AbortRecord) {
         if self.check().is_err() {
             return;
         }
         if record.cause == Cause::Mismatch {
             // The other rank tells how it started the operation.
-            return self.raise_overdue(Vec::new(), record);
+            return self.begin_overdue(Vec::new(), record);
         }
         self.change(|control, now| control.abort(now, record));
-        self.wait_until(|control| control.record().is_some());
+    }
+
+    fn wait_ended(&self) {
+        if self.check().is_ok() {
+            self.wait_until(|control| control.record().is_some());
+        }
     }
 
     pub(crate) fn raise_overdue(&self, waits: Vec<u32>, record: AbortRecord) {
+        self.begin_overdue(waits, record);
+        self.wait_ended();
+    }
+
+    /// Asks all ranks why a deadline has passed. The watchdog ends the group when they have answered.
+    pub(super) fn begin_overdue(&self, waits: Vec<u32>, record: AbortRecord) {
         if self.check().is_err() {
             return;
         }
         let start = newest_start(&self.state().tracked, &record.operation);
         let own = RankState { waits, start };
         self.change(|control, now| control.overdue(now, own, record));
-        self.wait_until(|control| control.record().is_some());
     }
 
     pub(crate) fn raise_late(&self, tracker: &StartTracker, timeout: Duration) {
+        self.begin_late(tracker, timeout);
+        self.wait_ended();
+    }
+
+    pub(super) fn begin_late(&self, tracker: &StartTracker, timeout: Duration) {
         self.set_timeout(timeout);
         let waits = tracker.missing_writers().into_iter().map(|rank| rank.0).collect();
-        self.raise_overdue(waits, tracker.overdue(timeout));
+        self.begin_overdue(waits, tracker.overdue(timeout));
     }
 
     pub(crate) fn add_end(&self, event: &Arc<EndEvent>) {
@@ -347,17 +375,10 @@ impl Shared {
         kept.push((sides, window));
     }
 
-    /// Makes the watchdog look at the deadlines.
-    fn wake_watchdog(&self) {
-        // It holds the lock from its look until it sleeps, so behind the lock it is either asleep or still to look.
-        drop(self.state());
-        self.changed.notify_all();
-    }
-
     /// Wakes the watchdog if it sleeps, so that it checks the messages of channels.
     pub(super) fn watch_messages(&self) {
         if self.watchdog_sleeps.load(Ordering::SeqCst) {
-            self.wake_watchdog();
+            self.family.wake_watchdog();
         }
     }
 
@@ -365,7 +386,6 @@ impl Shared {
         self.state().closed.get_or_insert(how);
         self.aborted.store(true, Ordering::Release);
         self.change(|_, _| None);
-        self.progress_wanted.notify_all();
     }
 
     /// The caller must hold the lock of the operation's executor.
@@ -374,11 +394,11 @@ impl Shared {
             self.open.fetch_add(1, Ordering::Relaxed);
         }
         tracker.open(epoch, deadline);
-        self.wake_progress();
+        self.family.wake_progress();
         let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.load(Ordering::SeqCst);
         if unchecked || deadline.timeout() < self.timeout {
             // The watchdog may sleep past it.
-            self.wake_watchdog();
+            self.family.wake_watchdog();
         }
     }
 
@@ -400,7 +420,8 @@ impl Shared {
     pub(crate) fn drive_others(&self, own: &Arc<StartTracker>) -> bool {
         let starts = self.open.load(Ordering::Relaxed) > 1
             && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own));
-        self.drive_channels() || starts
+        let groups = self.family.drive_others(self);
+        self.drive_channels() || starts || groups
     }
 
     /// Makes progress on the messages of all channels, and returns whether some are left.
@@ -422,14 +443,20 @@ impl Shared {
         self.has_open_messages.store(true, Ordering::Release);
     }
 
-    /// Makes progress on all open starts and messages, and returns whether some are left.
+    /// Makes progress on all open starts and messages of the family, and returns whether some are left.
     pub(crate) fn drive_all(&self) -> bool {
+        let groups = self.family.drive_others(self);
+        self.drive_own() || groups
+    }
+
+    /// Makes progress on the open starts and messages of this group, and returns whether some are left.
+    pub(super) fn drive_own(&self) -> bool {
         let starts = self.open.load(Ordering::Relaxed) > 0 && self.drive_open(|_| true);
         self.drive_channels() || starts
     }
 
     pub(crate) fn finish_open(&self, deadline: Deadline) {
-        while self.drive_all() && self.check().is_ok() && !deadline.has_passed() {
+        while self.drive_own() && self.check().is_ok() && !deadline.has_passed() {
             std::thread::sleep(FINISH_PAUSE);
         }
     }
@@ -449,7 +476,7 @@ impl Shared {
             }
         }
         if let Some(record) = broken {
-            self.raise(record);
+            self.begin_raise(record);
         }
         unfinished
     }

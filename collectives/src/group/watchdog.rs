@@ -1,28 +1,22 @@
-//! Runs the watchdog thread, which ends the group when an operation is overdue, and the progress thread, which polls
-//! engines.
+//! Looks after the starts of a group: ends the group when an operation is overdue, and releases waits after its end.
 //!
 //! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts for which no caller waits, and wakes
 //! callers that sleep without a timer. After an abort it releases the waits of starts on streams and of graphs, because no
-//! other thread does.
-//!
-//! The progress thread drives lanes of starts on streams whose engines need polling. A rank has at most one, started when a
-//! start on a stream needs it; a start that its caller waits for is driven by the caller. It sleeps while no start is open.
+//! other thread does. A look does not block, because the groups of a [family](super::family) share the thread.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, ErrorKind};
+use peerlane_hal::Deadline;
 
 use crate::error::Error;
 use crate::group::channel::ChannelSide;
-use crate::group::control::ACKNOWLEDGE_TIMEOUT;
-use crate::group::shared::{Closed, Shared, State, TrackedOperation};
+use crate::group::control::{ACKNOWLEDGE_TIMEOUT, Control};
+use crate::group::shared::{Closed, Driven, Shared, State, TrackedOperation};
 use crate::group::tracker::StartTracker;
-use crate::run::backoff::Backoff;
-use crate::run::executor::{DRAIN_TIMEOUT, Executor};
+use crate::run::executor::DRAIN_TIMEOUT;
 
 const RELEASE_PAUSE: Duration = Duration::from_millis(1);
 const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(20);
@@ -30,11 +24,6 @@ const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(20);
 const STREAM_CHECK_MAX: Duration = Duration::from_millis(50);
 const STREAMS_MIN: usize = 16;
 const STREAM_CHECKS: u32 = 16;
-
-/// A replayed graph should not wait long for its network transfers, so the progress thread sleeps at most this long.
-const NAP_MAX: Duration = Duration::from_millis(1);
-
-type Driven = (Arc<StartTracker>, Arc<Mutex<Executor>>);
 
 struct Release {
     drain: Deadline,
@@ -47,71 +36,92 @@ impl Release {
     }
 }
 
+/// What the watchdog has seen of a group.
+pub(super) struct Watch {
+    release: Option<Release>,
+    checked_at: Instant,
+    judged: bool,
+    // Looks allocate nothing, because starts run at the same time.
+    streams: Vec<TrackedOperation>,
+    channels: Vec<Arc<ChannelSide>>,
+}
+
+impl Watch {
+    pub(super) fn new() -> Self {
+        Self {
+            release: None,
+            checked_at: Instant::now(),
+            judged: false,
+            streams: Vec::with_capacity(STREAMS_MIN),
+            channels: Vec::with_capacity(STREAMS_MIN),
+        }
+    }
+
+    fn collect(&mut self, state: MutexGuard<'_, State>) {
+        on_streams(&state, &mut self.streams);
+        channels_on_streams(&state, &mut self.channels);
+    }
+
+    fn clear(&mut self) {
+        self.streams.clear();
+        self.channels.clear();
+    }
+}
+
 impl Shared {
-    /// If no start is open, the watchdog wakes after the group's timeout, before any new start can be overdue. The
-    /// first start on a stream after that wakes it.
-    pub(super) fn run_watchdog(&self) {
-        let mut release = None;
-        let mut checked_at = Instant::now();
-        let mut judged = false;
-        // Checks allocate nothing, because starts run at the same time.
-        let mut streams = Vec::with_capacity(STREAMS_MIN);
-        let mut channels = Vec::with_capacity(STREAMS_MIN);
-        let mut state = self.state();
-        let how = loop {
-            if let Some(how) = state.closed {
-                break how;
+    /// Ends the group if a start is overdue, or releases waits if the group has ended, and returns the time until the next
+    /// look.
+    ///
+    /// If no start is open, the next look is after the group's timeout, before any new start can be overdue. The first start on
+    /// a stream after that wakes the watchdog.
+    pub(super) fn look(&self) -> Duration {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let watch = &mut *watch;
+        loop {
+            let state = self.state();
+            if state.closed.is_some() {
+                return self.timeout;
             }
-            let pause;
-            if state.control.record().is_some() {
-                on_streams(&state, &mut streams);
-                channels_on_streams(&state, &mut channels);
+            let until_tick = state.control.until_tick(Instant::now());
+            if until_tick.is_some_and(|pause| pause.is_zero()) {
                 drop(state);
-                let release = release.get_or_insert_with(Release::new);
-                pause = self.release_streams(&streams, &channels, release);
-                streams.clear();
-                channels.clear();
-                state = self.state();
-                if state.closed.is_some() {
-                    continue;
-                }
-            } else {
-                let overdue = if judged { Vec::new() } else { overdue(&state) };
-                // What was judged and is still overdue only waits for its caller to look.
-                judged = !overdue.is_empty();
-                if judged {
-                    drop(state);
-                    self.judge(&overdue);
-                    state = self.state();
-                    continue;
-                }
-                // Before the look: a start that is opened after the look wakes the watchdog.
-                self.watchdog_sleeps.store(true, Ordering::SeqCst);
-                let until_check = check_interval(&state, self.timeout)
-                    .map(|interval| interval.saturating_sub(checked_at.elapsed()));
-                self.watchdog_sleeps.store(until_check.is_none(), Ordering::SeqCst);
-                if until_check.is_some_and(|pause| pause.is_zero()) {
-                    on_streams(&state, &mut streams);
-                    channels_on_streams(&state, &mut channels);
-                    drop(state);
-                    self.check_streams(&streams);
-                    self.check_channels(&channels);
-                    streams.clear();
-                    channels.clear();
-                    checked_at = Instant::now();
-                    state = self.state();
-                    continue;
-                }
-                // From this look until it sleeps, the watchdog holds the lock.
-                let until_due = next_due(&state).unwrap_or(self.timeout);
-                pause = until_check.map_or(until_due, |until_check| until_due.min(until_check));
+                self.change(Control::tick);
+                continue;
             }
-            state = self.sleep(state, pause);
-        };
-        on_streams(&state, &mut streams);
-        channels_on_streams(&state, &mut channels);
-        drop(state);
-        self.end(&streams, &channels, how);
+            if state.control.record().is_some() {
+                if let Some(pause) = until_tick {
+                    return pause;
+                }
+                watch.collect(state);
+                let release = watch.release.get_or_insert_with(Release::new);
+                let pause = self.release_streams(&watch.streams, &watch.channels, release);
+                watch.clear();
+                return pause;
+            }
+            let overdue = if watch.judged { Vec::new() } else { overdue(&state) };
+            // What was judged and is still overdue only waits for its caller to look.
+            watch.judged = !overdue.is_empty();
+            if watch.judged {
+                drop(state);
+                self.judge(&overdue);
+                continue;
+            }
+            // Before the look: a start that is opened after the look wakes the watchdog.
+            self.watchdog_sleeps.store(true, Ordering::SeqCst);
+            let until_check = check_interval(&state, self.timeout)
+                .map(|interval| interval.saturating_sub(watch.checked_at.elapsed()));
+            self.watchdog_sleeps.store(until_check.is_none(), Ordering::SeqCst);
+            if until_check.is_some_and(|pause| pause.is_zero()) {
+                watch.collect(state);
+                self.check_streams(&watch.streams);
+                self.check_channels(&watch.channels);
+                watch.clear();
+                watch.checked_at = Instant::now();
+                continue;
+            }
+            let until_due = next_due(&state).unwrap_or(self.timeout);
+            return [until_check, until_tick].into_iter().flatten().fold(until_due, Duration::min);
+        }
     }
 
     fn judge(&self, overdue: &[TrackedOperation]) {
@@ -123,7 +133,7 @@ impl Shared {
             {
                 if let Err(error) = executor.drive() {
                     drop(executor);
-                    return self.raise(tracker.broken(&error));
+                    return self.begin_raise(tracker.broken(&error));
                 }
                 self.close_done(tracker, &executor);
                 looked = tracker.is_on_stream();
@@ -134,7 +144,7 @@ impl Shared {
             // With every flag there, a start of the host waits for its caller; nobody looks at one
             // on a stream but this thread.
             if looked || tracker.missing().is_some() {
-                return self.raise_late(tracker, tracker.timeout());
+                return self.begin_late(tracker, tracker.timeout());
             }
             tracked.wakers.iter().for_each(Waker::wake_by_ref);
         }
@@ -160,7 +170,7 @@ impl Shared {
                 Ok(waited) => {
                     tracker.set_replay_waits(waited.is_some());
                     if waited.is_some_and(|waited| waited >= tracker.timeout()) {
-                        return self.raise_late(tracker, tracker.timeout());
+                        return self.begin_late(tracker, tracker.timeout());
                     }
                 }
             }
@@ -179,7 +189,6 @@ impl Shared {
         if streams.is_empty() && channels.is_empty() {
             return self.timeout;
         }
-        self.wait_acknowledged();
         let drained = release(streams, channels);
         if replay_waits(streams) {
             state.replay_at = Instant::now();
@@ -199,21 +208,29 @@ impl Shared {
             if let Some(record) = channel.overdue(self.timeout) {
                 self.set_timeout(self.timeout);
                 let waits = channel.waits().into_iter().map(|peer| peer.0).collect();
-                return self.raise_overdue(waits, record);
+                return self.begin_overdue(waits, record);
             }
         }
     }
 
-    fn end(&self, streams: &[TrackedOperation], channels: &[Arc<ChannelSide>], how: Closed) {
+    /// Releases the waits of starts on streams when the group is closed.
+    pub(super) fn end(&self) {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state();
+        let Some(how) = state.closed else { return };
+        watch.collect(state);
+        let Watch { streams, channels, .. } = &mut *watch;
+        let (streams, channels) = (std::mem::take(streams), std::mem::take(channels));
+        drop(watch);
         let blocked: Vec<TrackedOperation> = streams
             .iter()
-            .filter(|tracked| how == Closed::Alone || tracked.tracker.due().is_some())
+            .filter(|tracked| how != Closed::Together || tracked.tracker.due().is_some())
             .cloned()
             .collect();
         if blocked.is_empty() && channels.is_empty() {
             return;
         }
-        if how == Closed::Alone {
+        if how != Closed::Together {
             // The record that the drop of the group sent comes back.
             let deadline = Deadline::after(ACKNOWLEDGE_TIMEOUT);
             let mut state = self.state();
@@ -224,7 +241,7 @@ impl Shared {
             self.wait_acknowledged();
         }
         let deadline = Deadline::after(DRAIN_TIMEOUT);
-        while !release(&blocked, channels) && !deadline.has_passed() {
+        while !release(&blocked, &channels) && !deadline.has_passed() {
             std::thread::sleep(RELEASE_PAUSE);
         }
     }
@@ -285,75 +302,23 @@ fn release(executors: &[TrackedOperation], channels: &[Arc<ChannelSide>]) -> boo
 }
 
 impl Shared {
-    pub(crate) fn drive_by_thread(self: &Arc<Self>, tracker: &StartTracker) -> Result<(), Error> {
+    pub(crate) fn drive_by_thread(&self, tracker: &StartTracker) -> Result<(), Error> {
         tracker.mark_driven_by_thread();
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        if progress.is_none() {
-            let shared = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("peerlane-progress".to_owned());
-            *progress = Some(thread.spawn(move || shared.make_progress()).map_err(|error| {
-                let text = format!("cannot start the progress thread: {error}");
-                Error::new(ErrorKind::Other, text).with_source(error)
-            })?);
-        }
-        Ok(())
+        self.family.start_progress()
     }
 
-    pub(crate) fn wake_progress(&self) {
-        if self.progress_sleeps.load(Ordering::SeqCst) {
-            // The thread holds the lock from its look until it sleeps.
-            drop(self.state());
-            self.progress_wanted.notify_all();
+    /// Adds the open starts that the progress thread drives.
+    pub(super) fn pick_driven(&self, driven: &mut Vec<Driven>) {
+        let state = self.state();
+        // After an abort nothing is driven any more; it is released.
+        if state.control.record().is_none() && state.closed.is_none() {
+            let wanted =
+                state.tracked.iter().filter(|tracked| tracked.tracker.is_driven_by_thread());
+            driven.extend(wanted.map(TrackedOperation::driven));
         }
     }
 
-    /// The thread must be joined after the group is closed.
-    pub(crate) fn take_progress(&self) -> Option<JoinHandle<()>> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn make_progress(&self) {
-        let mut driven: Vec<Driven> = Vec::new();
-        let mut backoff = Backoff::new(NAP_MAX);
-        while self.pick(&mut driven) {
-            let polled_at = Instant::now();
-            let progressed = self.drive_picked(&driven);
-            // What is dropped meanwhile ends here, and not with the next start.
-            driven.clear();
-            if progressed {
-                backoff.reset();
-            } else if let Some(nap) = backoff.nap(polled_at) {
-                std::thread::sleep(nap);
-            } else {
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    fn pick(&self, driven: &mut Vec<Driven>) -> bool {
-        let mut state = self.state();
-        loop {
-            // Before the look: a start that is opened behind the look finds it, and wakes the thread.
-            self.progress_sleeps.store(true, Ordering::SeqCst);
-            // After an abort nothing is driven any more; it is released.
-            if state.control.record().is_none() {
-                let wanted =
-                    state.tracked.iter().filter(|tracked| tracked.tracker.is_driven_by_thread());
-                driven.extend(wanted.map(TrackedOperation::driven));
-            }
-            if state.closed.is_some() || !driven.is_empty() {
-                self.progress_sleeps.store(false, Ordering::SeqCst);
-                return state.closed.is_none();
-            }
-            let (slept, _) = self
-                .progress_wanted
-                .wait_timeout(state, self.timeout)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = slept;
-        }
-    }
-
-    fn drive_picked(&self, driven: &[Driven]) -> bool {
+    pub(super) fn drive_picked(&self, driven: &[Driven]) -> bool {
         let mut moved = false;
         for (tracker, executor) in driven {
             // Who holds it drives it.
@@ -365,7 +330,7 @@ impl Shared {
                 }
                 Err(error) => {
                     drop(executor);
-                    self.raise(tracker.broken(&error));
+                    self.begin_raise(tracker.broken(&error));
                 }
             }
         }

@@ -172,7 +172,7 @@ impl Prepared {
         if captures {
             self.shared.watch_replays(&self.tracker);
             executor.forked(stream, Executor::capture)?;
-            self.shared.wake_progress();
+            self.shared.family.wake_progress();
             return Ok(Start::Captured);
         }
         self.tracker.mark_on_stream();
