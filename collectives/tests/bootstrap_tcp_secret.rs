@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bootstrap_raw::{
-    AT_ONCE, PREAMBLE, Silent, challenge, frame, hello, proof, read_frame, sealed, stranger,
+    AT_ONCE, NO_SUBGROUP, PREAMBLE, Silent, challenge, frame, hello, proof, read_frame, sealed,
+    stranger,
 };
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::environment::Environment;
@@ -266,7 +267,7 @@ fn a_rank_that_floods_others_with_messages_is_lost() {
     let (sender, heard) = channel();
     rank.listen(Arc::new(Heard(sender)));
     // The fourth kind of request, with its bytes.
-    let message = postcard::to_stdvec(&(3_u8, &vec![0_u8; 15 << 20][..])).unwrap();
+    let message = postcard::to_stdvec(&(NO_SUBGROUP, 3_u8, &vec![0_u8; 15 << 20][..])).unwrap();
     let mut reader = flood.0.try_clone().unwrap();
     let reads = thread::spawn(move || reader.read_to_end(&mut Vec::new()));
     // The hub does not read what a lost rank still sends.
@@ -290,7 +291,7 @@ fn messages_for_a_rank_without_a_listener_are_limited() {
     let other = other.join().unwrap();
     let (sender, heard) = channel();
     other.listen(Arc::new(Heard(sender)));
-    let message = postcard::to_stdvec(&(3_u8, &vec![0_u8; 1 << 20][..])).unwrap();
+    let message = postcard::to_stdvec(&(NO_SUBGROUP, 3_u8, &vec![0_u8; 1 << 20][..])).unwrap();
     for _ in 0..17 {
         flood.0.write_all(&frame(&message)).unwrap();
     }

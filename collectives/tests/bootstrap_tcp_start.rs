@@ -245,7 +245,7 @@ fn strangers_do_not_disturb_a_group() {
     foreign.read_to_end(&mut answer).unwrap();
     assert_eq!(&answer[..12], PREAMBLE);
     let answer = String::from_utf8(answer.split_off(12)).unwrap();
-    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 4. It received bytes of another protocol.");
+    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 5. It received bytes of another protocol.");
 
     let mut old = stranger(&hub, b"PEERLANE\x02\0\0\0");
     let mut answer = Vec::new();
@@ -313,10 +313,10 @@ fn what_is_no_hub_is_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the process that listens at HUB is not a Peerlane hub: its first bytes are "SSH-2.0-Open"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank"#);
 
-    let address = impostor(b"PEERLANE\x05\0\0\0");
+    let address = impostor(b"PEERLANE\x06\0\0\0");
     let error = join(address, 1, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 5 of the protocol, expected 4; run the same Peerlane on all ranks");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 6 of the protocol, expected 5; run the same Peerlane on all ranks");
 
     let address = impostor(b"");
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();

@@ -115,6 +115,14 @@ unsafe impl Bootstrap for Comm {
     ) -> std::result::Result<Box<dyn Bootstrap>, Error> {
         self.bootstrap.shrink(excluded, deadline)
     }
+
+    fn subgroup(
+        &self,
+        number: u32,
+        members: &[Rank],
+    ) -> std::result::Result<Box<dyn Bootstrap>, Error> {
+        self.bootstrap.subgroup(number, members)
+    }
 }
 
 /// The options that must be equal on all ranks, and the seed of the test data.

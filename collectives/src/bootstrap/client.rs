@@ -41,6 +41,8 @@ pub(crate) struct ClientState {
     ranks: usize,
     joined: BTreeSet<Rank>,
     runs_hub: Option<Rank>,
+    /// The rank that counts as lost if the connection to the hub closes.
+    hub: Option<Rank>,
     addresses: Vec<Option<SocketAddr>>,
     left: BTreeSet<Rank>,
     next_sequence: u64,
@@ -48,7 +50,8 @@ pub(crate) struct ClientState {
     end_cause: Option<EndCause>,
     acknowledged: bool,
     has_left: bool,
-    closed: bool,
+    /// Why the connection to the hub has closed.
+    closed: Option<String>,
 }
 
 /// The lock is held while the listener runs, which keeps notices in order.
@@ -67,6 +70,12 @@ impl Client {
             state: Monitor::new(ClientState::new(ranks)),
             notifications: Mutex::default(),
         }
+    }
+
+    /// Creates the side of a rank in a group that was split from another one. `hub` is the rank that runs the hub.
+    pub(super) fn of_subgroup(rank: Rank, ranks: usize, hub: Option<Rank>) -> Self {
+        let state = ClientState { runs_hub: hub, hub, ..ClientState::new(ranks) };
+        Self { state: Monitor::new(state), ..Self::new(rank, ranks) }
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -171,7 +180,7 @@ impl Client {
         let state = self.state.lock();
         match &state.end_cause {
             _ if state.has_left => Err(left_error(what)),
-            Some(end_cause) if state.closed => Err(end_cause.error_after(what)),
+            Some(end_cause) if state.closed.is_some() => Err(end_cause.error_after(what)),
             _ => Ok(()),
         }
     }
@@ -180,7 +189,7 @@ impl Client {
     pub(super) fn begin_leave(&self) -> Result<bool, Error> {
         self.state.change(|state| match &state.end_cause {
             _ if state.has_left => Ok(false),
-            Some(end_cause) if state.closed => Err(end_cause.error_after("goodbye")),
+            Some(end_cause) if state.closed.is_some() => Err(end_cause.error_after("goodbye")),
             _ => Ok(!mem::replace(&mut state.has_left, true)),
         })
     }
@@ -190,7 +199,7 @@ impl Client {
     }
 
     pub(super) fn wait_closed(&self, deadline: Deadline) -> bool {
-        self.state.wait(deadline, |state| state.closed.then_some(())).is_some()
+        self.state.wait(deadline, |state| state.closed.is_some().then_some(())).is_some()
     }
 
     pub(super) fn receive(&self, reply: Reply) -> Option<Request> {
@@ -199,6 +208,11 @@ impl Client {
         let answer =
             self.notify(notice).map(|record| Request::Abort { record: Blob(record.encode()) });
         answer.or_else(|| must_acknowledge.then_some(Request::Acknowledge))
+    }
+
+    /// Returns why the connection to the hub has closed, if it has.
+    pub(super) fn closed_how(&self) -> Option<String> {
+        self.state.lock().closed.clone()
     }
 
     pub(super) fn close(&self, how: String) {
@@ -244,7 +258,7 @@ impl Client {
 
 impl ClientState {
     pub(crate) fn new(ranks: usize) -> Self {
-        Self { ranks, ..Self::default() }
+        Self { ranks, hub: Some(Rank(0)), ..Self::default() }
     }
 
     pub(crate) fn begin_exchange(&mut self, what: &str) -> Result<u64, Error> {
@@ -269,12 +283,16 @@ impl ClientState {
         begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()
     }
 
-    /// If the connection to the hub closes before the group has ended, rank 0 counts as lost, because it hosts the hub.
+    /// If the connection to the hub closes before the group has ended, the rank that runs it counts as lost: rank 0 in the
+    /// first group.
     pub(crate) fn close(&mut self, how: String) -> Vec<Notice> {
-        self.closed = true;
+        self.closed = Some(how.clone());
         let mut notices = Vec::new();
         if self.end_cause.is_none() {
-            let lost = EndCause::Lost { rank: 0, how };
+            let lost = match self.hub {
+                Some(Rank(rank)) => EndCause::Lost { rank, how },
+                None => EndCause::HubLost { how },
+            };
             notices.extend(self.end_cause.insert(lost).notice());
         }
         if !mem::replace(&mut self.acknowledged, true) {
@@ -315,6 +333,7 @@ impl ClientState {
                 self.left.insert(Rank(rank));
                 Some(Notice::Left { rank: Rank(rank) })
             }
+            Reply::Gone => None,
         }
     }
 

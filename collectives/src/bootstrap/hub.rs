@@ -66,6 +66,11 @@ impl HubState {
         }
     }
 
+    /// Creates the state of a group whose ranks have all joined.
+    pub(crate) fn full(ranks: usize) -> Self {
+        Self { members: vec![Membership::Joined; ranks], ..Self::new(ranks) }
+    }
+
     pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
             Event::Joined { runs_hub, address } => {
@@ -126,6 +131,8 @@ impl HubState {
                 replies.extend(self.acknowledge(from));
                 replies
             }
+            // They are addressed to subgroups, and `HubGroups` handles them.
+            Request::Open { .. } | Request::GiveUp { .. } => Vec::new(),
         }
     }
 
@@ -196,6 +203,10 @@ impl HubState {
 
     pub(crate) fn is_live(&self, rank: Rank) -> bool {
         self.members[rank.index()] == Membership::Joined
+    }
+
+    pub(crate) fn knows(&self, rank: Rank) -> bool {
+        rank.index() < self.members.len()
     }
 
     pub(crate) fn live(&self) -> impl Iterator<Item = Rank> {

@@ -18,17 +18,20 @@ use std::{panic, thread};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::client::{Client, Monitor};
-use super::hub::{Event, HubState, check_ranks};
+use super::hub::{Event, check_ranks};
 use super::message::{Blob, Request};
+use super::subgroups::{Addressed, Clients, HubGroups};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
+
+const ENDED: &str = "the thread of the in-process bootstrap has ended, because a listener panicked";
 
 /// The bootstrap connection of a rank that is a thread of this process.
 ///
 /// If it is dropped before it said [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct InProcessBootstrap {
-    client: Arc<Client>,
-    events: Sender<(Rank, Event)>,
+    clients: Arc<Clients>,
+    events: Sender<(Rank, Addressed<Event>)>,
     host: String,
     shrinks: Arc<Monitor<Shrinks>>,
     shrink_calls: AtomicUsize,
@@ -91,11 +94,20 @@ impl Shrinks {
 /// [`Other`](ErrorKind::Other) if the system cannot start the thread of the group.
 pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
     check_ranks(ranks)?;
-    let clients: Vec<_> = Rank::all(ranks).map(|rank| Arc::new(Client::new(rank, ranks))).collect();
-    let (events, inbox) = channel();
+    let (events, inbox) = channel::<(Rank, Addressed<Event>)>();
+    let clients = Rank::all(ranks).map(|rank| {
+        let events = events.clone();
+        let send = move |request: Addressed<Request>| {
+            let Addressed { subgroup, message } = request;
+            let event = Addressed { subgroup, message: Event::Request(message) };
+            events.send((rank, event)).map_err(|_| ENDED.to_owned())
+        };
+        Arc::new(Clients::new(Arc::new(Client::new(rank, ranks)), send))
+    });
+    let clients: Vec<_> = clients.collect();
     let shrinks = Arc::new(Monitor::new(Shrinks::default()));
     let handles = clients.iter().map(|client| InProcessBootstrap {
-        client: Arc::clone(client),
+        clients: Arc::clone(client),
         events: events.clone(),
         host: host_id(),
         shrinks: Arc::clone(&shrinks),
@@ -164,17 +176,23 @@ fn distance_from_cause(kind: ErrorKind) -> u32 {
     }
 }
 
-fn run_hub(clients: &[Arc<Client>], inbox: &Receiver<(Rank, Event)>) {
-    let mut state = HubState::new(clients.len());
+fn run_hub(clients: &[Arc<Clients>], inbox: &Receiver<(Rank, Addressed<Event>)>) {
+    let mut state = HubGroups::new(clients.len());
     for rank in Rank::all(clients.len()) {
-        state.apply(rank, Event::Joined { runs_hub: false, address: None });
+        let joined = Event::Joined { runs_hub: false, address: None };
+        state.apply(rank, Addressed::to_all(joined));
     }
-    while let Ok((from, event)) = inbox.recv() {
+    // The sides of the ranks can send, so the inbox does not close while this thread has them.
+    while state.first().live().next().is_some()
+        && let Ok((from, event)) = inbox.recv()
+    {
         let mut replies = VecDeque::from(state.apply(from, event));
         while let Some(reply) = replies.pop_front() {
-            for rank in state.live().collect::<Vec<_>>() {
-                if let Some(request) = clients[rank.index()].receive(reply.clone()) {
-                    replies.extend(state.apply(rank, Event::Request(request)));
+            for rank in reply.to {
+                if let Some(request) = clients[rank.index()].receive(reply.reply.clone()) {
+                    let Addressed { subgroup, message } = request;
+                    let event = Addressed { subgroup, message: Event::Request(message) };
+                    replies.extend(state.apply(rank, event));
                 }
             }
         }
@@ -182,12 +200,13 @@ fn run_hub(clients: &[Arc<Client>], inbox: &Receiver<(Rank, Event)>) {
 }
 
 impl InProcessBootstrap {
+    fn client(&self) -> &Client {
+        self.clients.first()
+    }
+
     fn send(&self, event: Event) -> Result<(), Error> {
-        self.events.send((self.client.rank(), event)).map_err(|_| {
-            let text =
-                "the thread of the in-process bootstrap has ended, because a listener panicked";
-            Error::new(ErrorKind::PeerLost, text)
-        })
+        let sent = self.events.send((self.client().rank(), Addressed::to_all(event)));
+        sent.map_err(|_| Error::new(ErrorKind::PeerLost, ENDED))
     }
 
     fn request(&self, request: Request) {
@@ -199,11 +218,11 @@ impl InProcessBootstrap {
 // SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged.
 unsafe impl Bootstrap for InProcessBootstrap {
     fn rank(&self) -> Rank {
-        self.client.rank()
+        self.client().rank()
     }
 
     fn ranks(&self) -> usize {
-        self.client.ranks()
+        self.client().ranks()
     }
 
     fn host(&self) -> &str {
@@ -216,39 +235,44 @@ unsafe impl Bootstrap for InProcessBootstrap {
         mine: &[u8],
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, Error> {
-        self.client.exchange(label, mine, deadline, |request| self.request(request))
+        self.client().exchange(label, mine, deadline, |request| self.request(request))
     }
 
     fn missing(&self) -> Vec<Rank> {
-        self.client.missing()
+        self.client().missing()
     }
 
     fn broadcast(&self, message: &[u8]) -> Result<(), Error> {
-        self.client.check_send("broadcast", message)?;
+        self.client().check_send("broadcast", message)?;
         self.send(Event::Request(Request::Broadcast { message: Blob(message.to_vec()) }))
     }
 
     fn relay(&self) -> Option<Rank> {
-        Some(self.client.rank())
+        Some(self.client().rank())
     }
 
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
-        self.client.check_send("abort", record)?;
+        self.client().check_send("abort", record)?;
         self.send(Event::Request(Request::Abort { record: Blob(record.to_vec()) }))
     }
 
     fn listen(&self, listener: Arc<dyn Listener>) {
-        self.client.listen(listener);
+        self.client().listen(listener);
     }
 
     fn leave(&self, _deadline: Deadline) -> Result<(), Error> {
-        self.shrinks.change(|shrinks| shrinks.remove(self.client.rank()));
-        if self.client.begin_leave()? { self.send(Event::Request(Request::Leave)) } else { Ok(()) }
+        self.shrinks.change(|shrinks| shrinks.remove(self.client().rank()));
+        if self.client().begin_leave()? {
+            self.send(Event::Request(Request::Leave))
+        } else {
+            Ok(())
+        }
     }
 
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
-        let (own, round) = (self.client.rank(), self.shrink_calls.fetch_add(1, Ordering::Relaxed));
-        let ranks = Rank::all(self.client.ranks());
+        let (own, round) =
+            (self.client().rank(), self.shrink_calls.fetch_add(1, Ordering::Relaxed));
+        let ranks = Rank::all(self.client().ranks());
         let expected: Vec<_> = ranks.filter(|rank| !excluded.contains(rank)).collect();
         self.shrinks.change(|shrinks| {
             if shrinks.rounds.len() <= round {
@@ -265,12 +289,17 @@ unsafe impl Bootstrap for InProcessBootstrap {
         self.shrinks.change(|_| ());
         Ok(Box::new(formed))
     }
+
+    fn subgroup(&self, number: u32, members: &[Rank]) -> Result<Box<dyn Bootstrap>, Error> {
+        let opened = self.clients.open(number, members.to_vec(), &self.host, self.relay())?;
+        Ok(Box::new(opened))
+    }
 }
 
 impl Drop for InProcessBootstrap {
     fn drop(&mut self) {
-        self.client.stop_notifications();
-        self.shrinks.change(|shrinks| shrinks.remove(self.client.rank()));
+        self.client().stop_notifications();
+        self.shrinks.change(|shrinks| shrinks.remove(self.client().rank()));
         let how = if thread::panicking() {
             "its thread panicked"
         } else {
@@ -283,8 +312,8 @@ impl Drop for InProcessBootstrap {
 impl fmt::Debug for InProcessBootstrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InProcessBootstrap")
-            .field("rank", &self.client.rank())
-            .field("ranks", &self.client.ranks())
+            .field("rank", &self.client().rank())
+            .field("ranks", &self.client().ranks())
             .finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Notice;
-use super::abort::AbortRecord;
+use super::abort::{AbortRecord, Cause};
 use crate::error::Error;
 
 pub(crate) const BLOB_BYTES_MAX: usize = FRAME_BYTES_MAX - 4096;
@@ -21,13 +21,34 @@ pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 /// The hub knows the sender of a message from its connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    Contribute { sequence: u64, label: String, blob: Blob },
-    StartTimedOut { timeout: Duration },
-    Abort { record: Blob },
-    Broadcast { message: Blob },
-    TimedOut { text: String, missing: Option<u32> },
+    Contribute {
+        sequence: u64,
+        label: String,
+        blob: Blob,
+    },
+    StartTimedOut {
+        timeout: Duration,
+    },
+    Abort {
+        record: Blob,
+    },
+    Broadcast {
+        message: Blob,
+    },
+    TimedOut {
+        text: String,
+        missing: Option<u32>,
+    },
     Acknowledge,
     Leave,
+    /// Opens the subgroup that the message is addressed to, with these ranks of the first group.
+    Open {
+        ranks: Vec<u32>,
+    },
+    /// This rank has dropped the subgroup that the message is addressed to.
+    GiveUp {
+        how: String,
+    },
 }
 
 /// All ranks receive the messages of the hub in the same order.
@@ -54,15 +75,35 @@ pub(crate) enum Reply {
     Left {
         rank: u32,
     },
+    /// The last message of a subgroup to a rank that has left it.
+    Gone,
 }
 
 /// Only the first reason why a group ended counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndCause {
-    Abort { from: u32, record: Blob },
-    TimedOut { from: u32, text: String, missing: Option<u32> },
-    Lost { rank: u32, how: String },
-    NotStarted { missing: Vec<u32>, timeout: Duration, refused: Option<String> },
+    Abort {
+        from: u32,
+        record: Blob,
+    },
+    TimedOut {
+        from: u32,
+        text: String,
+        missing: Option<u32>,
+    },
+    Lost {
+        rank: u32,
+        how: String,
+    },
+    NotStarted {
+        missing: Vec<u32>,
+        timeout: Duration,
+        refused: Option<String>,
+    },
+    /// The connection to a hub that none of the ranks runs has closed.
+    HubLost {
+        how: String,
+    },
 }
 
 impl EndCause {
@@ -77,6 +118,12 @@ impl EndCause {
                 Some(Notice::Abort { from: Rank(*from), record: record.encode() })
             }
             Self::Lost { rank, how } => Some(Notice::Lost { rank: Rank(*rank), how: how.clone() }),
+            Self::HubLost { how } => {
+                let text = format!("the hub is lost: {how}");
+                let record = AbortRecord::timeout(None, text);
+                let record = AbortRecord { cause: Cause::PeerLost, ..record };
+                Some(Notice::Abort { from: Rank(0), record: record.encode() })
+            }
             Self::NotStarted { .. } => None,
         }
     }
@@ -92,6 +139,7 @@ impl EndCause {
             Self::Abort { from, .. } => (ErrorKind::Aborted, Some(*from)),
             Self::TimedOut { missing, .. } => (ErrorKind::Timeout, *missing),
             Self::Lost { rank, .. } => (ErrorKind::PeerLost, Some(*rank)),
+            Self::HubLost { .. } => (ErrorKind::PeerLost, None),
             Self::NotStarted { missing, .. } => (ErrorKind::Timeout, missing.first().copied()),
         };
         with_peer(Error::new(kind, format!("{what}: {self}")), peer.map(Rank))
@@ -111,6 +159,7 @@ impl fmt::Display for EndCause {
             Self::Abort { from, .. } => write!(f, "rank {from} has aborted the group"),
             Self::TimedOut { from, text, .. } => write!(f, "rank {from} timed out: {text}"),
             Self::Lost { rank, how } => write!(f, "rank {rank} is lost: {how}"),
+            Self::HubLost { how } => write!(f, "the hub is lost: {how}"),
             Self::NotStarted { missing, timeout, refused } => {
                 let missing: Vec<_> = missing.iter().copied().map(Rank).collect();
                 write!(f, "{} did not connect within {}", RankList(&missing), Seconds(*timeout))?;

@@ -10,6 +10,7 @@
 //! | `tcp/` | the bootstrap for processes |
 //! | `client` | one rank's side of both |
 //! | `hub` | the state of a group, which decides what all ranks receive |
+//! | `subgroups` | the messages of groups that were split from another one |
 //! | `secret` | the secret of a job, and proofs of it |
 //! | `abort` | the reason why a group has ended |
 //! | `message` | what ranks and the hub send each other |
@@ -34,6 +35,7 @@ pub(crate) mod hub;
 pub(crate) mod message;
 
 mod secret;
+mod subgroups;
 
 /// An event such as an abort or a lost rank, of which all ranks of a group are told.
 ///
@@ -157,6 +159,21 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the rank that did not answer;
     /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap cannot connect ranks again.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error>;
+
+    /// Connects some ranks of this group over the connections of this group, and returns the bootstrap of the smaller
+    /// group. Its ranks are numbered in the order of `members`.
+    ///
+    /// The members have agreed on the call: each calls it with equal arguments, soon. `number` is one that `members[0]` has
+    /// passed to no other call. A rank that is lost is lost by both groups; aborts and messages of one group do not reach the
+    /// other. The smaller group ends when this one is left.
+    ///
+    /// # Errors
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap does not support it, as by default.
+    fn subgroup(&self, number: u32, members: &[Rank]) -> Result<Box<dyn Bootstrap>, Error> {
+        let _ = (number, members);
+        let text = "this bootstrap cannot split a group; implement `Bootstrap::subgroup`";
+        Err(Error::new(peerlane_hal::ErrorKind::Unavailable, text))
+    }
 }
 
 /// Identifies a host by its boot id and network namespace, because only processes that share both can share memory.

@@ -3,6 +3,7 @@
 pub(crate) mod endings;
 pub(crate) mod exchanges;
 pub(crate) mod shrinking;
+pub(crate) mod subgroups;
 
 use std::any::Any;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -107,6 +108,14 @@ macro_rules! run_all {
             an_excluded_rank_is_not_waited_for,
             a_rank_that_comes_late_is_left_out_and_told,
             an_attempt_can_be_repeated,
+        );
+        bootstrap_checks::run_all!($open, subgroups:
+            a_subgroup_exchanges_among_its_ranks,
+            messages_before_a_subgroup_is_open_arrive,
+            the_end_of_a_subgroup_is_not_that_of_another,
+            a_lost_rank_is_lost_by_its_subgroups,
+            a_subgroup_that_is_dropped_is_lost_by_its_ranks,
+            a_goodbye_to_a_subgroup_is_no_loss,
         );
     };
     ($open:expr, $topic:ident: $($check:ident),* $(,)?) => {

@@ -9,7 +9,10 @@ use std::time::Duration;
 use hmac_sha256::HMAC;
 use peerlane_collectives::bootstrap::tcp::Hub;
 
-pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x04\0\0\0";
+pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x05\0\0\0";
+
+/// The start of a message of the first group.
+pub(crate) const NO_SUBGROUP: Option<(u32, u32)> = None;
 
 /// Far below a patient deadline, yet enough for a busy machine: what comes sooner was not waited for.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(15);
@@ -91,8 +94,11 @@ impl Silent {
         self.0.local_addr().unwrap()
     }
 
+    /// Reads a message of the first group.
     pub(crate) fn frame(&mut self) -> Vec<u8> {
-        read_frame(&mut self.0)
+        let mut frame = read_frame(&mut self.0);
+        assert_eq!(frame.remove(0), 0, "a message of a subgroup");
+        frame
     }
 
     /// Reads messages until one reports that `count` ranks have joined. Such a message has the number 0.
@@ -107,7 +113,7 @@ impl Silent {
 
     /// Contributes to an exchange.
     pub(crate) fn contribute(&mut self, sequence: u64, label: &str, bytes: &[u8]) {
-        let request = postcard::to_stdvec(&(0_u8, sequence, label, bytes)).unwrap();
+        let request = postcard::to_stdvec(&(NO_SUBGROUP, 0_u8, sequence, label, bytes)).unwrap();
         self.0.write_all(&frame(&request)).unwrap();
     }
 }

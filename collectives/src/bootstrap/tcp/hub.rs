@@ -2,7 +2,7 @@
 //!
 //! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in
 //! the kernel while there is nothing to send. A connection that fails the handshake has no effect on the group: it is
-//! counted, and closed after a while. The number of connections in the handshake is limited. All share one [`HubState`] under a lock, and the order of
+//! counted, and closed after a while. The number of connections in the handshake is limited. All share the states of [`HubGroups`] under a lock, and the order of
 //! changes under the lock is the order in which every rank receives replies.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,9 +18,10 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::super::client::Monitor;
 use super::super::environment::{NO_SECRET_HELP, is_loopback};
-use super::super::hub::{Event, HubState, check_ranks};
+use super::super::hub::{Event, check_ranks};
 use super::super::message::{RankList, Reply, Request, Seconds};
 use super::super::secret::{Secret, random_bytes};
+use super::super::subgroups::{Addressed, HubGroups, Outgoing, SubgroupId};
 use super::formation::{self, Formation, Probes};
 use super::handshake::{
     GroupId, HANDSHAKE_BYTES_MAX, Hello, HelloReply, OpenError, PreambleError, Refusal, Sealed,
@@ -60,7 +61,9 @@ pub(super) struct Shared {
 }
 
 struct State {
-    hub: HubState,
+    hub: HubGroups,
+    /// The groups that have ended since the last change.
+    ended: Vec<Option<SubgroupId>>,
     formation: Option<Formation>,
     job: Option<String>,
     connections: Vec<Option<Connection>>,
@@ -172,7 +175,8 @@ impl HubOptions {
         formation: Option<Formation>,
     ) -> io::Result<Hub> {
         let state = State {
-            hub: HubState::new(ranks),
+            hub: HubGroups::new(ranks),
+            ended: Vec::new(),
             formation,
             job: self.job.clone(),
             connections: (0..ranks).map(|_| None).collect(),
@@ -237,11 +241,12 @@ impl Hub {
     }
 
     pub(super) fn start_timed_out(&self, timeout: Duration) {
-        self.shared.apply(Rank(0), Event::Request(Request::StartTimedOut { timeout }));
+        let event = Event::Request(Request::StartTimedOut { timeout });
+        self.shared.apply(Rank(0), Addressed::to_all(event));
     }
 
     pub(super) fn wait_disconnected(&self, deadline: Deadline) {
-        let gone = |state: &mut State| (!state.hub.is_live(Rank(0))).then_some(());
+        let gone = |state: &mut State| (!state.hub.first().is_live(Rank(0))).then_some(());
         self.shared.state.wait(deadline, gone);
     }
 
@@ -249,8 +254,8 @@ impl Hub {
         let empty = self
             .shared
             .state
-            .wait(deadline, |state| state.hub.live().next().is_none().then_some(()));
-        let live: Vec<_> = self.shared.state.lock().hub.live().collect();
+            .wait(deadline, |state| state.hub.first().live().next().is_none().then_some(()));
+        let live: Vec<_> = self.shared.state.lock().hub.first().live().collect();
         match (empty, live.first()) {
             (None, Some(first)) => {
                 let text = format!(
@@ -271,7 +276,7 @@ impl Drop for Hub {
         let state = &self.shared.state;
         // Every rank receives a pending end of the group before its connection closes.
         state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
-            (!state.hub.awaits_acknowledgement()).then_some(())
+            (!state.hub.awaits_any_acknowledgement()).then_some(())
         });
         let outboxes: Vec<_> = state.change(|state| {
             state.closing = true;
@@ -412,41 +417,46 @@ impl Shared {
             let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
             let (runs_hub, address) = (hello.runs_hub, hello.address);
-            Ok((rank, state.apply(rank, Event::Joined { runs_hub, address })))
+            let joined = Event::Joined { runs_hub, address };
+            Ok((rank, state.apply(rank, Addressed::to_all(joined))))
         });
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
         admitted.map(|(rank, _)| rank).map_err(|(refusal, _)| refusal)
     }
 
-    fn apply(self: &Arc<Self>, from: Rank, event: Event) {
+    fn apply(self: &Arc<Self>, from: Rank, event: Addressed<Event>) {
         let outboxes = self.change(|state| state.apply(from, event));
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
         drop(outboxes);
     }
 
     fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> R) -> R {
-        let (result, must_acknowledge) = self.state.change(|state| {
-            let ended_before = state.hub.end_cause().is_some();
+        let (result, ended) = self.state.change(|state| {
             let result = change(state);
-            (result, !ended_before && state.hub.awaits_acknowledgement())
+            let mut ended = mem::take(&mut state.ended);
+            ended.retain(|group| state.hub.awaits_acknowledgement(*group));
+            (result, ended)
         });
-        if must_acknowledge {
-            self.stop_waiting_later();
+        if !ended.is_empty() {
+            self.stop_waiting_later(ended);
         }
         result
     }
 
-    fn stop_waiting_later(self: &Arc<Self>) {
+    fn stop_waiting_later(self: &Arc<Self>, ended: Vec<Option<SubgroupId>>) {
         let shared = Arc::clone(self);
         let _ = thread::Builder::new().name("peerlane-hub-tell".into()).spawn(move || {
             let acknowledged = shared.state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
-                (!state.hub.awaits_acknowledgement()).then_some(())
+                let awaits = |group: &Option<SubgroupId>| state.hub.awaits_acknowledgement(*group);
+                (!ended.iter().any(awaits)).then_some(())
             });
             if acknowledged.is_none() {
                 shared.state.change(|state| {
-                    let replies = state.hub.stop_waiting();
-                    // A rank that does not read cannot receive it.
-                    state.broadcast(&replies);
+                    for group in ended {
+                        let replies = state.hub.stop_waiting(group);
+                        // A rank that does not read cannot receive it.
+                        state.send(&replies);
+                    }
                 });
             }
         });
@@ -458,7 +468,7 @@ impl State {
         let Some(formation) = &mut self.formation else { return };
         self.pending.append(&mut formation.form());
         let ranks = formation.formed_ranks().unwrap_or_default();
-        self.hub = HubState::new(ranks);
+        self.hub = HubGroups::new(ranks);
         self.connections = (0..ranks).map(|_| None).collect();
     }
 
@@ -488,7 +498,7 @@ impl State {
             let (origin, same_host) = (connection.origin.to_string(), connection.host == *host);
             return Err(Refusal::Taken { rank, origin, same_host });
         }
-        if let Some(cause) = self.hub.end_cause() {
+        if let Some(cause) = self.hub.first().end_cause() {
             return Err(Refusal::Ended { cause: cause.to_string() });
         }
         if self.closing { Err(Refusal::Closing) } else { Ok((Rank(rank), ranks)) }
@@ -502,23 +512,25 @@ impl State {
         self.hub.refuse(format!("{origin}: {reason}"));
     }
 
-    fn apply(&mut self, from: Rank, event: Event) -> Vec<Outbox> {
-        let is_message = matches!(event, Event::Request(Request::Broadcast { .. }));
+    fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outbox> {
+        let is_message = matches!(event.message, Event::Request(Request::Broadcast { .. }));
         let mut events = VecDeque::from([(from, event)]);
         let mut gone = Vec::new();
         while let Some((rank, event)) = events.pop_front() {
             let replies = self.hub.apply(rank, event);
-            for (reader, text) in self.broadcast(&replies) {
+            let ended = replies.iter().filter(|out| matches!(out.reply.message, Reply::Ended(_)));
+            self.ended.extend(ended.map(|out| out.reply.subgroup));
+            for (reader, text) in self.send(&replies) {
                 // A rank that has contributed to an exchange must have read the one before. Messages have no such
                 // limit, so their sender is too fast.
-                let (lost, how) = if is_message && self.hub.is_live(from) {
+                let (lost, how) = if is_message && self.hub.first().is_live(from) {
                     (from, format!("it sent messages faster than rank {reader} reads"))
                 } else {
                     (reader, text)
                 };
-                events.push_back((lost, Event::Lost { how }));
+                events.push_back((lost, Addressed::to_all(Event::Lost { how })));
             }
-            if !self.hub.is_live(rank) {
+            if !self.hub.first().is_live(rank) {
                 let connection = self.connections[rank.index()].as_mut();
                 gone.extend(connection.and_then(|connection| connection.outbox.take()));
             }
@@ -526,16 +538,16 @@ impl State {
         gone
     }
 
-    fn broadcast(&self, replies: &[Reply]) -> Vec<(Rank, String)> {
+    fn send(&self, replies: &[Outgoing]) -> Vec<(Rank, String)> {
         let mut full = Vec::new();
-        for reply in replies {
+        for Outgoing { to, reply } in replies {
             let frame = encode_frame(reply);
-            for rank in self.hub.live() {
+            for rank in to {
                 let connection = self.connections[rank.index()].as_ref();
                 if let Some(outbox) = connection.and_then(|connection| connection.outbox.as_ref())
                     && !outbox.sender().send(Arc::clone(&frame))
                 {
-                    full.push((rank, outbox.sender().full_text()));
+                    full.push((*rank, outbox.sender().full_text()));
                 }
             }
         }
@@ -573,8 +585,10 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u6
     };
     let mut reader = BufReader::new(stream);
     let how = loop {
-        match read_frame::<Request>(&mut reader, FRAME_BYTES_MAX) {
-            Ok(Some(request)) => shared.apply(rank, Event::Request(request)),
+        match read_frame::<Addressed<Request>>(&mut reader, FRAME_BYTES_MAX) {
+            Ok(Some(Addressed { subgroup, message })) => {
+                shared.apply(rank, Addressed { subgroup, message: Event::Request(message) });
+            }
             Ok(None) => {
                 break format!(
                     "its connection from {origin} closed before the rank left the group"
@@ -583,7 +597,7 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u6
             Err(error) => break format!("its connection from {origin} failed: {error}"),
         }
     };
-    shared.apply(rank, Event::Lost { how });
+    shared.apply(rank, Addressed::to_all(Event::Lost { how }));
 }
 
 struct Rejection {

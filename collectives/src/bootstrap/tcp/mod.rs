@@ -44,14 +44,14 @@ use self::handshake::{
 };
 use self::hub::ACKNOWLEDGE_TIMEOUT;
 use self::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, FrameError, FrameSender, Outbox, encode_frame, is_timeout,
-    read_frame,
+    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, encode_frame, is_timeout, read_frame,
 };
 use super::client::Client;
 use super::environment::{Environment, HubAddress, NO_SECRET_HELP, is_loopback};
 use super::hub::check_ranks;
 use super::message::{Blob, Reply, Request, Seconds};
 use super::secret::{Secret, random_bytes};
+use super::subgroups::{Addressed, Clients};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;
 
@@ -66,7 +66,7 @@ const CLOSED: &str = "the hub closed the connection";
 ///
 /// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct TcpBootstrap {
-    client: Arc<Client>,
+    clients: Arc<Clients>,
     outbox: Option<Outbox>,
     host: String,
     address: String,
@@ -148,15 +148,15 @@ impl TcpBootstrap {
     ) -> Result<Self, Error> {
         let Joined { stream, listener, group, rank, ranks } = joined;
         let client = Arc::new(Client::new(rank, ranks));
-        let outbox = open_connection(stream, &client, &address).map_err(|error| {
+        let (clients, outbox) = open_connection(stream, client, &address).map_err(|error| {
             let text = format!(
                 "cannot start the threads for the connection to the hub at {address}: {error}"
             );
             Error::new(ErrorKind::Other, text).with_source(error)
         })?;
-        let (outbox, host) = (Some(outbox), host_id());
-        let joined = Self { client, outbox, host, address, hub, group, membership, listener };
-        joined.client.wait_started(deadline, || joined.start_timed_out(deadline))?;
+        let host = host_id();
+        let joined = Self { clients, outbox, host, address, hub, group, membership, listener };
+        joined.client().wait_started(deadline, || joined.start_timed_out(deadline))?;
         Ok(joined)
     }
 
@@ -194,31 +194,27 @@ impl TcpBootstrap {
         let timeout = deadline.timeout();
         match &self.hub {
             Some(hub) => hub.start_timed_out(timeout),
-            None => self.send(&Request::StartTimedOut { timeout }),
+            None => self.send(Request::StartTimedOut { timeout }),
         }
     }
 
-    fn send(&self, request: &Request) {
-        if let Some(outbox) = &self.outbox
-            && !outbox.sender().send(encode_frame(request))
-        {
-            self.client.close(format!(
-                "the hub at {}: {}",
-                self.address,
-                outbox.sender().full_text()
-            ));
-        }
+    fn send(&self, request: Request) {
+        self.clients.send(None, request);
+    }
+
+    fn client(&self) -> &Client {
+        self.clients.first()
     }
 }
 
 // SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged.
 unsafe impl Bootstrap for TcpBootstrap {
     fn rank(&self) -> Rank {
-        self.client.rank()
+        self.client().rank()
     }
 
     fn ranks(&self) -> usize {
-        self.client.ranks()
+        self.client().ranks()
     }
 
     fn host(&self) -> &str {
@@ -231,41 +227,41 @@ unsafe impl Bootstrap for TcpBootstrap {
         mine: &[u8],
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, Error> {
-        self.client.exchange(label, mine, deadline, |request| self.send(&request))
+        self.client().exchange(label, mine, deadline, |request| self.send(request))
     }
 
     fn missing(&self) -> Vec<Rank> {
-        self.client.missing()
+        self.client().missing()
     }
 
     fn broadcast(&self, message: &[u8]) -> Result<(), Error> {
-        self.client.check_send("broadcast", message)?;
-        self.send(&Request::Broadcast { message: Blob(message.to_vec()) });
+        self.client().check_send("broadcast", message)?;
+        self.send(Request::Broadcast { message: Blob(message.to_vec()) });
         Ok(())
     }
 
     fn relay(&self) -> Option<Rank> {
-        self.client.relay()
+        self.client().relay()
     }
 
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
-        self.client.check_send("abort", record)?;
-        self.send(&Request::Abort { record: Blob(record.to_vec()) });
+        self.client().check_send("abort", record)?;
+        self.send(Request::Abort { record: Blob(record.to_vec()) });
         Ok(())
     }
 
     fn listen(&self, listener: Arc<dyn Listener>) {
-        self.client.listen(listener);
+        self.client().listen(listener);
     }
 
     /// The rank that runs the hub leaves last, because the hub serves the other ranks.
     ///
     /// It waits until the others have left or are lost, because this process may end after its goodbye.
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
-        if self.client.begin_leave()? {
-            self.send(&Request::Leave);
+        if self.client().begin_leave()? {
+            self.send(Request::Leave);
         }
-        if !self.client.wait_closed(deadline) {
+        if !self.client().wait_closed(deadline) {
             let within = Seconds(deadline.timeout());
             let text = format!("leave: the hub at {} did not answer within {within}", self.address);
             return Err(Error::new(ErrorKind::Timeout, text).with_peer(Rank(0)));
@@ -285,7 +281,7 @@ unsafe impl Bootstrap for TcpBootstrap {
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
         };
-        let mut remaining = self.client.remaining();
+        let mut remaining = self.client().remaining();
         remaining.retain(|(rank, _)| !excluded.contains(rank));
         let mut probes = Probes::default();
         for &(candidate, address) in &remaining {
@@ -307,6 +303,11 @@ unsafe impl Bootstrap for TcpBootstrap {
         }
         let text = format!("shrink: rank {} is excluded or has left the group", self.rank());
         Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+
+    fn subgroup(&self, number: u32, members: &[Rank]) -> Result<Box<dyn Bootstrap>, Error> {
+        let opened = self.clients.open(number, members.to_vec(), &self.host, self.relay())?;
+        Ok(Box::new(opened))
     }
 }
 
@@ -337,7 +338,7 @@ impl Membership {
 
 impl Drop for TcpBootstrap {
     fn drop(&mut self) {
-        self.client.stop_notifications();
+        self.client().stop_notifications();
         // Writes what is queued, for example an abort, and closes the connection.
         self.outbox = None;
         if let Some(hub) = &self.hub {
@@ -349,40 +350,47 @@ impl Drop for TcpBootstrap {
 impl fmt::Debug for TcpBootstrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TcpBootstrap")
-            .field("rank", &self.client.rank())
-            .field("ranks", &self.client.ranks())
+            .field("rank", &self.client().rank())
+            .field("ranks", &self.client().ranks())
             .field("address", &self.address)
             .field("hub", &self.hub)
             .finish_non_exhaustive()
     }
 }
 
-fn open_connection(stream: TcpStream, client: &Arc<Client>, address: &str) -> io::Result<Outbox> {
+fn open_connection(
+    stream: TcpStream,
+    client: Arc<Client>,
+    address: &str,
+) -> io::Result<(Arc<Clients>, Option<Outbox>)> {
     let outbox = Outbox::open(&stream, 1)?;
-    let (client, sender) = (Arc::clone(client), outbox.sender().clone());
-    let address = address.to_owned();
+    let (sender, hub) = (outbox.sender().clone(), format!("the hub at {address}"));
+    let send = move |request: Addressed<Request>| match sender.send(encode_frame(&request)) {
+        true => Ok(()),
+        false => Err(format!("{hub}: {}", sender.full_text())),
+    };
+    let clients = Arc::new(Clients::new(client, send));
+    let (reader, address) = (Arc::clone(&clients), address.to_owned());
     thread::Builder::new()
         .name("peerlane-tcp-read".into())
-        .spawn(move || read_replies(stream, &client, &sender, &address))?;
-    Ok(outbox)
+        .spawn(move || read_replies(stream, &reader, &address))?;
+    Ok((clients, Some(outbox)))
 }
 
-fn read_replies(stream: TcpStream, client: &Client, sender: &FrameSender, address: &str) {
+fn read_replies(stream: TcpStream, clients: &Clients, address: &str) {
     let mut reader = BufReader::new(stream);
     let how = loop {
-        match read_frame::<Reply>(&mut reader, FRAME_BYTES_MAX) {
+        match read_frame::<Addressed<Reply>>(&mut reader, FRAME_BYTES_MAX) {
             Ok(Some(reply)) => {
-                if let Some(request) = client.receive(reply)
-                    && !sender.send(encode_frame(&request))
-                {
-                    break format!("the hub at {address}: {}", sender.full_text());
+                if let Some(Addressed { subgroup, message }) = clients.receive(reply) {
+                    clients.send(subgroup, message);
                 }
             }
             Ok(None) => break format!("the hub at {address} closed its connection"),
             Err(error) => break format!("the connection to the hub at {address} failed: {error}"),
         }
     };
-    client.close(how);
+    clients.close(&how);
     let _ = reader.into_inner().shutdown(Shutdown::Both);
 }
 
