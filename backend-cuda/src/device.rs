@@ -118,8 +118,8 @@ pub(crate) fn uuid_text(uuid: &[u8; 16], mig: bool) -> String {
 /// Lists the NVIDIA GPUs that are visible to this process.
 ///
 /// # Errors
-/// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no
-/// driver, if it is too old or does not start, or if there is no device. The text says what to do.
+/// Returns [`Error::Absent`] if there is no driver or no device, and [`Error::Unavailable`] if the driver is too old or does
+/// not start. The text says what to do.
 pub fn discover() -> Result<Vec<Device>, Error> {
     let driver = Driver::load()?;
     let query = |ordinal| query_device(driver, ordinal).map(|(_, device)| device);

@@ -17,7 +17,16 @@ const DRIVER_MIN: &str = "CUDA 12.0, NVIDIA driver 525, or newer";
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A driver, a device or a feature is missing.
+    /// This machine has no NVIDIA driver, or this process sees no NVIDIA GPU.
+    #[error("{text}")]
+    Absent {
+        /// The error text, which says what is missing and how to get it.
+        text: String,
+        /// The result code of the driver, or `None` if there is no driver.
+        #[source]
+        result: Option<CudaResult>,
+    },
+    /// A driver does not work or is too old, a device cannot be used, or a feature is missing.
     #[error("{text}")]
     Unavailable {
         /// The error text, which says what is missing and how to get it.
@@ -75,10 +84,14 @@ impl Error {
         // libloading's own text says only that `dlopen` failed; its source holds the loader's reason.
         let reason =
             std::error::Error::source(error).map_or_else(|| error.to_string(), |it| it.to_string());
-        Self::unavailable(format!(
+        let text = format!(
             "cannot load {library}: {reason}; install the NVIDIA driver ({DRIVER_MIN}), start \
              containers with the NVIDIA container runtime, or use the backend host"
-        ))
+        );
+        // With the name of another file, the loader found the library, but none that the library needs.
+        let is_absent =
+            reason.strip_prefix(library).is_some_and(|rest| rest.contains("No such file"));
+        if is_absent { Self::Absent { text, result: None } } else { Self::unavailable(text) }
     }
 
     pub(crate) fn symbol_missing(library: &str, symbol: &str) -> Self {
@@ -102,7 +115,12 @@ impl Error {
                 .to_owned(),
         };
         let text = format!("cannot start the CUDA driver: cuInit failed: {result}; {advice}");
-        Self::Unavailable { text, result: Some(result) }
+        match code {
+            sys::CUDA_ERROR_NO_DEVICE | sys::CUDA_ERROR_STUB_LIBRARY => {
+                Self::Absent { text, result: Some(result) }
+            }
+            _ => Self::Unavailable { text, result: Some(result) },
+        }
     }
 
     pub(crate) fn driver(
@@ -146,7 +164,7 @@ fn advice_suffix(code: CUresult) -> String {
 impl peerlane_hal::Error for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unavailable { .. } => ErrorKind::Unavailable,
+            Self::Absent { .. } | Self::Unavailable { .. } => ErrorKind::Unavailable,
             Self::Driver { kind, .. } => *kind,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::Fault(fault) => fault.kind(),
@@ -268,6 +286,19 @@ mod tests {
             error.to_string(),
             "cuMemMap failed on device 2 (NVIDIA H200): unknown result code 9999"
         );
+    }
+
+    #[test]
+    fn a_library_that_does_not_exist_is_absent_and_one_that_cannot_be_loaded_is_not() {
+        let load = |name: &str| {
+            // SAFETY: there is no such library, so nothing is loaded.
+            let error = unsafe { libloading::Library::new(name) }.unwrap_err();
+            Error::library_missing(name, &error)
+        };
+        let error = load("libpeerlane-none.so.1");
+        assert!(matches!(error, Error::Absent { .. }), "{error}");
+        let error = load(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use peerlane_simulated_driver::{Other, tell};
 fn discoverer() {
     let text = match peerlane_cuda::discover() {
         Ok(devices) => format!("{} devices", devices.len()),
+        Err(error @ peerlane_cuda::Error::Absent { .. }) => format!("absent: {error}"),
         Err(error) => format!("{}: {error}", error.kind()),
     };
     tell(text.as_bytes());
@@ -53,22 +54,29 @@ fn optional_functions_may_be_missing() {
 #[test]
 fn a_driver_that_does_not_start_is_reported_with_advice() {
     let folder = peerlane_simulated_driver::library_folder();
-    for (variable, value, expected) in [
-        ("PEERLANE_SIM_DEVICES", "0", "this process sees no NVIDIA GPU"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:34", "remove the folder of the stub from LD_LIBRARY_PATH"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:803", "load the new module, or restart the machine"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:999", "run nvidia-smi to check whether the driver works"),
-        ("PEERLANE_SIM_FAIL", "cuInit:0:31415", "unknown result code 31415"),
+    for (code, kind, expected) in [
+        (34, "absent", "remove the folder of the stub from LD_LIBRARY_PATH"),
+        (803, "unavailable", "load the new module, or restart the machine"),
+        (999, "unavailable", "run nvidia-smi to check whether the driver works"),
+        (31415, "unavailable", "unknown result code 31415"),
     ] {
-        let text = discover(&folder, &[(variable, value)]);
-        assert!(
-            text.starts_with("unavailable: cannot start the CUDA driver: cuInit failed: "),
-            "{text}"
-        );
+        let text = discover(&folder, &[("PEERLANE_SIM_FAIL", &format!("cuInit:0:{code}"))]);
+        let begin = format!("{kind}: cannot start the CUDA driver: cuInit failed: ");
+        assert!(text.starts_with(&begin), "{text}");
         assert!(text.contains(expected), "{text}");
     }
-    let text = discover(&folder, &[("CUDA_VISIBLE_DEVICES", "")]);
-    assert!(text.ends_with("CUDA_VISIBLE_DEVICES is \"\""), "{text}");
+}
+
+#[test]
+fn no_visible_device_is_reported_with_the_variable() {
+    let folder = peerlane_simulated_driver::library_folder();
+    for (variable, value, expected) in [
+        ("PEERLANE_SIM_DEVICES", "0", "sees no NVIDIA GPU; CUDA_VISIBLE_DEVICES is "),
+        ("CUDA_VISIBLE_DEVICES", "", "sees no NVIDIA GPU; CUDA_VISIBLE_DEVICES is \"\""),
+    ] {
+        let text = discover(&folder, &[(variable, value)]);
+        assert!(text.starts_with("absent: ") && text.contains(expected), "{text}");
+    }
 }
 
 #[test]

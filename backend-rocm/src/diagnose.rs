@@ -19,6 +19,15 @@ pub(crate) fn why_no_gpu() -> String {
     kernel.diagnose(kernel.open(), &visible)
 }
 
+/// Returns whether the kernel driver has a device file that this process cannot open.
+pub(crate) fn is_kernel_driver_refused() -> bool {
+    is_refused(&KernelDriver { device: DEVICE.into(), nodes: NODES.into() }.open())
+}
+
+fn is_refused(opened: &io::Result<()>) -> bool {
+    opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound)
+}
+
 pub(crate) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
     let set: Vec<String> = VISIBILITY_VARIABLES
         .iter()
@@ -124,6 +133,8 @@ mod tests {
              owns the file, usually render"
         );
         assert_eq!(refused(5), "cannot open /dev/kfd: Input/output error (os error 5)");
+        let is_refused = |number| is_refused(&Err(io::Error::from_raw_os_error(number)));
+        assert_eq!([2, 5, 13].map(is_refused), [false, true, true]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use peerlane_hal::ErrorKind;
 use peerlane_toolkit::Fault;
 use rocm_library::LoadError;
 
-use crate::diagnose::why_no_gpu;
+use crate::diagnose::{is_kernel_driver_refused, why_no_gpu};
 use crate::sys::hip::{self, hipError_t};
 use crate::sys::hsa::{self, hsa_status_t};
 use crate::sys::{self, Hip, Hsa, RocmResult};
@@ -23,7 +23,16 @@ const TRY_ROCMINFO: &str = "run rocminfo to check whether the runtime works";
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A runtime, a device or a feature is missing.
+    /// This machine has no HIP runtime, or this process sees no AMD GPU.
+    #[error("{text}")]
+    Absent {
+        /// The error text, which says what is missing and how to get it.
+        text: String,
+        /// The result code of the runtime, or `None` if there is no runtime.
+        #[source]
+        result: Option<RocmResult>,
+    },
+    /// A runtime does not work or is too old, a device cannot be used, or a feature is missing.
     #[error("{text}")]
     Unavailable {
         /// The error text, which says what is missing and how to get it.
@@ -86,18 +95,15 @@ impl Error {
     }
 
     pub(crate) fn load_failed(error: &LoadError) -> Self {
+        let install = format!(
+            "{error}; install {ROCM_MIN}, set ROCM_PATH to its folder if it is installed, or"
+        );
         Self::unavailable(match error {
-            LoadError::NotFound { name, .. } => {
-                let without = if *name == hip::LIBRARY.name {
-                    "or use the backend host"
-                } else {
-                    "or let engines use streams"
-                };
-                format!(
-                    "{error}; install {ROCM_MIN}, set ROCM_PATH to its folder if it is installed, \
-                     {without}"
-                )
+            LoadError::NotFound { name, .. } if *name == hip::LIBRARY.name => {
+                let text = format!("{install} use the backend host");
+                return Self::Absent { text, result: None };
             }
+            LoadError::NotFound { .. } => format!("{install} let engines use streams"),
             LoadError::LoadFailed { .. } => format!(
                 "{error}; run ldd to see which libraries it needs, and check that LD_LIBRARY_PATH \
                  does not mix two ROCm releases"
@@ -107,12 +113,21 @@ impl Error {
     }
 
     pub(crate) fn hip_init_failed(hip: &Hip, code: hipError_t) -> Self {
-        let advice = match code {
-            hipError_t::hipErrorNoDevice | hipError_t::hipErrorInvalidDevice => why_no_gpu(),
-            _ => advice(code).unwrap_or(TRY_ROCMINFO).to_owned(),
+        let no_device =
+            matches!(code, hipError_t::hipErrorNoDevice | hipError_t::hipErrorInvalidDevice);
+        let advice = match no_device {
+            true => why_no_gpu(),
+            false => advice(code).unwrap_or(TRY_ROCMINFO).to_owned(),
         };
         let runtime = format!("HIP {}", hip.version);
-        Self::init_failed(&runtime, hip.calls.file(), "hipInit", hip.result_of(code), &advice)
+        let result = hip.result_of(code);
+        match Self::init_failed(&runtime, hip.calls.file(), "hipInit", result, &advice) {
+            // A kernel driver that this process may not use is not a machine without GPUs.
+            Self::Unavailable { text, result } if no_device && !is_kernel_driver_refused() => {
+                Self::Absent { text, result }
+            }
+            error => error,
+        }
     }
 
     pub(crate) fn hsa_init_failed(calls: &hsa::Library, status: hsa_status_t) -> Self {
@@ -191,7 +206,7 @@ fn advice_suffix(advice: &str) -> String {
 impl peerlane_hal::Error for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unavailable { .. } => ErrorKind::Unavailable,
+            Self::Absent { .. } | Self::Unavailable { .. } => ErrorKind::Unavailable,
             Self::Driver { kind, .. } => *kind,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::Copy { .. } => ErrorKind::Other,
@@ -289,6 +304,20 @@ mod tests {
             error.to_string(),
             "hipMemMap failed on device 2 (AMD Instinct MI300X): unknown result code 4242"
         );
+    }
+
+    #[test]
+    fn only_a_hip_that_does_not_exist_is_absent() {
+        let tried = || "libamdhip64.so.7".to_owned();
+        let hip =
+            Error::load_failed(&LoadError::NotFound { name: hip::LIBRARY.name, tried: tried() });
+        assert!(matches!(hip, Error::Absent { .. }), "{hip}");
+        let hsa =
+            Error::load_failed(&LoadError::NotFound { name: hsa::LIBRARY.name, tried: tried() });
+        assert!(matches!(hsa, Error::Unavailable { .. }), "{hsa}");
+        let (library, reason) = (tried(), "file too short".to_owned());
+        let broken = Error::load_failed(&LoadError::LoadFailed { library, reason });
+        assert!(matches!(broken, Error::Unavailable { .. }), "{broken}");
     }
 
     #[test]

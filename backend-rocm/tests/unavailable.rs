@@ -18,6 +18,7 @@ fn discoverer() {
             };
             devices.iter().map(matched).collect::<Vec<_>>().join(", ")
         }
+        Err(error @ peerlane_rocm::Error::Absent { .. }) => format!("absent: {error}"),
         Err(error) => format!("{}: {error}", error.kind()),
     };
     let mismatch = peerlane_rocm::runtimes().ok().and_then(|runtimes| runtimes.mismatch());
@@ -80,10 +81,7 @@ fn a_missing_device_is_explained() {
         ("PEERLANE_SIM_FAIL", "hipInit:0:101"),
     ] {
         let text = discover(&rocm, &[(variable, value)]);
-        assert!(
-            text.starts_with("unavailable: cannot start HIP 6.4."),
-            "{variable}={value}: {text}"
-        );
+        assert!(text.starts_with("absent: cannot start HIP 6.4."), "{variable}={value}: {text}");
         assert!(text.contains("libamdhip64.so.6.4."), "{text}");
         // The kernel driver of this machine, which is not simulated.
         let reason = if Path::new("/dev/kfd").exists() {
@@ -98,6 +96,7 @@ fn a_missing_device_is_explained() {
 #[test]
 fn an_unknown_error_is_named_by_its_number() {
     let text = discover(&Rocm::release("7.2"), &[("PEERLANE_SIM_FAIL", "hipInit:0:4242")]);
+    assert!(text.starts_with("unavailable: "), "{text}");
     assert!(
         text.ends_with(
             "hipInit failed: unknown result code 4242; run rocminfo to check whether the runtime \
@@ -149,7 +148,7 @@ fn a_missing_library_is_an_error_with_the_names_tried() {
     let text = discover_in(Path::new("/none"), &[("ROCM_PATH", "/opt/peerlane-none")]);
     assert!(
         text.starts_with(
-            "unavailable: cannot find libamdhip64.so: tried libamdhip64.so.7, libamdhip64.so.6, \
+            "absent: cannot find libamdhip64.so: tried libamdhip64.so.7, libamdhip64.so.6, \
              libamdhip64.so.5, libamdhip64.so; searched the loader's path and \
              /opt/peerlane-none/lib, /opt/rocm/lib; install ROCm 5.7 or newer"
         ),

@@ -147,8 +147,8 @@ pub fn hardware_queues() -> SharedQueues {
 /// Lists the AMD GPUs that are visible to this process.
 ///
 /// # Errors
-/// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if there is no HIP, if
-/// it is too old or does not start, or if there is no device. The text says what to do.
+/// Returns [`Error::Absent`] if there is no HIP or no device, and [`Error::Unavailable`] if HIP is too old or does not start,
+/// or if this process may not use the kernel driver. The text says what to do.
 pub fn discover() -> Result<Vec<Device>, Error> {
     visible_devices(Hip::load()?)
 }
