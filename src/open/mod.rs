@@ -19,7 +19,8 @@ mod fabrics;
 mod survey;
 
 pub use fabrics::{FabricOptions, Fabrics};
-pub use survey::{Backend, Device, Survey};
+pub use survey::{Backend, Device, NoGpus, Survey};
+use survey::{GpuCount, choose, gpus_text};
 
 /// The timeout for opening a group and for its operations, unless the caller sets one.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,8 +57,10 @@ struct Choice {
 
 /// Options for opening a group, such as its backend and timeout.
 ///
-/// By default, the ranks of a machine use its GPUs if each rank can have one of its own, and host memory otherwise. Ranks on
-/// several machines use RDMA between them. All ranks of a machine choose alike, because they exchange what they have found.
+/// By default, the ranks of a machine use its GPUs, one each, or host memory if it has no driver or no GPU. Unless the caller names
+/// a [backend](Self::backend), it is an error on all ranks if a driver does not work, or if one rank sees no GPU and another does,
+/// or if a rank sees fewer GPUs than its machine has ranks. Ranks on several machines use RDMA between them. All ranks of a machine
+/// choose alike, because they exchange what they have found.
 ///
 /// ```
 /// use peerlane::open::{Backend, OpenOptions};
@@ -83,7 +86,8 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// Sets the backend inside a machine, which must be equal on all ranks of the machine.
-    /// [`Rdma`](Backend::Rdma) serves all ranks.
+    /// [`Host`](Backend::Host) uses host memory also on a machine with GPUs, [`Cuda`](Backend::Cuda) and
+    /// [`Rocm`](Backend::Rocm) let ranks share GPUs, and [`Rdma`](Backend::Rdma) serves all ranks.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
@@ -165,7 +169,8 @@ impl OpenOptions {
     /// Collective.
     ///
     /// # Errors
-    /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, or a device or library is missing;
+    /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, a device or library is missing, or no
+    /// backend was named and some rank cannot have a GPU of its own on a machine with GPUs;
     /// [`Mismatch`](ErrorKind::Mismatch) if ranks of a machine name different backends;
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if backends or nodes do not fit the machines.
     pub fn open_fabrics(self, bootstrap: &impl Bootstrap) -> Result<Fabrics, Error> {
@@ -204,9 +209,9 @@ impl OpenOptions {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RankDevices {
-    /// The number of CUDA devices of the rank; 0 also if they cannot be used.
-    cuda: u32,
-    rocm: u32,
+    cuda: GpuCount,
+    rocm: GpuCount,
+    /// The number of RDMA devices of the rank; 0 also if they cannot be used.
     rdma: u32,
     requested: Option<Backend>,
     host: String,
@@ -214,28 +219,51 @@ struct RankDevices {
 
 impl RankDevices {
     fn of(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
-        let count = |devices: &Result<Vec<Device>, String>| {
-            devices.as_ref().map_or(0, |devices| Rank::at(devices.len()).0)
+        let count = |devices: &Result<Vec<Device>, NoGpus>| {
+            devices.as_ref().map(Vec::len).map_err(NoGpus::clone)
         };
-        let (cuda, rocm, rdma) = (count(&survey.cuda), count(&survey.rocm), count(&survey.rdma));
+        let rdma = survey.rdma.as_ref().map_or(0, |devices| Rank::at(devices.len()).0);
+        let (cuda, rocm) = (count(&survey.cuda), count(&survey.rocm));
         Self { cuda, rocm, rdma, requested, host: host.to_owned() }
     }
 
     fn encode(&self) -> Vec<u8> {
-        let requested = self.requested.map_or("", Backend::name);
-        let writer = Writer::new().u32(self.cuda).u32(self.rocm).u32(self.rdma);
-        let writer = writer.u32(Rank::at(requested.len()).0).bytes(requested.as_bytes());
+        let text =
+            |writer: Writer, text: &str| writer.u32(Rank::at(text.len()).0).bytes(text.as_bytes());
+        let mut writer = Writer::new();
+        for gpus in [&self.cuda, &self.rocm] {
+            writer = match gpus {
+                Ok(count) => writer.u32(0).u32(Rank::at(*count).0),
+                Err(NoGpus::Absent(reason)) => text(writer.u32(1), reason),
+                Err(NoGpus::Broken(reason)) => text(writer.u32(2), reason),
+            };
+        }
+        let writer = text(writer.u32(self.rdma), self.requested.map_or("", Backend::name));
         writer.bytes(self.host.as_bytes()).finish()
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let truncated = |error: Truncated| Error::new(ErrorKind::Mismatch, error.to_string());
         let mut reader = Reader::new(bytes);
-        let mut number = |field| reader.u32(field).map_err(truncated);
-        let (cuda, rocm, rdma) = (number("cuda")?, number("rocm")?, number("rdma")?);
-        let length = number("length of the backend")? as usize;
-        let name = reader.bytes("backend", length).map_err(truncated)?;
-        let requested = match &*String::from_utf8_lossy(name) {
+        let text = |reader: &mut Reader<'_>, field| {
+            let length = reader.u32(field).map_err(truncated)? as usize;
+            let bytes = reader.bytes(field, length).map_err(truncated)?;
+            Ok::<_, Error>(String::from_utf8_lossy(bytes).into_owned())
+        };
+        let gpus = |reader: &mut Reader<'_>, field| {
+            Ok::<_, Error>(match reader.u32(field).map_err(truncated)? {
+                0 => Ok(reader.u32(field).map_err(truncated)? as usize),
+                1 => Err(NoGpus::Absent(text(reader, field)?)),
+                2 => Err(NoGpus::Broken(text(reader, field)?)),
+                tag => {
+                    let text = format!("the tag of the field {field} is {tag}, expected 0, 1 or 2");
+                    return Err(Error::new(ErrorKind::Mismatch, text));
+                }
+            })
+        };
+        let (cuda, rocm) = (gpus(&mut reader, "cuda")?, gpus(&mut reader, "rocm")?);
+        let rdma = reader.u32("rdma").map_err(truncated)?;
+        let requested = match text(&mut reader, "backend")?.as_str() {
             "" => None,
             name => Some(name.parse()?),
         };
@@ -243,12 +271,12 @@ impl RankDevices {
         Ok(Self { cuda, rocm, rdma, requested, host })
     }
 
-    fn count(&self, backend: Backend) -> u32 {
+    /// Returns the number of GPUs of a GPU backend; `None` for other backends.
+    fn gpus(&self, backend: Backend) -> Option<&GpuCount> {
         match backend {
-            Backend::Host => 1,
-            Backend::Cuda => self.cuda,
-            Backend::Rocm => self.rocm,
-            Backend::Rdma => self.rdma,
+            Backend::Cuda => Some(&self.cuda),
+            Backend::Rocm => Some(&self.rocm),
+            Backend::Host | Backend::Rdma => None,
         }
     }
 }
@@ -261,46 +289,17 @@ fn select(
     all: &[RankDevices],
     me: Rank,
 ) -> Result<(Choice, Topology), Error> {
-    let own = &all[me.index()];
-    let mates: Vec<usize> = (0..all.len()).filter(|&rank| all[rank].host == own.host).collect();
-    let several_hosts = mates.len() < all.len();
-    if let Some(&other) = mates.iter().find(|&&rank| all[rank].requested != own.requested) {
-        let name = |requested: Option<Backend>| requested.map_or("automatic", Backend::name);
-        let text = format!(
-            "ranks of one machine request different backends: {} on rank {other}, {} on rank {me}; request the same backend on both",
-            name(all[other].requested),
-            name(own.requested)
-        );
-        return Err(Error::new(ErrorKind::Mismatch, text).with_peer(Rank::at(other)));
+    if let Some(backend) = all[me.index()].requested {
+        backend.check_built_in()?;
     }
-    let (local, mut reasons) = match own.requested {
-        Some(backend) => (backend, Vec::new()),
-        None => {
-            let least = |backend, devices: &Result<Vec<Device>, String>| {
-                let fewest = mates.iter().min_by_key(|&&rank| all[rank].count(backend));
-                let rank = *fewest.expect("this rank is on its own machine");
-                match (all[rank].count(backend), devices) {
-                    (0, Ok(_)) => Err(format!("rank {rank} found no GPU")),
-                    (count, Ok(devices)) => Ok(devices[..count as usize].to_vec()),
-                    (_, Err(reason)) => Err(reason.clone()),
-                }
-            };
-            let common = Survey {
-                cuda: least(Backend::Cuda, &survey.cuda),
-                rocm: least(Backend::Rocm, &survey.rocm),
-                rdma: survey.rdma.clone(),
-            };
-            common.choose_local(Some(mates.len()), several_hosts)
-        }
-    };
-    local.check_built_in()?;
-    let missing = match (local, survey) {
-        (Backend::Cuda, Survey { cuda: Err(reason), .. })
-        | (Backend::Rocm, Survey { rocm: Err(reason), .. })
-        | (Backend::Rdma, Survey { rdma: Err(reason), .. }) => Some(reason),
-        _ => None,
-    };
-    if let Some(reason) = missing {
+    let machines = machines(all)?;
+    // Each rank chooses for all machines, so that all ranks return the same error.
+    let nodes = 0..Rank::at(machines.nodes()).0;
+    let mut chosen = nodes
+        .map(|node| choose_on_machine(all, machines.members(node)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let (local, mut reasons) = chosen.swap_remove(machines.node(me) as usize);
+    if let (Backend::Rdma, Err(reason)) = (local, &survey.rdma) {
         let text = format!("cannot open the backend {local}: {reason}");
         return Err(Error::new(ErrorKind::Unavailable, text));
     }
@@ -309,12 +308,13 @@ fn select(
         Backend::Rocm => survey.rocm.as_deref().unwrap_or_default(),
         Backend::Host | Backend::Rdma => &[],
     };
-    let index = mates.iter().position(|&rank| rank == me.index()).unwrap_or(0);
     let device = match options.device {
         Some(ordinal) => Some(ordinal).filter(|_| !gpus.is_empty()),
-        None => index.checked_rem(gpus.len()).map(|index| gpus[index].ordinal),
+        None => {
+            let index = machines.local_index(me).checked_rem(gpus.len());
+            index.map(|index| gpus[index].ordinal)
+        }
     };
-    let machines = machines(all)?;
     let topology = options.topology.clone().unwrap_or_else(|| machines.clone());
     let network = select_network(options.network, local, &topology, &machines)?;
     if network == Some(Backend::Rdma) {
@@ -337,6 +337,86 @@ fn select(
         }
     }
     Ok((Choice { local, device, network, reasons }, topology))
+}
+
+/// Chooses the backend of the ranks `mates`, which are all ranks of one machine. Returns it with the reasons.
+fn choose_on_machine(all: &[RankDevices], mates: &[Rank]) -> Result<(Backend, Vec<String>), Error> {
+    let found = |rank: Rank| &all[rank.index()];
+    let requested = found(mates[0]).requested;
+    if let Some(&other) = mates.iter().find(|&&rank| found(rank).requested != requested) {
+        let name = |requested: Option<Backend>| requested.map_or("automatic", Backend::name);
+        let text = format!(
+            "ranks of one machine request different backends: {} on rank {other}, {} on rank {}; request the same backend on both",
+            name(found(other).requested),
+            name(requested),
+            mates[0]
+        );
+        return Err(Error::new(ErrorKind::Mismatch, text).with_peer(other));
+    }
+    let Some(backend) = requested else { return choose_automatically(all, mates) };
+    let gpus = |&rank: &Rank| Some((rank, found(rank).gpus(backend)?.as_ref().err()?));
+    let Some((rank, reason)) = mates.iter().find_map(gpus) else {
+        return Ok((backend, Vec::new()));
+    };
+    let host = &found(rank).host;
+    let text = format!("cannot open the backend {backend} on rank {rank} ({host}): {reason}");
+    Err(Error::new(ErrorKind::Unavailable, text).with_peer(rank))
+}
+
+/// Chooses GPUs for all ranks of a machine, or host memory if none of them sees a GPU or a broken driver.
+fn choose_automatically(
+    all: &[RankDevices],
+    mates: &[Rank],
+) -> Result<(Backend, Vec<String>), Error> {
+    let gpus = |backend| {
+        let gpus = move |&rank: &Rank| Some((rank, all[rank.index()].gpus(backend)?));
+        mates.iter().filter_map(gpus)
+    };
+    // The rank that sees the least decides for all: one with a broken driver before one without GPUs.
+    let order = |gpus: &GpuCount| match gpus {
+        Err(NoGpus::Broken(_)) => 0,
+        Err(NoGpus::Absent(_)) => 1,
+        Ok(count) => count + 2,
+    };
+    let least =
+        |backend| gpus(backend).min_by_key(|(_, gpus)| order(gpus)).expect("no machine is empty");
+    let (cuda, rocm) = (least(Backend::Cuda), least(Backend::Rocm));
+    let host = &all[mates[0].index()].host;
+    let (rank, text) = match choose(cuda.1, rocm.1, Some(mates.len())) {
+        Err((backend, reason)) => {
+            let (rank, _) = least(backend);
+            let text = format!(
+                "the driver of the backend {backend} does not work on rank {rank} ({host}): {reason}; \
+                 repair the driver, or set `OpenOptions::backend` to `Backend::Host` to use host memory"
+            );
+            (rank, text)
+        }
+        Ok((Backend::Host, reasons)) => {
+            let sees_gpus = |backend| {
+                gpus(backend).find_map(|(rank, gpus)| Some((backend, rank, *gpus.as_ref().ok()?)))
+            };
+            let seen = [Backend::Cuda, Backend::Rocm].into_iter().find_map(sees_gpus);
+            let Some((backend, other, count)) = seen else { return Ok((Backend::Host, reasons)) };
+            let (rank, fewest) = least(backend);
+            let sees = match fewest {
+                Err(reason) => format!(
+                    "no GPU of the backend {backend}, but rank {other} sees {}: {reason}; let all ranks see GPUs, or set \
+                     `OpenOptions::backend` to `Backend::Host` to use host memory",
+                    gpus_text(count)
+                ),
+                Ok(count) => format!(
+                    "{} of the backend {backend} for {} ranks; start one rank per GPU, or set `OpenOptions::backend` to \
+                     `Backend::{backend:?}` if ranks share GPUs or each sees only its own, or to `Backend::Host` to use host memory",
+                    gpus_text(*count),
+                    mates.len()
+                ),
+            };
+            (rank, format!("rank {rank} ({host}) sees {sees}"))
+        }
+        Ok(chosen) => return Ok(chosen),
+    };
+    let text = format!("cannot select a backend: {text}");
+    Err(Error::new(ErrorKind::Unavailable, text).with_peer(rank))
 }
 
 fn select_network(
@@ -381,20 +461,21 @@ fn machines(all: &[RankDevices]) -> Result<Topology, Error> {
 mod tests {
     use super::*;
 
-    fn gpus(count: u32) -> Result<Vec<Device>, String> {
-        Ok((0..count).map(|ordinal| Device::new(ordinal, format!("gpu{ordinal}"))).collect())
+    fn gpus(count: u32) -> Vec<Device> {
+        (0..count).map(|ordinal| Device::new(ordinal, format!("gpu{ordinal}"))).collect()
     }
 
-    fn missing() -> Result<Vec<Device>, String> {
-        Err("the library is missing".to_owned())
+    fn absent<T>() -> Result<T, NoGpus> {
+        Err(NoGpus::Absent("the library is missing".to_owned()))
     }
 
-    fn survey(cuda: Result<Vec<Device>, String>, rocm: Result<Vec<Device>, String>) -> Survey {
-        Survey { cuda, rocm, rdma: missing() }
+    fn broken<T>() -> Result<T, NoGpus> {
+        Err(NoGpus::Broken("no interrupts".to_owned()))
     }
 
-    fn found(host: &str, cuda: u32, rdma: u32) -> RankDevices {
-        RankDevices { cuda, rocm: 0, rdma, requested: None, host: host.to_owned() }
+    fn found(host: &str, cuda: usize, rdma: u32) -> RankDevices {
+        let rocm = absent();
+        RankDevices { cuda: Ok(cuda), rocm, rdma, requested: None, host: host.to_owned() }
     }
 
     #[test]
@@ -412,46 +493,60 @@ mod tests {
     #[test]
     fn what_a_rank_has_found_survives_encoding() {
         for requested in [None, Some(Backend::Rocm)] {
-            let found = RankDevices { requested, ..found("node7", 8, 2) };
-            let bytes = found.encode();
-            assert_eq!(RankDevices::decode(&bytes).unwrap(), found);
-            for end in 0..16 {
-                assert!(RankDevices::decode(&bytes[..end]).is_err(), "{end} bytes");
+            for cuda in [Ok(8), absent(), broken()] {
+                let found = RankDevices { requested, cuda, ..found("node7", 0, 2) };
+                let bytes = found.encode();
+                assert_eq!(RankDevices::decode(&bytes).unwrap(), found);
+                for end in 0..bytes.len() - found.host.len() {
+                    assert!(RankDevices::decode(&bytes[..end]).is_err(), "{end} bytes");
+                }
             }
         }
+        let mut bytes = found("node7", 8, 2).encode();
+        bytes[0] = 3;
+        let error = RankDevices::decode(&bytes).unwrap_err();
+        assert_eq!(error.to_string(), "the tag of the field cuda is 3, expected 0, 1 or 2");
     }
 
     #[cfg(all(feature = "cuda", feature = "rocm"))]
     #[test]
     fn gpus_are_chosen_if_each_rank_has_its_own() {
-        let choose = |survey: Survey, ranks, several| {
-            let (backend, reasons) = survey.choose_local(ranks, several);
-            format!("{backend} ({})", reasons.join("; "))
+        let choose = |cuda, rocm, ranks| match choose(&cuda, &rocm, ranks) {
+            Ok((backend, reasons)) => format!("{backend} ({})", reasons.join("; ")),
+            Err((backend, reason)) => format!("no choice: {backend}: {reason}"),
         };
-        assert_eq!(choose(survey(gpus(4), missing()), Some(4), false), "cuda (4 GPUs)");
-        assert_eq!(choose(survey(gpus(4), missing()), None, false), "cuda (4 GPUs)");
-        assert_eq!(choose(survey(missing(), gpus(2)), Some(2), false), "rocm (2 GPUs)");
-        assert_eq!(choose(survey(gpus(1), missing()), Some(1), true), "cuda (1 GPU)");
+        assert_eq!(choose(Ok(4), absent(), Some(4)), "cuda (4 GPUs)");
+        assert_eq!(choose(Ok(4), absent(), None), "cuda (4 GPUs)");
+        assert_eq!(choose(absent(), Ok(2), Some(2)), "rocm (2 GPUs)");
+        assert_eq!(choose(Ok(1), absent(), Some(1)), "cuda (1 GPU)");
         assert_eq!(
-            choose(survey(gpus(1), missing()), None, false),
+            choose(Ok(1), absent(), None),
             "host (cuda: 1 GPU, expected 2 or more; rocm: the library is missing)"
         );
         assert_eq!(
-            choose(survey(gpus(4), gpus(8)), Some(8), false),
+            choose(Ok(4), Ok(8), Some(8)),
             "rocm (8 GPUs)",
             "the backend that has a GPU for each rank"
         );
         assert_eq!(
-            choose(survey(gpus(4), missing()), Some(8), false),
+            choose(Ok(4), absent(), Some(8)),
             "host (cuda: 4 GPUs for 8 ranks; select the backend cuda explicitly to share GPUs; rocm: the library is missing)"
         );
+        assert_eq!(
+            choose(absent(), absent(), Some(8)),
+            "host (cuda: the library is missing; rocm: the library is missing)"
+        );
+        assert_eq!(choose(broken(), absent(), Some(2)), "no choice: cuda: no interrupts");
+        assert_eq!(choose(Ok(1), broken(), Some(2)), "no choice: rocm: no interrupts");
+        assert_eq!(choose(Ok(2), broken(), Some(2)), "cuda (2 GPUs)");
+        assert_eq!(choose(broken(), Ok(2), Some(2)), "rocm (2 GPUs; cuda: no interrupts)");
     }
 
     #[cfg(all(feature = "cuda", feature = "rdma"))]
     #[test]
     fn ranks_of_a_machine_choose_alike() {
         let options = OpenOptions::default();
-        let own = Survey { cuda: gpus(2), rocm: missing(), rdma: gpus(1) };
+        let own = Survey { cuda: Ok(gpus(2)), rocm: absent(), rdma: Ok(gpus(1)) };
         let all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
         let choice = |rank, all: &[RankDevices]| {
             select(&options, &own, all, Rank(rank)).map(|(choice, _)| choice)
@@ -460,12 +555,6 @@ mod tests {
         assert_eq!((chosen.local, chosen.device), (Backend::Cuda, Some(1)));
         assert_eq!(chosen.network, Some(Backend::Rdma));
         assert_eq!(chosen.reasons, ["2 GPUs", "rdma: the ranks are on 2 machines"]);
-        // Rank 2 sees no GPU, so rank 0 does without its own.
-        let mut fewer = all.clone();
-        fewer[2].cuda = 0;
-        let chosen = choice(0, &fewer).unwrap();
-        assert_eq!((chosen.local, chosen.device), (Backend::Host, None));
-        assert!(chosen.reasons[0].starts_with("cuda: rank 2 found no GPU"), "{chosen:?}");
         let mut without = all.clone();
         without[3].rdma = 0;
         let error = choice(0, &without).unwrap_err();
@@ -474,6 +563,46 @@ mod tests {
         differ[2].requested = Some(Backend::Host);
         let error = choice(0, &differ).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Mismatch, Some(Rank(2))));
+    }
+
+    #[cfg(all(feature = "cuda", feature = "rdma"))]
+    #[test]
+    fn all_ranks_return_the_error_of_a_rank_that_cannot_have_a_gpu() {
+        let options = OpenOptions::default();
+        let own = Survey { cuda: Ok(gpus(2)), rocm: absent(), rdma: Ok(gpus(1)) };
+        let error = |change: fn(&mut RankDevices)| {
+            let mut all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
+            change(&mut all[3]);
+            let errors = [0, 1, 2, 3].map(|rank| {
+                let error = select(&options, &own, &all, Rank(rank)).unwrap_err();
+                assert_eq!((error.kind(), error.peer()), (ErrorKind::Unavailable, Some(Rank(3))));
+                error.to_string()
+            });
+            assert!(errors.iter().all(|error| *error == errors[0]), "{errors:#?}");
+            errors[0].clone()
+        };
+        assert_eq!(
+            error(|found| found.cuda = broken()),
+            "cannot select a backend: the driver of the backend cuda does not work on rank 3 (b): no interrupts; repair the driver, or set `OpenOptions::backend` to `Backend::Host` to use host memory"
+        );
+        assert_eq!(
+            error(|found| found.cuda = absent()),
+            "cannot select a backend: rank 3 (b) sees no GPU of the backend cuda, but rank 1 sees 2 GPUs: the library is missing; let all ranks see GPUs, or set `OpenOptions::backend` to `Backend::Host` to use host memory"
+        );
+        assert_eq!(
+            error(|found| found.cuda = Ok(1)),
+            "cannot select a backend: rank 3 (b) sees 1 GPU of the backend cuda for 2 ranks; start one rank per GPU, or set `OpenOptions::backend` to `Backend::Cuda` if ranks share GPUs or each sees only its own, or to `Backend::Host` to use host memory"
+        );
+        // A machine without GPUs is no error beside one with GPUs.
+        let all = ["a", "b"].map(|host| found(host, 1, 1));
+        let all = all.map(|found| {
+            if found.host == "b" { RankDevices { cuda: absent(), ..found } } else { found }
+        });
+        let (choice, _) = select(&options, &own, &all, Rank(0)).unwrap();
+        assert_eq!(choice.local, Backend::Cuda);
+        let own = Survey { cuda: absent(), ..own };
+        let (choice, _) = select(&options, &own, &all, Rank(1)).unwrap();
+        assert_eq!(choice.local, Backend::Host);
     }
 
     #[test]

@@ -95,14 +95,31 @@ impl Device {
     }
 }
 
+/// The reason why a backend has no GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoGpus {
+    /// This machine has no driver or no GPU of the vendor, or none was looked for.
+    Absent(String),
+    /// A driver is installed, but it does not work.
+    Broken(String),
+}
+
+impl fmt::Display for NoGpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Absent(reason) | Self::Broken(reason)) = self;
+        f.write_str(reason)
+    }
+}
+
 /// The GPUs and NICs of this machine, or for each backend the reason why there are none.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
     /// The NVIDIA GPUs of this machine, or the reason why there are none.
-    pub cuda: Result<Vec<Device>, String>,
+    pub cuda: Result<Vec<Device>, NoGpus>,
     /// The AMD GPUs of this machine, or the reason why there are none.
-    pub rocm: Result<Vec<Device>, String>,
+    pub rocm: Result<Vec<Device>, NoGpus>,
     /// The RDMA NICs of this machine, or the reason why there are none.
     pub rdma: Result<Vec<Device>, String>,
 }
@@ -114,10 +131,11 @@ impl Survey {
     }
 
     pub(super) fn for_request(requested: Option<Backend>) -> Self {
-        let skipped =
-            |backend| move || Err(format!("it was not looked for: the backend is {backend}"));
-        let look = |backend, devices: fn() -> Result<Vec<Device>, String>| match requested {
-            Some(other) if other != backend => skipped(other)(),
+        let look = |backend, devices: fn() -> Result<Vec<Device>, NoGpus>| match requested {
+            Some(other) if other != backend => {
+                let reason = format!("it was not looked for: the backend is {other}");
+                Err(NoGpus::Absent(reason))
+            }
             _ => devices(),
         };
         Self {
@@ -130,66 +148,100 @@ impl Survey {
     /// Chooses between GPUs and the host for `local_ranks` ranks of this machine, or for as many as there are
     /// GPUs. Returns the backend and the reasons.
     ///
-    /// Every rank needs a GPU of its own. A single GPU is chosen only if there are ranks on other machines.
+    /// Every rank needs a GPU of its own. Without a number of ranks, a single GPU is not chosen, because it has no peer. If
+    /// there are GPUs but too few, the choice is the host, and the reasons say so; for
+    /// [`OpenOptions`](super::OpenOptions) that is an error.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) if a driver is installed but does not work, and no other backend has
+    /// a GPU for each rank.
     pub fn choose_local(
         &self,
         local_ranks: Option<usize>,
-        several_hosts: bool,
-    ) -> (Backend, Vec<String>) {
-        let mut reasons = Vec::new();
-        for (backend, devices) in [(Backend::Cuda, &self.cuda), (Backend::Rocm, &self.rocm)] {
-            if !backend.is_built_in() {
-                continue;
-            }
-            let reason = match devices {
-                Err(reason) => reason.clone(),
-                Ok(devices) => {
-                    let gpus = match devices.len() {
-                        1 => "1 GPU".to_owned(),
-                        count => format!("{count} GPUs"),
-                    };
-                    let too_many = local_ranks.filter(|ranks| *ranks > devices.len());
-                    if devices.len() < GPUS_MIN && !several_hosts {
-                        format!("{gpus}, expected {GPUS_MIN} or more")
-                    } else if let Some(ranks) = too_many {
-                        format!(
-                            "{gpus} for {ranks} ranks; select the backend {backend} explicitly to share GPUs"
-                        )
-                    } else {
-                        return (backend, vec![gpus]);
-                    }
-                }
-            };
-            reasons.push(format!("{backend}: {reason}"));
-        }
-        (Backend::Host, reasons)
+    ) -> Result<(Backend, Vec<String>), Error> {
+        let count = |devices: &Result<Vec<Device>, NoGpus>| {
+            devices.as_ref().map(Vec::len).map_err(NoGpus::clone)
+        };
+        choose(&count(&self.cuda), &count(&self.rocm), local_ranks).map_err(|(backend, reason)| {
+            let text = format!("the driver of the backend {backend} does not work: {reason}");
+            Error::new(ErrorKind::Unavailable, text)
+        })
     }
 }
 
-fn cuda_devices() -> Result<Vec<Device>, String> {
+/// The number of GPUs of one backend, or the reason why there are none.
+pub(super) type GpuCount = Result<usize, NoGpus>;
+
+/// Chooses as [`Survey::choose_local`]. The error is a backend whose driver does not work, with the reason.
+pub(super) fn choose(
+    cuda: &GpuCount,
+    rocm: &GpuCount,
+    local_ranks: Option<usize>,
+) -> Result<(Backend, Vec<String>), (Backend, String)> {
+    let (mut reasons, mut broken) = (Vec::new(), None);
+    for (backend, gpus) in [(Backend::Cuda, cuda), (Backend::Rocm, rocm)] {
+        if !backend.is_built_in() {
+            continue;
+        }
+        let reason = match gpus {
+            Err(NoGpus::Absent(reason)) => reason.clone(),
+            Err(NoGpus::Broken(reason)) => {
+                broken.get_or_insert_with(|| (backend, reason.clone()));
+                continue;
+            }
+            Ok(count) => match local_ranks {
+                None if *count < GPUS_MIN => {
+                    format!("{}, expected {GPUS_MIN} or more", gpus_text(*count))
+                }
+                Some(ranks) if *count < ranks => format!(
+                    "{} for {ranks} ranks; select the backend {backend} explicitly to share GPUs",
+                    gpus_text(*count)
+                ),
+                _ => {
+                    let broken = broken.map(|(backend, reason)| format!("{backend}: {reason}"));
+                    return Ok((backend, [gpus_text(*count)].into_iter().chain(broken).collect()));
+                }
+            },
+        };
+        reasons.push(format!("{backend}: {reason}"));
+    }
+    broken.map_or(Ok((Backend::Host, reasons)), Err)
+}
+
+pub(super) fn gpus_text(count: usize) -> String {
+    if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") }
+}
+
+fn cuda_devices() -> Result<Vec<Device>, NoGpus> {
     cfg_if! {
         if #[cfg(feature = "cuda")] {
-            let devices = peerlane_cuda::discover().map_err(|error| error.to_string())?;
+            let devices = peerlane_cuda::discover().map_err(|error| match error {
+                peerlane_cuda::Error::Absent { text, .. } => NoGpus::Absent(text),
+                error => NoGpus::Broken(error.to_string()),
+            })?;
             let device = |device: peerlane_cuda::Device| {
                 Device::new(device.ordinal, device.pci_bus_id)
             };
             Ok(devices.into_iter().map(device).collect())
         } else {
-            not_built_in(Backend::Cuda)
+            not_built_in(Backend::Cuda).map_err(NoGpus::Absent)
         }
     }
 }
 
-fn rocm_devices() -> Result<Vec<Device>, String> {
+fn rocm_devices() -> Result<Vec<Device>, NoGpus> {
     cfg_if! {
         if #[cfg(feature = "rocm")] {
-            let devices = peerlane_rocm::discover().map_err(|error| error.to_string())?;
+            let devices = peerlane_rocm::discover().map_err(|error| match error {
+                peerlane_rocm::Error::Absent { text, .. } => NoGpus::Absent(text),
+                error => NoGpus::Broken(error.to_string()),
+            })?;
             let device = |device: peerlane_rocm::Device| {
                 Device::new(device.ordinal, device.pci.to_string())
             };
             Ok(devices.into_iter().map(device).collect())
         } else {
-            not_built_in(Backend::Rocm)
+            not_built_in(Backend::Rocm).map_err(NoGpus::Absent)
         }
     }
 }

@@ -8,15 +8,6 @@ use super::target::{Backend, check_engine};
 use crate::error::{Failure, Result};
 use crate::options::check_needs;
 
-/// The number of ranks on this machine, and whether other machines have ranks, before the ranks
-/// connect.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LaunchInfo {
-    /// The number of ranks on this machine; `None` if the devices decide it.
-    pub(crate) local_ranks: Option<usize>,
-    pub(crate) multi_host: bool,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSlot {
     pub(crate) ordinal: u32,
@@ -33,10 +24,11 @@ pub(crate) struct Selected {
 }
 
 impl Selected {
-    pub(crate) fn of(options: &Options, launch: LaunchInfo) -> Result<Self> {
+    /// Selects the backend for `local_ranks` ranks on this machine, or for as many as there are GPUs.
+    pub(crate) fn of(options: &Options, local_ranks: Option<usize>) -> Result<Self> {
         let backend = options.target.backend;
         let selected = match backend {
-            Backend::Auto => Self::auto(Survey::of_machine(), options, launch)?,
+            Backend::Auto => Self::auto(Survey::of_machine(), options, local_ranks)?,
             Backend::Cuda | Backend::Rocm => {
                 if backend == Backend::Rocm {
                     options.check_without_cuda()?;
@@ -68,12 +60,14 @@ impl Selected {
     }
 
     /// Selects a GPU backend if every rank can have a GPU of its own, and the host backend
-    /// otherwise.
-    fn auto(survey: Survey, options: &Options, launch: LaunchInfo) -> Result<Self> {
+    /// otherwise. A driver that does not work is an error.
+    fn auto(survey: Survey, options: &Options, local_ranks: Option<usize>) -> Result<Self> {
         let requested = &options.target.devices;
         let count = (!requested.is_empty()).then_some(requested.len());
-        let ranks = launch.local_ranks.or(count);
-        let (backend, reasons) = survey.choose_local(ranks, launch.multi_host);
+        let (backend, reasons) = survey.choose_local(local_ranks.or(count)).map_err(|error| {
+            Failure::from(error)
+                .with_advice("repair the driver, or use host memory with --backend host")
+        })?;
         let (backend, devices) = match backend {
             open::Backend::Cuda => (Backend::Cuda, survey.cuda),
             open::Backend::Rocm => (Backend::Rocm, survey.rocm),
@@ -106,7 +100,8 @@ fn slots(backend: Backend, requested: &[u32]) -> Result<Vec<GpuSlot>> {
     };
     let survey = Survey::of_machine();
     let devices = if backend == Backend::Rocm { survey.rocm } else { survey.cuda };
-    pick(backend, slots_of(devices.map_err(missing)?), requested)
+    let devices = devices.map_err(|reason| missing(reason.to_string()))?;
+    pick(backend, slots_of(devices), requested)
 }
 
 fn slots_of(devices: Vec<open::Device>) -> Vec<GpuSlot> {
@@ -142,6 +137,8 @@ fn pick(backend: Backend, slots: Vec<GpuSlot>, requested: &[u32]) -> Result<Vec<
 
 #[cfg(test)]
 mod tests {
+    use peerlane::open::NoGpus;
+
     use super::super::options::tests::parse;
     use super::*;
 
@@ -155,9 +152,8 @@ mod tests {
         let selected = |line: &str, cuda, local_ranks| {
             let mut survey = Survey::of_machine();
             survey.cuda = cuda;
-            survey.rocm = Err("libamdhip64.so is not there".to_owned());
-            let launch = LaunchInfo { local_ranks, multi_host: false };
-            Selected::auto(survey, &parse(line).unwrap(), launch)
+            survey.rocm = Err(NoGpus::Absent("libamdhip64.so is not there".to_owned()));
+            Selected::auto(survey, &parse(line).unwrap(), local_ranks)
         };
         let gpus = |count: u32| {
             // The type cannot be constructed outside of the library.
@@ -170,8 +166,14 @@ mod tests {
         assert_eq!(both.slots.len(), 2);
         let some = selected("--devices 3,1", gpus(4), None).unwrap();
         assert_eq!(some.slots.iter().map(|slot| slot.ordinal).collect::<Vec<_>>(), [3, 1]);
-        let missing = selected("", Err("libcuda.so.1 is not there".to_owned()), None).unwrap();
+        let missing = NoGpus::Absent("libcuda.so.1 is not there".to_owned());
+        let missing = selected("", Err(missing), None).unwrap();
         insta::assert_snapshot!(missing.note.unwrap(), @"auto selected host; cuda: libcuda.so.1 is not there; rocm: libamdhip64.so is not there");
+        let broken = NoGpus::Broken("cuInit failed".to_owned());
+        insta::assert_snapshot!(selected("", Err(broken), None).unwrap_err(), @"
+        error: the driver of the backend cuda does not work: cuInit failed
+         help: repair the driver, or use host memory with --backend host
+        ");
     }
 
     #[test]

@@ -48,7 +48,7 @@ mod timeline;
 mod timer;
 mod topology;
 
-use backend::{LaunchInfo, Selected};
+use backend::Selected;
 pub(crate) use options::Options;
 use printer::Printer;
 pub(crate) use target::TargetOptions;
@@ -78,8 +78,7 @@ fn leave_multicast_off() {
 
 /// Runs a rank that the parent process of this program has spawned.
 fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
-    let launch = LaunchInfo { local_ranks: Some(environment.ranks), multi_host: false };
-    let selected = Selected::of(options, launch)?;
+    let selected = Selected::of(options, Some(environment.ranks))?;
     let rank = environment.rank.index();
     if options.run.bind == Bind::Core {
         match selected.slot(rank) {
@@ -104,14 +103,12 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
             "remove --ranks, or unset RANK and WORLD_SIZE to let peerlane spawn the ranks",
         ));
     }
-    // Without a number from the launcher, one rank per machine is assumed.
-    let local_ranks = environment.local_ranks.unwrap_or(1) as usize;
+    let local_ranks = environment.local_ranks.map(|ranks| ranks as usize);
     let local_rank = environment.local_rank.map(|rank| rank as usize);
-    let multi_host = environment.local_ranks.is_some() && local_ranks < environment.ranks;
-    let launch = LaunchInfo { local_ranks: Some(local_ranks), multi_host };
-    let selected = Selected::of(options, launch)?;
+    let selected = Selected::of(options, local_ranks)?;
     setup::check(options, selected.name(), environment.ranks)?;
-    host_memory(options, &selected, environment.ranks, local_ranks)
+    // Without a number from the launcher, one rank per machine is assumed.
+    host_memory(options, &selected, environment.ranks, local_ranks.unwrap_or(1))
         .check(memory::available_bytes())?;
     let deadline = options.deadline();
     let printer = || Printer::open(options, selected.note.as_deref());
@@ -124,7 +121,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 /// Spawns one process per rank on this machine and prints the results.
 fn spawn(options: &Options) -> Result<()> {
     let ranks = options.target.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
-    let selected = Selected::of(options, LaunchInfo { local_ranks: ranks, multi_host: false })?;
+    let selected = Selected::of(options, ranks)?;
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;
     find_libraries(options)?;

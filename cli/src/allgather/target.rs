@@ -12,8 +12,8 @@ use crate::options::{one_of, parse_ranks};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
     /// Select the backend that connects the ranks of a node, either auto (cuda or rocm if each rank
-    /// has its own GPU, otherwise host), host (shared memory), cuda, rocm, or rdma (NICs, which
-    /// connect the ranks of all nodes)
+    /// has its own GPU, otherwise host; an error if a driver does not work), host (shared memory),
+    /// cuda, rocm, or rdma (NICs, which connect the ranks of all nodes)
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// Spawn this number of processes, such as 8; under a launcher, check its number of ranks

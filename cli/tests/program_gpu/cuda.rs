@@ -174,14 +174,29 @@ fn the_title_names_captured_and_back_to_back_starts() {
 #[test]
 fn auto_selects_the_host_with_one_gpu_or_too_few_gpus() {
     let line = "allgather --max-bytes 1K --iterations 2 --warmup 1";
-    let one = run(&format!("{line} --ranks 2"), &[("DEVICES", "1")]);
+    let one = run(line, &[("DEVICES", "1")]);
     assert!(one.stdout.contains("auto selected host; cuda: 1 GPU, expected 2 or more"), "{one:?}");
+    let two = run(&format!("{line} --ranks 2"), &[("DEVICES", "1")]);
+    assert!(two.stdout.contains("auto selected host; cuda: 1 GPU for 2 ranks"), "{two:?}");
     let few = run(&format!("{line} --ranks 3"), &[("DEVICES", "2")]);
     assert!(few.stdout.contains("auto selected host; cuda: 2 GPUs for 3 ranks"), "{few:?}");
     let none = run(&format!("{line} --ranks 2"), &[("DEVICES", "0")]);
     assert!(none.stdout.contains("auto selected host; cuda: "), "{none:?}");
     let all = run("allgather --max-bytes 1K --iterations 2 --json -", &[("DEVICES", "3")]);
     check(&all, 3);
+}
+
+#[test]
+fn auto_refuses_a_driver_that_does_not_work() {
+    let line = "allgather --ranks 2 --max-bytes 1K --iterations 2 --warmup 1";
+    let broken = [("FAIL", "cuInit:0:803")];
+    let ended = run(line, &broken);
+    let error = ended.error(1);
+    assert!(error.contains("error: the driver of the backend cuda does not work: "), "{error}");
+    assert!(error.contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"), "{error}");
+    assert!(error.contains("use host memory with --backend host"), "{error}");
+    let ended = run(&format!("{line} --backend host"), &broken);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
 }
 
 #[test]
