@@ -4,7 +4,7 @@
 //! engines need polling. A family has at most one, started when a start on a stream needs it; a start that its caller waits
 //! for is driven by the caller. Both threads sleep while they have nothing to do.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct Family {
     groups: RwLock<Vec<Arc<Shared>>>,
     has_several: AtomicBool,
+    subgroups: AtomicU32,
     closed: AtomicBool,
     watchdog: Sleeper,
     progress: Sleeper,
@@ -84,6 +85,11 @@ impl Family {
         let others = groups.iter().filter(|group| !std::ptr::eq(&***group, own));
         // Every group is driven.
         others.filter(|group| group.drive_own()).count() > 0
+    }
+
+    /// Returns a number that this rank has given to no other subgroup.
+    pub(super) fn next_subgroup(&self) -> u32 {
+        self.subgroups.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(super) fn start_watchdog(self: &Arc<Self>) -> Result<(), Error> {

@@ -20,6 +20,9 @@ use crate::plan::Tier;
 
 /// The size of the first segment of data, unless an operation needs a larger one.
 const DATA_BYTES: u64 = 2 << 20;
+/// The sizes of the blocks that a group takes from the heap of the group that it was split from.
+const SUBGROUP_DATA_BYTES: u64 = 64 << 10;
+const SUBGROUP_FLAG_BYTES: u64 = 16 << 10;
 /// The size of the first segment of flags of each kind, unless an operation needs a larger one.
 const FLAG_BYTES: u64 = 64 << 10;
 /// A pool doubles when it is full, by segments of at most this size; larger blocks get segments of their own size.
@@ -129,6 +132,8 @@ pub(in crate::group) struct Heap {
     epoch_base: u64,
     dropped: Arc<Mutex<Vec<Dropped>>>,
     data_bytes: Option<u64>,
+    /// The blocks of the heap of the group that this one was split from.
+    reserve: Option<Arc<Mutex<Allocation>>>,
 }
 
 /// An allocation that not all ranks have dropped yet.
@@ -144,6 +149,8 @@ pub(in crate::group) struct Allocation {
     /// The largest value of its flags.
     epoch: u64,
     dropped: Arc<Mutex<Vec<Dropped>>>,
+    /// The blocks of another heap that it may be a part of.
+    reserve: Option<Arc<Mutex<Allocation>>>,
 }
 
 impl Allocation {
@@ -162,6 +169,10 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
         dropped.push((self.number, self.epoch));
+        if let Some(reserve) = &self.reserve {
+            let mut reserve = reserve.lock().unwrap_or_else(PoisonError::into_inner);
+            reserve.epoch = reserve.epoch.max(self.epoch);
+        }
     }
 }
 
@@ -169,6 +180,35 @@ impl Heap {
     /// Creates an empty heap; `data_bytes` is the size of its first segment of data.
     pub(in crate::group) fn new(data_bytes: Option<u64>) -> Self {
         Self { data_bytes, ..Self::default() }
+    }
+
+    /// Returns the blocks that the heap of a subgroup begins with: one of data, and flags of each kind that this heap has.
+    pub(in crate::group) fn subgroup_demands(&self) -> Vec<Demand> {
+        let flags = self.spaces.keys().filter(|pool| **pool != Pool::Data);
+        let flags = flags.map(|pool| (*pool, SUBGROUP_FLAG_BYTES));
+        [(Pool::Data, SUBGROUP_DATA_BYTES)].into_iter().chain(flags).collect()
+    }
+
+    /// Creates the heap of a subgroup over blocks of this heap.
+    pub(in crate::group) fn of_subgroup(
+        &self,
+        data_bytes: Option<u64>,
+        blocks: Allocation,
+        parts: impl Iterator<Item = (Pool, u64, Segment)>,
+    ) -> Self {
+        let reserve = Some(Arc::new(Mutex::new(blocks)));
+        let mut heap = Self { epoch_base: self.epoch_base, data_bytes, reserve, ..Self::default() };
+        for (pool, bytes, segment) in parts {
+            let space = heap.spaces.entry(pool).or_default();
+            space.add(segment, bytes);
+            // It does not count for the size of the first segment that the heap grows by.
+            space.bytes = 0;
+        }
+        heap
+    }
+
+    pub(in crate::group) fn has_flags(&self) -> bool {
+        self.spaces.iter().any(|(pool, space)| *pool != Pool::Data && !space.segments.is_empty())
     }
 
     /// Returns the largest value that a free flag can have.
@@ -226,7 +266,8 @@ impl Heap {
         self.next += 1;
         self.allocations.insert(number, Live { extents, dropped_by: 0 });
         let (epoch_base, dropped) = (self.epoch_base, Arc::clone(&self.dropped));
-        Ok((Allocation { number, epoch_base, epoch: epoch_base, dropped }, parts))
+        let reserve = self.reserve.clone();
+        Ok((Allocation { number, epoch_base, epoch: epoch_base, dropped, reserve }, parts))
     }
 
     /// Grows the heap by segments that have room for `demands`. Collective.

@@ -3,6 +3,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `mod.rs`, `options.rs` | [`Group`], and the options with which it opens |
+//! | `split.rs` | smaller groups over the fabrics of a group |
 //! | `operation/` | operations: description, plan, preparation, starts |
 //! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
 //! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
@@ -29,6 +30,7 @@ mod report;
 mod segment;
 mod selection;
 pub(crate) mod shared;
+mod split;
 pub(crate) mod tracker;
 mod watchdog;
 mod window;
@@ -89,20 +91,12 @@ use crate::topology::Topology;
 /// .unwrap();
 /// ```
 pub struct Group {
-    fabric: DynFabric,
-    network: Option<DynFabric>,
-    topology: Topology,
-    strict: bool,
-    mixed: bool,
-    refusal: Option<Arc<str>>,
-    /// All ranks have the same link rates, so that they choose the same algorithm.
-    links: Links,
-    links_measured: bool,
-    selection: Selection,
+    setup: Setup,
     shared: Arc<Shared>,
     prepared: u64,
     windows: u64,
     channels: u64,
+    splits: u64,
     users: Arc<WindowUses>,
     heap: Heap,
     /// Windows whose release failed, because some rank still uses them.
@@ -113,7 +107,44 @@ pub struct Group {
     kept: Vec<operation::Kept>,
 }
 
+/// What does not change while a group is open.
+#[derive(Clone)]
+struct Setup {
+    fabric: Arc<DynFabric>,
+    network: Option<Arc<DynFabric>>,
+    /// The number of each rank in the fabrics, which count the ranks of the group that was opened first.
+    fabric_ranks: Vec<Rank>,
+    topology: Topology,
+    strict: bool,
+    mixed: bool,
+    refusal: Option<Arc<str>>,
+    /// All ranks have the same link rates, so that they choose the same algorithm.
+    links: Links,
+    links_measured: bool,
+    selection: Selection,
+    /// Whether the group was split from another one, whose threads it uses.
+    is_split: bool,
+}
+
 impl Group {
+    fn new(setup: Setup, shared: Arc<Shared>, heap: Heap) -> Self {
+        shared.family.add(&shared);
+        Self {
+            setup,
+            shared,
+            prepared: 0,
+            windows: 0,
+            channels: 0,
+            splits: 0,
+            users: Arc::default(),
+            heap,
+            proofs: Default::default(),
+            unreleased: Vec::new(),
+            barrier: None,
+            kept: Vec::new(),
+        }
+    }
+
     /// Opens a group of the ranks that a bootstrap connects, with the default [options](GroupOptions). Collective.
     ///
     /// # Errors
@@ -134,7 +165,7 @@ impl Group {
 
     /// Returns the topology of the group, that is, which rank belongs to which node.
     pub fn topology(&self) -> &Topology {
-        &self.topology
+        &self.setup.topology
     }
 
     /// Returns the default timeout of the group's operations and exchanges.
@@ -146,19 +177,19 @@ impl Group {
     ///
     /// [`DynFabric::downcast_ref`] returns it with its type.
     pub fn fabric(&self) -> &DynFabric {
-        &self.fabric
+        &self.setup.fabric
     }
 
     /// Returns the backends and the GPU that this rank uses, and why they were chosen.
     ///
     /// The GPU is known if the group was opened by the crate `peerlane`, or told by [`GroupOptions::selected`].
     pub fn selection(&self) -> &Selection {
-        &self.selection
+        &self.setup.selection
     }
 
     /// Returns the link rates from which the group chooses algorithms.
     pub fn links(&self) -> &Links {
-        &self.links
+        &self.setup.links
     }
 
     /// Returns the record that names the cause of the group's end; `None` if the group has not ended.
@@ -175,14 +206,13 @@ impl Group {
     }
 
     fn fabrics(&self) -> Fabrics<'_> {
-        Fabrics { local: &self.fabric, network: self.network.as_ref(), topology: &self.topology }
+        self.setup.fabrics(self.rank())
     }
 
     /// Grows the heap by segments that have room for `demands`. Collective.
     fn grow_heap(&mut self, demands: &[Demand], deadline: Deadline) -> Result<(), Error> {
-        let Self { heap, fabric, network, topology, shared, .. } = self;
-        let fabrics = Fabrics { local: fabric, network: network.as_ref(), topology };
-        heap.grow(shared, fabrics, demands, deadline)
+        let Self { heap, setup, shared, .. } = self;
+        heap.grow(shared, setup.fabrics(shared.bootstrap.rank()), demands, deadline)
     }
 
     /// Allocates zeroed, registered memory for `len` elements, which peers can write to.
@@ -191,7 +221,7 @@ impl Group {
     /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<T>, Error> {
         let bytes = operation::bytes(T::DTYPE, "len", len)?;
-        let region = self.fabric.memory().allocate(bytes, Role::Data);
+        let region = self.setup.fabric.memory().allocate(bytes, Role::Data);
         region.map(Buffer::new).map_err(|error| Error::of_fabric("allocate a buffer", error))
     }
 
@@ -237,7 +267,7 @@ impl Group {
     ) -> Result<Buffer<T>, Error> {
         let bytes = operation::bytes(T::DTYPE, "len", len)?;
         // SAFETY: the caller's.
-        let region = unsafe { self.fabric.memory().register(base, bytes, Role::Data) };
+        let region = unsafe { self.setup.fabric.memory().register(base, bytes, Role::Data) };
         region.map(Buffer::new).map_err(|error| Error::of_fabric("register a buffer", error))
     }
 
@@ -246,13 +276,15 @@ impl Group {
     /// # Errors
     /// The reason why the group has ended, or the rank that did not come in time.
     pub fn barrier(&mut self) -> Result<(), Error> {
-        let mut barrier = match self.barrier.take() {
+        self.prepare_barrier()?.run()
+    }
+
+    fn prepare_barrier(&mut self) -> Result<&mut Operation<u8>, Error> {
+        let barrier = match self.barrier.take() {
             Some(barrier) => barrier,
             None => self.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1).prepare()?,
         };
-        let passed = barrier.run();
-        self.barrier = Some(barrier);
-        passed
+        Ok(self.barrier.insert(barrier))
     }
 
     /// Opens a new group of the ranks that remain after a rank was lost.
@@ -307,22 +339,23 @@ impl Group {
         let excluded: Vec<_> = record.peer.into_iter().collect();
         let bootstrap = old.shrink(&excluded, deadline)?;
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
-        let node = self.topology.node(old.rank()).to_le_bytes();
+        let node = self.setup.topology.node(old.rank()).to_le_bytes();
         let nodes = bootstrap.exchange("shrink", &node, deadline)?;
         let reopen = |fabric: &DynFabric| {
             fabric.reopen(rank, ranks).map_err(|error| Error::of_fabric("reopen a fabric", error))
         };
-        let network = self.network.as_ref().map(|network| match network::wrapper(network) {
+        let setup = &self.setup;
+        let network = setup.network.as_ref().map(|network| match network::wrapper(network) {
             Some(staged) => staged.with_network(reopen),
             None => reopen(network),
         });
         GroupOptions::default()
             .timeout(self.shared.timeout)
-            .strict(self.strict)
+            .strict(setup.strict)
             .topology(Topology::by_key(&nodes)?)
-            .selected(self.selection.device, self.selection.reasons.clone())
-            .measured_links(self.links_measured.then(|| self.links.clone()))
-            .open_with(bootstrap, reopen(&self.fabric)?, network.transpose()?)
+            .selected(setup.selection.device, setup.selection.reasons.clone())
+            .measured_links(setup.links_measured.then(|| setup.links.clone()))
+            .open_with(bootstrap, reopen(&setup.fabric)?, network.transpose()?)
     }
 
     /// Closes the group once every rank has called `close`; its operations can no longer start. Collective.
@@ -337,9 +370,20 @@ impl Group {
         self.shared.check()?;
         let deadline = Deadline::after(self.shared.timeout);
         agree(&self.shared, "close", Ok(Offer::default()), deadline)?;
-        self.heap.allow_reuse_of_flags();
+        if !self.setup.is_split {
+            self.heap.allow_reuse_of_flags();
+        }
+        self.shared.end_children(Closed::Together);
         self.shared.close(Closed::Together);
         self.shared.bootstrap.leave(deadline)
+    }
+}
+
+impl Setup {
+    fn fabrics(&self, rank: Rank) -> Fabrics<'_> {
+        let network = self.network.as_deref();
+        let Self { fabric, topology, fabric_ranks, .. } = self;
+        Fabrics { local: fabric, network, topology, rank, fabric_ranks }
     }
 }
 
@@ -354,10 +398,13 @@ impl Drop for Group {
             // If nobody can be told, there is nobody left.
             let _ = self.shared.bootstrap.abort(&record);
         }
+        self.shared.end_children(Closed::Alone);
         self.shared.close(Closed::Alone);
         self.shared.family.remove(&self.shared);
         self.shared.end();
-        self.shared.family.end_threads();
+        if !self.setup.is_split {
+            self.shared.family.end_threads();
+        }
     }
 }
 
@@ -365,7 +412,7 @@ impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
             .field("rank", &self.rank())
-            .field("topology", &self.topology)
+            .field("topology", &self.setup.topology)
             .finish_non_exhaustive()
     }
 }

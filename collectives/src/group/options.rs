@@ -8,7 +8,6 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, Rank};
 use crate::bootstrap::Bootstrap;
 use crate::cost::Links;
 use crate::error::Error;
-use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob};
 use crate::group::heap::Heap;
 use crate::group::links;
@@ -16,6 +15,8 @@ use crate::group::network::{self, FabricReport};
 use crate::group::segment::connects;
 use crate::group::selection::Selection;
 use crate::group::shared::Shared;
+use crate::group::split::PartOptions;
+use crate::group::{Group, Setup};
 use crate::plan::Tier;
 use crate::topology::Topology;
 
@@ -228,10 +229,10 @@ impl GroupOptions {
         let me = shared.bootstrap.rank().index();
         let mixed = network::is_mixed(&reports);
         let refusal = reports.into_iter().nth(me).and_then(|report| report.refusal).map(Arc::from);
-        shared.family.add(&shared);
-        Ok(Group {
-            fabric,
-            network,
+        let setup = Setup {
+            fabric: Arc::new(fabric),
+            network: network.map(Arc::new),
+            fabric_ranks: Rank::all(shared.bootstrap.ranks()).collect(),
             topology,
             strict,
             mixed,
@@ -239,17 +240,23 @@ impl GroupOptions {
             links,
             links_measured: self.links.is_some(),
             selection,
-            shared,
-            prepared: 0,
-            windows: 0,
-            channels: 0,
-            users: Arc::default(),
-            heap: Heap::new(self.heap_bytes),
-            proofs: Default::default(),
-            unreleased: Vec::new(),
-            barrier: None,
-            kept: Vec::new(),
-        })
+            is_split: false,
+        };
+        Ok(Group::new(setup, shared, Heap::new(self.heap_bytes)))
+    }
+
+    /// Returns the options that a group split from another one can have.
+    pub(super) fn of_part(self) -> Result<PartOptions, Error> {
+        let Self { timeout, topology, links, strict, heap_bytes, .. } = self;
+        for (name, is_set) in [("topology", topology.is_some()), ("links", links.is_some())] {
+            if is_set {
+                let text = format!(
+                    "{name} is set, expected none: a group that is split from another one uses that group's"
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+        }
+        Ok(PartOptions { timeout, strict, heap_bytes })
     }
 
     fn offer(

@@ -3,8 +3,8 @@
 //! With two fabrics, one registers the memory that the other has allocated.
 
 use peerlane_hal::{
-    Deadline, DynFabric, DynKey, DynRegion, ErrorKind, Fabric, PeerMemory, Rank, Region, RemoteKey,
-    Role, Space,
+    Deadline, DynFabric, DynKey, DynRegion, ErrorKind, Fabric, Link, PeerMemory, Rank, Region,
+    RemoteKey, Role, Space,
 };
 
 use crate::error::Error;
@@ -20,9 +20,19 @@ pub(in crate::group) struct Fabrics<'g> {
     pub(in crate::group) local: &'g DynFabric,
     pub(in crate::group) network: Option<&'g DynFabric>,
     pub(in crate::group) topology: &'g Topology,
+    /// The number of this rank in the group.
+    pub(in crate::group) rank: Rank,
+    /// The number of each rank in the fabrics.
+    pub(in crate::group) fabric_ranks: &'g [Rank],
 }
 
 impl<'g> Fabrics<'g> {
+    /// Returns the link to a rank of the group, if the fabric of `tier` connects it.
+    pub(in crate::group) fn link(self, tier: Tier, peer: Rank) -> Option<Link> {
+        let link = self.of(tier).ok()?.link(self.fabric_ranks[peer.index()])?;
+        Some(Link { peer, ..link })
+    }
+
     pub(in crate::group) fn of(self, tier: Tier) -> Result<&'g DynFabric, Error> {
         match (tier, self.network) {
             (Tier::Local, _) => Ok(self.local),
@@ -143,6 +153,13 @@ impl Segment {
         Self { tiers: self.tiers.each_ref().map(part), keep: self.keep.clone() }
     }
 
+    /// Returns the segment with the peers `ranks`, in this order.
+    pub(in crate::group) fn regroup(&self, ranks: &[Rank]) -> Self {
+        let regroup =
+            |regions: &Option<RankRegions>| regions.as_ref().map(|regions| regions.regroup(ranks));
+        Self { tiers: self.tiers.each_ref().map(regroup), keep: self.keep.clone() }
+    }
+
     /// Uses the memory of another segment as that of this rank.
     pub(in crate::group) fn set_local(&mut self, other: &Self) {
         for (tier, regions) in self.tiers.iter_mut().zip(&other.tiers) {
@@ -176,7 +193,7 @@ impl Segment {
     /// Imports the memory of `peer`, which must have at least `bytes` bytes. Does nothing if it has been imported.
     pub(in crate::group) fn import(
         &mut self,
-        fabric: &DynFabric,
+        fabrics: Fabrics<'_>,
         tier: Tier,
         (peer, key): (Rank, Option<&Vec<u8>>),
         (name, bytes): (&str, u64),
@@ -186,10 +203,14 @@ impl Segment {
         if regions.has(peer) {
             return Ok(());
         }
-        let what = format!("import {name} of rank {peer}");
+        let number = fabrics.fabric_ranks[peer.index()];
+        let what = match number == peer {
+            true => format!("import {name} of rank {peer}"),
+            false => format!("import {name} of rank {peer}, rank {number} of its fabric"),
+        };
         let failed = |error: Error| error.with_peer(peer);
-        let memory = fabric.memory();
-        let key = if peer == fabric.rank() {
+        let memory = fabrics.of(tier)?.memory();
+        let key = if peer == fabrics.rank {
             // Some memory is exported to nobody else.
             let key = memory.export(regions.local());
             key.map_err(|error| failed(Error::of_fabric(&what, error)))?
@@ -207,7 +228,7 @@ impl Segment {
             );
             return Err(failed(Error::new(ErrorKind::Mismatch, text)));
         }
-        let region = memory.import(peer, &key, deadline);
+        let region = memory.import(number, &key, deadline);
         let region = region.map_err(|error| failed(Error::of_fabric(&what, error)))?;
         regions.import(peer, region);
         Ok(())
@@ -257,14 +278,13 @@ fn import_all(
         for (index, segment) in segments.iter_mut().enumerate() {
             for tier in [Tier::Local, Tier::Network] {
                 let Some(regions) = segment.of(tier) else { continue };
-                let ranks = (fabrics.local.rank(), peer);
+                let ranks = (fabrics.rank, peer);
                 if !connects(fabrics.topology, fabrics.network.is_some(), tier, ranks) {
                     continue;
                 }
                 let bytes = regions.local().bytes();
                 let key = keys.get(index).and_then(|keys| keys[tier as usize].as_ref());
-                let fabric = fabrics.of(tier)?;
-                segment.import(fabric, tier, (peer, key), (label, bytes), deadline)?;
+                segment.import(fabrics, tier, (peer, key), (label, bytes), deadline)?;
             }
         }
     }

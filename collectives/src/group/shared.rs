@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     has_open_messages: AtomicBool,
     pub(super) watchdog_sleeps: AtomicBool,
     ends: Mutex<Vec<Weak<EndEvent>>>,
+    /// The groups that were split from this one.
+    children: Mutex<Vec<Weak<Shared>>>,
     /// After an abort, peers may still write to the buffers of an operation, so the buffers stay allocated; see
     /// [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<TierBuffers>>,
@@ -60,6 +62,8 @@ pub(super) struct State {
 pub(crate) enum Closed {
     Together,
     Alone,
+    /// The group that this one was split from was closed.
+    WithParent,
 }
 
 #[derive(Clone)]
@@ -108,6 +112,7 @@ impl Shared {
             has_open_messages: AtomicBool::new(false),
             watchdog_sleeps: AtomicBool::new(false),
             ends: Mutex::default(),
+            children: Mutex::default(),
             quarantined: Mutex::default(),
             kept_channels: Mutex::default(),
         });
@@ -209,10 +214,17 @@ impl Shared {
         if !self.is_aborted() {
             return Ok(());
         }
-        match self.state().control.record() {
-            Some(record) => Err(record.to_error(self.bootstrap.rank())),
-            None => Err(Error::new(ErrorKind::Aborted, "the group was closed before")),
+        let state = self.state();
+        if let Some(record) = state.control.record() {
+            return Err(record.to_error(self.bootstrap.rank()));
         }
+        let text = match state.closed {
+            Some(Closed::WithParent) => {
+                "the group that this one was split from has been closed or dropped"
+            }
+            _ => "the group was closed before",
+        };
+        Err(Error::new(ErrorKind::Aborted, text))
     }
 
     pub(crate) fn watch_replays(&self, tracker: &StartTracker) {
@@ -295,6 +307,34 @@ impl Shared {
         let ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
         // Not under the lock: a waker may run code of the caller.
         ends.iter().filter_map(Weak::upgrade).for_each(|event| event.signal());
+    }
+
+    pub(super) fn add_child(&self, child: &Arc<Self>) {
+        let mut children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
+        children.retain(|child| child.strong_count() > 0);
+        children.push(Arc::downgrade(child));
+    }
+
+    /// Ends the groups that were split from this one, which is being closed like this.
+    pub(super) fn end_children(&self, how: Closed) {
+        let children =
+            std::mem::take(&mut *self.children.lock().unwrap_or_else(PoisonError::into_inner));
+        for child in children.iter().filter_map(Weak::upgrade) {
+            child.end_children(how);
+            if child.check().is_ok() {
+                // If nobody can be told, there is nobody left.
+                let _ = if how == Closed::Together {
+                    child.bootstrap.leave(Deadline::after(child.timeout))
+                } else {
+                    let how = "the group that its group was split from was dropped without a call of `close`";
+                    let record = AbortRecord::lost(child.bootstrap.rank(), how);
+                    child.bootstrap.abort(&record.encode())
+                };
+            }
+            child.close(Closed::WithParent);
+            child.family.remove(&child);
+            child.end();
+        }
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {

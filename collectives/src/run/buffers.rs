@@ -191,6 +191,12 @@ impl RankRegions {
         Self { local, bytes, peers: peers.collect() }
     }
 
+    /// Returns the buffer with the peers `ranks`, in this order.
+    pub(crate) fn regroup(&self, ranks: &[Rank]) -> Self {
+        let peers = ranks.iter().map(|rank| self.peers.get(rank.index()).cloned().flatten());
+        Self { peers: peers.collect(), ..self.clone() }
+    }
+
     pub(crate) fn local(&self) -> &DynRegion {
         &self.local_part().region
     }

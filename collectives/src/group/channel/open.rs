@@ -67,7 +67,7 @@ fn open<T: Element>(
     let dropped: Vec<Vec<Dropped>> = dropped.collect::<Result<_, Error>>()?;
     group.heap.free_dropped(&dropped, own_dropped);
 
-    let is_tiered = group.network.is_some();
+    let is_tiered = group.setup.network.is_some();
     let bytes =
         (ranks as u64).saturating_mul(signals as u64).saturating_mul(FLAG_WORDS * WORD_BYTES);
     let used =
@@ -152,8 +152,8 @@ fn engines(
     let (mut engines, mut lanes) = ([None, None], Vec::new());
     let requirements = EngineRequirements { streams: true, copy_bytes_max: 0 };
     for tier in [Tier::Local, Tier::Network] {
-        let fabric = match (tier, group.network.as_mut()) {
-            (Tier::Local, _) => &mut group.fabric,
+        let fabric = match (tier, &group.setup.network) {
+            (Tier::Local, _) => &group.setup.fabric,
             (Tier::Network, Some(network)) if tiers.contains(&tier) => network,
             (Tier::Network, _) => continue,
         };
@@ -165,13 +165,13 @@ fn engines(
     }
     let fabrics = group.fabrics();
     let link = |(peer, &tier): (Rank, &Tier)| {
-        let kind = fabrics.of(tier).ok()?.link(peer)?.kind;
+        let kind = fabrics.link(tier, peer)?.kind;
         Some(LinkReport { peer, tier, kind })
     };
     let links = Rank::all(tiers.len()).zip(tiers).filter(|(peer, _)| *peer != rank);
     let slow = links.filter_map(link).filter(|link| LinkKind::is_fallback(link.kind));
     let fallbacks: Vec<_> = slow.map(Fallback::Link).collect();
-    if let Some(fallback) = fallbacks.first().filter(|_| group.strict) {
+    if let Some(fallback) = fallbacks.first().filter(|_| group.setup.strict) {
         let text = format!("strict is set, but the channel needs a fallback: {fallback}");
         return Err(Error::new(ErrorKind::Unavailable, text));
     }

@@ -31,7 +31,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         collective: Collective,
         lens: BlockLens,
     ) -> Self {
-        let (timeout, strict) = (group.timeout(), group.strict);
+        let (timeout, strict) = (group.timeout(), group.setup.strict);
         let spec = OperationSpec {
             collective,
             dtype: T::DTYPE,

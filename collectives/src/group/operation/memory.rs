@@ -206,8 +206,7 @@ impl Memory {
                         _ => None,
                     };
                     let bytes = operation.peer_bytes(peer, buffer);
-                    let fabric = fabrics.of(tier)?;
-                    target.import(fabric, tier, (peer, key), (&name, bytes), deadline)?;
+                    target.import(fabrics, tier, (peer, key), (&name, bytes), deadline)?;
                 }
             }
         }

@@ -19,11 +19,11 @@ use super::report::{BoundLane, report};
 use super::request::{Method, OperationSpec};
 use super::resize::{Resizing, StartPlan};
 use crate::error::Error;
-use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
 use crate::group::heap::{Demand, Dropped};
 use crate::group::report::{Fallback, PlanRange, Report};
 use crate::group::tracker::StartTracker;
+use crate::group::{Group, Setup};
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
 use crate::run::buffers::{BufferId, OperationBuffers, Start, TierBuffers};
@@ -205,7 +205,7 @@ impl Preparation {
     fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
         let (mut operation, engines) = planned(group, spec)?;
         let mut shorter = Vec::new();
-        for range in operation.shorter((&group.links, group.links_measured))? {
+        for range in operation.shorter((&group.setup.links, group.setup.links_measured))? {
             let (algorithm, chunks) = (Some(range.algorithm), Some(range.chunks));
             let method = Method { algorithm, chunks, ..operation.spec.method.clone() };
             let spec = operation.spec.clone();
@@ -218,7 +218,7 @@ impl Preparation {
             }
         }
         let memory = Memory::new(&mut operation, group.fabrics())?;
-        let refusal = group.refusal.clone();
+        let refusal = group.setup.refusal.clone();
         let shorter = shorter.into_iter().map(|(range, mut plan, engines)| {
             plan.share_flags(&operation);
             let refusal = refusal.clone();
@@ -428,9 +428,9 @@ impl Preparation {
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
         let buffers = buffers.expect("the plan is bound before it is finished");
         let lanes = lanes.into_iter().zip(engines).map(|(lane, engine)| {
-            let (fabric, view) = match (lane.tier, &buffers.network, &group.network) {
+            let (fabric, view) = match (lane.tier, &buffers.network, &group.setup.network) {
                 (Tier::Network, Some(view), Some(fabric)) => (fabric, view),
-                _ => (&group.fabric, &buffers.local),
+                _ => (&group.setup.fabric, &buffers.local),
             };
             let port = EnginePort::new(engine, fabric.backend(), Arc::clone(view));
             Lane::new(
@@ -470,8 +470,8 @@ fn planned(
     spec: OperationSpec,
 ) -> Result<(OperationPlan, Vec<DynEngine>), Error> {
     let rank = group.rank();
-    let Group { fabric, network, topology, links, links_measured, mixed, shared, proofs, .. } =
-        group;
+    let Group { setup, shared, proofs, .. } = group;
+    let Setup { fabric, network, topology, links, links_measured, mixed, .. } = setup;
     let mut info = GroupInfo {
         rank,
         topology,
@@ -488,9 +488,9 @@ fn planned(
     })?;
     let plan = &operation.plan;
     for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
-        let fabric = match (plan.lanes[id.index()].tier, network.as_mut()) {
+        let fabric = match (plan.lanes[id.index()].tier, network.as_ref()) {
             (Tier::Network, Some(network)) => network,
-            _ => &mut *fabric,
+            _ => &*fabric,
         };
         engines.push(engine(fabric, operation.requirements)?);
     }

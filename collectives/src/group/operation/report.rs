@@ -34,7 +34,7 @@ pub(super) fn report(
     let backend = |tier: Tier| tiers[tier as usize].1.backend();
     // Once everything is imported a fabric knows where the peers' memory lies.
     let links: Vec<_> = Rank::all(operation.topology.ranks())
-        .flat_map(|peer| tiers.iter().map(move |&(tier, fabric)| (tier, fabric.link(peer))))
+        .flat_map(|peer| tiers.iter().map(move |&(tier, _)| (tier, fabrics.link(tier, peer))))
         .filter_map(|(tier, link)| {
             link.map(|link| LinkReport { peer: link.peer, tier, kind: link.kind })
         })
