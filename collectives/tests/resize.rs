@@ -360,7 +360,7 @@ fn starts_of_different_sizes_use_different_plans() {
                 }
                 // A start that nobody waits for is complete before the next one uses its memory.
                 if rng.u8(..4) == 0 {
-                    let _ = broadcast.start()?;
+                    drop(broadcast.start()?);
                 } else {
                     broadcast.run()?;
                     let output = broadcast.output()?;

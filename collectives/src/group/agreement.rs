@@ -75,6 +75,7 @@ pub(crate) fn agree(
     // If the group has ended, that is the cause of this rank's own error too: a rank that has ended frees
     // the memory that others import.
     shared.set_timeout(deadline.timeout());
+    let _driven = shared.family.drive_meanwhile(shared).unwrap_or_default();
     let begun = Instant::now();
     let exchanged =
         shared.bootstrap.exchange(label, &bytes, deadline).map_err(|error| shared.cause(error))?;

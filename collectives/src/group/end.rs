@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::error::Error;
-use crate::group::shared::{EndEvent, Shared};
+use crate::group::event::Event;
+use crate::group::shared::Shared;
+
+const END: &str = "the end of the group";
 
 /// A handle that becomes ready when a group has ended: as a file descriptor, as a future, or by a check.
 ///
@@ -35,12 +38,13 @@ use crate::group::shared::{EndEvent, Shared};
 /// ```
 pub struct GroupEnd {
     shared: Arc<Shared>,
-    event: Arc<EndEvent>,
+    event: Arc<Event>,
 }
 
 impl GroupEnd {
     pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
-        let event = Arc::new(EndEvent::new()?);
+        let event = Arc::<Event>::default();
+        event.descriptor(END)?;
         shared.add_end(&event);
         Ok(Self { shared: Arc::clone(shared), event })
     }
@@ -56,7 +60,7 @@ impl GroupEnd {
 
 impl AsFd for GroupEnd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.descriptor()
+        self.event.descriptor(END).expect("the descriptor exists since `new`")
     }
 }
 

@@ -4,8 +4,9 @@
 //! engines need polling. A family has at most one, started when a start on a stream needs it; a start that its caller waits
 //! for is driven by the caller. Both threads sleep while they have nothing to do.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,11 +21,36 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 /// The longest sleep of a thread that nobody wakes.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
 
+thread_local! {
+    /// The families whose groups a thread has opened or used for starts.
+    static OF_THREAD: RefCell<Vec<Weak<Family>>> = const { RefCell::new(Vec::new()) };
+    static OF_THREAD_COUNT: Cell<usize> = const { Cell::new(0) };
+    static LAST_OF_THREAD: Cell<*const Family> = const { Cell::new(std::ptr::null()) };
+}
+
+fn others_of_thread(own: &Family) -> Vec<Arc<Family>> {
+    OF_THREAD.with_borrow(|families| {
+        let others = families.iter().filter_map(Weak::upgrade);
+        others.filter(|other| !std::ptr::eq(&**other, own)).collect()
+    })
+}
+
+/// While it exists, the progress thread drives all that is open in a family.
+pub(super) struct DrivesAll(Arc<Family>);
+
+impl Drop for DrivesAll {
+    fn drop(&mut self) {
+        self.0.drives_all.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// A group and the groups split from it, with the threads that they share.
 #[derive(Default)]
 pub(crate) struct Family {
     groups: RwLock<Vec<Arc<Shared>>>,
     has_several: AtomicBool,
+    /// How many callers have the progress thread drive all that is open.
+    drives_all: AtomicUsize,
     subgroups: AtomicU32,
     closed: AtomicBool,
     watchdog: Sleeper,
@@ -76,15 +102,55 @@ impl Family {
         self.watchdog.wake();
     }
 
-    /// Drives what is open in the other groups of the family, and returns whether something is left.
+    /// Drives what is open in the other groups of the family and of this thread, and returns whether something is left.
     pub(super) fn drive_others(&self, own: &Shared) -> bool {
-        if !self.has_several.load(Ordering::Relaxed) {
-            return false;
-        }
+        let family = self.has_several.load(Ordering::Relaxed) && self.drive_but(Some(own));
+        let others = || others_of_thread(self).iter().filter(|other| other.drive_but(None)).count();
+        family | (OF_THREAD_COUNT.get() > 1 && others() > 0)
+    }
+
+    fn drive_but(&self, own: Option<&Shared>) -> bool {
         let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
-        let others = groups.iter().filter(|group| !std::ptr::eq(&***group, own));
+        let is_own = |group: &Shared| own.is_some_and(|own| std::ptr::eq(group, own));
+        let others = groups.iter().filter(|group| !is_own(group));
         // Every group is driven.
         others.filter(|group| group.drive_own()).count() > 0
+    }
+
+    /// Notes that this thread uses the family, so that a wait of the thread for another family drives it.
+    pub(super) fn enter_thread(self: &Arc<Self>) {
+        if LAST_OF_THREAD.replace(Arc::as_ptr(self)) == Arc::as_ptr(self) {
+            return;
+        }
+        OF_THREAD.with_borrow_mut(|families| {
+            families.retain(|family| family.strong_count() > 0);
+            if !families.iter().any(|family| family.as_ptr() == Arc::as_ptr(self)) {
+                families.push(Arc::downgrade(self));
+            }
+            OF_THREAD_COUNT.set(families.len());
+        });
+    }
+
+    /// Has the progress thread drive what is open in other groups while this thread waits for a message.
+    pub(super) fn drive_meanwhile(self: &Arc<Self>, own: &Shared) -> Result<Vec<DrivesAll>, Error> {
+        if !self.has_several.load(Ordering::Relaxed) && OF_THREAD_COUNT.get() < 2 {
+            return Ok(Vec::new());
+        }
+        let mut families = others_of_thread(self);
+        families.push(Arc::clone(self));
+        families.retain(|family| {
+            let groups = family.groups.read().unwrap_or_else(PoisonError::into_inner);
+            groups.iter().any(|group| !std::ptr::eq(&**group, own) && group.has_open())
+        });
+        families.iter().map(Self::drive_all).collect()
+    }
+
+    /// Has the progress thread drive all that is open.
+    pub(super) fn drive_all(self: &Arc<Self>) -> Result<DrivesAll, Error> {
+        self.start_progress()?;
+        self.drives_all.fetch_add(1, Ordering::SeqCst);
+        self.wake_progress();
+        Ok(DrivesAll(Arc::clone(self)))
     }
 
     /// Returns a number that this rank has given to no other subgroup.
@@ -108,7 +174,7 @@ impl Family {
         Ok(())
     }
 
-    fn threads(&self) -> std::sync::MutexGuard<'_, Threads> {
+    fn threads(&self) -> MutexGuard<'_, Threads> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,8 +225,9 @@ impl Family {
             let (mut is_idle, mut progressed) = (true, false);
             let polled_at = Instant::now();
             for group in groups.drain(..) {
-                group.pick_driven(&mut driven);
-                is_idle &= driven.is_empty();
+                let all = self.drives_all.load(Ordering::SeqCst) > 0;
+                group.pick_driven(all, &mut driven);
+                is_idle &= driven.is_empty() && !(all && group.drive_channels());
                 progressed |= group.drive_picked(&driven);
                 // What is dropped meanwhile ends here, and not with the next start.
                 driven.clear();

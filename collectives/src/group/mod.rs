@@ -13,6 +13,7 @@
 //! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and how they are watched |
 //! | `family.rs` | the threads that a group shares with the groups split from it |
 //! | `control.rs`, `end.rs` | the decision why a group ends, and its report to the caller |
+//! | `event.rs` | descriptors and wakers of callers that wait for an end or a start |
 //! | `report.rs` | the report of how an operation runs |
 
 mod agreement;
@@ -20,6 +21,7 @@ mod buffer;
 mod channel;
 mod control;
 mod end;
+mod event;
 mod family;
 mod heap;
 mod links;
@@ -45,11 +47,12 @@ use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
 pub use channel::{Channel, ChannelReport, CopyRange, Rows, StreamMessages};
 pub use end::GroupEnd;
+use family::DrivesAll;
 use heap::{Demand, Heap};
 use operation::Proofs;
 pub use operation::{
-    BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, Part,
-    Received, Started,
+    BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, OwnedStart,
+    Part, Received, Started,
 };
 pub use options::GroupOptions;
 pub use report::{Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
@@ -124,6 +127,7 @@ struct Setup {
     selection: Selection,
     /// Whether the group was split from another one, whose threads it uses.
     is_split: bool,
+    _drives_all: Option<Arc<DrivesAll>>,
 }
 
 impl Group {

@@ -31,6 +31,7 @@ pub struct GroupOptions {
     topology: Option<Topology>,
     links: Option<Links>,
     strict: bool,
+    progress_thread: bool,
     heap_bytes: Option<u64>,
     device: Option<u32>,
     reasons: Vec<String>,
@@ -44,6 +45,7 @@ impl Default for GroupOptions {
             topology: None,
             links: None,
             strict: false,
+            progress_thread: false,
             heap_bytes: None,
             device: None,
             reasons: Vec::new(),
@@ -84,6 +86,17 @@ impl GroupOptions {
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
+        self
+    }
+
+    /// Sets whether a thread moves the transfers of this group, and of groups split from it, without calls; off by default.
+    ///
+    /// Engines of the host and of some NICs move bytes only while a thread polls them. By default that is the thread that waits
+    /// or polls. With this, a thread of the group polls while something is open, which takes up to a processor, and sleeps
+    /// otherwise. All groups that are split from this one share it.
+    #[must_use]
+    pub fn progress_thread(mut self, progress_thread: bool) -> Self {
+        self.progress_thread = progress_thread;
         self
     }
 
@@ -219,6 +232,8 @@ impl GroupOptions {
         let links = links::of_all(&offers, 0)?;
 
         shared.family.start_watchdog()?;
+        shared.family.enter_thread();
+        let drives_all = self.progress_thread.then(|| shared.family.drive_all()).transpose()?;
         let ((topology, network), strict) = (joined?, self.strict);
         let selection = Selection {
             local: fabric.backend(),
@@ -241,6 +256,7 @@ impl GroupOptions {
             links_measured: self.links.is_some(),
             selection,
             is_split: false,
+            _drives_all: drives_all.map(Arc::new),
         };
         Ok(Group::new(setup, shared, Heap::new(self.heap_bytes)))
     }

@@ -1,19 +1,18 @@
 //! The state that a group shares between its handles and its background threads.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice};
 use crate::error::Error;
 use crate::group::channel::ChannelSide;
 use crate::group::control::{Action, Control, RankState, SizedStart};
+use crate::group::event::Event;
 use crate::group::family::Family;
 use crate::group::segment::Segment;
 use crate::group::tracker::StartTracker;
@@ -41,7 +40,7 @@ pub(crate) struct Shared {
     open: AtomicUsize,
     has_open_messages: AtomicBool,
     pub(super) watchdog_sleeps: AtomicBool,
-    ends: Mutex<Vec<Weak<EndEvent>>>,
+    ends: Mutex<Vec<Weak<Event>>>,
     /// The groups that were split from this one.
     children: Mutex<Vec<Weak<Shared>>>,
     /// After an abort, peers may still write to the buffers of an operation, so the buffers stay allocated; see
@@ -157,7 +156,10 @@ impl Shared {
         for tracked in &state.tracked {
             tracked.wakers.iter().for_each(Waker::wake_by_ref);
         }
+        let observed = state.tracked.iter().filter(|tracked| tracked.tracker.is_observed());
+        let observed: Vec<_> = observed.map(|tracked| Arc::clone(&tracked.tracker)).collect();
         drop(state);
+        observed.iter().for_each(|tracker| tracker.tell());
         if self.is_aborted() {
             self.tell_end();
         }
@@ -293,7 +295,7 @@ impl Shared {
         self.begin_overdue(waits, tracker.overdue(timeout));
     }
 
-    pub(crate) fn add_end(&self, event: &Arc<EndEvent>) {
+    pub(crate) fn add_end(&self, event: &Arc<Event>) {
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         ends.retain(|event| event.strong_count() > 0);
         ends.push(Arc::downgrade(event));
@@ -434,6 +436,7 @@ impl Shared {
             self.open.fetch_add(1, Ordering::Relaxed);
         }
         tracker.open(epoch, deadline);
+        self.family.enter_thread();
         self.family.wake_progress();
         let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.load(Ordering::SeqCst);
         if unchecked || deadline.timeout() < self.timeout {
@@ -465,7 +468,7 @@ impl Shared {
     }
 
     /// Makes progress on the messages of all channels, and returns whether some are left.
-    fn drive_channels(&self) -> bool {
+    pub(super) fn drive_channels(&self) -> bool {
         if !self.has_open_messages.swap(false, Ordering::AcqRel) {
             return false;
         }
@@ -481,12 +484,25 @@ impl Shared {
     /// Notes that a channel has messages that its engine only moves when it is polled.
     pub(super) fn note_open_messages(&self) {
         self.has_open_messages.store(true, Ordering::Release);
+        self.family.wake_progress();
     }
 
     /// Makes progress on all open starts and messages of the family, and returns whether some are left.
     pub(crate) fn drive_all(&self) -> bool {
         let groups = self.family.drive_others(self);
         self.drive_own() || groups
+    }
+
+    pub(super) fn has_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0 || self.has_open_messages.load(Ordering::Relaxed)
+    }
+
+    /// Has the progress thread drive a start, whose completion its caller is then told.
+    pub(crate) fn observe(&self, tracker: &StartTracker) -> Result<(), Error> {
+        tracker.observe();
+        self.family.start_progress()?;
+        self.family.wake_progress();
+        Ok(())
     }
 
     /// Makes progress on the open starts and messages of this group, and returns whether some are left.
@@ -502,7 +518,7 @@ impl Shared {
     }
 
     fn drive_open(&self, picked: impl Fn(&Arc<StartTracker>) -> bool) -> bool {
-        let (mut unfinished, mut broken) = (false, None);
+        let (mut unfinished, mut broken, mut observed) = (false, None, Vec::new());
         for tracked in &self.state().tracked {
             if tracked.tracker.due().is_none() || !picked(&tracked.tracker) {
                 continue;
@@ -514,7 +530,11 @@ impl Shared {
                 }
                 Err(error) => broken = Some(tracked.tracker.broken(&error)),
             }
+            if tracked.tracker.is_observed() {
+                observed.push(Arc::clone(&tracked.tracker));
+            }
         }
+        observed.iter().for_each(|tracker| tracker.tell_complete());
         if let Some(record) = broken {
             self.begin_raise(record);
         }
@@ -525,43 +545,6 @@ impl Shared {
 /// An operation whose starts use several plans is tracked several times.
 fn newest_start(tracked: &[TrackedOperation], operation: &str) -> Option<SizedStart> {
     tracked.iter().filter_map(|tracked| tracked.tracker.start_of(operation)).max()
-}
-
-pub(crate) struct EndEvent {
-    descriptor: OwnedFd,
-    waker: Mutex<Option<Waker>>,
-}
-
-impl EndEvent {
-    pub(super) fn new() -> Result<Self, Error> {
-        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let descriptor = descriptor.map_err(|error| {
-            let text = format!("cannot create a descriptor for the end of the group: {error}");
-            Error::new(ErrorKind::Other, text).with_source(std::io::Error::from(error))
-        })?;
-        Ok(Self { descriptor, waker: Mutex::default() })
-    }
-
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
-
-    pub(super) fn set_waker(&self, waker: &Waker) {
-        *self.waker() = Some(waker.clone());
-    }
-
-    fn signal(&self) {
-        // It fails only if the counter is full, and then the descriptor is readable.
-        let _ = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
-        let waker = self.waker().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
-        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 struct GroupListener(Weak<Shared>);

@@ -10,6 +10,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::error::Error;
 use crate::group::control::SizedStart;
+use crate::group::event::Event;
 use crate::group::operation::StartPart;
 use crate::run::buffers::{FlagState, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
@@ -42,6 +43,9 @@ pub(crate) struct StartTracker {
     captured: AtomicBool,
     replay_waits: AtomicBool,
     driven_by_thread: AtomicBool,
+    /// Whether the caller waits for the open start with a descriptor or a future.
+    observed: AtomicBool,
+    event: Event,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
 }
@@ -95,6 +99,8 @@ impl StartTracker {
             captured: AtomicBool::new(false),
             replay_waits: AtomicBool::new(false),
             driven_by_thread: AtomicBool::new(false),
+            observed: AtomicBool::new(false),
+            event: Event::default(),
             part: resizable.then(PartCell::default),
         }
     }
@@ -128,7 +134,33 @@ impl StartTracker {
     }
 
     pub(crate) fn is_driven_by_thread(&self) -> bool {
-        self.driven_by_thread.load(Ordering::SeqCst) && (self.is_captured() || self.due().is_some())
+        let is_driven = self.driven_by_thread.load(Ordering::SeqCst) || self.is_observed();
+        is_driven && (self.is_captured() || self.due().is_some())
+    }
+
+    pub(crate) fn event(&self) -> &Event {
+        &self.event
+    }
+
+    pub(crate) fn observe(&self) {
+        self.observed.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observed.load(Ordering::SeqCst)
+    }
+
+    /// Tells the caller of an observed start that it may be complete, or that the group may have ended.
+    pub(crate) fn tell(&self) {
+        if self.is_observed() {
+            self.event.signal();
+        }
+    }
+
+    pub(crate) fn tell_complete(&self) {
+        if self.is_observed() && self.due().is_none() {
+            self.event.signal();
+        }
     }
 
     pub(crate) fn is_captured(&self) -> bool {
@@ -138,6 +170,9 @@ impl StartTracker {
     pub(crate) fn open(&self, epoch: u64, deadline: Deadline) {
         if self.closed.load(Ordering::Relaxed) + 1 == epoch {
             self.set_deadline(deadline);
+        }
+        if self.observed.swap(false, Ordering::SeqCst) {
+            self.event.clear();
         }
         // Ordered before the look at whether the progress thread sleeps.
         self.opened.store(epoch, Ordering::SeqCst);

@@ -147,6 +147,7 @@ impl Shared {
                 return self.begin_late(tracker, tracker.timeout());
             }
             tracked.wakers.iter().for_each(Waker::wake_by_ref);
+            tracker.tell();
         }
     }
 
@@ -307,13 +308,15 @@ impl Shared {
         self.family.start_progress()
     }
 
-    /// Adds the open starts that the progress thread drives.
-    pub(super) fn pick_driven(&self, driven: &mut Vec<Driven>) {
+    /// Adds the open starts that the progress thread drives, or all.
+    pub(super) fn pick_driven(&self, all: bool, driven: &mut Vec<Driven>) {
         let state = self.state();
         // After an abort nothing is driven any more; it is released.
         if state.control.record().is_none() && state.closed.is_none() {
-            let wanted =
-                state.tracked.iter().filter(|tracked| tracked.tracker.is_driven_by_thread());
+            let is_wanted = |tracker: &StartTracker| {
+                tracker.is_driven_by_thread() || all && tracker.due().is_some()
+            };
+            let wanted = state.tracked.iter().filter(|tracked| is_wanted(&tracked.tracker));
             driven.extend(wanted.map(TrackedOperation::driven));
         }
     }
@@ -327,6 +330,8 @@ impl Shared {
                 Ok(further) => {
                     moved |= further;
                     self.close_done(tracker, &executor);
+                    drop(executor);
+                    tracker.tell_complete();
                 }
                 Err(error) => {
                     drop(executor);

@@ -11,6 +11,7 @@
 //! | `prepare.rs`, `report.rs` | the agreement between ranks, the executor and the report |
 //! | `kept.rs` | starts without a call of `prepare`, of operations that the group keeps |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
+//! | `started.rs` | the handles of starts that are not complete |
 //! | `resize.rs` | lengths and places of single starts |
 //! | `access.rs` | input and output between starts, and of starts on a stream |
 
@@ -26,6 +27,7 @@ mod prepared;
 mod report;
 mod request;
 mod resize;
+mod started;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -33,7 +35,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
+use peerlane_hal::{DynRegion, ErrorKind, Rank, Stream};
 
 pub use access::{Lease, Received};
 pub use builder::{OperationBuilder, OperationDescription};
@@ -43,6 +45,7 @@ pub use lens::{BlockLens, Destination};
 pub(in crate::group) use plan::Proofs;
 pub use resize::Part;
 pub(in crate::group) use resize::StartPart;
+pub use started::{OwnedStart, Started};
 
 use self::prepared::Prepared;
 use self::resize::Resizing;
@@ -158,23 +161,6 @@ impl<T: Element> Operation<T> {
         Ok(())
     }
 
-    /// Starts the operation and returns a handle with which the caller waits for its completion. Collective.
-    ///
-    /// Until then, peers may read the input and write the output. If the engines are polled by their caller, data moves while
-    /// this rank is in [`Started::wait`] or [`Started::poll`].
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
-    pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
-        self.settle()?;
-        let deadline = Deadline::after(self.state.timeout);
-        // Held until the start is open.
-        let begun = self.state.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
-        let epoch = self.state.prepared.start(deadline)?;
-        drop(begun);
-        Ok(Started { operation: self, epoch, deadline })
-    }
-
     /// Enqueues the operation on the caller's stream and returns at once. Collective.
     ///
     /// *Order.* The start comes after the work that the stream holds now, which may fill the input and read the output of
@@ -243,45 +229,8 @@ impl<T: Element> Operation<T> {
     }
 }
 
-/// A handle to an operation that has started and may not be complete yet.
-#[must_use = "a start is finished by `wait`"]
-pub struct Started<'a, T> {
-    operation: &'a mut Operation<T>,
-    epoch: u64,
-    deadline: Deadline,
-}
-
-impl<T: Element> Started<'_, T> {
-    /// Waits until the output of the operation is complete.
-    ///
-    /// # Errors
-    /// As [`Operation::run`].
-    pub fn wait(self) -> Result<(), Error> {
-        self.operation.state.prepared.wait(self.epoch, Some(self.deadline))
-    }
-
-    /// Returns whether the output of the operation is complete, without blocking.
-    ///
-    /// # Errors
-    /// As [`Operation::run`], but for the deadline.
-    pub fn poll(&mut self) -> Result<bool, Error> {
-        self.operation.state.prepared.poll(self.epoch)
-    }
-
-    /// Returns the sequence number of this start of the operation, counted from 1.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-}
-
 impl<T> fmt::Debug for Operation<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation").field("report", &self.state.report).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Debug for Started<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Started").field("epoch", &self.epoch).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,9 @@
 //! Starts a prepared operation any number of times, and waits for its completion.
 
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind};
@@ -208,7 +210,64 @@ impl Prepared {
 
     pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
         let done = self.drive()?.done;
-        self.has_completed(done, epoch)
+        let is_complete = self.has_completed(done, epoch)?;
+        if !is_complete {
+            self.shared.drive_others(&self.tracker);
+        }
+        Ok(is_complete)
+    }
+
+    /// Polls the start, and has the waker called when it may be complete.
+    pub(crate) fn poll_future(
+        &mut self,
+        epoch: u64,
+        deadline: Deadline,
+        waker: &Waker,
+    ) -> Poll<Result<(), Error>> {
+        let observed = !self.tracker.is_observed();
+        self.tracker.event().set_waker(waker);
+        if observed {
+            self.shared.observe(&self.tracker)?;
+        }
+        // After the waker is set, so that a completion in between is not missed.
+        match self.is_complete_or_late(epoch, deadline) {
+            Ok(false) => Poll::Pending,
+            complete => Poll::Ready(complete.map(drop)),
+        }
+    }
+
+    fn is_complete_or_late(&mut self, epoch: u64, deadline: Deadline) -> Result<bool, Error> {
+        if self.poll(epoch)? {
+            return Ok(true);
+        }
+        self.check_late(epoch, Some(deadline))?;
+        Ok(false)
+    }
+
+    /// Returns a descriptor that is readable when the start may be complete or the group has ended.
+    pub(crate) fn descriptor(&mut self, epoch: u64) -> Result<BorrowedFd<'_>, Error> {
+        self.tracker.event().descriptor("the completion of a start")?;
+        self.shared.observe(&self.tracker)?;
+        if self.shared.is_aborted() || self.poll(epoch)? {
+            self.tracker.tell();
+        }
+        self.tracker.event().descriptor("the completion of a start")
+    }
+
+    /// Ends the group if the start is overdue or waits for a rank that has left.
+    fn check_late(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
+        let overdue = match deadline {
+            Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
+            None => self.tracker.is_overdue().then(|| self.tracker.timeout()),
+        };
+        if let Some(timeout) = overdue {
+            self.shared.raise_late(&self.tracker, timeout);
+            return self.fail();
+        }
+        if self.shared.has_any_left() && self.misses_left_rank(epoch)? {
+            return self.fail();
+        }
+        Ok(())
     }
 
     fn has_completed(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
@@ -230,6 +289,16 @@ impl Prepared {
 
     /// Without `deadline`, every start up to this one keeps its own deadline.
     pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
+        self.wait_until(epoch, deadline, None).map(drop)
+    }
+
+    /// Waits until the start is complete, and returns whether it was before `limit` passed.
+    pub(crate) fn wait_until(
+        &mut self,
+        epoch: u64,
+        deadline: Option<Deadline>,
+        limit: Option<Deadline>,
+    ) -> Result<bool, Error> {
         let mut backoff = Backoff::new(NAP_MAX);
         // Whether no park of one engine covers all events that this thread waits for.
         let mut polls_several = self.park_misses_events;
@@ -237,26 +306,20 @@ impl Prepared {
             let polled_at = polls_several.then(Instant::now);
             let progress = self.drive()?;
             if self.has_completed(progress.done, epoch)? {
-                return Ok(());
+                return Ok(true);
             }
-            let overdue = match deadline {
-                Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
-                None => self.tracker.is_overdue().then(|| self.tracker.timeout()),
-            };
-            if let Some(timeout) = overdue {
-                self.shared.raise_late(&self.tracker, timeout);
-                return self.fail();
-            }
-            if self.shared.has_any_left() && self.misses_left_rank(epoch)? {
-                return self.fail();
+            self.check_late(epoch, deadline)?;
+            let left = limit.map_or(Duration::MAX, |limit| limit.remaining());
+            if left.is_zero() {
+                return Ok(false);
             }
             polls_several = self.shared.drive_others(&self.tracker) || self.park_misses_events;
             match polled_at {
                 // The watchdog keeps the deadline and wakes the parked thread.
-                _ if !polls_several => self.executor().park(Duration::MAX)?,
+                _ if !polls_several => self.executor().park(left)?,
                 _ if progress.progressed => backoff.reset(),
                 Some(polled_at) => match backoff.nap(polled_at) {
-                    Some(nap) => self.executor().park(nap)?,
+                    Some(nap) => self.executor().park(nap.min(left))?,
                     None => std::thread::yield_now(),
                 },
                 // The next poll is timed.
@@ -282,6 +345,7 @@ impl Prepared {
                 Progress { done, progressed }
             })
         };
+        self.tracker.tell_complete();
         driven.or_else(|error| {
             self.shared.raise(self.tracker.broken(&error));
             self.fail()

@@ -1,0 +1,61 @@
+//! Tells a caller that waits with a file descriptor or a future that something has happened.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::task::Waker;
+
+use peerlane_hal::ErrorKind;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::Error;
+
+/// A descriptor, which is created when it is first needed, and the waker of a future.
+#[derive(Default)]
+pub(crate) struct Event {
+    descriptor: OnceLock<OwnedFd>,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Event {
+    /// Returns the descriptor, which is readable after [`signal`](Self::signal).
+    pub(crate) fn descriptor(&self, of: &str) -> Result<BorrowedFd<'_>, Error> {
+        if self.descriptor.get().is_none() {
+            let created = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+            let created = created.map_err(|error| {
+                let text = format!("cannot create a descriptor for {of}: {error}");
+                Error::new(ErrorKind::Other, text).with_source(std::io::Error::from(error))
+            })?;
+            // If another thread was faster, its descriptor counts.
+            let _ = self.descriptor.set(created);
+        }
+        Ok(self.descriptor.get().expect("set above").as_fd())
+    }
+
+    pub(crate) fn set_waker(&self, waker: &Waker) {
+        let mut own = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *own {
+            Some(own) => own.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+
+    /// Makes the descriptor readable and wakes the future. The caller holds no lock, because a waker may run code of the user.
+    pub(crate) fn signal(&self) {
+        if let Some(descriptor) = self.descriptor.get() {
+            // It fails only if the counter is full, and then the descriptor is readable.
+            let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
+        }
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Makes the descriptor unreadable.
+    pub(crate) fn clear(&self) {
+        if let Some(descriptor) = self.descriptor.get() {
+            // It fails if the descriptor is not readable.
+            let _ = rustix::io::read(descriptor, &mut [0_u8; 8]);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The handles of starts that are not complete yet, with which a caller waits: by blocking, polling, a future or a descriptor.
+
+use std::fmt;
+use std::future::Future;
+use std::os::fd::BorrowedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use peerlane_hal::{Deadline, ErrorKind};
+
+use super::{Operation, State};
+use crate::element::Element;
+use crate::error::Error;
+
+/// A start and the time at which the group ends if it is not complete.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    epoch: u64,
+    deadline: Deadline,
+}
+
+impl Start {
+    fn new(state: &mut State) -> Result<Self, Error> {
+        let deadline = Deadline::after(state.timeout);
+        // Held until the start is open.
+        let begun = state.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
+        let epoch = state.prepared.start(deadline)?;
+        drop(begun);
+        Ok(Self { epoch, deadline })
+    }
+
+    fn wait(self, state: &mut State) -> Result<(), Error> {
+        state.prepared.wait(self.epoch, Some(self.deadline))
+    }
+
+    fn wait_until(self, state: &mut State, limit: Deadline) -> Result<bool, Error> {
+        state.prepared.wait_until(self.epoch, Some(self.deadline), Some(limit))
+    }
+
+    fn poll_future(self, state: &mut State, context: &Context<'_>) -> Poll<Result<(), Error>> {
+        state.prepared.poll_future(self.epoch, self.deadline, context.waker())
+    }
+}
+
+impl<T: Element> Operation<T> {
+    /// Starts the operation and returns a handle with which the caller waits for its completion. Collective.
+    ///
+    /// Until then, peers may read the input and write the output. Copy engines of GPUs move the bytes by themselves. Engines of the
+    /// host and of some NICs move them only while a thread of this rank polls: one that waits for any start of the group or of its
+    /// other groups, one that [polls](Started::poll), the progress thread that a future or a
+    /// [descriptor](Started::descriptor) uses, or that of
+    /// [`GroupOptions::progress_thread`](crate::group::GroupOptions::progress_thread).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
+        self.settle()?;
+        let start = Start::new(&mut self.state)?;
+        Ok(Started { operation: self, start })
+    }
+
+    /// Starts the operation and returns a handle that owns it, so that the handle can be stored. Collective.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run). The operation is dropped then.
+    pub fn into_started(mut self) -> Result<OwnedStart<T>, Error> {
+        self.settle()?;
+        let start = Start::new(&mut self.state)?;
+        Ok(OwnedStart { operation: Some(self), start })
+    }
+}
+
+/// A handle to an operation that has started and may not be complete yet.
+///
+/// It is also a future, which a thread of the group wakes; any executor can poll it. If it is dropped, the start goes on, and
+/// the next start of the operation waits for it first.
+#[must_use = "a start is finished by `wait` or `.await`"]
+pub struct Started<'a, T> {
+    operation: &'a mut Operation<T>,
+    start: Start,
+}
+
+impl<T: Element> Started<'_, T> {
+    /// Waits until the output of the operation is complete.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    pub fn wait(self) -> Result<(), Error> {
+        self.start.wait(&mut self.operation.state)
+    }
+
+    /// Waits until the output of the operation is complete or `limit` passes, and returns whether it is complete.
+    ///
+    /// The limit does not end the group; the timeout of the operation does.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    pub fn wait_until(&mut self, limit: Deadline) -> Result<bool, Error> {
+        self.start.wait_until(&mut self.operation.state, limit)
+    }
+
+    /// Returns whether the output of the operation is complete, without blocking.
+    ///
+    /// # Errors
+    /// As [`Operation::run`], but for the deadline.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        self.operation.state.prepared.poll(self.start.epoch)
+    }
+
+    /// Returns a file descriptor for an event loop, which becomes readable when the start is complete or the group has ended;
+    /// do not read from it.
+    ///
+    /// [`poll`](Self::poll) or [`wait`](Self::wait) then returns the result at once. The operation keeps the descriptor: it is the same for
+    /// each start, and the next start makes it unreadable.
+    ///
+    /// # Errors
+    /// As [`Operation::run`]; [`Other`](ErrorKind::Other) if the process has no descriptor or no thread left.
+    pub fn descriptor(&mut self) -> Result<BorrowedFd<'_>, Error> {
+        self.operation.state.prepared.descriptor(self.start.epoch)
+    }
+
+    /// Returns the sequence number of this start of the operation, counted from 1.
+    pub fn epoch(&self) -> u64 {
+        self.start.epoch
+    }
+}
+
+impl<T: Element> Future for Started<'_, T> {
+    type Output = Result<(), Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { operation, start } = self.get_mut();
+        start.poll_future(&mut operation.state, context)
+    }
+}
+
+/// A handle that owns an operation that has started, and returns the operation when the start is complete.
+///
+/// As [`Started`], it is also a future. If it is dropped, the drop waits until the start is complete or its timeout has passed,
+/// because the memory of the operation is in use.
+#[must_use = "a start is finished by `wait` or `.await`"]
+pub struct OwnedStart<T> {
+    /// `None` after the future has returned the operation.
+    operation: Option<Operation<T>>,
+    start: Start,
+}
+
+impl<T: Element> OwnedStart<T> {
+    fn state(&mut self) -> Result<&mut State, Error> {
+        let operation = self.operation.as_mut().ok_or_else(|| {
+            let text = "the start was polled again after it had returned its operation";
+            Error::new(ErrorKind::InvalidArgument, text)
+        })?;
+        Ok(&mut operation.state)
+    }
+
+    /// Waits until the output of the operation is complete, and returns the operation.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    pub fn wait(mut self) -> Result<Operation<T>, Error> {
+        let start = self.start;
+        start.wait(self.state()?)?;
+        Ok(self.operation.take().expect("checked above"))
+    }
+
+    /// Waits until the output of the operation is complete or `limit` passes, and returns whether it is complete.
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    pub fn wait_until(&mut self, limit: Deadline) -> Result<bool, Error> {
+        let start = self.start;
+        start.wait_until(self.state()?, limit)
+    }
+
+    /// Returns whether the output of the operation is complete, without blocking.
+    ///
+    /// # Errors
+    /// As [`Operation::run`], but for the deadline.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        let epoch = self.start.epoch;
+        self.state()?.prepared.poll(epoch)
+    }
+
+    /// Returns a file descriptor for an event loop, as [`Started::descriptor`].
+    ///
+    /// # Errors
+    /// As [`Started::descriptor`].
+    pub fn descriptor(&mut self) -> Result<BorrowedFd<'_>, Error> {
+        let epoch = self.start.epoch;
+        self.state()?.prepared.descriptor(epoch)
+    }
+
+    /// Returns the sequence number of this start of the operation, counted from 1.
+    pub fn epoch(&self) -> u64 {
+        self.start.epoch
+    }
+}
+
+impl<T: Element> Future for OwnedStart<T> {
+    type Output = Result<Operation<T>, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let own = self.get_mut();
+        let start = own.start;
+        match start.poll_future(own.state()?, context)? {
+            Poll::Ready(()) => Poll::Ready(Ok(own.operation.take().expect("checked above"))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+// The handles never refer to themselves.
+impl<T> Unpin for Started<'_, T> {}
+impl<T> Unpin for OwnedStart<T> {}
+
+impl<T> fmt::Debug for Started<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Started").field("epoch", &self.start.epoch).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for OwnedStart<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedStart").field("epoch", &self.start.epoch).finish_non_exhaustive()
+    }
+}
