@@ -317,7 +317,7 @@ impl Case {
 }
 
 /// A bound for what no case waits for on purpose.
-fn patience() -> Deadline {
+pub(crate) fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
@@ -327,10 +327,10 @@ fn deserted() -> Outcome<SocketAddr> {
     listener.map_err(|error| Failure::new(format!("find a free port: {error}")))
 }
 
-fn refused(error: Error) -> Failure {
+pub(crate) fn refused(error: Error) -> Failure {
     Failure::new(format!("{error} ({})", error.kind()))
 }
 
-fn check(holds: bool, text: impl FnOnce() -> String) -> Outcome {
+pub(crate) fn check(holds: bool, text: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(Failure::new(text())) }
 }

@@ -6,6 +6,7 @@
 //! chance.
 
 mod case;
+mod groups;
 mod rank;
 
 use std::process::ExitCode;
@@ -17,11 +18,20 @@ use case::{Case, End, Hub, Phase};
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        return rank::run_rank(&parent);
+        return parent.exit_code(match parent.role() {
+            groups::ROLE => groups::run_rank(&parent),
+            _ => rank::run_rank(&parent),
+        });
     }
     let trials =
         cases().map(|case| Trial::test(case.to_string(), move || case.run().map_err(Into::into)));
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+    let of_groups = [(50, false), (100, true)].map(|(kills, each)| {
+        let name = format!("Killed::in_groups::{kills}_times");
+        let run = move || groups::run(kills, each).map_err(Into::into);
+        // A busy machine delays some of the ends.
+        Trial::test(name, run).with_ignored_flag(each)
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.chain(of_groups).collect()).exit_code()
 }
 
 fn cases() -> impl Iterator<Item = Case> {

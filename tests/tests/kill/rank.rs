@@ -1,7 +1,6 @@
 //! Runs one rank of a case, in its own process.
 
 use std::fmt;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
@@ -35,12 +34,8 @@ impl fmt::Display for Fall {
     }
 }
 
-/// Plays one rank; the exit code says whether it behaved.
-pub(crate) fn run_rank(parent: &Parent) -> ExitCode {
-    parent.exit_code(story(parent))
-}
-
-fn story(parent: &Parent) -> Outcome {
+/// Plays one rank.
+pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     Processes::read(parent)?.live(parent)?;
     let left = leftovers();
     parent.print_line(if left.is_empty() { "clean".to_owned() } else { format!("left {left:?}") });
