@@ -54,7 +54,7 @@ pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
     BlockLens, Buffer, Channel, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange,
-    Operation, OperationDescription, Part, Received, Selection, Started, Window,
+    Operation, OperationDescription, OwnedStart, Part, Received, Selection, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{
