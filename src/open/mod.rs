@@ -4,6 +4,7 @@
 //! instead. [`Group::selection`] says what was chosen and why. A [`Survey`] shows what the machine has
 //! without opening anything.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
@@ -59,7 +60,7 @@ struct Choice {
 ///
 /// By default, the ranks of a machine use its GPUs, one each, or host memory if it has no driver or no GPU. Unless the caller names
 /// a [backend](Self::backend), it is an error on all ranks if a driver does not work, or if one rank sees no GPU and another does,
-/// or if a rank sees fewer GPUs than its machine has ranks. Ranks on several machines use RDMA between them. All ranks of a machine
+/// or if the ranks of a machine see fewer GPUs than they are; ranks may see different GPUs. Ranks on several machines use RDMA between them. All ranks of a machine
 /// choose alike, because they exchange what they have found.
 ///
 /// ```
@@ -209,8 +210,9 @@ impl OpenOptions {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RankDevices {
-    cuda: GpuCount,
-    rocm: GpuCount,
+    /// The PCI addresses of the GPUs that the rank sees.
+    cuda: Result<Vec<String>, NoGpus>,
+    rocm: Result<Vec<String>, NoGpus>,
     /// The number of RDMA devices of the rank; 0 also if they cannot be used.
     rdma: u32,
     requested: Option<Backend>,
@@ -219,11 +221,12 @@ struct RankDevices {
 
 impl RankDevices {
     fn of(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
-        let count = |devices: &Result<Vec<Device>, NoGpus>| {
-            devices.as_ref().map(Vec::len).map_err(NoGpus::clone)
+        let names = |devices: &Result<Vec<Device>, NoGpus>| match devices {
+            Ok(devices) => Ok(devices.iter().map(|device| device.name.clone()).collect()),
+            Err(reason) => Err(reason.clone()),
         };
         let rdma = survey.rdma.as_ref().map_or(0, |devices| Rank::at(devices.len()).0);
-        let (cuda, rocm) = (count(&survey.cuda), count(&survey.rocm));
+        let (cuda, rocm) = (names(&survey.cuda), names(&survey.rocm));
         Self { cuda, rocm, rdma, requested, host: host.to_owned() }
     }
 
@@ -233,7 +236,10 @@ impl RankDevices {
         let mut writer = Writer::new();
         for gpus in [&self.cuda, &self.rocm] {
             writer = match gpus {
-                Ok(count) => writer.u32(0).u32(Rank::at(*count).0),
+                Ok(names) => {
+                    let writer = writer.u32(0).u32(Rank::at(names.len()).0);
+                    names.iter().fold(writer, |writer, name| text(writer, name))
+                }
                 Err(NoGpus::Absent(reason)) => text(writer.u32(1), reason),
                 Err(NoGpus::Broken(reason)) => text(writer.u32(2), reason),
             };
@@ -252,7 +258,11 @@ impl RankDevices {
         };
         let gpus = |reader: &mut Reader<'_>, field| {
             Ok::<_, Error>(match reader.u32(field).map_err(truncated)? {
-                0 => Ok(reader.u32(field).map_err(truncated)? as usize),
+                0 => {
+                    let count = reader.u32(field).map_err(truncated)?;
+                    let names = (0..count).map(|_| text(reader, field));
+                    Ok(names.collect::<Result<_, Error>>()?)
+                }
                 1 => Err(NoGpus::Absent(text(reader, field)?)),
                 2 => Err(NoGpus::Broken(text(reader, field)?)),
                 tag => {
@@ -271,8 +281,8 @@ impl RankDevices {
         Ok(Self { cuda, rocm, rdma, requested, host })
     }
 
-    /// Returns the number of GPUs of a GPU backend; `None` for other backends.
-    fn gpus(&self, backend: Backend) -> Option<&GpuCount> {
+    /// Returns the GPUs of a GPU backend; `None` for other backends.
+    fn gpus(&self, backend: Backend) -> Option<&Result<Vec<String>, NoGpus>> {
         match backend {
             Backend::Cuda => Some(&self.cuda),
             Backend::Rocm => Some(&self.rocm),
@@ -311,8 +321,10 @@ fn select(
     let device = match options.device {
         Some(ordinal) => Some(ordinal).filter(|_| !gpus.is_empty()),
         None => {
-            let index = machines.local_index(me).checked_rem(gpus.len());
-            index.map(|index| gpus[index].ordinal)
+            let own = own_gpus(all, machines.members(machines.node(me)), local);
+            let index = machines.local_index(me);
+            let shared = || index.checked_rem(gpus.len());
+            own.map(|own| own[index]).or_else(shared).map(|index| gpus[index].ordinal)
         }
     };
     let topology = options.topology.clone().unwrap_or_else(|| machines.clone());
@@ -363,6 +375,21 @@ fn choose_on_machine(all: &[RankDevices], mates: &[Rank]) -> Result<(Backend, Ve
     Err(Error::new(ErrorKind::Unavailable, text).with_peer(rank))
 }
 
+/// Returns the position of each rank's GPU among those that the rank sees, so that no two ranks of a machine have the same
+/// GPU; `None` if that is not possible.
+fn own_gpus(all: &[RankDevices], mates: &[Rank], backend: Backend) -> Option<Vec<usize>> {
+    let seen = mates.iter().map(|rank| all[rank.index()].gpus(backend)?.as_ref().ok());
+    let seen: Vec<_> = seen.collect::<Option<_>>()?;
+    let (mut taken, mut own) = (BTreeSet::new(), vec![0; mates.len()]);
+    // Ranks that see few GPUs have the first choice.
+    let mut order: Vec<_> = (0..mates.len()).collect();
+    order.sort_by_key(|&mate| seen[mate].len());
+    for mate in order {
+        own[mate] = seen[mate].iter().position(|name| taken.insert(name))?;
+    }
+    Some(own)
+}
+
 /// Chooses GPUs for all ranks of a machine, or host memory if none of them sees a GPU or a broken driver.
 fn choose_automatically(
     all: &[RankDevices],
@@ -373,16 +400,22 @@ fn choose_automatically(
         mates.iter().filter_map(gpus)
     };
     // The rank that sees the least decides for all: one with a broken driver before one without GPUs.
-    let order = |gpus: &GpuCount| match gpus {
+    let order = |gpus: &Result<Vec<String>, NoGpus>| match gpus {
         Err(NoGpus::Broken(_)) => 0,
         Err(NoGpus::Absent(_)) => 1,
-        Ok(count) => count + 2,
+        Ok(names) => names.len() + 2,
     };
     let least =
         |backend| gpus(backend).min_by_key(|(_, gpus)| order(gpus)).expect("no machine is empty");
-    let (cuda, rocm) = (least(Backend::Cuda), least(Backend::Rocm));
+    // Ranks that see only their own GPU see fewer than their machine has.
+    let count = |backend| -> GpuCount {
+        let least = least(backend).1.as_ref().map(Vec::len).map_err(NoGpus::clone)?;
+        let each = own_gpus(all, mates, backend).map_or(0, |own| own.len());
+        Ok(least.max(each))
+    };
     let host = &all[mates[0].index()].host;
-    let (rank, text) = match choose(cuda.1, rocm.1, Some(mates.len())) {
+    let (rank, text) = match choose(&count(Backend::Cuda), &count(Backend::Rocm), Some(mates.len()))
+    {
         Err((backend, reason)) => {
             let (rank, _) = least(backend);
             let text = format!(
@@ -393,21 +426,21 @@ fn choose_automatically(
         }
         Ok((Backend::Host, reasons)) => {
             let sees_gpus = |backend| {
-                gpus(backend).find_map(|(rank, gpus)| Some((backend, rank, *gpus.as_ref().ok()?)))
+                gpus(backend).find_map(|(rank, gpus)| Some((backend, rank, gpus.as_ref().ok()?)))
             };
             let seen = [Backend::Cuda, Backend::Rocm].into_iter().find_map(sees_gpus);
-            let Some((backend, other, count)) = seen else { return Ok((Backend::Host, reasons)) };
+            let Some((backend, other, names)) = seen else { return Ok((Backend::Host, reasons)) };
             let (rank, fewest) = least(backend);
             let sees = match fewest {
                 Err(reason) => format!(
                     "no GPU of the backend {backend}, but rank {other} sees {}: {reason}; let all ranks see GPUs, or set \
                      `OpenOptions::backend` to `Backend::Host` to use host memory",
-                    gpus_text(count)
+                    gpus_text(names.len())
                 ),
-                Ok(count) => format!(
+                Ok(names) => format!(
                     "{} of the backend {backend} for {} ranks; start one rank per GPU, or set `OpenOptions::backend` to \
-                     `Backend::{backend:?}` if ranks share GPUs or each sees only its own, or to `Backend::Host` to use host memory",
-                    gpus_text(*count),
+                     `Backend::{backend:?}` if ranks share GPUs, or to `Backend::Host` to use host memory",
+                    gpus_text(names.len()),
                     mates.len()
                 ),
             };
@@ -465,6 +498,10 @@ mod tests {
         (0..count).map(|ordinal| Device::new(ordinal, format!("gpu{ordinal}"))).collect()
     }
 
+    fn names(gpus: impl Iterator<Item = usize>) -> Vec<String> {
+        gpus.map(|number| format!("gpu{number}")).collect()
+    }
+
     fn absent<T>() -> Result<T, NoGpus> {
         Err(NoGpus::Absent("the library is missing".to_owned()))
     }
@@ -474,8 +511,8 @@ mod tests {
     }
 
     fn found(host: &str, cuda: usize, rdma: u32) -> RankDevices {
-        let rocm = absent();
-        RankDevices { cuda: Ok(cuda), rocm, rdma, requested: None, host: host.to_owned() }
+        let (cuda, rocm) = (Ok(names(0..cuda)), absent());
+        RankDevices { cuda, rocm, rdma, requested: None, host: host.to_owned() }
     }
 
     #[test]
@@ -493,7 +530,7 @@ mod tests {
     #[test]
     fn what_a_rank_has_found_survives_encoding() {
         for requested in [None, Some(Backend::Rocm)] {
-            for cuda in [Ok(8), absent(), broken()] {
+            for cuda in [Ok(names(0..8)), absent(), broken()] {
                 let found = RankDevices { requested, cuda, ..found("node7", 0, 2) };
                 let bytes = found.encode();
                 assert_eq!(RankDevices::decode(&bytes).unwrap(), found);
@@ -589,9 +626,10 @@ mod tests {
             error(|found| found.cuda = absent()),
             "cannot select a backend: rank 3 (b) sees no GPU of the backend cuda, but rank 1 sees 2 GPUs: the library is missing; let all ranks see GPUs, or set `OpenOptions::backend` to `Backend::Host` to use host memory"
         );
+        let all = [2, 1, 2, 1].map(|gpus| found(if gpus == 1 { "b" } else { "a" }, gpus, 1));
         assert_eq!(
-            error(|found| found.cuda = Ok(1)),
-            "cannot select a backend: rank 3 (b) sees 1 GPU of the backend cuda for 2 ranks; start one rank per GPU, or set `OpenOptions::backend` to `Backend::Cuda` if ranks share GPUs or each sees only its own, or to `Backend::Host` to use host memory"
+            select(&options, &own, &all, Rank(0)).unwrap_err().to_string(),
+            "cannot select a backend: rank 1 (b) sees 1 GPU of the backend cuda for 2 ranks; start one rank per GPU, or set `OpenOptions::backend` to `Backend::Cuda` if ranks share GPUs, or to `Backend::Host` to use host memory"
         );
         // A machine without GPUs is no error beside one with GPUs.
         let all = ["a", "b"].map(|host| found(host, 1, 1));
@@ -603,6 +641,34 @@ mod tests {
         let own = Survey { cuda: absent(), ..own };
         let (choice, _) = select(&options, &own, &all, Rank(1)).unwrap();
         assert_eq!(choice.local, Backend::Host);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn ranks_that_see_different_gpus_get_one_each() {
+        let device = |seen: &[&[usize]]| {
+            let see = |gpus: &&[usize]| RankDevices {
+                cuda: Ok(names(gpus.iter().copied())),
+                ..found("a", 0, 0)
+            };
+            let all: Vec<_> = seen.iter().map(see).collect();
+            let chosen = |(rank, gpus): (Rank, &&[usize])| {
+                let devices = (0..gpus.len()).map(|at| Device::new(Rank::at(at).0, ""));
+                let own = Survey {
+                    cuda: Ok(devices.collect()),
+                    rocm: absent(),
+                    rdma: Err(String::new()),
+                };
+                let (choice, _) = select(&OpenOptions::default(), &own, &all, rank).ok()?;
+                choice.device
+            };
+            Rank::all(seen.len()).zip(seen).map(chosen).collect::<Option<Vec<_>>>()
+        };
+        assert_eq!(device(&[&[0, 1], &[0, 1]]), Some(vec![0, 1]));
+        assert_eq!(device(&[&[0], &[1], &[2]]), Some(vec![0, 0, 0]));
+        assert_eq!(device(&[&[1, 0], &[1]]), Some(vec![1, 0]));
+        assert_eq!(device(&[&[0, 1], &[2, 3]]), Some(vec![0, 0]));
+        assert_eq!(device(&[&[0], &[0]]), None);
     }
 
     #[test]

@@ -75,6 +75,10 @@ fn each_rank_gets_a_gpu() {
     assert_eq!(open(&[ALL; 2]), ["cuda, GPU 0 (4 GPUs)", "cuda, GPU 1 (4 GPUs)"]);
     let one = [("PEERLANE_SIM_DEVICES", "1")];
     assert_eq!(open(&[&one]), ["cuda, GPU 0 (1 GPU)"]);
+    // Each rank sees only its own, as under `srun --gpus-per-task=1`.
+    let own = ["2", "0", "3"].map(|gpu| [("CUDA_VISIBLE_DEVICES", gpu)]);
+    let own: Vec<Variables> = own.iter().map(|own| &own[..]).collect();
+    assert_eq!(open(&own), ["cuda, GPU 0 (3 GPUs)"; 3]);
 }
 
 #[test]
@@ -142,10 +146,10 @@ fn gpus_on_some_ranks_only_are_an_error() {
 #[test]
 fn fewer_gpus_than_ranks_are_an_error_unless_they_are_shared_on_request() {
     let one = ("CUDA_VISIBLE_DEVICES", "1");
-    let reports = open(&[ALL, &[one]]);
+    let reports = open(&[&[one], &[one]]);
     let holds = ["sees 1 GPU of the backend cuda for 2 ranks; start one rank per GPU, or set \
          `OpenOptions::backend` to `Backend::Cuda` if ranks share GPUs"];
-    check(&reports, "unavailable, rank 1: cannot select a backend: rank 1 (", &holds);
+    check(&reports, "unavailable, rank 0: cannot select a backend: rank 0 (", &holds);
     let cuda = (BACKEND, "cuda");
     assert_eq!(open(&[&[cuda, one], &[cuda, one]]), ["cuda, GPU 0"; 2]);
 }
