@@ -60,8 +60,8 @@ struct Choice {
 ///
 /// By default, the ranks of a machine use its GPUs, one each, or host memory if it has no driver or no GPU. Unless the caller names
 /// a [backend](Self::backend), it is an error on all ranks if a driver does not work, or if one rank sees no GPU and another does,
-/// or if the ranks of a machine see fewer GPUs than they are; ranks may see different GPUs. Ranks on several machines use RDMA between them. All ranks of a machine
-/// choose alike, because they exchange what they have found.
+/// or if the ranks of a machine see fewer GPUs than they are; ranks may see different GPUs. Ranks on several machines use RDMA
+/// between them. All ranks of a machine choose alike, because they exchange what they have found.
 ///
 /// ```
 /// use peerlane::open::{Backend, OpenOptions};

@@ -1,13 +1,21 @@
 //! Runs several groups, operations and streams in one process.
 
+use std::future::Future;
+use std::pin::pin;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Instant;
 
 use peerlane_conformance::Outcome;
+use peerlane_hal::Rank;
 
 use super::Case;
+use super::captured::replayed;
 use super::streams::{Book, start_once};
-use crate::support::data::unexpected;
-use crate::support::test_rank::{Form, TIMEOUT, TestRank, open_group};
+use crate::support::data::{check, unexpected};
+use crate::support::test_rank::{CaptureMode, Form, TIMEOUT, TestRank, open_group};
 
 const BLOCK_BYTES: usize = 5001;
 const STARTS: usize = 10;
@@ -17,6 +25,8 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("two streams by turns", two_streams),
         Case::new("two operations on two streams", two_operations),
         Case::new("two groups", two_groups),
+        Case::new("groups that are split from one", split_groups),
+        Case::new("futures", futures),
         Case::new("dropped with starts open", dropped_early),
     ]
 }
@@ -54,6 +64,64 @@ fn two_operations(test_rank: &mut TestRank) -> Outcome {
     }
     streams.iter().try_for_each(|stream| stream.finish())?;
     books.iter().try_for_each(Book::check)
+}
+
+/// The even and the odd ranks, backwards: eager starts and graphs of a subgroup, while the first group has a start open.
+fn split_groups(test_rank: &mut TestRank) -> Outcome {
+    let color = Rank::at(test_rank.me).0 % 2;
+    let split = test_rank.group.split(Some(color), -i64::from(test_rank.group.rank().0));
+    let mut half = split.map_err(unexpected)?.expect("every rank has a color");
+    let (me, ranks) = (test_rank.me, test_rank.ranks);
+    let mut all = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
+    let stream = test_rank.gpu.stream()?;
+    let mut book = Book::new(test_rank, BLOCK_BYTES, 1)?;
+    start_once(test_rank, &stream, &mut all, &mut book)?;
+    std::mem::swap(&mut test_rank.group, &mut half);
+    (test_rank.me, test_rank.ranks) = (test_rank.group.rank().index(), test_rank.group.ranks());
+    let mut gather =
+        test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().map_err(unexpected)?;
+    let mut of_half = Book::new(test_rank, BLOCK_BYTES, STARTS)?;
+    for _ in 0..STARTS {
+        start_once(test_rank, &stream, &mut gather, &mut of_half)?;
+    }
+    stream.finish()?;
+    of_half.check()?;
+    replayed(test_rank, &mut gather, 2, 3, CaptureMode::ThreadLocal)?;
+    test_rank.gather_once(&mut gather)?;
+    drop(gather);
+    std::mem::swap(&mut test_rank.group, &mut half);
+    (test_rank.me, test_rank.ranks) = (me, ranks);
+    book.check()?;
+    test_rank.gather_once(&mut all)?;
+    half.close().map_err(unexpected)
+}
+
+/// A start of the host that is awaited, by a thread that sleeps until it is woken.
+fn futures(test_rank: &mut TestRank) -> Outcome {
+    let mut gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).prepare().map_err(unexpected)?;
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    for _ in 0..STARTS {
+        let mut started = pin!(gather.start().map_err(unexpected)?);
+        let begun = Instant::now();
+        while started
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .map_err(unexpected)?
+            .is_pending()
+        {
+            thread::park_timeout(TIMEOUT);
+            check(begun.elapsed() < TIMEOUT, || "the waker was not called".to_owned())?;
+        }
+    }
+    test_rank.gather_once(&mut gather)
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
 }
 
 /// Two groups of the same ranks; by turns on one stream, and each on a stream of its own.
