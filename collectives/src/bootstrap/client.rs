@@ -243,17 +243,22 @@ impl Client {
         }
         if let Notice::Message { from, message } = &notice {
             notifications.queued_bytes += message.len() + size_of::<Notice>();
-            if notifications.queued_bytes > QUEUED_BYTES_MAX {
-                let how = format!(
-                    "it sent more than {QUEUED_BYTES_MAX} bytes of messages before rank {} listens",
-                    self.rank
-                );
-                return Some(AbortRecord::lost(*from, &how));
+            let too_many = too_many_messages(*from, notifications.queued_bytes);
+            if too_many.is_some() {
+                return too_many;
             }
         }
         notifications.queued.push(notice);
         None
     }
+}
+
+/// Returns the record that ends the group if a rank has sent more bytes than are kept for one that does not listen yet.
+pub(super) fn too_many_messages(from: Rank, bytes: usize) -> Option<AbortRecord> {
+    let how = format!(
+        "it sent more than {QUEUED_BYTES_MAX} bytes of messages to a rank that does not listen yet"
+    );
+    (bytes > QUEUED_BYTES_MAX).then(|| AbortRecord::lost(from, &how))
 }
 
 impl ClientState {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::client::Client;
+use super::client::{Client, too_many_messages};
 use super::hub::{Event, HubState};
 use super::message::{Blob, EndCause, Reply, Request};
 use super::{Bootstrap, Listener};
@@ -201,8 +201,8 @@ pub(super) struct Clients {
 
 /// The state of a subgroup on a rank.
 enum Side {
-    /// Another rank has sent messages before this one has opened the group.
-    Early(Vec<Reply>),
+    /// Another rank has sent messages of so many bytes before this one has opened the group.
+    Early(Vec<Reply>, usize),
     Open(Arc<Client>),
     /// This rank has left, but the hub does not know it yet.
     Left,
@@ -241,8 +241,19 @@ impl Clients {
                     subgroups.remove(&id);
                     return None;
                 }
-                match subgroups.entry(id).or_insert_with(|| Side::Early(Vec::new())) {
-                    Side::Early(replies) => {
+                match subgroups.entry(id).or_insert_with(|| Side::Early(Vec::new(), 0)) {
+                    Side::Early(replies, bytes) => {
+                        // The hub limits what a rank contributes to exchanges ahead of others.
+                        if let Reply::Message { from, message } = &reply {
+                            *bytes += message.0.len() + size_of::<Reply>();
+                            if let Some(record) = too_many_messages(Rank(*from), *bytes) {
+                                let record = Blob(record.encode());
+                                return Some(Addressed {
+                                    subgroup,
+                                    message: Request::Abort { record },
+                                });
+                            }
+                        }
                         replies.push(reply);
                         return None;
                     }
@@ -285,7 +296,7 @@ impl Clients {
         self.send(Some(id), Request::Open { ranks: numbers });
         let mut subgroups = self.subgroups();
         let answers: Vec<_> = match subgroups.insert(id, Side::Open(Arc::clone(&client))) {
-            Some(Side::Early(replies)) => {
+            Some(Side::Early(replies, _)) => {
                 replies.into_iter().filter_map(|reply| client.receive(reply)).collect()
             }
             _ => Vec::new(),
@@ -409,5 +420,26 @@ impl fmt::Debug for SubgroupBootstrap {
             .field("rank", &self.client.rank())
             .field("ranks", &self.ranks)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_before_a_group_is_open_are_limited() {
+        let first = Arc::new(Client::new(Rank(1), 2));
+        let clients = Clients::new(first, |_| Ok(()));
+        let subgroup = Some(SubgroupId { leader: 0, number: 0 });
+        let message = Reply::Message { from: 0, message: Blob(vec![0; 1 << 20]) };
+        let mut receive = || clients.receive(Addressed { subgroup, message: message.clone() });
+        let answers: Vec<_> = (0..20).map_while(|_| receive().map_or(Some(()), |_| None)).collect();
+        assert_eq!(answers.len(), 15);
+        let Some(Addressed { message: Request::Abort { record }, .. }) = receive() else {
+            panic!("no abort")
+        };
+        let record = crate::bootstrap::AbortRecord::decode(&record.0, Rank(1));
+        assert_eq!(record.peer, Some(Rank(0)));
     }
 }

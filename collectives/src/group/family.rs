@@ -1,8 +1,8 @@
 //! Runs the threads that a group shares with the groups split from it.
 //!
-//! The watchdog thread [looks](Shared::look) after each group. The progress thread drives lanes of starts on streams whose
-//! engines need polling. A family has at most one, started when a start on a stream needs it; a start that its caller waits
-//! for is driven by the caller. Both threads sleep while they have nothing to do.
+//! The watchdog thread [looks](Shared::look) after each group. The progress thread drives what no caller drives: lanes of starts
+//! on streams whose engines need polling, starts that are observed by a future or a descriptor, and everything if the caller
+//! wants that. It is started when it is first needed. Both threads sleep while they have nothing to do.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -227,7 +227,8 @@ impl Family {
             for group in groups.drain(..) {
                 let all = self.drives_all.load(Ordering::SeqCst) > 0;
                 group.pick_driven(all, &mut driven);
-                is_idle &= driven.is_empty() && !(all && group.drive_channels());
+                let has_messages = all && group.drive_channels();
+                is_idle &= driven.is_empty() && !has_messages;
                 progressed |= group.drive_picked(&driven);
                 // What is dropped meanwhile ends here, and not with the next start.
                 driven.clear();

@@ -329,7 +329,8 @@ impl Group {
     /// [`Aborted`](ErrorKind::Aborted) if this rank called too late;
     /// [`Timeout`](ErrorKind::Timeout) and [`PeerLost`](ErrorKind::PeerLost), naming the rank by its number in this group
     /// until the new one is formed, and by its number there afterwards;
-    /// [`Unavailable`](ErrorKind::Unavailable) if the bootstrap or the fabric cannot be opened again.
+    /// [`Unavailable`](ErrorKind::Unavailable) if the bootstrap or the fabric cannot be opened again, or the group was
+    /// [split](Self::split) from another one.
     pub fn shrink(&self) -> Result<Self, Error> {
         let Some(record) = self.abort_record() else {
             let text = "shrink: the group has not ended; only a group that lost a rank or was aborted can shrink";
