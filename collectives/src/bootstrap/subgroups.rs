@@ -433,7 +433,7 @@ mod tests {
         let clients = Clients::new(first, |_| Ok(()));
         let subgroup = Some(SubgroupId { leader: 0, number: 0 });
         let message = Reply::Message { from: 0, message: Blob(vec![0; 1 << 20]) };
-        let mut receive = || clients.receive(Addressed { subgroup, message: message.clone() });
+        let receive = || clients.receive(Addressed { subgroup, message: message.clone() });
         let answers: Vec<_> = (0..20).map_while(|_| receive().map_or(Some(()), |_| None)).collect();
         assert_eq!(answers.len(), 15);
         let Some(Addressed { message: Request::Abort { record }, .. }) = receive() else {
