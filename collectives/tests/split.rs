@@ -412,3 +412,37 @@ fn sixty_four_groups_need_no_thread_and_no_descriptor() {
     let mut command = std::process::Command::new(program);
     assert!(command.args(["--ignored", "--exact", test]).status().unwrap().success());
 }
+
+#[test]
+fn a_rank_that_holds_up_others_through_another_group_is_named() {
+    let over = Barrier::new(4);
+    let errors = in_process::run(4, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let timeout = Duration::from_millis(400);
+        let mut world = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
+        let rank = world.rank().0;
+        // Ranks 3, 2 and 1, in this order, wait longer than the world.
+        let options = GroupOptions::default().timeout(SOON);
+        let mut others = world.split_with(options, (rank > 0).then_some(0), -i64::from(rank))?;
+        world.barrier()?;
+        let error = match (rank, &mut others) {
+            (0, _) => world.barrier().unwrap_err(),
+            (3, _) => {
+                // Rank 3 is late, and ranks 1 and 2 cannot come because they wait for it.
+                while world.abort_record().is_none() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                others.as_mut().unwrap().barrier()?;
+                world.barrier().unwrap_err()
+            }
+            (_, Some(others)) => {
+                others.barrier()?;
+                world.barrier().unwrap_err()
+            }
+            _ => unreachable!(),
+        };
+        over.wait();
+        Ok((error.kind(), error.peer()))
+    });
+    assert_eq!(errors.unwrap(), [(ErrorKind::Timeout, Some(Rank(3))); 4]);
+}

@@ -175,7 +175,8 @@ mod tests {
         let results = in_process::run(3, |bootstrap| {
             let timeout = Duration::from_secs(5);
             let (deadline, offer) = (Deadline::after(timeout), offers(bootstrap.rank()));
-            let shared = Shared::new(Box::new(bootstrap), timeout, Arc::default());
+            let (family, ranks) = (Arc::default(), Rank::all(3).collect());
+            let shared = Shared::new(Box::new(bootstrap), timeout, family, ranks);
             let agreed = agree(&shared, "all-gather 1", offer, deadline);
             shared.bootstrap.leave(deadline)?;
             Ok(agreed.map(|offers| offers.len()))

@@ -117,6 +117,13 @@ impl Family {
         others.filter(|group| group.drive_own()).count() > 0
     }
 
+    /// Returns the ranks of a group for which threads of this rank wait in other groups.
+    pub(super) fn blocked_on(&self, own: &Shared) -> Vec<u32> {
+        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let others = groups.iter().filter(|group| !std::ptr::eq(&***group, own));
+        others.flat_map(|group| group.blocked_on()).filter_map(|rank| own.number_of(rank)).collect()
+    }
+
     /// Notes that this thread uses the family, so that a wait of the thread for another family drives it.
     pub(super) fn enter_thread(self: &Arc<Self>) {
         if LAST_OF_THREAD.replace(Arc::as_ptr(self)) == Arc::as_ptr(self) {

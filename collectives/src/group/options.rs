@@ -166,7 +166,8 @@ impl GroupOptions {
         network: Option<DynFabric>,
     ) -> Result<Group, Error> {
         check_timeout(self.timeout)?;
-        let shared = Shared::new(bootstrap, self.timeout, Arc::default());
+        let ranks = Rank::all(bootstrap.ranks()).collect();
+        let shared = Shared::new(bootstrap, self.timeout, Arc::default(), ranks);
         let deadline = Deadline::after(self.timeout);
         // Before a fabric that stages its memory is put around the network.
         let network_backend = network.as_ref().map(Fabric::backend);

@@ -32,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) bootstrap: Box<dyn Bootstrap>,
     pub(crate) timeout: Duration,
     pub(super) family: Arc<Family>,
+    /// The numbers of the ranks in the first group of the family.
+    first_ranks: Box<[Rank]>,
     pub(super) watch: Mutex<Watch>,
     state: Mutex<State>,
     changed: Condvar,
@@ -91,12 +93,14 @@ impl Shared {
         bootstrap: Box<dyn Bootstrap>,
         timeout: Duration,
         family: Arc<Family>,
+        first_ranks: Box<[Rank]>,
     ) -> Arc<Self> {
         let control = Control::new(bootstrap.rank(), bootstrap.ranks(), bootstrap.relay());
         let shared = Arc::new(Self {
             bootstrap,
             timeout,
             family,
+            first_ranks,
             watch: Mutex::new(Watch::new()),
             state: Mutex::new(State {
                 control,
@@ -123,13 +127,38 @@ impl Shared {
         if matches!(notice, Notice::Left { .. }) {
             self.has_left.store(true, Ordering::Release);
         }
+        // Before this group is locked, because it locks others.
+        let elsewhere = match notice {
+            Notice::Message { .. } => self.family.blocked_on(self),
+            _ => Vec::new(),
+        };
         let mut state = self.state();
         let tracked = std::mem::take(&mut state.tracked);
         let channels: Vec<_> = state.channels.iter().filter_map(Weak::upgrade).collect();
-        let own = |record: &AbortRecord| self.rank_state(&tracked, &channels, &record.operation);
+        let own = |record: &AbortRecord| {
+            let state = self.rank_state(&tracked, &channels, &record.operation);
+            // A rank that waits for nothing here may be held up by a wait in another group.
+            let is_idle = state.waits.is_empty();
+            if is_idle { RankState { waits: elsewhere.clone(), ..state } } else { state }
+        };
         let action = state.control.receive(Instant::now(), notice, own);
         state.tracked = tracked;
         self.after_change(state, action);
+    }
+
+    /// Returns the ranks for which a thread waits in a call of this group, by their numbers in the first group.
+    pub(super) fn blocked_on(&self) -> Vec<Rank> {
+        let state = self.state();
+        let blocked = state.tracked.iter().filter(|tracked| tracked.tracker.is_blocked());
+        let starts = blocked.flat_map(|tracked| tracked.tracker.missing_writers());
+        let ranks = self.bootstrap.missing().into_iter().chain(starts);
+        ranks.map(|rank| self.first_ranks[rank.index()]).collect()
+    }
+
+    /// Returns the number in this group of a rank of the first group.
+    pub(super) fn number_of(&self, rank: Rank) -> Option<u32> {
+        let number = self.first_ranks.iter().position(|first| *first == rank)?;
+        Some(Rank::at(number).0)
     }
 
     fn rank_state(

@@ -147,7 +147,10 @@ impl Group {
         let first = &wishes[members[0].index()];
         let bootstrap = self.shared.bootstrap.subgroup(first.number, &members)?;
         let PartOptions { timeout, strict, heap_bytes } = first.options;
-        let shared = Shared::new(bootstrap, timeout, Arc::clone(&self.shared.family));
+        let fabric_ranks = members.iter().map(|member| self.setup.fabric_ranks[member.index()]);
+        let fabric_ranks: Vec<_> = fabric_ranks.collect();
+        let family = Arc::clone(&self.shared.family);
+        let shared = Shared::new(bootstrap, timeout, family, fabric_ranks.as_slice().into());
         self.shared.add_child(&shared);
         let blocks = demands.iter().zip(blocks);
         let blocks = blocks.map(|(&(pool, bytes), block)| (pool, bytes, block.regroup(&members)));
@@ -155,10 +158,7 @@ impl Group {
         let nodes = members.iter().map(|member| self.topology().node(*member));
         let setup = Setup {
             topology: Topology::by_key(nodes)?,
-            fabric_ranks: members
-                .iter()
-                .map(|member| self.setup.fabric_ranks[member.index()])
-                .collect(),
+            fabric_ranks,
             strict,
             is_split: true,
             ..self.setup.clone()

@@ -45,6 +45,8 @@ pub(crate) struct StartTracker {
     driven_by_thread: AtomicBool,
     /// Whether the caller waits for the open start with a descriptor or a future.
     observed: AtomicBool,
+    /// Whether a thread waits for the open start.
+    blocked: AtomicBool,
     event: Event,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
@@ -100,6 +102,7 @@ impl StartTracker {
             replay_waits: AtomicBool::new(false),
             driven_by_thread: AtomicBool::new(false),
             observed: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
             event: Event::default(),
             part: resizable.then(PartCell::default),
         }
@@ -136,6 +139,14 @@ impl StartTracker {
     pub(crate) fn is_driven_by_thread(&self) -> bool {
         let is_driven = self.driven_by_thread.load(Ordering::SeqCst) || self.is_observed();
         is_driven && (self.is_captured() || self.due().is_some())
+    }
+
+    pub(crate) fn set_blocked(&self, blocked: bool) {
+        self.blocked.store(blocked, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Relaxed)
     }
 
     pub(crate) fn event(&self) -> &Event {

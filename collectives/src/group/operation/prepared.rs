@@ -299,6 +299,22 @@ impl Prepared {
         deadline: Option<Deadline>,
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
+        let progress = self.drive()?;
+        if self.has_completed(progress.done, epoch)? {
+            return Ok(true);
+        }
+        self.tracker.set_blocked(true);
+        let complete = self.wait_blocked(epoch, deadline, limit);
+        self.tracker.set_blocked(false);
+        complete
+    }
+
+    fn wait_blocked(
+        &mut self,
+        epoch: u64,
+        deadline: Option<Deadline>,
+        limit: Option<Deadline>,
+    ) -> Result<bool, Error> {
         let mut backoff = Backoff::new(NAP_MAX);
         // Whether no park of one engine covers all events that this thread waits for.
         let mut polls_several = self.park_misses_events;
