@@ -333,7 +333,8 @@ impl IpcCalls for Context {
     }
 
     fn open_ipc(&self, handle: &IpcHandle) -> Result<DevicePtr, Error> {
-        let handle = hipIpcMemHandle_t { reserved: handle.0.map(u8::cast_signed) };
+        let handle =
+            hipIpcMemHandle_t { reserved: handle.0.map(|byte| c_char::from_ne_bytes([byte])) };
         let (mut address, flags) = (std::ptr::null_mut(), hip::hipIpcMemLazyEnablePeerAccess);
         let open = self.hip.calls.ipc_open_mem_handle;
         // SAFETY: HIP checks the handle; the result is stored in a local.
@@ -356,7 +357,7 @@ impl Context {
         let make = self.hip.calls.ipc_get_mem_handle;
         // SAFETY: HIP looks the address up; the result is stored in a local.
         let code = unsafe { make(&raw mut handle, base as *mut c_void) };
-        (code, IpcHandle(handle.reserved.map(c_char::cast_unsigned)))
+        (code, IpcHandle(handle.reserved.map(|byte| byte.to_ne_bytes()[0])))
     }
 
     /// HIP reports only an invalid pointer where a container prevents IPC, so the error text names that likely cause.

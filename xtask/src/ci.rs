@@ -27,6 +27,7 @@ const STEPS: &[Step] = &[
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },
     Step { name: "oldest Rust", run: deps::oldest_rust },
+    Step { name: "aarch64", run: deps::aarch64 },
 ];
 
 /// Runs every step and prints a table of them.

@@ -1,6 +1,6 @@
 //! `cargo xtask deps`: checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cargo_metadata::semver::Version;
@@ -87,6 +87,21 @@ pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     // What users compile. Tests and tools of this repository need the current Rust only.
     command.args(["--lib", "--bins", "--exclude", "xtask"]);
     process::run(command.env_remove("RUSTC").env_remove("CARGO"))?;
+    Ok(Verdict::Passed)
+}
+
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
+
+/// Compiles the libraries and programs for the other supported architecture, if its standard library is installed.
+pub(crate) fn aarch64() -> Outcome<Verdict> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let folder =
+        Command::new(rustc).args(["--print", "target-libdir", "--target", AARCH64]).output()?;
+    if !Path::new(String::from_utf8_lossy(&folder.stdout).trim()).is_dir() {
+        return Ok(Verdict::Skipped(format!("to compile for it: rustup target add {AARCH64}")));
+    }
+    let mut command = cargo(["check", "--workspace", "--all-features", "--lib", "--bins"]);
+    process::run(command.args(["--target", AARCH64]).env("RUSTFLAGS", "-D warnings"))?;
     Ok(Verdict::Passed)
 }
 

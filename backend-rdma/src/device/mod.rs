@@ -101,7 +101,7 @@ pub(crate) fn describe(context: &Arc<Context>) -> Result<Device, Error> {
     let ports = (1..=attributes.phys_port_cnt)
         .map(|number| context.port(number).map(|port| describe_port(context, number, &port)))
         .collect::<Result<_, _>>()?;
-    let firmware = attributes.fw_ver.iter().map(|byte| byte.cast_unsigned());
+    let firmware = attributes.fw_ver.iter().map(|byte| byte.to_ne_bytes()[0]);
     let firmware: Vec<u8> = firmware.take_while(|byte| *byte != 0).collect();
     Ok(Device {
         name: context.name.to_string(),

@@ -292,7 +292,7 @@ fn describe(hip: &Hip, device: c_int, ordinal: u32) -> Result<Device, Error> {
     Ok(Device {
         ordinal,
         name,
-        uuid: uuid.bytes.map(c_char::cast_unsigned),
+        uuid: uuid.bytes.map(|byte| byte.to_ne_bytes()[0]),
         pci,
         memory_bytes: memory as u64,
         numa_node: numa_node(PCI_DEVICES, pci),

@@ -21,8 +21,10 @@ use crate::process::{self, Outcome};
 const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr \
      random.trust_cpu=on tsc=reliable init_on_alloc=0";
 /// The time over which the frequency of the time stamp counter is measured.
+#[cfg(target_arch = "x86_64")]
 const COUNTED: Duration = Duration::from_millis(100);
 /// The longest time between a look at the clock and one at the counter.
+#[cfg(target_arch = "x86_64")]
 const BESIDE: Duration = Duration::from_micros(20);
 /// The emulated processor. Without these two flags, the kernel and the C library do not use string instructions,
 /// which the emulator executes byte by byte.
