@@ -80,7 +80,8 @@ fn open_mpi_is_understood_also_inside_of_slurm() {
 
 #[test]
 fn slurm_is_understood() {
-    let variables = "SLURM_PROCID=7 SLURM_NTASKS=16 SLURM_LOCALID=3 MASTER_ADDR=node0";
+    let variables =
+        "SLURM_PROCID=7 SLURM_STEP_NUM_TASKS=16 SLURM_NTASKS=16 SLURM_LOCALID=3 MASTER_ADDR=node0";
     let expected = Environment {
         rank: Rank(7),
         ranks: 16,
@@ -92,7 +93,56 @@ fn slurm_is_understood() {
         hub: rank_zero("node0:29501"),
     };
     assert_eq!(place(variables), expected);
-    let one_host = place("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_NNODES=1");
+    let one_host = place(
+        "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=n7",
+    );
+    assert_eq!(one_host.hub, rank_zero("127.0.0.1:29501"));
+}
+
+#[test]
+fn srun_places_rank_0_on_the_first_host() {
+    for (list, host) in [
+        ("node7", "node7"),
+        ("node7,node9", "node7"),
+        ("node[03-05,7]", "node03"),
+        ("node[7,9-11],login1", "node7"),
+        ("rack[2-3]node[01-16]-ib,rack9", "rack2node01-ib"),
+        ("node[5", "node5"),
+    ] {
+        let variables = format!("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST={list}");
+        assert_eq!(place(&variables).hub, rank_zero(&format!("{host}:29501")), "{list}");
+        let given = format!("{variables} MASTER_ADDR=10.0.0.1 MASTER_PORT=7");
+        assert_eq!(place(&given).hub, rank_zero("10.0.0.1:7"));
+    }
+}
+
+#[test]
+fn a_process_in_an_allocation_that_srun_did_not_start_is_no_rank() {
+    // A shell of `salloc`, a batch script of one task.
+    assert_eq!(read("SLURM_JOB_ID=3 SLURM_NTASKS=4 SLURM_NNODES=2").unwrap(), None);
+    assert_eq!(read("SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NNODES=1").unwrap(), None);
+    assert_eq!(read("SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NTASKS=1").unwrap(), None);
+    let script = "SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NTASKS=4";
+    assert_snapshot!(text(script), @"SLURM_NTASKS is 4, but `srun` did not start this process, because SLURM_STEP_NUM_TASKS is not set; start the program with `srun`, or set RANK=0 and WORLD_SIZE=1 to run one rank");
+    assert_eq!(place(&format!("{script} RANK=0 WORLD_SIZE=1")).ranks, 1);
+}
+
+#[test]
+fn mpich_is_understood_also_inside_of_slurm() {
+    let variables = "PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4 MASTER_ADDR=node0 \
+                     SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=17 SLURM_STEP_ID=0";
+    let expected = Environment {
+        rank: Rank(5),
+        ranks: 8,
+        local_rank: Some(1),
+        local_ranks: Some(4),
+        job: Some("17.0".into()),
+        secret: None,
+        allow_unauthenticated: false,
+        hub: rank_zero("node0:29501"),
+    };
+    assert_eq!(place(variables), expected);
+    let one_host = place("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2");
     assert_eq!(one_host.hub, rank_zero("127.0.0.1:29501"));
 }
 
@@ -105,7 +155,7 @@ fn the_job_is_that_of_the_launcher() {
     assert_eq!(job(&format!("{torchrun} TORCHELASTIC_RUN_ID=a1")), Some("a1".into()));
     let given = format!("{torchrun} TORCHELASTIC_RUN_ID=a1 PEERLANE_JOB_ID=b2");
     assert_eq!(job(&given), Some("b2".into()));
-    let slurm = "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_ID=17";
+    let slurm = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=17";
     assert_eq!(job(slurm), None);
     assert_eq!(job(&format!("{slurm} SLURM_STEP_ID=3")), Some("17.3".into()));
     let mpi = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2";
@@ -208,7 +258,7 @@ fn says_which_variable_is_wrong_and_why() {
     assert_snapshot!(text("RANK=0 WORLD_SIZE=0"), @"WORLD_SIZE is 0, expected at least 1, the number of ranks");
     assert_snapshot!(text("RANK=4 WORLD_SIZE=4"), @"RANK is 4, expected a number below 4, the value of WORLD_SIZE (ranks count from 0)");
     assert_snapshot!(text("RANK=0 WORLD_SIZE=four"), @r#"WORLD_SIZE is "four", expected a number from 0 to 4294967295"#);
-    assert_snapshot!(text("SLURM_PROCID=-1 SLURM_NTASKS=2"), @r#"SLURM_PROCID is "-1", expected a number from 0 to 4294967295"#);
+    assert_snapshot!(text("SLURM_PROCID=-1 SLURM_STEP_NUM_TASKS=2"), @r#"SLURM_PROCID is "-1", expected a number from 0 to 4294967295"#);
     assert_snapshot!(text("RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2"), @"LOCAL_RANK is 2, expected a number below 2, the value of LOCAL_WORLD_SIZE (ranks count from 0)");
     assert_snapshot!(text("RANK=0 WORLD_SIZE=4"), @"MASTER_ADDR is not set; set it on every rank to the name or address of the host of rank 0");
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 MASTER_PORT=70000"), @r#"MASTER_PORT is "70000", expected a port from 1 to 65535"#);

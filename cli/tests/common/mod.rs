@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Variables of launchers that the test machine may have set.
-const LAUNCHER_VARIABLES: [&str; 16] = [
+const LAUNCHER_VARIABLES: [&str; 20] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -23,7 +23,11 @@ const LAUNCHER_VARIABLES: [&str; 16] = [
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "SLURM_PROCID",
+    "PMI_RANK",
+    "PMI_SIZE",
     "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
 ];
 
 /// Result of a run of the program.

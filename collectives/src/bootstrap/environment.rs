@@ -4,12 +4,14 @@
 //! | --- | --- | --- | --- |
 //! | torchrun, Kubernetes operators, by hand | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` | the same, to be set by hand |
-//! | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID` | the same, to be set by hand |
+//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as the next row inside Slurm, otherwise to be set by hand |
+//! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 //!
-//! The first row of which the rank or the size is set is used: `mpirun` inside a Slurm job is Open MPI.
+//! The first row of which the rank or the size is set is used: `mpirun` inside a Slurm job is Open MPI. A shell in a Slurm
+//! allocation is no rank, and a batch script of several tasks that does not use `srun` is an error.
 //!
 //! - `MASTER_ADDR` is optional if the launcher says that all ranks are on one host: the default is then
-//!   127.0.0.1. `MASTER_PORT` is always optional: the default is [`DEFAULT_PORT`].
+//!   127.0.0.1. It is also optional in a Slurm job, in which rank 0 is on the first host. `MASTER_PORT` is always optional: the default is [`DEFAULT_PORT`].
 //! - With `TORCHELASTIC_USE_AGENT_STORE=True` torchrun's own store listens at `MASTER_PORT`; the hub
 //!   takes the port after it. A program that opens a store there itself sets `PEERLANE_PORT`.
 //! - `PEERLANE_PORT` takes precedence over `MASTER_PORT`.
@@ -144,17 +146,23 @@ struct Launcher {
     local_rank: &'static str,
     local_ranks: Option<&'static str>,
     hosts: Option<&'static str>,
+    /// The list of hosts, with that of rank 0 first.
+    host_list: Option<&'static str>,
+    /// The number of ranks of the job, which is also set in processes that the launcher has not started.
+    job_ranks: Option<&'static str>,
     /// Each version of a launcher has its own list of variables, which together identify the job.
     jobs: &'static [&'static [&'static str]],
 }
 
-const LAUNCHERS: [Launcher; 3] = [
+const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         rank: "RANK",
         ranks: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
         local_ranks: Some("LOCAL_WORLD_SIZE"),
         hosts: None,
+        host_list: None,
+        job_ranks: None,
         jobs: &[&["TORCHELASTIC_RUN_ID"]],
     },
     Launcher {
@@ -163,14 +171,29 @@ const LAUNCHERS: [Launcher; 3] = [
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_ranks: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         hosts: None,
+        host_list: None,
+        job_ranks: None,
         jobs: &[&["PMIX_NAMESPACE"], &["OMPI_MCA_ess_base_jobid"]],
     },
     Launcher {
+        rank: "PMI_RANK",
+        ranks: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_ranks: Some("MPI_LOCALNRANKS"),
+        // Inside a Slurm job, a step holds the proxies of the launcher.
+        hosts: Some("SLURM_STEP_NUM_NODES"),
+        host_list: Some("SLURM_STEP_NODELIST"),
+        job_ranks: None,
+        jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
+    },
+    Launcher {
         rank: "SLURM_PROCID",
-        ranks: "SLURM_NTASKS",
+        ranks: "SLURM_STEP_NUM_TASKS",
         local_rank: "SLURM_LOCALID",
         local_ranks: None,
-        hosts: Some("SLURM_NNODES"),
+        hosts: Some("SLURM_STEP_NUM_NODES"),
+        host_list: Some("SLURM_STEP_NODELIST"),
+        job_ranks: Some("SLURM_NTASKS"),
         jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
     },
 ];
@@ -179,9 +202,10 @@ struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
     fn rank_and_size(&self, launcher: &Launcher) -> Result<Option<(u32, u32)>, Error> {
-        let Launcher { rank: rank_name, ranks: ranks_name, .. } = launcher;
+        let Launcher { rank: rank_name, ranks: ranks_name, job_ranks, .. } = launcher;
         let (rank, ranks) = match (self.number(rank_name)?, self.number(ranks_name)?) {
             (None, None) => return Ok(None),
+            (Some(_), None) if job_ranks.is_some() => return self.without_srun(launcher),
             (Some(rank), Some(ranks)) => (rank, ranks),
             (Some(rank), None) => {
                 return Err(invalid(format!(
@@ -203,6 +227,19 @@ impl Variables<'_> {
         }
         check_below(rank_name, rank, ranks_name, ranks)?;
         Ok(Some((rank, ranks)))
+    }
+
+    /// Checks a process in a job of the launcher that the launcher has not started as a rank, such as a batch script.
+    fn without_srun(&self, launcher: &Launcher) -> Result<Option<(u32, u32)>, Error> {
+        let name = launcher.job_ranks.unwrap_or_default();
+        match self.number(name)? {
+            Some(ranks @ 2..) => Err(invalid(format!(
+                "{name} is {ranks}, but `srun` did not start this process, because {} is not set; start the program with \
+                 `srun`, or set RANK=0 and WORLD_SIZE=1 to run one rank",
+                launcher.ranks
+            ))),
+            _ => Ok(None),
+        }
     }
 
     fn environment(
@@ -232,7 +269,7 @@ impl Variables<'_> {
             job: self.job(launcher)?,
             secret,
             allow_unauthenticated,
-            hub: self.hub(one_host, is_open)?,
+            hub: self.hub(launcher, one_host, is_open)?,
         })
     }
 
@@ -282,7 +319,7 @@ impl Variables<'_> {
     /// The hub is on the loopback interface if other hosts may not and need not reach it.
     ///
     /// torchrun sets `MASTER_ADDR` to the host's name also if all ranks are on that host.
-    fn hub(&self, one_host: bool, is_open: bool) -> Result<HubAddress, Error> {
+    fn hub(&self, launcher: &Launcher, one_host: bool, is_open: bool) -> Result<HubAddress, Error> {
         if let Some(address) = self.text("PEERLANE_HUB") {
             let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
             return match port.map(|(_, port)| port.parse::<u16>()) {
@@ -294,7 +331,9 @@ impl Variables<'_> {
             };
         }
         let port = self.hub_port()?;
-        let address = self.text("MASTER_ADDR").map(|host| match host.parse::<Ipv6Addr>() {
+        let first_host = || Some(first_host(&self.text(launcher.host_list?)?));
+        let host = self.text("MASTER_ADDR").or_else(|| first_host().filter(|_| !one_host));
+        let address = host.map(|host| match host.parse::<Ipv6Addr>() {
             Ok(host) => format!("[{host}]:{port}"),
             Err(_) => format!("{host}:{port}"),
         });
@@ -350,6 +389,21 @@ impl Variables<'_> {
     fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
+}
+
+/// Returns the first host of a list such as `node[03-05,7],login`, which is `node03`.
+fn first_host(list: &str) -> String {
+    let (mut host, mut rest) = (String::new(), list);
+    while let Some(end) = rest.find(['[', ',']) {
+        host.push_str(&rest[..end]);
+        if rest[end..].starts_with(',') {
+            return host;
+        }
+        let (numbers, after) = rest[end + 1..].split_once(']').unwrap_or((&rest[end + 1..], ""));
+        host.extend(numbers.split(['-', ',']).next());
+        rest = after;
+    }
+    host + rest
 }
 
 fn check_below(name: &str, number: u32, bound_name: &str, bound: u32) -> Result<(), Error> {
