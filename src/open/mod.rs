@@ -23,8 +23,10 @@ pub use fabrics::{FabricOptions, Fabrics};
 pub use survey::{Backend, Device, NoGpus, Survey};
 use survey::{GpuCount, choose, gpus_text};
 
-/// The timeout for opening a group and for its operations, unless the caller sets one.
+/// The timeout of operations, unless the caller sets one.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// The least time for which ranks wait for each other when they start, unless the caller sets one.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Opens the group of the launcher (torchrun, mpirun or srun) on the best fabrics of the machines. Collective.
 ///
@@ -81,6 +83,7 @@ pub struct OpenOptions {
     network: Option<Backend>,
     topology: Option<Topology>,
     timeout: Option<Duration>,
+    start_timeout: Option<Duration>,
     strict: bool,
     fabrics: FabricOptions,
 }
@@ -126,11 +129,26 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the timeout for opening the group and the default timeout of its operations; initially 30 s.
+    /// Sets the default timeout of the group's operations; initially 30 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
+    }
+
+    /// Sets how long a rank waits until all ranks have started and the group is open; initially 120 s, or the
+    /// [timeout](Self::timeout) if that is longer.
+    ///
+    /// Launchers start ranks far apart, and drivers take seconds to start, so it should be longer than the timeout of operations.
+    #[must_use]
+    pub fn start_timeout(mut self, timeout: Duration) -> Self {
+        self.start_timeout = Some(timeout);
+        self
+    }
+
+    fn start_deadline(&self) -> Deadline {
+        let longer = || self.timeout.unwrap_or(TIMEOUT).max(START_TIMEOUT);
+        Deadline::after(self.start_timeout.unwrap_or_else(longer))
     }
 
     /// Sets whether using a slower [fallback](crate::group::Fallback) is an error.
@@ -148,8 +166,8 @@ impl OpenOptions {
     pub fn from_env(self) -> Result<Group, Error> {
         match Environment::from_env()? {
             Some(environment) => {
-                let deadline = Deadline::after(self.timeout.unwrap_or(TIMEOUT));
-                self.open(TcpBootstrap::join(&environment, deadline)?)
+                let bootstrap = TcpBootstrap::join(&environment, self.start_deadline())?;
+                self.open(bootstrap)
             }
             None => {
                 let mut alone = in_process::group(1)?;
@@ -175,10 +193,10 @@ impl OpenOptions {
     /// [`Mismatch`](ErrorKind::Mismatch) if ranks of a machine name different backends;
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if backends or nodes do not fit the machines.
     pub fn open_fabrics(self, bootstrap: &impl Bootstrap) -> Result<Fabrics, Error> {
-        let timeout = self.timeout.unwrap_or(TIMEOUT);
+        let (timeout, start) = (self.timeout.unwrap_or(TIMEOUT), self.start_deadline());
         let survey = Survey::for_request(self.backend);
         let own = RankDevices::of(&survey, self.backend, bootstrap.host());
-        let all = bootstrap.exchange("backends", &own.encode(), Deadline::after(timeout))?;
+        let all = bootstrap.exchange("backends", &own.encode(), start)?;
         let decode = |(index, bytes): (usize, &Vec<u8>)| {
             RankDevices::decode(bytes).map_err(|error| {
                 let peer = Rank::at(index);
@@ -203,6 +221,7 @@ impl OpenOptions {
         let network = choice.network.map(|network| options.open_second(&local, network, me, ranks));
         let group_options =
             GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology);
+        let group_options = group_options.start_timeout(start.timeout());
         let group_options = group_options.selected(choice.device, choice.reasons);
         Ok(Fabrics { network: network.transpose()?, local, group_options })
     }
@@ -715,6 +734,24 @@ mod tests {
             group.close()
         })
         .unwrap();
+    }
+
+    #[cfg(feature = "host")]
+    #[test]
+    fn ranks_that_start_far_apart_meet() {
+        let (timeout, late) = (Duration::from_secs(1), Duration::from_millis(1500));
+        let open = |options: &OpenOptions| {
+            in_process::run(3, |bootstrap| {
+                if bootstrap.rank() == Rank(1) {
+                    std::thread::sleep(late);
+                }
+                options.clone().open(bootstrap)?.close()
+            })
+        };
+        let options = OpenOptions::default().backend(Backend::Host).timeout(timeout);
+        open(&options).unwrap();
+        let error = open(&options.start_timeout(timeout)).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
     }
 
     #[cfg(feature = "host")]

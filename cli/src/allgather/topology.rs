@@ -182,6 +182,7 @@ pub(super) fn open(
         .topology(rank_topology.topology.clone())
         .fabrics(fabric_options(options, rank_topology))
         .timeout(options.run.timeout)
+        .start_timeout(options.run.timeout)
         .strict(options.strict);
     if let Some(ordinal) = device {
         open = open.device(ordinal);

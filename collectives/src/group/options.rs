@@ -28,6 +28,7 @@ const NETWORK_ADDRESS: usize = 2;
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     timeout: Duration,
+    start_timeout: Option<Duration>,
     topology: Option<Topology>,
     links: Option<Links>,
     strict: bool,
@@ -42,6 +43,7 @@ impl Default for GroupOptions {
         let timeout = Duration::from_secs(30);
         Self {
             timeout,
+            start_timeout: None,
             topology: None,
             links: None,
             strict: false,
@@ -58,6 +60,13 @@ impl GroupOptions {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// Sets how long each step of opening the group waits for other ranks; by default the [timeout](Self::timeout).
+    #[must_use]
+    pub fn start_timeout(mut self, timeout: Duration) -> Self {
+        self.start_timeout = Some(timeout);
         self
     }
 
@@ -166,9 +175,11 @@ impl GroupOptions {
         network: Option<DynFabric>,
     ) -> Result<Group, Error> {
         check_timeout(self.timeout)?;
+        let start_timeout = self.start_timeout.unwrap_or(self.timeout);
+        check_timeout(start_timeout)?;
         let ranks = Rank::all(bootstrap.ranks()).collect();
         let shared = Shared::new(bootstrap, self.timeout, Arc::default(), ranks);
-        let deadline = Deadline::after(self.timeout);
+        let deadline = Deadline::after(start_timeout);
         // Before a fabric that stages its memory is put around the network.
         let network_backend = network.as_ref().map(Fabric::backend);
         let refusal = match &network {
