@@ -9,6 +9,7 @@
 //! | `report`, `trace` | tables, JSON lines, plots and trace files |
 //! | `calibration`, `text_file` | files that commands read |
 //! | `nccl`, `cublas`, `library` | libraries of vendors that are loaded at run time |
+//! | `manual` | completions of shells and manual pages |
 //! | `memory`, `error` | available memory; errors and exit codes |
 //!
 //! Exit codes: 0 success, 1 failure, 2 wrong command line.
@@ -16,7 +17,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 mod allgather;
 mod bench;
@@ -28,6 +29,7 @@ mod error;
 mod explain;
 mod goal;
 mod library;
+mod manual;
 mod memory;
 mod nccl;
 mod nics;
@@ -61,6 +63,14 @@ enum Command {
     Explain(explain::Options),
     Calibrate(calibrate::Options),
     Doctor(doctor::Options),
+    /// Print the completions of a shell, which sources them
+    Completions {
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page of the program, or of one command, in the format of `man`
+    Man {
+        command: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -74,6 +84,8 @@ fn main() -> ExitCode {
         Command::Explain(options) => explain::run(&options),
         Command::Calibrate(options) => calibrate::run(&options),
         Command::Doctor(options) => doctor::run(&options),
+        Command::Completions { shell } => manual::completions(Arguments::command(), shell),
+        Command::Man { command } => manual::print(Arguments::command(), command.as_deref()),
     };
     let Err(failure) = result else { return ExitCode::SUCCESS };
     if !failure.is_quiet() {

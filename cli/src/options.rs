@@ -44,15 +44,15 @@ pub(crate) struct RunOptions {
 /// The options for total sizes of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepOptions {
-    /// Set the smallest total size in bytes, such as 4096 or 4K; the suffixes K, M and G (or KiB,
+    /// Set the smallest total size in bytes, such as 4096, 4K or 1.5M; the suffixes K, M and G (or KiB,
     /// MiB and GiB) are powers of 1024
-    #[arg(long, default_value = "1K", value_name = "SIZE", value_parser = parse_size_above_0)]
+    #[arg(long, short = 'b', default_value = "1K", value_name = "SIZE", value_parser = parse_size_above_0)]
     pub(crate) min_bytes: Size,
     /// Set the largest total size in bytes, such as 256M
-    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    #[arg(long, short = 'e', default_value = "64M", value_name = "SIZE")]
     pub(crate) max_bytes: Size,
     /// Multiply the total size by this factor from one size to the next, at least 2
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(long, short, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) factor: u64,
 }
 

@@ -28,10 +28,20 @@ impl FromStr for Size {
                 "unknown suffix {suffix}, expected K, M or G (or KiB, MiB, GiB), powers of 1024"
             ));
         };
-        if let Some(other) = digits.chars().find(|c| !c.is_ascii_digit()) {
+        let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+        if let Some(other) = [whole, fraction].concat().chars().find(|c| !c.is_ascii_digit()) {
             return Err(format!(
-                "{other:?} is not allowed in a size, expected a whole number, such as 65536 or 64K"
+                "{other:?} is not allowed in a size, expected a number, such as 65536, 64K or 1.5M"
             ));
+        }
+        if digits.contains('.') {
+            let bytes =
+                digits.parse::<f64>().map_err(|error| error.to_string())? * (1u64 << shift) as f64;
+            // Every whole number up to this is exact.
+            let is_whole = bytes.fract() == 0.0 && bytes <= (1u64 << 53) as f64;
+            return is_whole.then_some(Self(bytes as u64)).ok_or_else(|| {
+                format!("{text} is {bytes} bytes, expected a whole number of bytes")
+            });
         }
         digits
             .parse::<u64>()
@@ -142,6 +152,9 @@ mod tests {
             ("5MiB", 5 << 20),
             ("2G", 2 << 30),
             ("2GiB", 2 << 30),
+            ("1.5M", 3 << 19),
+            ("0.5K", 512),
+            ("2.0", 2),
         ] {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
@@ -153,8 +166,9 @@ mod tests {
         insta::assert_snapshot!(refusal(""), @"an empty text is not a size, expected a number of bytes, such as 65536 or 64K");
         insta::assert_snapshot!(refusal("many"), @"many is not a size, expected a number of bytes, such as 65536 or 64K");
         insta::assert_snapshot!(refusal("64KB"), @"unknown suffix KB, expected K, M or G (or KiB, MiB, GiB), powers of 1024");
-        insta::assert_snapshot!(refusal("1.5M"), @"'.' is not allowed in a size, expected a whole number, such as 65536 or 64K");
-        insta::assert_snapshot!(refusal("-1"), @"'-' is not allowed in a size, expected a whole number, such as 65536 or 64K");
+        insta::assert_snapshot!(refusal("1.2.5M"), @"'.' is not allowed in a size, expected a number, such as 65536, 64K or 1.5M");
+        insta::assert_snapshot!(refusal("1.3K"), @"1.3K is 1331.2 bytes, expected a whole number of bytes");
+        insta::assert_snapshot!(refusal("-1"), @"'-' is not allowed in a size, expected a number, such as 65536, 64K or 1.5M");
         insta::assert_snapshot!(refusal("99999999999G"), @"99999999999G is too large, expected less than 2^64 bytes");
         insta::assert_snapshot!(refusal("18446744073709551616"), @"18446744073709551616 is too large, expected less than 2^64 bytes");
     }

@@ -58,10 +58,11 @@ pub(crate) struct Options {
     /// Set the number of timed iterations for each size, such as 100; on GPUs they are enqueued back
     /// to back [default: as many as fit in 500 ms, from 20 to 1000; on GPUs 50 below 256 MiB and 10
     /// from there on]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, short = 'n', value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: Option<u32>,
     /// Set the number of untimed iterations before the timed iterations
-    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(long, short, default_value_t = 5, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) warmup: u32,
     /// Gather in place, so that the input of a rank is its block of the output

@@ -18,7 +18,7 @@ pub(crate) struct TargetOptions {
     pub(crate) backend: Backend,
     /// Spawn this number of processes, such as 8; under a launcher, check its number of ranks
     /// [default: one per GPU, or 4 without GPUs]
-    #[arg(long, value_name = "N", value_parser = parse_ranks)]
+    #[arg(long, short = 'g', value_name = "N", value_parser = parse_ranks)]
     pub(crate) ranks: Option<usize>,
     /// Use these GPUs, by the numbers of the driver, such as 0,1,3; the ranks of this machine take
     /// them in turn [default: all]

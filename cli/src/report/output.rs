@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -60,6 +60,33 @@ pub(crate) struct JsonLines<W = Box<dyn Write>> {
     writer: W,
     name: String,
     is_stdout: bool,
+    origin: Origin,
+}
+
+/// Where and with which program a line was measured.
+struct Origin {
+    version: &'static str,
+    host: String,
+    now: fn() -> u64,
+}
+
+/// A row, and where and when it was written.
+#[derive(Serialize)]
+struct Line<'a, R> {
+    #[serde(flatten)]
+    row: &'a R,
+    version: &'a str,
+    host: &'a str,
+    /// In seconds since 1970.
+    unix_time: u64,
+}
+
+impl Origin {
+    fn here() -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let now = || UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        Self { version: env!("CARGO_PKG_VERSION"), host, now }
+    }
 }
 
 impl JsonLines {
@@ -70,6 +97,7 @@ impl JsonLines {
                 writer: Box::new(io::stdout()),
                 name: "stdout".into(),
                 is_stdout: true,
+                origin: Origin::here(),
             });
         }
         let name = path.display().to_string();
@@ -77,7 +105,7 @@ impl JsonLines {
             Failure::io(format_args!("cannot create {name}"), &error)
                 .with_advice("give --json a file in an existing folder, or - for stdout")
         })?;
-        Ok(Self { writer: Box::new(file), name, is_stdout: false })
+        Ok(Self { writer: Box::new(file), name, is_stdout: false, origin: Origin::here() })
     }
 
     /// Prints the tables of a run to stderr if stdout carries JSON lines, and to stdout otherwise.
@@ -93,8 +121,10 @@ impl JsonLines {
 
 impl<W: Write> JsonLines<W> {
     pub(crate) fn write(&mut self, row: &impl Serialize) -> Result<()> {
-        let mut line =
-            serde_json::to_vec(row).map_err(|error| Failure::failed(error.to_string()))?;
+        let Origin { version, host, now } = &self.origin;
+        let line = Line { row, version, host, unix_time: now() };
+        let line = serde_json::to_vec(&line);
+        let mut line = line.map_err(|error| Failure::failed(error.to_string()))?;
         line.push(b'\n');
         self.writer
             .write_all(&line)
@@ -151,7 +181,9 @@ mod tests {
 
     #[test]
     fn a_row_is_one_json_line_and_can_be_parsed() {
-        let mut lines = JsonLines { writer: Vec::new(), name: "memory".into(), is_stdout: false };
+        let origin = Origin { version: "1.2.3", host: "node7".into(), now: || 7 };
+        let (writer, name) = (Vec::new(), "memory".into());
+        let mut lines = JsonLines { writer, name, is_stdout: false, origin };
         let rows = [
             row(1 << 20, Duration::from_micros(125), None),
             row(1 << 22, Duration::from_micros(500), Some(Duration::from_micros(450))),
@@ -161,8 +193,8 @@ mod tests {
         }
         let text = String::from_utf8(lines.writer).unwrap();
         insta::assert_snapshot!(text, @r#"
-        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":1048576,"block_bytes":262144,"iterations":20,"median_us":125.0,"p99_us":187.5,"max_us":250.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"lanes":[],"tiers":[],"fallbacks":[]}
-        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":4194304,"block_bytes":1048576,"iterations":20,"median_us":500.0,"p99_us":750.0,"max_us":1000.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"limit_us":450.0,"limit_share":0.9,"lanes":[],"tiers":[],"fallbacks":[]}
+        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":1048576,"block_bytes":262144,"iterations":20,"median_us":125.0,"p99_us":187.5,"max_us":250.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"lanes":[],"tiers":[],"fallbacks":[],"version":"1.2.3","host":"node7","unix_time":7}
+        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":4194304,"block_bytes":1048576,"iterations":20,"median_us":500.0,"p99_us":750.0,"max_us":1000.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"limit_us":450.0,"limit_share":0.9,"lanes":[],"tiers":[],"fallbacks":[],"version":"1.2.3","host":"node7","unix_time":7}
         "#);
         let read: Vec<Row> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read, rows);

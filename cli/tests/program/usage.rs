@@ -135,14 +135,41 @@ fn files_that_cannot_be_written_are_named() {
 }
 
 #[test]
+fn completions_and_manual_pages_name_the_options() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ended = run(&format!("completions {shell}"));
+        assert_eq!(ended.code, Some(0));
+        assert!(ended.stdout.contains("min-bytes") && ended.stdout.contains("plan-buffers"));
+    }
+    assert!(run("man").stdout.contains("peerlane\\-plan\\-buffers"));
+    assert!(run("man allgather").stdout.contains("\\-\\-min\\-bytes"));
+    let ended = run("man nothing");
+    let error = ended.error(2);
+    assert!(error.contains("unknown command \"nothing\", expected one of allgather, "), "{error}");
+}
+
+#[test]
+fn the_short_options_of_nccl_tests_are_understood() {
+    let ended = run("allgather -g 2 -b 1K -e 2.5K -f 2 -n 3 -w 1 --json -");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let rows: Vec<serde_json::Value> =
+        ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let sizes: Vec<_> = rows.iter().map(|row| row["total_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [1024, 2048]);
+    assert!(rows.iter().all(|row| row["ranks"] == 2 && row["iterations"] == 3));
+    assert!(rows.iter().all(|row| row["host"].is_string() && row["unix_time"].is_u64()));
+}
+
+#[test]
 fn the_help_names_every_option() {
     let ended = run("allgather --help");
     assert_eq!(ended.code, Some(0));
     let lines = ended.stdout.lines().map(str::trim_start);
-    let options: Vec<_> = lines.filter(|line| line.starts_with("--")).collect();
+    let options: Vec<_> =
+        lines.filter(|line| line.starts_with('-') && !line.starts_with("- ")).collect();
     insta::assert_snapshot!(options.join("\n"), @"
     --backend <BACKEND>
-    --ranks <N>
+    -g, --ranks <N>
     --devices <N,N,…>
     --device <NAME,…>
     --port <N>
@@ -162,11 +189,11 @@ fn the_help_names_every_option() {
     --blocks <N:N:…>
     --list
     --tensors <N>
-    --min-bytes <SIZE>
-    --max-bytes <SIZE>
-    --factor <FACTOR>
-    --iterations <N>
-    --warmup <N>
+    -b, --min-bytes <SIZE>
+    -e, --max-bytes <SIZE>
+    -f, --factor <FACTOR>
+    -n, --iterations <N>
+    -w, --warmup <N>
     --in-place
     --outputs <N>
     --self-copy <HOW>
@@ -185,5 +212,6 @@ fn the_help_names_every_option() {
     --timeout <SECONDS>
     --seed <NUMBER>
     --json <FILE>
+    -h, --help
     ");
 }

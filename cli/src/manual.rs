@@ -1,0 +1,37 @@
+//! Prints the completions of a shell and the manual pages, which clap makes of the options.
+
+use std::io::{self, Write};
+
+use clap::Command;
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::error::{Failure, Result};
+
+/// Prints the completions of the program for a shell.
+pub(crate) fn completions(mut program: Command, shell: Shell) -> Result<()> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut program, "peerlane", &mut text);
+    write(&text)
+}
+
+/// Prints the manual page of the program or of one of its commands.
+pub(crate) fn print(mut program: Command, command: Option<&str>) -> Result<()> {
+    program.build();
+    let page = match command {
+        None => program,
+        Some(name) => program.find_subcommand(name).cloned().ok_or_else(|| {
+            let known = program.get_subcommands().map(Command::get_name).collect::<Vec<_>>();
+            let text = format!("unknown command {name:?}, expected one of {}", known.join(", "));
+            Failure::usage(text)
+        })?,
+    };
+    let mut text = Vec::new();
+    Man::new(page).render(&mut text).map_err(|error| Failure::failed(error.to_string()))?;
+    write(&text)
+}
+
+fn write(text: &[u8]) -> Result<()> {
+    let written = io::stdout().write_all(text).and_then(|()| io::stdout().flush());
+    written.map_err(|error| Failure::failed(format!("cannot write to stdout: {error}")))
+}
