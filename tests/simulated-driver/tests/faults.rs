@@ -3,6 +3,7 @@
 mod driver;
 
 use std::ffi::{CStr, c_char};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use driver::*;
@@ -162,4 +163,37 @@ fn the_last_release_takes_everything_along() {
     assert_eq!(cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)), Err(201));
     use_device(5);
     assert_eq!(query(stream), Err(709));
+    cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+}
+
+#[test]
+fn a_new_context_begins_after_the_last_release_has_ended_the_former() {
+    let _driver = start();
+    // Enough to be freed that the other thread looks meanwhile.
+    const ALLOCATIONS: usize = 300;
+    for round in 0..10 {
+        use_device(5);
+        let memory: Vec<u64> = (0..ALLOCATIONS).map(|_| alloc(8).unwrap()).collect();
+        let both = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+            });
+            both.wait();
+            std::thread::sleep(Duration::from_micros(round * 100));
+            use_device(5);
+            let is_there = |address: &&u64| {
+                let mut base = 0;
+                cuda!(cuMemGetAddressRange_v2(
+                    &mut base => &mut u64, std::ptr::null_mut() => *mut usize, **address => u64,
+                ))
+                .is_ok()
+            };
+            // None if the context is new, and all if it is the former.
+            let found = memory.iter().filter(is_there).count();
+            assert!([0, ALLOCATIONS].contains(&found), "{found} allocations of a former context");
+        });
+        cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+    }
 }

@@ -110,9 +110,8 @@ pub(crate) fn release(physical: u32) -> Outcome {
     primary.users = primary.users.checked_sub(1).ok_or(INVALID_CONTEXT)?;
     if primary.users == 0 {
         primary.claim = None;
-        let ended = primary.session.take();
-        drop(primary);
-        if let Some(session) = ended {
+        // Under the lock, so that a new session never finds memory that is about to go.
+        if let Some(session) = primary.session.take() {
             session.end(memory());
         }
     }
