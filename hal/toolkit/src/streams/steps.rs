@@ -508,32 +508,17 @@ mod tests {
         assert_eq!(routes(3, &[Target::Own]), [0]);
     }
 
+    fn copy((target, copy_kind): (Target, CopyKind), dst: u64, src: u64, bytes: u64) -> Step {
+        let (rows, regions, both_on_host) = (ONE_ROW, (0, 0), false);
+        Step::Copy { target, dst, src, bytes, rows, regions, copy_kind, both_on_host }
+    }
+
     fn own(dst: u64, src: u64, bytes: u64) -> Step {
-        let copy_kind = CopyKind::Local;
-        Step::Copy {
-            target: Target::Own,
-            dst,
-            src,
-            bytes,
-            rows: ONE_ROW,
-            regions: (0, 0),
-            copy_kind,
-            both_on_host: false,
-        }
+        copy((Target::Own, CopyKind::Local), dst, src, bytes)
     }
 
     fn put(peer: usize, src: u64, bytes: u64) -> Step {
-        let (target, copy_kind) = (Target::Peer(peer), CopyKind::Peer);
-        Step::Copy {
-            target,
-            dst: 900,
-            src,
-            bytes,
-            rows: ONE_ROW,
-            regions: (0, 0),
-            copy_kind,
-            both_on_host: false,
-        }
+        copy((Target::Peer(peer), CopyKind::Peer), 900, src, bytes)
     }
 
     const WAIT: Step = Step::Wait { flag: 8, host: None, value: 1, reset: false };
