@@ -136,8 +136,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets how long a rank waits until all ranks have started and the group is open; initially 120 s, or the
-    /// [timeout](Self::timeout) if that is longer.
+    /// Sets the timeout for opening the group, in which all ranks must start; initially 120 s, or the
+    /// [timeout](Self::timeout) of operations if that is longer.
     ///
     /// Launchers start ranks far apart, and drivers take seconds to start, so it should be longer than the timeout of operations.
     #[must_use]

@@ -146,9 +146,9 @@ struct Launcher {
     local_rank: &'static str,
     local_ranks: Option<&'static str>,
     hosts: Option<&'static str>,
-    /// The list of hosts, with that of rank 0 first.
+    /// The variable with the list of hosts; rank 0 is on the first.
     host_list: Option<&'static str>,
-    /// The number of ranks of the job, which is also set in processes that the launcher has not started.
+    /// The variable with the number of ranks of the job, which is also set in processes that the launcher has not started.
     job_ranks: Option<&'static str>,
     /// Each version of a launcher has its own list of variables, which together identify the job.
     jobs: &'static [&'static [&'static str]],

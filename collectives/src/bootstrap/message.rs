@@ -100,7 +100,7 @@ pub(crate) enum EndCause {
         timeout: Duration,
         refused: Option<String>,
     },
-    /// The connection to a hub that none of the ranks runs has closed.
+    /// The connection to the hub has closed, and no rank of the group runs the hub.
     HubLost {
         how: String,
     },

@@ -327,11 +327,11 @@ impl SubgroupBootstrap {
         self.clients.send(Some(self.id), request);
     }
 
-    fn forget(&self) {
+    /// Notes that this rank has left the group, and returns whether it had not before.
+    fn forget(&self) -> bool {
         let mut subgroups = self.clients.subgroups();
-        if let Some(side) = subgroups.get_mut(&self.id) {
-            let _ = mem::replace(side, Side::Left);
-        }
+        let side = subgroups.get_mut(&self.id).map(|side| mem::replace(side, Side::Left));
+        matches!(side, Some(Side::Open(_)))
     }
 }
 
@@ -405,9 +405,7 @@ unsafe impl Bootstrap for SubgroupBootstrap {
 impl Drop for SubgroupBootstrap {
     fn drop(&mut self) {
         self.client.stop_notifications();
-        let is_open = matches!(self.clients.subgroups().get(&self.id), Some(Side::Open(_)));
-        if is_open {
-            self.forget();
+        if self.forget() {
             let how = "its group was dropped before the rank left it";
             self.send(Request::GiveUp { how: how.into() });
         }

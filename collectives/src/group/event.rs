@@ -39,7 +39,8 @@ impl Event {
         }
     }
 
-    /// Makes the descriptor readable and wakes the future. The caller holds no lock, because a waker may run code of the user.
+    /// Makes the descriptor readable and wakes the future. The state of the group must not be locked, because the waker may use
+    /// the group.
     pub(crate) fn signal(&self) {
         if let Some(descriptor) = self.descriptor.get() {
             // It fails only if the counter is full, and then the descriptor is readable.

@@ -48,7 +48,7 @@ pub use buffer::{Buffer, MemoryRange};
 pub use channel::{Channel, ChannelReport, CopyRange, Rows, StreamMessages};
 pub use end::GroupEnd;
 use family::DrivesAll;
-use heap::{Demand, Heap};
+use heap::{Allocation, Demand, Heap};
 use operation::Proofs;
 pub use operation::{
     BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, OwnedStart,
@@ -56,7 +56,7 @@ pub use operation::{
 };
 pub use options::GroupOptions;
 pub use report::{Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
-use segment::Fabrics;
+use segment::{Fabrics, Segment};
 pub use selection::Selection;
 use shared::{Closed, Shared};
 use window::WindowUses;
@@ -115,8 +115,6 @@ pub struct Group {
 struct Setup {
     fabric: Arc<DynFabric>,
     network: Option<Arc<DynFabric>>,
-    /// The number of each rank in the fabrics, which count the ranks of the group that was opened first.
-    fabric_ranks: Vec<Rank>,
     topology: Topology,
     strict: bool,
     mixed: bool,
@@ -210,13 +208,27 @@ impl Group {
     }
 
     fn fabrics(&self) -> Fabrics<'_> {
-        self.setup.fabrics(self.rank())
+        self.setup.fabrics(&self.shared)
     }
 
     /// Grows the heap by segments that have room for `demands`. Collective.
     fn grow_heap(&mut self, demands: &[Demand], deadline: Deadline) -> Result<(), Error> {
         let Self { heap, setup, shared, .. } = self;
-        heap.grow(shared, setup.fabrics(shared.bootstrap.rank()), demands, deadline)
+        heap.grow(shared, setup.fabrics(shared), demands, deadline)
+    }
+
+    /// Takes blocks from the heap, which grows until they fit. Collective.
+    fn take_blocks(
+        &mut self,
+        demands: &[Demand],
+        deadline: Deadline,
+    ) -> Result<(Allocation, Vec<Segment>), Error> {
+        loop {
+            match self.heap.allocate(demands) {
+                Ok(taken) => return Ok(taken),
+                Err(missing) => self.grow_heap(&missing, deadline)?,
+            }
+        }
     }
 
     /// Allocates zeroed, registered memory for `len` elements, which peers can write to.
@@ -385,10 +397,11 @@ impl Group {
 }
 
 impl Setup {
-    fn fabrics(&self, rank: Rank) -> Fabrics<'_> {
-        let network = self.network.as_deref();
-        let Self { fabric, topology, fabric_ranks, .. } = self;
-        Fabrics { local: fabric, network, topology, rank, fabric_ranks }
+    fn fabrics<'s>(&'s self, shared: &'s Shared) -> Fabrics<'s> {
+        let (rank, network) = (shared.bootstrap.rank(), self.network.as_deref());
+        let Self { fabric, topology, .. } = self;
+        // The fabrics count the ranks of the first group.
+        Fabrics { local: fabric, network, topology, rank, fabric_ranks: &shared.first_ranks }
     }
 }
 

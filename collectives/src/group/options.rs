@@ -259,7 +259,6 @@ impl GroupOptions {
         let setup = Setup {
             fabric: Arc::new(fabric),
             network: network.map(Arc::new),
-            fabric_ranks: Rank::all(shared.bootstrap.ranks()).collect(),
             topology,
             strict,
             mixed,

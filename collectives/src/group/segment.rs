@@ -153,7 +153,7 @@ impl Segment {
         Self { tiers: self.tiers.each_ref().map(part), keep: self.keep.clone() }
     }
 
-    /// Returns the segment with the peers `ranks`, in this order.
+    /// Returns the segment for a subgroup: rank i of the subgroup is `ranks[i]` of this group.
     pub(in crate::group) fn regroup(&self, ranks: &[Rank]) -> Self {
         let regroup =
             |regions: &Option<RankRegions>| regions.as_ref().map(|regions| regions.regroup(ranks));

@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) timeout: Duration,
     pub(super) family: Arc<Family>,
     /// The numbers of the ranks in the first group of the family.
-    first_ranks: Box<[Rank]>,
+    pub(super) first_ranks: Box<[Rank]>,
     pub(super) watch: Mutex<Watch>,
     state: Mutex<State>,
     changed: Condvar,
@@ -528,9 +528,11 @@ impl Shared {
 
     /// Has the progress thread drive a start, whose completion its caller is then told.
     pub(crate) fn observe(&self, tracker: &StartTracker) -> Result<(), Error> {
-        tracker.observe();
-        self.family.start_progress()?;
-        self.family.wake_progress();
+        if !tracker.is_observed() {
+            self.family.start_progress()?;
+            tracker.observe();
+            self.family.wake_progress();
+        }
         Ok(())
     }
 
@@ -547,9 +549,14 @@ impl Shared {
     }
 
     fn drive_open(&self, picked: impl Fn(&Arc<StartTracker>) -> bool) -> bool {
-        let (mut unfinished, mut broken, mut observed) = (false, None, Vec::new());
+        let (mut unfinished, mut broken) = (false, None);
         for tracked in &self.state().tracked {
             if tracked.tracker.due().is_none() || !picked(&tracked.tracker) {
+                continue;
+            }
+            if tracked.tracker.is_observed() {
+                // The progress thread drives it, and tells its caller without a lock.
+                unfinished = true;
                 continue;
             }
             let Some(mut executor) = tracked.free_executor() else { continue };
@@ -559,11 +566,7 @@ impl Shared {
                 }
                 Err(error) => broken = Some(tracked.tracker.broken(&error)),
             }
-            if tracked.tracker.is_observed() {
-                observed.push(Arc::clone(&tracked.tracker));
-            }
         }
-        observed.iter().for_each(|tracker| tracker.tell_complete());
         if let Some(record) = broken {
             self.begin_raise(record);
         }

@@ -137,32 +137,21 @@ impl Group {
         self.heap.free_dropped(&dropped.collect::<Vec<_>>(), own_dropped);
         // The groups have no rank in common, so their blocks can be at the same place.
         let demands = self.heap.subgroup_demands();
-        let (allocation, blocks) = loop {
-            match self.heap.allocate(&demands) {
-                Ok(allocated) => break allocated,
-                Err(missing) => self.grow_heap(&missing, deadline)?,
-            }
-        };
+        let (allocation, blocks) = self.take_blocks(&demands, deadline)?;
         let Some(members) = members(&wishes, self.rank()) else { return Ok(None) };
         let first = &wishes[members[0].index()];
         let bootstrap = self.shared.bootstrap.subgroup(first.number, &members)?;
         let PartOptions { timeout, strict, heap_bytes } = first.options;
-        let fabric_ranks = members.iter().map(|member| self.setup.fabric_ranks[member.index()]);
-        let fabric_ranks: Vec<_> = fabric_ranks.collect();
-        let family = Arc::clone(&self.shared.family);
-        let shared = Shared::new(bootstrap, timeout, family, fabric_ranks.as_slice().into());
+        let first_ranks = members.iter().map(|member| self.shared.first_ranks[member.index()]);
+        let (family, first_ranks) = (Arc::clone(&self.shared.family), first_ranks.collect());
+        let shared = Shared::new(bootstrap, timeout, family, first_ranks);
         self.shared.add_child(&shared);
         let blocks = demands.iter().zip(blocks);
         let blocks = blocks.map(|(&(pool, bytes), block)| (pool, bytes, block.regroup(&members)));
         let heap = self.heap.of_subgroup(heap_bytes, allocation, blocks);
         let nodes = members.iter().map(|member| self.topology().node(*member));
-        let setup = Setup {
-            topology: Topology::by_key(nodes)?,
-            fabric_ranks,
-            strict,
-            is_split: true,
-            ..self.setup.clone()
-        };
+        let topology = Topology::by_key(nodes)?;
+        let setup = Setup { topology, strict, is_split: true, ..self.setup.clone() };
         Ok(Some(Self::new(setup, shared, heap)))
     }
 

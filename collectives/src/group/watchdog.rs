@@ -70,10 +70,10 @@ impl Watch {
 
 impl Shared {
     /// Ends the group if a start is overdue, or releases waits if the group has ended, and returns the time until the next
-    /// look.
+    /// call.
     ///
-    /// If no start is open, the next look is after the group's timeout, before any new start can be overdue. The first start on
-    /// a stream after that wakes the watchdog.
+    /// If no start is open, that is the group's timeout, because no start that is made meanwhile can be overdue before. The first
+    /// start on a stream wakes the watchdog earlier.
     pub(super) fn look(&self) -> Duration {
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         let watch = &mut *watch;

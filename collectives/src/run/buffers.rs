@@ -191,7 +191,7 @@ impl RankRegions {
         Self { local, bytes, peers: peers.collect() }
     }
 
-    /// Returns the buffer with the peers `ranks`, in this order.
+    /// Returns the buffer for a subgroup: rank i of the subgroup is `ranks[i]` of this group.
     pub(crate) fn regroup(&self, ranks: &[Rank]) -> Self {
         let peers = ranks.iter().map(|rank| self.peers.get(rank.index()).cloned().flatten());
         Self { peers: peers.collect(), ..self.clone() }

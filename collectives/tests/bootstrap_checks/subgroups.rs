@@ -5,7 +5,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use super::{AT_ONCE, Handle, Open, assert_hears_loss, each, hear, long, next};
 
-/// Opens the subgroup of the even or the odd ranks, in reverse order.
+/// Opens a subgroup of the even ranks on an even rank, and of the odd ranks on an odd one. Its ranks are in reverse order.
 fn halves(rank: &dyn Bootstrap, number: u32) -> Handle {
     let mine = |other: &Rank| other.0 % 2 == rank.rank().0 % 2;
     let members: Vec<_> = Rank::all(rank.ranks()).filter(mine).collect();

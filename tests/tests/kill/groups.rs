@@ -1,4 +1,5 @@
-//! Kills one of four ranks that are in six groups, which gather in turns. The groups that hold it end, and the others go on.
+//! Kills one of four ranks, which run all-gathers in six groups in turn. The groups that contain the killed rank end, and the
+//! others go on.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ const RANKS: usize = 4;
 /// The groups that are split from the world, by their ranks; those of one line are split at once.
 const SPLITS: [&[&[u32]]; 3] = [&[&[0, 1], &[2, 3]], &[&[0, 2], &[1, 3]], &[&[0, 1, 2]]];
 const LEN: usize = 1000;
-/// A survivor gathers so often in the groups that are left.
+/// The number of all-gathers that a survivor runs in each remaining group.
 const ROUNDS_AFTER: u32 = 20;
 /// The time from the kill until all survivors have the ends of all groups that hold the victim.
 const LIMIT: Duration = Duration::from_millis(100);

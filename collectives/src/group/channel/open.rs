@@ -75,12 +75,7 @@ fn open<T: Element>(
     let pool = |tier, captured| Pool::Flags { lanes: FlagLanes::Of(tier), polled: true, captured };
     let demands: Vec<Demand> =
         used.flat_map(|tier| [(pool(tier, false), bytes), (pool(tier, true), bytes)]).collect();
-    let (allocation, flags) = loop {
-        match group.heap.allocate(&demands) {
-            Ok(allocated) => break allocated,
-            Err(missing) => group.grow_heap(&missing, deadline)?,
-        }
-    };
+    let (allocation, flags) = group.take_blocks(&demands, deadline)?;
     let mut flags = flags.into_iter();
     let mut sides = [None, None];
     for (tier, engine) in [Tier::Local, Tier::Network].into_iter().zip(engines) {

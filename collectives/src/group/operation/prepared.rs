@@ -23,6 +23,7 @@ use crate::trace::TracedStart;
 
 /// If a peer is late by seconds, a wait may take up to this much longer, because the thread sleeps between polls.
 const NAP_MAX: Duration = Duration::from_millis(10);
+const COMPLETION: &str = "the completion of a start";
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
 pub(crate) struct Prepared {
@@ -224,34 +225,24 @@ impl Prepared {
         deadline: Deadline,
         waker: &Waker,
     ) -> Poll<Result<(), Error>> {
-        let observed = !self.tracker.is_observed();
         self.tracker.event().set_waker(waker);
-        if observed {
-            self.shared.observe(&self.tracker)?;
-        }
+        self.shared.observe(&self.tracker)?;
         // After the waker is set, so that a completion in between is not missed.
-        match self.is_complete_or_late(epoch, deadline) {
-            Ok(false) => Poll::Pending,
-            complete => Poll::Ready(complete.map(drop)),
-        }
-    }
-
-    fn is_complete_or_late(&mut self, epoch: u64, deadline: Deadline) -> Result<bool, Error> {
         if self.poll(epoch)? {
-            return Ok(true);
+            return Poll::Ready(Ok(()));
         }
         self.check_late(epoch, Some(deadline))?;
-        Ok(false)
+        Poll::Pending
     }
 
     /// Returns a descriptor that is readable when the start may be complete or the group has ended.
     pub(crate) fn descriptor(&mut self, epoch: u64) -> Result<BorrowedFd<'_>, Error> {
-        self.tracker.event().descriptor("the completion of a start")?;
+        self.tracker.event().descriptor(COMPLETION)?;
         self.shared.observe(&self.tracker)?;
         if self.shared.is_aborted() || self.poll(epoch)? {
             self.tracker.tell();
         }
-        self.tracker.event().descriptor("the completion of a start")
+        self.tracker.event().descriptor(COMPLETION)
     }
 
     /// Ends the group if the start is overdue or waits for a rank that has left.
@@ -299,10 +290,6 @@ impl Prepared {
         deadline: Option<Deadline>,
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
-        let progress = self.drive()?;
-        if self.has_completed(progress.done, epoch)? {
-            return Ok(true);
-        }
         self.tracker.set_blocked(true);
         let complete = self.wait_blocked(epoch, deadline, limit);
         self.tracker.set_blocked(false);

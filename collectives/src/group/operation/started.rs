@@ -45,11 +45,13 @@ impl Start {
 impl<T: Element> Operation<T> {
     /// Starts the operation and returns a handle with which the caller waits for its completion. Collective.
     ///
-    /// Until then, peers may read the input and write the output. Copy engines of GPUs move the bytes by themselves. Engines of the
-    /// host and of some NICs move them only while a thread of this rank polls: one that waits for any start of the group or of its
-    /// other groups, one that [polls](Started::poll), the progress thread that a future or a
-    /// [descriptor](Started::descriptor) uses, or that of
-    /// [`GroupOptions::progress_thread`](crate::group::GroupOptions::progress_thread).
+    /// Until then, peers may read the input and write the output.
+    ///
+    /// Copy engines of GPUs move the bytes by themselves. Engines of the host and of some NICs move them only while a thread of
+    /// this rank polls them. These threads do so:
+    /// - the caller in [`Started::wait`] and [`Started::poll`], also in those of other operations and groups that it uses;
+    /// - the progress thread, if the start is awaited as a future or with a [descriptor](Started::descriptor), or if
+    ///   [`GroupOptions::progress_thread`](crate::group::GroupOptions::progress_thread) is set.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -89,9 +91,9 @@ impl<T: Element> Started<'_, T> {
         self.start.wait(&mut self.operation.state)
     }
 
-    /// Waits until the output of the operation is complete or `limit` passes, and returns whether it is complete.
+    /// Waits until the output of the operation is complete, but not longer than until `limit`. Returns whether it is complete.
     ///
-    /// The limit does not end the group; the timeout of the operation does.
+    /// A limit that passes does not end the group, unlike the timeout of the operation.
     ///
     /// # Errors
     /// As [`Operation::run`].
@@ -164,7 +166,7 @@ impl<T: Element> OwnedStart<T> {
         Ok(self.operation.take().expect("checked above"))
     }
 
-    /// Waits until the output of the operation is complete or `limit` passes, and returns whether it is complete.
+    /// Waits until the output of the operation is complete, as [`Started::wait_until`].
     ///
     /// # Errors
     /// As [`Operation::run`].
