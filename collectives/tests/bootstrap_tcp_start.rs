@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bootstrap_raw::{AT_ONCE, PREAMBLE, Silent, challenge, hello, sealed, stranger};
+use bootstrap_raw::{AT_ONCE, PREAMBLE, Silent, challenge, hello, sealed, stranger, wait_missing};
 use insta::{allow_duplicates, assert_snapshot};
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
@@ -134,11 +134,11 @@ fn rank_0_opens_the_hub_and_others_wait_for_it() {
 fn every_rank_names_all_that_did_not_come() {
     let hub = hub(6);
     let address = hub.address();
-    let mut silent = Silent::join(&hub, 5, 6);
+    let _silent = Silent::join(&hub, 5, 6);
     let start = Instant::now();
     thread::scope(|scope| {
         let patient = [0, 4].map(|rank| scope.spawn(move || join(address, rank, 6, long())));
-        silent.wait_here(3);
+        wait_missing(&hub, &[1, 2, 3]);
         let error = join(address, 2, 6, after_ms(300)).unwrap_err();
         let others = patient.map(|thread| thread.join().unwrap().unwrap_err());
         assert!(start.elapsed() < AT_ONCE, "the patience of one must cut that of all short");
@@ -153,10 +153,10 @@ fn every_rank_names_all_that_did_not_come() {
 fn rank_0_that_gives_up_takes_the_hub_with_it_and_still_tells() {
     let hub = hub(4);
     let address = hub.address();
-    let mut silent = Silent::join(&hub, 3, 4);
+    let _silent = Silent::join(&hub, 3, 4);
     thread::scope(|scope| {
         let other = scope.spawn(move || join(address, 2, 4, long()).unwrap_err());
-        silent.wait_here(2);
+        wait_missing(&hub, &[0, 1]);
         let error = TcpBootstrap::join_with_hub(hub, after_ms(300)).unwrap_err();
         let errors = [error, other.join().unwrap()];
         allow_duplicates!(for error in errors {
@@ -180,12 +180,12 @@ fn who_comes_after_the_others_gave_up_is_told_why() {
 #[test]
 fn a_rank_that_comes_and_goes_is_lost() {
     let hub = hub(3);
-    let mut silent = Silent::join(&hub, 1, 3);
+    let silent = Silent::join(&hub, 1, 3);
     let origin = silent.origin();
     let start = Instant::now();
     thread::scope(|scope| {
         let rank = scope.spawn(|| join(hub.address(), 0, 3, long()).unwrap_err());
-        silent.wait_here(2);
+        wait_missing(&hub, &[2]);
         drop(silent);
         let error = rank.join().unwrap();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
@@ -245,7 +245,7 @@ fn strangers_do_not_disturb_a_group() {
     foreign.read_to_end(&mut answer).unwrap();
     assert_eq!(&answer[..12], PREAMBLE);
     let answer = String::from_utf8(answer.split_off(12)).unwrap();
-    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 5. It received bytes of another protocol.");
+    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 6. It received bytes of another protocol.");
 
     let mut old = stranger(&hub, b"PEERLANE\x02\0\0\0");
     let mut answer = Vec::new();
@@ -313,10 +313,10 @@ fn what_is_no_hub_is_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the process that listens at HUB is not a Peerlane hub: its first bytes are "SSH-2.0-Open"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank"#);
 
-    let address = impostor(b"PEERLANE\x06\0\0\0");
+    let address = impostor(b"PEERLANE\x07\0\0\0");
     let error = join(address, 1, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 6 of the protocol, expected 5; run the same Peerlane on all ranks");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 7 of the protocol, expected 6; run the same Peerlane on all ranks");
 
     let address = impostor(b"");
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();

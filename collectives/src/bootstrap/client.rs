@@ -3,6 +3,7 @@
 //! The in-process group and the TCP bootstrap add the transport to and from the hub and share the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::repeat_n;
 use std::mem;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,22 +25,23 @@ const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Messages for a rank that has no listener yet are kept up to this number of bytes.
 const QUEUED_BYTES_MAX: usize = FRAME_BYTES_MAX;
 
-/// Another rank can be ahead of this rank by at most this number of exchanges.
-///
-/// A rank begins the next exchange when all ranks have contributed to the one before, or when their labels differ.
-const AHEAD_MAX: u64 = 2;
+/// A rank asks which ranks are missing when this part of the timeout of an exchange is left, but not earlier than this time.
+const WATCH_PART: u32 = 4;
+const WATCH_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct Client {
     rank: Rank,
     ranks: usize,
     state: Monitor<ClientState>,
+    /// Held while an exchange begins, because the hub counts the contributions of a rank.
+    begins: Mutex<()>,
     notifications: Mutex<Notifications>,
 }
 
 #[derive(Default)]
 pub(crate) struct ClientState {
     ranks: usize,
-    joined: BTreeSet<Rank>,
+    has_started: bool,
     runs_hub: Option<Rank>,
     /// The rank that counts as lost if the connection to the hub closes.
     hub: Option<Rank>,
@@ -68,6 +70,7 @@ impl Client {
             rank,
             ranks,
             state: Monitor::new(ClientState::new(ranks)),
+            begins: Mutex::default(),
             notifications: Mutex::default(),
         }
     }
@@ -93,7 +96,7 @@ impl Client {
         time_out: impl FnOnce(),
     ) -> Result<(), Error> {
         let settled = |state: &mut ClientState| {
-            if state.joined.len() == self.ranks {
+            if state.has_started {
                 return Some(Ok(()));
             }
             state.end_cause.as_ref().map(|end_cause| Err(end_cause.error(START)))
@@ -103,11 +106,10 @@ impl Client {
             self.state.wait(Deadline::after(START_ANSWER_TIMEOUT), settled)
         });
         answered.unwrap_or_else(|| {
-            let joined = &self.state.lock().joined;
-            let missing = Rank::all(self.ranks).filter(|rank| !joined.contains(rank));
-            let missing = missing.map(|rank| rank.0).collect();
-            let timeout = deadline.timeout();
-            Err(EndCause::NotStarted { missing, timeout, refused: None }.error(START))
+            let hub = self.state.lock().hub;
+            let within = Seconds(deadline.timeout());
+            let text = format!("{START}: the hub did not answer within {within}");
+            Err(with_peer(Error::new(ErrorKind::Timeout, text), hub))
         })
     }
 
@@ -121,9 +123,18 @@ impl Client {
     ) -> Result<Vec<Vec<u8>>, Error> {
         check_sizes(label, mine)?;
         let what = format!("exchange {label:?}");
-        let sequence = self.state.lock().begin_exchange(&what)?;
-        send(Request::Contribute { sequence, label: label.to_owned(), blob: Blob(mine.to_vec()) });
-        let settled = self.state.wait(deadline, |state| state.outcome(sequence, &what));
+        let sequence = {
+            let _begins = self.begins.lock().unwrap_or_else(PoisonError::into_inner);
+            let sequence = self.state.lock().begin_exchange(&what)?;
+            send(Request::Contribute { label: label.to_owned(), blob: Blob(mine.to_vec()) });
+            sequence
+        };
+        let settle = |state: &mut ClientState| state.outcome(sequence, &what);
+        let unwatched = deadline.remaining().saturating_sub(watch_time(deadline.timeout()));
+        let settled = self.state.wait(Deadline::after(unwatched), settle).or_else(|| {
+            send(Request::Watch);
+            self.state.wait(deadline, settle)
+        });
         let missing = self.state.lock().missing();
         let result = settled.unwrap_or_else(|| {
             // The exchange failed here, so it must fail on every rank.
@@ -310,21 +321,39 @@ impl ClientState {
         let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
         match reply {
-            Reply::Joined { ranks, runs_hub, addresses } => {
+            Reply::Joined { runs_hub, addresses } => {
                 self.addresses = addresses;
                 self.runs_hub = runs_hub.filter(|rank| known(*rank)).map(Rank);
-                self.joined.extend(ranks.into_iter().filter(|rank| known(*rank)).map(Rank));
+                self.has_started = true;
                 None
             }
-            Reply::Contribution { from, sequence, label, blob } => {
-                // This rank has ended the exchange, or no correct rank can have begun it.
-                let begins = self.next_sequence..=self.next_sequence + AHEAD_MAX;
-                let is_open = begins.contains(&sequence) || self.exchanges.contains_key(&sequence);
-                if is_open && known(from) {
-                    let exchange =
-                        self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(ranks));
-                    exchange.add(sequence, Rank(from), label, blob.0);
+            Reply::Contributions { sequence, first, blobs } => {
+                let exchange = self.exchange(sequence)?;
+                let runs =
+                    blobs.into_iter().flat_map(|(count, blob)| repeat_n(blob.0, count as usize));
+                for (slot, blob) in exchange.blobs.iter_mut().skip(first as usize).zip(runs) {
+                    *slot = Some(blob);
                 }
+                None
+            }
+            Reply::Present { sequence, ranks } => {
+                let exchange = self.exchange(sequence)?;
+                exchange.is_watched = true;
+                exchange.present.extend(ranks.into_iter().map(Rank));
+                None
+            }
+            Reply::Differs { sequence, mut labels } => {
+                let exchange = self.exchange(sequence)?;
+                let second = Rank(labels[1].0);
+                labels.sort();
+                let [(low, low_label), (high, high_label)] = labels;
+                let text = format!(
+                    "ranks call different collectives in exchange {sequence}: rank {low} calls \
+                     {low_label:?}, rank {high} calls {high_label:?}; make the same collective calls \
+                     in the same order on all ranks"
+                );
+                let error = Error::new(ErrorKind::Mismatch, text).with_peer(second);
+                exchange.mismatch = Some(error);
                 None
             }
             Reply::Ended(end_cause) => self.end_cause.insert(end_cause).notice(),
@@ -340,6 +369,15 @@ impl ClientState {
             }
             Reply::Gone => None,
         }
+    }
+
+    /// Returns an exchange that this rank has begun or has still to begin.
+    fn exchange(&mut self, sequence: u64) -> Option<&mut Exchange> {
+        if sequence < self.next_sequence {
+            return self.exchanges.get_mut(&sequence);
+        }
+        let ranks = self.ranks;
+        Some(self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(ranks)))
     }
 
     /// An exchange that was complete before the end of the group stays complete, on every rank.
@@ -358,10 +396,16 @@ impl ClientState {
         if self.has_left {
             return Some(Err(left_error(what)));
         }
-        let gone = exchange.missing().find(|rank| self.left.contains(rank))?;
+        let mut missing = exchange.missing().filter(|_| exchange.is_watched);
+        let gone = missing.find(|rank| self.left.contains(rank))?;
         let text = format!("{what}: rank {gone} has left the group and cannot take part");
         Some(Err(Error::new(ErrorKind::PeerLost, text).with_peer(gone)))
     }
+}
+
+/// Returns the time before the deadline of an exchange at which a rank asks which ranks are missing.
+pub(crate) fn watch_time(timeout: Duration) -> Duration {
+    (timeout / WATCH_PART).min(WATCH_MAX)
 }
 
 fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {
@@ -383,47 +427,29 @@ fn left_error(what: &str) -> Error {
 
 struct Exchange {
     blobs: Vec<Option<Vec<u8>>>,
-    missing: usize,
-    first: Option<(Rank, String)>,
+    /// The ranks that have contributed, as far as the hub has told.
+    present: BTreeSet<Rank>,
+    is_watched: bool,
     mismatch: Option<Error>,
 }
 
 impl Exchange {
     fn new(ranks: usize) -> Self {
-        Self { blobs: vec![None; ranks], missing: ranks, first: None, mismatch: None }
-    }
-
-    /// All ranks receive contributions to an exchange in the same order, so all report the same two ranks if labels
-    /// differ.
-    fn add(&mut self, sequence: u64, from: Rank, label: String, blob: Vec<u8>) {
-        let (first, expected) = self.first.get_or_insert_with(|| (from, label.clone()));
-        if *expected != label && self.mismatch.is_none() {
-            let mut sides = [(*first, expected.as_str()), (from, label.as_str())];
-            sides.sort();
-            let [(low, low_label), (high, high_label)] = sides;
-            let text = format!(
-                "ranks call different collectives in exchange {sequence}: rank {low} calls \
-                 {low_label:?}, rank {high} calls {high_label:?}; make the same collective calls \
-                 in the same order on all ranks"
-            );
-            self.mismatch = Some(Error::new(ErrorKind::Mismatch, text).with_peer(from));
-        }
-        let contribution = &mut self.blobs[from.index()];
-        if contribution.is_none() {
-            self.missing -= 1;
-        }
-        *contribution = Some(blob);
+        let blobs = vec![None; ranks];
+        Self { blobs, present: BTreeSet::new(), is_watched: false, mismatch: None }
     }
 
     fn outcome(&mut self) -> Option<Result<Vec<Vec<u8>>, Error>> {
         if let Some(error) = self.mismatch.take() {
             return Some(Err(error));
         }
-        (self.missing == 0).then(|| Ok(self.blobs.iter_mut().filter_map(Option::take).collect()))
+        // The last rank's contribution is the last to arrive.
+        self.blobs.last()?.as_ref()?;
+        Some(Ok(self.blobs.iter_mut().filter_map(Option::take).collect()))
     }
 
     fn missing(&self) -> impl Iterator<Item = Rank> {
-        Rank::all(self.blobs.len()).filter(|rank| self.blobs[rank.index()].is_none())
+        Rank::all(self.blobs.len()).filter(|rank| !self.present.contains(rank))
     }
 }
 
@@ -477,17 +503,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_exchanges_that_can_have_begun_are_kept() {
+    fn nothing_is_kept_of_an_exchange_that_has_ended() {
         let mut state = ClientState::new(2);
-        for sequence in [0, 1, AHEAD_MAX, AHEAD_MAX + 1, 1 << 20, u64::MAX] {
-            let (label, blob) = ("a".to_owned(), Blob(vec![1; 100]));
-            state.apply(Reply::Contribution { from: 1, sequence, label, blob });
-        }
-        assert_eq!(state.exchanges.keys().copied().collect::<Vec<_>>(), [0, 1, AHEAD_MAX]);
+        let present = |sequence| Reply::Present { sequence, ranks: vec![1] };
         let sequence = state.begin_exchange("a").unwrap();
+        state.apply(present(sequence));
+        assert_eq!(state.missing(), [Rank(0)]);
         state.end_exchange(sequence);
-        let (label, blob) = ("a".to_owned(), Blob(Vec::new()));
-        state.apply(Reply::Contribution { from: 1, sequence, label, blob });
-        assert!(!state.exchanges.contains_key(&sequence), "the exchange has ended");
+        state.apply(present(sequence));
+        state.apply(present(sequence + 1));
+        assert_eq!(state.exchanges.keys().copied().collect::<Vec<_>>(), [sequence + 1]);
     }
 }

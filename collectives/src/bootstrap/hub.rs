@@ -3,14 +3,20 @@
 //! The state is driven by events and does no I/O; the in-process group and the TCP hub use the same. Its
 //! replies go to every live rank in one order. That order decides everything on which ranks must agree:
 //! which abort or loss was first, and whether an exchange was complete before it.
+//!
+//! The hub collects the contributions to an exchange and then sends them all to each rank, so an exchange of n ranks has 2n
+//! messages, if its data fits into one. Ranks that ask are told which ranks have contributed so far.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::mem;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::message::{EndCause, FRAME_BYTES_MAX, Reply, Request};
+use super::message::{
+    BLOB_BYTES_MAX, Blob, EndCause, FRAME_BYTES_MAX, LABEL_BYTES_MAX, Reply, Request,
+};
 use crate::error::Error;
 
 #[derive(Debug)]
@@ -20,17 +26,20 @@ pub(crate) enum Event {
     Lost { how: String },
 }
 
-/// Limits the memory for exchanges to which one rank has contributed and others have not.
-///
-/// That is one exchange ahead, or two if labels differ.
-pub(crate) const AHEAD_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
+/// A rank begins an exchange when all ranks have contributed to the one before, or when their labels differ.
+const AHEAD_MAX: usize = 16;
 
-const CONTRIBUTION_BYTES: usize = 64;
+/// Limits the memory for exchanges to which one rank has contributed and others have not.
+const AHEAD_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
 
 pub(crate) struct HubState {
     members: Vec<Membership>,
     addresses: Vec<Option<SocketAddr>>,
-    ahead: Vec<Ahead>,
+    /// The exchanges that are not complete, from number `completed`.
+    exchanges: VecDeque<Exchange>,
+    completed: usize,
+    /// The number of exchanges to which each rank has contributed. All ranks contribute in the same order.
+    contributed: Vec<usize>,
     refused: Option<(u64, String)>,
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
@@ -45,11 +54,44 @@ enum Membership {
     Gone,
 }
 
-#[derive(Clone, Default)]
-struct Ahead {
-    sizes: VecDeque<usize>,
-    bytes: usize,
+struct Exchange {
+    /// The rank that contributed first, and its label.
+    first: (Rank, String),
+    differs: bool,
+    blobs: Vec<Option<Blob>>,
+    missing: usize,
+    /// Whether ranks are told of each contribution.
+    watched: bool,
 }
+
+impl Exchange {
+    /// Returns the replies with all contributions; equal ones of consecutive ranks are sent once.
+    fn replies(self, sequence: u64) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        let (mut first, mut bytes, mut runs) = (0, 0, Vec::<(u32, Blob)>::new());
+        for (rank, blob) in (0..).zip(self.blobs.into_iter().flatten()) {
+            if let Some((count, last)) = runs.last_mut()
+                && *last == blob
+            {
+                *count += 1;
+                continue;
+            }
+            let more = blob.0.len() + RUN_BYTES;
+            if bytes + more > BLOB_BYTES_MAX + RUN_BYTES {
+                let blobs = mem::take(&mut runs);
+                replies.push(Reply::Contributions { sequence, first, blobs });
+                (first, bytes) = (rank, 0);
+            }
+            bytes += more;
+            runs.push((1, blob));
+        }
+        replies.push(Reply::Contributions { sequence, first, blobs: runs });
+        replies
+    }
+}
+
+/// The most bytes that a run of contributions has beside its data.
+const RUN_BYTES: usize = 16;
 
 impl HubState {
     pub(crate) fn new(ranks: usize) -> Self {
@@ -57,7 +99,9 @@ impl HubState {
         Self {
             members,
             addresses: vec![None; ranks],
-            ahead: vec![Ahead::default(); ranks],
+            exchanges: VecDeque::new(),
+            completed: 0,
+            contributed: vec![0; ranks],
             refused: None,
             runs_hub: None,
             end_cause: None,
@@ -79,12 +123,11 @@ impl HubState {
                 if runs_hub {
                     self.runs_hub = Some(from);
                 }
-                let ranks = self.ranks_where(|member| member != Membership::NotJoined);
-                let ranks = rank_numbers(ranks);
-                let is_complete = ranks.len() == self.members.len();
-                let addresses = if is_complete { self.addresses.clone() } else { Vec::new() };
-                let runs_hub = self.runs_hub.map(|rank| rank.0);
-                vec![Reply::Joined { ranks, runs_hub, addresses }]
+                if self.missing().next().is_some() {
+                    return Vec::new();
+                }
+                let (runs_hub, addresses) = (self.runs_hub, self.addresses.clone());
+                vec![Reply::Joined { runs_hub: runs_hub.map(|rank| rank.0), addresses }]
             }
             _ if !self.is_live(from) => Vec::new(),
             Event::Request(request) => self.handle(from, request),
@@ -106,28 +149,27 @@ impl HubState {
 
     fn handle(&mut self, from: Rank, request: Request) -> Vec<Reply> {
         match request {
-            Request::Contribute { .. } if self.end_cause.is_some() => Vec::new(),
-            Request::Contribute { sequence, label, blob } => {
-                let bytes = self.count_ahead(from, label.len() + blob.0.len());
-                if bytes <= AHEAD_BYTES_MAX {
-                    return vec![Reply::Contribution { from: from.0, sequence, label, blob }];
-                }
-                let how = format!(
-                    "it sent {bytes} bytes for exchanges that other ranks have not begun, expected at most \
-                     {AHEAD_BYTES_MAX} bytes"
-                );
-                self.lose(from, how)
-            }
+            Request::Contribute { .. } | Request::Watch if self.end_cause.is_some() => Vec::new(),
+            Request::Contribute { label, blob } => self.contribute(from, label, blob),
+            Request::Watch => self.watch_all(),
             Request::StartTimedOut { timeout } => self.start_timed_out(timeout),
             Request::Abort { record } => self.end_group(EndCause::Abort { from: from.0, record }),
-            Request::Broadcast { message } => vec![Reply::Message { from: from.0, message }],
+            Request::Broadcast { message } => {
+                // A message can be an inquiry, which is answered with the ranks that are missing.
+                let mut replies = self.watch_all();
+                replies.push(Reply::Message { from: from.0, message });
+                replies
+            }
             Request::TimedOut { text, missing } => {
                 self.end_group(EndCause::TimedOut { from: from.0, text, missing })
             }
             Request::Acknowledge => self.acknowledge(from),
             Request::Leave => {
                 self.members[from.index()] = Membership::Gone;
-                let mut replies = vec![Reply::Left { rank: from.0 }];
+                // Ranks then know whether the rank that has left is missing.
+                let mut replies = self.watch_all();
+                replies.push(Reply::Left { rank: from.0 });
+                replies.extend(self.complete());
                 replies.extend(self.acknowledge(from));
                 replies
             }
@@ -136,25 +178,89 @@ impl HubState {
         }
     }
 
-    /// All ranks contribute to exchanges in the same order, so the n-th contribution of each rank is for the n-th
-    /// exchange.
-    fn count_ahead(&mut self, from: Rank, bytes: usize) -> usize {
-        let own = &mut self.ahead[from.index()];
-        own.sizes.push_back(bytes + CONTRIBUTION_BYTES);
-        own.bytes += bytes + CONTRIBUTION_BYTES;
-        let has_contributed = |(member, ahead): (&Membership, &Ahead)| {
-            *member == Membership::Gone || !ahead.sizes.is_empty()
-        };
-        while self.members.iter().zip(&self.ahead).all(has_contributed) {
-            for ahead in &mut self.ahead {
-                ahead.bytes -= ahead.sizes.pop_front().unwrap_or_default();
-            }
+    fn contribute(&mut self, from: Rank, label: String, blob: Blob) -> Vec<Reply> {
+        let ranks = self.members.len();
+        if label.len() > LABEL_BYTES_MAX || blob.0.len() > BLOB_BYTES_MAX {
+            let how =
+                format!("it sent a label of {} bytes and data of {}", label.len(), blob.0.len());
+            return self.lose(from, how);
         }
-        self.ahead[from.index()].bytes
+        let index = self.contributed[from.index()] - self.completed;
+        let sequence = self.contributed[from.index()] as u64;
+        self.contributed[from.index()] += 1;
+        if index == self.exchanges.len() {
+            self.exchanges.push_back(Exchange {
+                first: (from, label.clone()),
+                differs: false,
+                blobs: vec![None; ranks],
+                missing: ranks,
+                watched: false,
+            });
+        }
+        let has_left = self.members.contains(&Membership::Gone);
+        let exchange = &mut self.exchanges[index];
+        exchange.blobs[from.index()] = Some(blob);
+        exchange.missing -= 1;
+        let mut replies = Vec::new();
+        if exchange.first.1 != label && !mem::replace(&mut exchange.differs, true) {
+            let (first, expected) = &exchange.first;
+            let labels = [(first.0, expected.clone()), (from.0, label)];
+            replies.push(Reply::Differs { sequence, labels });
+        }
+        if exchange.watched {
+            replies.push(Reply::Present { sequence, ranks: vec![from.0] });
+        } else if has_left {
+            replies.extend(self.watch(index));
+        }
+        replies.extend(self.complete());
+        let ahead =
+            self.exchanges.iter().filter_map(|exchange| exchange.blobs[from.index()].as_ref());
+        let (count, bytes) =
+            ahead.fold((0, 0), |(count, bytes), blob| (count + 1, bytes + blob.0.len()));
+        if count > AHEAD_MAX || bytes > AHEAD_BYTES_MAX {
+            let how = format!(
+                "it sent {bytes} bytes for {count} exchanges that other ranks have not begun, expected at most \
+                 {AHEAD_BYTES_MAX} bytes and {AHEAD_MAX} exchanges"
+            );
+            replies.extend(self.lose(from, how));
+        }
+        replies
+    }
+
+    /// Removes the exchanges that need no more contributions, and returns their results.
+    fn complete(&mut self) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        while let Some(exchange) = self.exchanges.front() {
+            let is_gone = |rank: usize| self.members[rank] == Membership::Gone;
+            let mut blobs = exchange.blobs.iter().enumerate();
+            if exchange.missing > 0 && blobs.any(|(rank, blob)| blob.is_none() && !is_gone(rank)) {
+                break;
+            }
+            let exchange = self.exchanges.pop_front().expect("it is the front");
+            if exchange.missing == 0 && !exchange.differs {
+                replies.extend(exchange.replies(self.completed as u64));
+            }
+            self.completed += 1;
+        }
+        replies
+    }
+
+    fn watch_all(&mut self) -> Vec<Reply> {
+        (0..self.exchanges.len()).filter_map(|index| self.watch(index)).collect()
+    }
+
+    fn watch(&mut self, index: usize) -> Option<Reply> {
+        let sequence = (self.completed + index) as u64;
+        let exchange = &mut self.exchanges[index];
+        let present = |(rank, blob): (u32, &Option<Blob>)| blob.as_ref().map(|_| rank);
+        (!mem::replace(&mut exchange.watched, true)).then(|| Reply::Present {
+            sequence,
+            ranks: (0..).zip(&exchange.blobs).filter_map(present).collect(),
+        })
     }
 
     fn start_timed_out(&mut self, timeout: Duration) -> Vec<Reply> {
-        let missing = rank_numbers(self.ranks_where(|member| member == Membership::NotJoined));
+        let missing: Vec<_> = self.missing().map(|rank| rank.0).collect();
         if missing.is_empty() {
             return Vec::new();
         }
@@ -169,6 +275,7 @@ impl HubState {
         if self.end_cause.is_some() {
             return Vec::new();
         }
+        self.exchanges.clear();
         self.unacknowledged = self.live().collect();
         // A rank that did not answer before does not acknowledge in time either.
         if let Some(silent) = end_cause.unanswered() {
@@ -209,6 +316,11 @@ impl HubState {
         rank.index() < self.members.len()
     }
 
+    /// Returns the ranks that have not joined.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = Rank> {
+        self.ranks_where(|member| member == Membership::NotJoined)
+    }
+
     pub(crate) fn live(&self) -> impl Iterator<Item = Rank> {
         self.ranks_where(|member| member == Membership::Joined)
     }
@@ -233,13 +345,8 @@ pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn rank_numbers(ranks: impl Iterator<Item = Rank>) -> Vec<u32> {
-    ranks.map(|rank| rank.0).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::message::{BLOB_BYTES_MAX, Blob};
     use super::*;
 
     fn full(ranks: usize) -> HubState {
@@ -306,41 +413,110 @@ mod tests {
         assert_eq!(full(2).apply(Rank(0), give_up()), []);
     }
 
+    fn contribute(label: &str, bytes: &[u8]) -> Event {
+        Event::Request(Request::Contribute { label: label.into(), blob: Blob(bytes.into()) })
+    }
+
+    #[test]
+    fn an_exchange_is_sent_when_all_have_contributed_and_equal_data_once() {
+        let mut state = full(4);
+        assert_eq!(state.apply(Rank(3), contribute("a", b"x")), []);
+        assert_eq!(state.apply(Rank(0), contribute("a", b"yy")), []);
+        assert_eq!(state.apply(Rank(2), contribute("a", b"x")), []);
+        let blobs = vec![(1, Blob(b"yy".into())), (3, Blob(b"x".into()))];
+        assert_eq!(
+            state.apply(Rank(1), contribute("a", b"x")),
+            [Reply::Contributions { sequence: 0, first: 0, blobs }]
+        );
+        assert_eq!(state.completed, 1);
+        // Data that does not fit into one frame is sent in several.
+        let long = |rank: u8| vec![rank; BLOB_BYTES_MAX / 2];
+        (0..3).for_each(|rank| drop(state.apply(Rank(rank), contribute("b", &long(rank as u8)))));
+        let replies = state.apply(Rank(3), contribute("b", &long(3)));
+        let parts = replies.iter().map(|reply| match reply {
+            Reply::Contributions { sequence: 1, first, blobs } => (*first, blobs.len()),
+            reply => panic!("{reply:?}"),
+        });
+        assert_eq!(parts.collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 1), (3, 1)]);
+    }
+
+    #[test]
+    fn who_is_missing_is_told_if_a_rank_asks_and_before_messages_and_goodbyes() {
+        let mut state = full(4);
+        let present = |ranks: &[u32]| Reply::Present { sequence: 0, ranks: ranks.to_vec() };
+        let message = Reply::Message { from: 3, message: Blob(b"?".into()) };
+        let ask = || Event::Request(Request::Broadcast { message: Blob(b"?".into()) });
+        assert_eq!(state.apply(Rank(3), ask()), std::slice::from_ref(&message));
+        assert_eq!(state.apply(Rank(2), contribute("a", b"")), []);
+        assert_eq!(state.apply(Rank(3), ask()), [present(&[2]), message.clone()]);
+        assert_eq!(state.apply(Rank(3), ask()), [message]);
+        assert_eq!(state.apply(Rank(0), Event::Request(Request::Watch)), []);
+        assert_eq!(state.apply(Rank(0), contribute("a", b"")), [present(&[0])]);
+
+        let mut state = full(3);
+        assert_eq!(state.apply(Rank(2), contribute("a", b"")), []);
+        assert_eq!(state.apply(Rank(1), Event::Request(Request::Watch)), [present(&[2])]);
+        let mut state = full(3);
+        assert_eq!(state.apply(Rank(1), contribute("a", b"")), []);
+        let left = Reply::Left { rank: 2 };
+        assert_eq!(state.apply(Rank(2), Event::Request(Request::Leave)), [present(&[1]), left]);
+        assert_eq!(state.apply(Rank(0), contribute("a", b"")), [present(&[0])]);
+        // No exchange without it can complete.
+        assert_eq!(state.completed, 1);
+        let present = Reply::Present { sequence: 1, ranks: vec![1] };
+        assert_eq!(state.apply(Rank(1), contribute("b", b"")), [present]);
+    }
+
+    #[test]
+    fn the_first_two_labels_that_differ_are_told() {
+        let mut state = full(3);
+        assert_eq!(state.apply(Rank(2), contribute("b", b"")), []);
+        let labels = [(2, "b".into()), (1, "a".into())];
+        let differs = Reply::Differs { sequence: 0, labels };
+        assert_eq!(state.apply(Rank(1), contribute("a", b"")), [differs]);
+        assert_eq!(state.apply(Rank(0), contribute("c", b"")), []);
+        assert_eq!(state.completed, 1);
+    }
+
     #[test]
     fn a_rank_that_is_too_many_bytes_ahead_is_lost() {
-        let give = |bytes| {
-            let (label, blob) = ("a".into(), Blob(vec![0; bytes]));
-            Event::Request(Request::Contribute { sequence: 0, label, blob })
-        };
         let mut state = full(3);
         state.apply(Rank(2), Event::Request(Request::Leave));
+        let mut give = |rank, bytes| {
+            let mut replies = state.apply(Rank(rank), contribute("a", &vec![0; bytes]));
+            replies.retain(|reply| !matches!(reply, Reply::Present { .. }));
+            (replies, state.is_live(Rank(rank)))
+        };
         // The other rank keeps up, and the third has left.
         for _ in 0..3 {
             for rank in [0, 1] {
-                let replies = state.apply(Rank(rank), give(BLOB_BYTES_MAX));
-                assert!(matches!(replies[..], [Reply::Contribution { .. }]), "{replies:?}");
+                assert_eq!(give(rank, BLOB_BYTES_MAX), (vec![], true));
             }
         }
         for _ in 0..2 {
-            assert_eq!(state.apply(Rank(1), give(BLOB_BYTES_MAX)).len(), 1);
+            assert_eq!(give(1, BLOB_BYTES_MAX), (vec![], true));
         }
-        let how = "it sent 33554626 bytes for exchanges that other ranks have not begun, expected at most 33554432 bytes";
+        let (replies, is_live) = give(1, 8193);
+        let how = "it sent 33554433 bytes for 3 exchanges that other ranks have not begun, expected at most 33554432 bytes and 16 exchanges";
         let lost = EndCause::Lost { rank: 1, how: how.into() };
-        assert_eq!(state.apply(Rank(1), give(8191)), [Reply::Ended(lost)]);
-        assert!(!state.is_live(Rank(1)));
+        assert_eq!((replies, is_live), (vec![Reply::Ended(lost)], false));
+
+        // Exchanges without data have a limit too.
+        let mut state = full(3);
+        let ahead = (0..).find(|_| {
+            state.apply(Rank(1), contribute("a", b""));
+            !state.is_live(Rank(1))
+        });
+        assert_eq!(ahead, Some(AHEAD_MAX));
     }
 
     #[test]
     fn no_contribution_is_passed_on_after_the_end_or_after_a_goodbye() {
-        let give = || {
-            let (label, blob) = ("a".into(), Blob(Vec::new()));
-            Event::Request(Request::Contribute { sequence: 0, label, blob })
-        };
         let mut state = full(2);
-        assert_eq!(state.apply(Rank(0), give()).len(), 1);
+        assert_eq!(state.apply(Rank(0), contribute("a", b"")), []);
         state.apply(Rank(0), Event::Request(Request::Leave));
-        assert_eq!(state.apply(Rank(0), give()), []);
+        assert_eq!(state.apply(Rank(0), contribute("a", b"")), []);
         state.apply(Rank(1), abort("over"));
-        assert_eq!(state.apply(Rank(1), give()), []);
+        assert_eq!(state.apply(Rank(1), contribute("a", b"")), []);
     }
 }

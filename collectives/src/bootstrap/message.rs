@@ -22,7 +22,6 @@ pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Contribute {
-        sequence: u64,
         label: String,
         blob: Blob,
     },
@@ -49,6 +48,8 @@ pub(crate) enum Request {
     GiveUp {
         how: String,
     },
+    /// Asks which ranks have contributed to each exchange that is not complete, now and from now on.
+    Watch,
 }
 
 /// All ranks receive the messages of the hub in the same order.
@@ -56,15 +57,14 @@ pub(crate) enum Request {
 pub(crate) enum Reply {
     /// Tells a rank that all ranks have joined; `addresses` are those at which the ranks listen if the group shrinks.
     Joined {
-        ranks: Vec<u32>,
         runs_hub: Option<u32>,
         addresses: Vec<Option<SocketAddr>>,
     },
-    Contribution {
-        from: u32,
+    /// The contributions of consecutive ranks to an exchange that is complete, as numbers of ranks with equal data.
+    Contributions {
         sequence: u64,
-        label: String,
-        blob: Blob,
+        first: u32,
+        blobs: Vec<(u32, Blob)>,
     },
     Ended(EndCause),
     Message {
@@ -77,6 +77,16 @@ pub(crate) enum Reply {
     },
     /// The last message of a subgroup to a rank that has left it.
     Gone,
+    /// Ranks have contributed to an exchange that is not complete.
+    Present {
+        sequence: u64,
+        ranks: Vec<u32>,
+    },
+    /// Two ranks have contributed to an exchange with different labels.
+    Differs {
+        sequence: u64,
+        labels: [(u32, String); 2],
+    },
 }
 
 /// Only the first reason why a group ended counts.

@@ -4,12 +4,14 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 use hmac_sha256::HMAC;
 use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_hal::Rank;
 
-pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x05\0\0\0";
+pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x06\0\0\0";
 
 /// The start of a message of the first group.
 pub(crate) const NO_SUBGROUP: Option<(u32, u32)> = None;
@@ -101,19 +103,22 @@ impl Silent {
         frame
     }
 
-    /// Reads messages until one reports that `count` ranks have joined. Such a message has the number 0.
-    pub(crate) fn wait_here(&mut self, count: u8) {
-        while self.frame()[..2] != [0, count] {}
-    }
-
     /// Waits until the group is over, which is message number 2.
     pub(crate) fn wait_over(&mut self) {
         while self.frame()[0] != 2 {}
     }
 
     /// Contributes to an exchange.
-    pub(crate) fn contribute(&mut self, sequence: u64, label: &str, bytes: &[u8]) {
-        let request = postcard::to_stdvec(&(NO_SUBGROUP, 0_u8, sequence, label, bytes)).unwrap();
+    pub(crate) fn contribute(&mut self, label: &str, bytes: &[u8]) {
+        let request = postcard::to_stdvec(&(NO_SUBGROUP, 0_u8, label, bytes)).unwrap();
         self.0.write_all(&frame(&request)).unwrap();
+    }
+}
+
+/// Waits until all but these ranks have joined.
+pub(crate) fn wait_missing(hub: &Hub, ranks: &[u32]) {
+    let ranks: Vec<_> = ranks.iter().copied().map(Rank).collect();
+    while hub.missing() != ranks {
+        thread::sleep(Duration::from_millis(1));
     }
 }

@@ -7,12 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{ErrorKind, Rank};
 
 use super::{Action, Control, Message, RankState};
-use crate::bootstrap::client::ClientState;
+use crate::bootstrap::client::{ClientState, watch_time};
 use crate::bootstrap::hub::{Event, HubState};
 use crate::bootstrap::message::{Blob, Reply, Request};
 use crate::bootstrap::{AbortRecord, Notice};
@@ -139,6 +140,8 @@ struct Node {
     overdue_step: Option<u32>,
     /// The end of the last pause.
     paused_until: Instant,
+    /// Whether the rank has asked which ranks are missing in its exchange.
+    watches: bool,
     killed: bool,
     stalled_until: Option<Instant>,
     /// Time of delivery of the last message in each direction, which keeps messages in order.
@@ -187,6 +190,7 @@ impl World {
             starts: 0,
             overdue_step: None,
             paused_until: now,
+            watches: false,
             killed: false,
             stalled_until: None,
             last_up: now,
@@ -467,8 +471,10 @@ impl World {
             Ok(sequence) => {
                 // The rank that a failed call blames, plus one.
                 let blob = Blob(vec![own_error.map_or(0, |peer| peer.0 as u8 + 1)]);
-                let request = Request::Contribute { sequence, label: label.to_owned(), blob };
+                let request = Request::Contribute { label: label.to_owned(), blob };
                 self.send(rank, Event::Request(request));
+                self.nodes[rank].watches = false;
+                self.put_at(self.nodes[rank].deadline - watch_time(TIMEOUT), Item::Wake(rank));
                 self.nodes[rank].step = Step::Exchange { sequence, own_error };
             }
             Err(_) => self.fail_call(rank, own_error),
@@ -537,7 +543,13 @@ impl World {
                 self.fail_call(rank, own_error);
                 true
             }
-            None => false,
+            None => {
+                let watch_at = self.nodes[rank].deadline - watch_time(TIMEOUT);
+                if self.now >= watch_at && !mem::replace(&mut self.nodes[rank].watches, true) {
+                    self.send(rank, Event::Request(Request::Watch));
+                }
+                false
+            }
         }
     }
 

@@ -97,7 +97,7 @@ impl Mapping {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)
             .map_err(MappingError::system("cannot seal shared memory"))?;
-        Self::map(fd, 0, mapped)
+        Self::map(fd, 0, mapped, true)
     }
 
     /// Maps `bytes` bytes of a peer's memfd, which begin `head` bytes after its start. Returns the mapping
@@ -124,11 +124,14 @@ impl Mapping {
                 ),
             });
         }
+        // Every rank maps the memory of every other, but may use little of it. So the pages of a small mapping are faulted in
+        // by their first use.
+        let is_resident = end - start > HUGE_PAGE_BYTES as u64;
         // The offset is less than a page.
-        Ok((Self::map(fd, start, end - start)?, (head - start) as usize))
+        Ok((Self::map(fd, start, end - start, is_resident)?, (head - start) as usize))
     }
 
-    fn map(fd: OwnedFd, start: u64, mapped: u64) -> Result<Self, MappingError> {
+    fn map(fd: OwnedFd, start: u64, mapped: u64, is_resident: bool) -> Result<Self, MappingError> {
         let mapped_bytes = usize::try_from(mapped).map_err(|_| Errno::NOMEM);
         let mapped_bytes = mapped_bytes
             .map_err(MappingError::system(format!("cannot map {mapped} bytes of shared memory")))?;
@@ -150,7 +153,9 @@ impl Mapping {
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
         let pages = Arc::new(Pages { base, mapped_bytes, fd });
         insert_mapping(&pages, start);
-        pages.make_resident()?;
+        if is_resident {
+            pages.make_resident()?;
+        }
         Ok(Self { pages })
     }
 

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::super::message::Blob;
 use super::super::secret::Secret;
 
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
 

@@ -218,6 +218,11 @@ impl Hub {
         self.shared.ranks
     }
 
+    /// Returns the ranks that have not joined.
+    pub fn missing(&self) -> Vec<Rank> {
+        self.shared.state.lock().hub.first().missing().collect()
+    }
+
     pub(super) fn secret(&self) -> Option<Secret> {
         self.shared.secret.clone()
     }

@@ -16,7 +16,6 @@ use peerlane_hal::Deadline;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::super::hub::AHEAD_BYTES_MAX;
 use super::super::message;
 
 pub(super) const FRAME_BYTES_MAX: u32 = message::FRAME_BYTES_MAX as u32;
@@ -127,11 +126,9 @@ enum Item {
     End,
 }
 
-/// A stopped rank misses at most one exchange that all others have completed, and those that others are ahead.
-/// The rest of the limit is for messages without an exchange.
+/// A stopped rank misses the result of at most one exchange. The rest of the limit is for messages without an exchange.
 pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
-    let frame = FRAME_BYTES_MAX as usize;
-    ranks.saturating_mul(frame + AHEAD_BYTES_MAX).saturating_add(frame)
+    (FRAME_BYTES_MAX as usize).saturating_mul(ranks.saturating_add(1))
 }
 
 impl Outbox {
@@ -269,7 +266,7 @@ mod tests {
     #[test]
     fn the_longest_request_fits() {
         let (label, blob) = ("l".repeat(LABEL_BYTES_MAX), Blob(vec![7; BLOB_BYTES_MAX]));
-        let frame = encode_frame(&Request::Contribute { sequence: u64::MAX, label, blob });
+        let frame = encode_frame(&Request::Contribute { label, blob });
         assert!(frame.len() <= LENGTH_BYTES + FRAME_BYTES_MAX as usize);
         let Ok(Some(Request::Contribute { blob, .. })) = decode(&frame) else {
             panic!("not a give")
@@ -279,11 +276,7 @@ mod tests {
 
     #[test]
     fn every_cut_is_noticed_and_no_change_of_a_byte_panics() {
-        let frame = encode_frame(&Request::Contribute {
-            sequence: 300,
-            label: "a".into(),
-            blob: Blob(vec![1]),
-        });
+        let frame = encode_frame(&Request::Contribute { label: "a".into(), blob: Blob(vec![1]) });
         assert!(matches!(decode(&[]), Ok(None)));
         for cut in 1..frame.len() {
             let error = decode(&frame[..cut]).unwrap_err();
