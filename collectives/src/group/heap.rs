@@ -290,7 +290,8 @@ impl Heap {
         for (pool, size) in &mut sizes {
             let first = match pool {
                 Pool::Data => self.data_bytes.unwrap_or(DATA_BYTES),
-                Pool::Flags { .. } => FLAG_BYTES,
+                // Flags of more ranks need more memory, and more operations follow the first.
+                Pool::Flags { .. } => FLAG_BYTES.max(size.saturating_mul(4)),
             };
             let least = match self.spaces.get(pool).map_or(0, |space| space.bytes) {
                 0 => first,

@@ -91,9 +91,9 @@ impl Mapping {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("peerlane", flags)
             .map_err(MappingError::system("cannot create a memfd for shared memory"))?;
-        rustix::fs::ftruncate(&fd, mapped).map_err(MappingError::system(format!(
-            "cannot resize shared memory to {mapped} bytes"
-        )))?;
+        rustix::fs::ftruncate(&fd, mapped).map_err(|errno| {
+            MappingError::system(format!("cannot resize shared memory to {mapped} bytes"))(errno)
+        })?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)
             .map_err(MappingError::system("cannot seal shared memory"))?;
@@ -132,9 +132,10 @@ impl Mapping {
     }
 
     fn map(fd: OwnedFd, start: u64, mapped: u64, is_resident: bool) -> Result<Self, MappingError> {
-        let mapped_bytes = usize::try_from(mapped).map_err(|_| Errno::NOMEM);
-        let mapped_bytes = mapped_bytes
-            .map_err(MappingError::system(format!("cannot map {mapped} bytes of shared memory")))?;
+        let failed = |errno| {
+            MappingError::system(format!("cannot map {mapped} bytes of shared memory"))(errno)
+        };
+        let mapped_bytes = usize::try_from(mapped).map_err(|_| failed(Errno::NOMEM))?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
@@ -147,9 +148,7 @@ impl Mapping {
                 start,
             )
         };
-        let base = base.map_err(MappingError::system(format!(
-            "cannot map {mapped_bytes} bytes of shared memory"
-        )))?;
+        let base = base.map_err(failed)?;
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
         let pages = Arc::new(Pages { base, mapped_bytes, fd });
         insert_mapping(&pages, start);

@@ -26,7 +26,7 @@ use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
 
 const MAGIC: [u8; 4] = *b"PLRQ";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 4 + 4;
 /// The largest error text in bytes that is read from a process that failed to export its memory.
 const WHY_BYTES_MAX: u64 = 4096;
@@ -84,19 +84,8 @@ pub fn ask(
     let socket = UnixStream::from(connect(process, deadline)?);
     let request = Request { socket: &socket, deadline };
     rustix::net::send(&socket, &encode_request(claim), SendFlags::NOSIGNAL)
-        .map_err(|errno| request.socket_error(errno))?;
-    let header = Header::decode(request.read_exact()?);
-    match header.status {
-        HERE if header.count <= DESCRIPTORS_MAX => request.receive_all(header.count),
-        FREED => Err(Refusal::Freed),
-        status => Err(Refusal::Gone {
-            how: format!(
-                "the peer answered with status {status} and {} file descriptors, expected status \
-                 {HERE} and at most {DESCRIPTORS_MAX}, or status {FREED}",
-                header.count
-            ),
-        }),
-    }
+        .map_err(|errno| socket_error(errno, deadline))?;
+    request.receive_all()
 }
 
 struct Request<'a> {
@@ -105,31 +94,27 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    fn receive_all(&self, count: u32) -> Result<Vec<OwnedFd>, Refusal> {
+    fn receive_all(&self) -> Result<Vec<OwnedFd>, Refusal> {
         let mut fds = Vec::new();
-        while fds.len() < count as usize {
+        loop {
             let before = fds.len();
-            match self.receive(&mut fds)? {
-                Some(HERE) if fds.len() > before && fds.len() <= count as usize => {}
-                Some(FAILED) => return Err(Refusal::Failed { why: self.read_reason() }),
-                Some(HERE) if fds.len() == before => return Err(self.no_descriptor()),
-                Some(status) => {
+            let Header { status, count } = self.receive(&mut fds)?;
+            match status {
+                HERE if fds.len() == count as usize => return Ok(fds),
+                HERE if fds.len() == before => return Err(self.no_descriptor()),
+                HERE if fds.len() < count.min(DESCRIPTORS_MAX) as usize => {}
+                FREED => return Err(Refusal::Freed),
+                FAILED => return Err(Refusal::Failed { why: self.read_reason() }),
+                status => {
                     let how = format!(
-                        "the peer sent {} of {count} file descriptors with the unexpected status \
-                         {status}",
+                        "the peer answered with status {status} and {} of {count} file descriptors, expected status \
+                         {HERE} and at most {DESCRIPTORS_MAX}, or status {FREED} or {FAILED}",
                         fds.len()
-                    );
-                    return Err(Refusal::Gone { how });
-                }
-                None => {
-                    let how = format!(
-                        "the peer closed the connection after {before} of {count} file descriptors"
                     );
                     return Err(Refusal::Gone { how });
                 }
             }
         }
-        Ok(fds)
     }
 
     /// Creates the error for a message whose descriptors the kernel dropped at the limit of open files.
@@ -143,21 +128,31 @@ impl Request<'_> {
         }
     }
 
-    fn receive(&self, fds: &mut Vec<OwnedFd>) -> Result<Option<u8>, Refusal> {
-        self.apply_deadline()?;
-        let mut status = [u8::MAX];
+    fn receive(&self, fds: &mut Vec<OwnedFd>) -> Result<Header, Refusal> {
+        set_timeout(self.socket, sockopt::Timeout::Recv, self.deadline)?;
+        let mut header = [0; Header::BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
         let mut rights = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let mut slices = [IoSliceMut::new(&mut status)];
-        let answer = rustix::net::recvmsg(self.socket, &mut slices, &mut rights, flags)
-            .map_err(|errno| self.socket_error(errno))?;
+        let mut slices = [IoSliceMut::new(&mut header)];
+        let answer =
+            rustix::net::recvmsg(self.socket, &mut slices, &mut rights, RecvFlags::CMSG_CLOEXEC)
+                .map_err(|errno| socket_error(errno, self.deadline))?;
         for message in rights.drain() {
             if let RecvAncillaryMessage::ScmRights(more) = message {
                 fds.extend(more);
             }
         }
-        Ok((answer.bytes == 1).then_some(status[0]))
+        match answer.bytes {
+            Header::BYTES => Ok(Header::decode(header)),
+            // Each message arrives as a whole.
+            bytes => Err(Refusal::Gone {
+                how: format!(
+                    "the peer closed the connection after {bytes} bytes of an answer and {} file descriptors; run all \
+                     ranks of a host as the same user",
+                    fds.len()
+                ),
+            }),
+        }
     }
 
     fn read_reason(&self) -> String {
@@ -166,44 +161,17 @@ impl Request<'_> {
         let _ = self.socket.take(WHY_BYTES_MAX).read_to_end(&mut why);
         String::from_utf8_lossy(&why).into_owned()
     }
-
-    fn read_exact<const N: usize>(&self) -> Result<[u8; N], Refusal> {
-        let mut bytes = [0; N];
-        let mut filled = 0;
-        while filled < N {
-            self.apply_deadline()?;
-            match rustix::io::read(self.socket, &mut bytes[filled..]) {
-                Ok(0) => {
-                    return Err(Refusal::Gone {
-                        how: "the peer closed the connection before it sent the memory; run all \
-                              ranks of a host as the same user"
-                            .to_owned(),
-                    });
-                }
-                Ok(more) => filled += more,
-                Err(errno) => return Err(self.socket_error(errno)),
-            }
-        }
-        Ok(bytes)
-    }
-
-    fn apply_deadline(&self) -> Result<(), Refusal> {
-        set_timeouts(self.socket, self.deadline)
-    }
-
-    fn socket_error(&self, errno: Errno) -> Refusal {
-        socket_error(errno, self.deadline)
-    }
 }
 
-fn set_timeouts(socket: impl AsFd, deadline: Deadline) -> Result<(), Refusal> {
+fn set_timeout(
+    socket: impl AsFd,
+    direction: sockopt::Timeout,
+    deadline: Deadline,
+) -> Result<(), Refusal> {
     // Zero would mean no timeout.
     let left = deadline.remaining().max(Duration::from_millis(1));
-    for timeout in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
-        sockopt::set_socket_timeout(socket.as_fd(), timeout, Some(left))
-            .map_err(Refusal::system("cannot set the timeout of a socket"))?;
-    }
-    Ok(())
+    sockopt::set_socket_timeout(socket.as_fd(), direction, Some(left))
+        .map_err(Refusal::system("cannot set the timeout of a socket"))
 }
 
 fn connect(process: ProcessToken, deadline: Deadline) -> Result<OwnedFd, Refusal> {
@@ -213,7 +181,8 @@ fn connect(process: ProcessToken, deadline: Deadline) -> Result<OwnedFd, Refusal
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(Refusal::system("cannot open a Unix socket"))?;
-    set_timeouts(&socket, deadline)?;
+    // It limits the connection and the request.
+    set_timeout(&socket, sockopt::Timeout::Send, deadline)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => Ok(socket),
         Err(Errno::CONNREFUSED) => Err(Refusal::Gone {
@@ -369,8 +338,12 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
     match listener.accept() {
         Ok((stream, _)) => {
             let deadline = Deadline::after(CLIENT_TIMEOUT);
-            if stream.set_nonblocking(true).is_ok() {
-                clients.push_back(Client { stream, request: Vec::new(), deadline });
+            let mut client = Client { stream, request: Vec::new(), deadline };
+            // The request has often arrived with the connection.
+            if client.stream.set_nonblocking(true).is_ok()
+                && client.read_and_answer().is_ok_and(|done| !done)
+            {
+                clients.push_back(client);
             }
             if clients.len() > CLIENTS_MAX {
                 clients.pop_front();
@@ -413,8 +386,6 @@ fn is_temporary(error: &std::io::Error) -> bool {
 }
 
 fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
-    client.set_nonblocking(false)?;
-    client.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let user = sockopt::socket_peercred(client)?.uid;
     if user != rustix::process::geteuid() {
         return Ok(());
@@ -425,34 +396,43 @@ fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
     let Some((memory, count)) = found.filter(|(_, count)| *count <= DESCRIPTORS_MAX) else {
         return client.write_all(&Header { status: FREED, count: 0 }.encode());
     };
-    client.write_all(&Header { status: HERE, count }.encode())?;
     hand_over(client, memory, count)
 }
 
 /// Sends the descriptors in several messages, so that only those of one message are open in this process.
 fn hand_over(mut client: &UnixStream, memory: &dyn Handover, count: u32) -> std::io::Result<()> {
+    if count > MESSAGE_FDS_MAX as u32 {
+        // More than one message may not fit into the buffer of the socket.
+        client.set_nonblocking(false)?;
+        client.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+    }
     let mut next = 0;
-    while next < count {
+    loop {
         let last = count.min(next + MESSAGE_FDS_MAX as u32);
         let fds: Result<Vec<OwnedFd>, String> =
             (next..last).map(|it| memory.descriptor(it)).collect();
         match fds {
-            Ok(fds) => send(client, &fds)?,
+            Ok(fds) => send(client, Header { status: HERE, count }, &fds)?,
             Err(why) => {
-                client.write_all(&[FAILED])?;
+                client.write_all(&Header { status: FAILED, count }.encode())?;
                 return client.write_all(why.as_bytes());
             }
         }
         next = last;
+        if next == count {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
-fn send(client: &UnixStream, fds: &[OwnedFd]) -> std::io::Result<()> {
+fn send(client: &UnixStream, header: Header, fds: &[OwnedFd]) -> std::io::Result<()> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
-    rights.push(SendAncillaryMessage::ScmRights(&fds));
-    rustix::net::sendmsg(client, &[IoSlice::new(&[HERE])], &mut rights, SendFlags::NOSIGNAL)?;
+    if !fds.is_empty() {
+        rights.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let header = header.encode();
+    rustix::net::sendmsg(client, &[IoSlice::new(&header)], &mut rights, SendFlags::NOSIGNAL)?;
     Ok(())
 }

@@ -16,8 +16,7 @@
 //! | message | content |
 //! | --- | --- |
 //! | request | `PLRQ`, version, backend, generation, rank of the owner, role |
-//! | answer | status (0: found, 1: freed), number of descriptors |
-//! | repeated until all descriptors were sent | status (0, or 2 and a text: export failed), up to 250 descriptors by `SCM_RIGHTS` |
+//! | answer, repeated until all descriptors were sent | status (0: found, 1: freed, 2 and a text: export failed), number of all descriptors, and up to 250 of them by `SCM_RIGHTS` |
 
 mod exchange;
 mod host;
@@ -151,8 +150,7 @@ impl ProcessToken {
     }
 
     pub(super) fn socket_name(self) -> String {
-        let hex = self.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        format!("peerlane-{hex}")
+        format!("peerlane-{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
