@@ -90,7 +90,7 @@ fn a_rank_of_another_job_is_refused() {
         let zero = scope.spawn(|| TcpBootstrap::join(&place(0, Some("a")), long()).unwrap());
         let error = TcpBootstrap::join(&place(1, Some("b")), long()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
-        assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the hub at HUB rejected this rank: this process belongs to job "b", the hub to job "a"; set MASTER_PORT or PEERLANE_PORT to a different port for every job"#);
+        assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the hub at HUB rejected this rank: this process belongs to job "b", the hub to job "a"; set MASTER_PORT or PEERLANE_PORT to a different port for every job, or PEERLANE_JOB_ID to the same id on all ranks"#);
         let one = TcpBootstrap::join(&place(1, Some("a")), long()).unwrap();
         let zero = zero.join().unwrap();
         one.leave(long()).unwrap();
@@ -107,8 +107,22 @@ fn a_hub_with_a_job_refuses_the_ranks_of_others() {
     };
     let error = TcpBootstrap::join(&place(Some("b")), long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    // A rank without an id may have been started by hand.
-    TcpBootstrap::join(&place(None), long()).unwrap().leave(long()).unwrap();
+    let error = TcpBootstrap::join(&place(None), long()).unwrap_err();
+    assert_snapshot!(text(&error, &[(hub.address(), "HUB")]), @r#"the hub at HUB rejected this rank: this process belongs to no job, the hub to job "a"; set MASTER_PORT or PEERLANE_PORT to a different port for every job, or PEERLANE_JOB_ID to the same id on all ranks"#);
+    TcpBootstrap::join(&place(Some("a")), long()).unwrap().leave(long()).unwrap();
+}
+
+#[test]
+fn an_address_of_another_host_is_named_if_ranks_are_missing() {
+    // Of a network for documentation (RFC 5737).
+    let place = Environment {
+        hub: HubAddress::RankZero("192.0.2.1:0".into()),
+        allow_unauthenticated: true,
+        ..Environment::at_hub("", Rank(0), 2)
+    };
+    let error = TcpBootstrap::join(&place, after_ms(500)).unwrap_err();
+    assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+    assert_snapshot!(error, @"the group did not start: rank 1 did not connect within 0.5 s; the address of rank 0 is 192.0.2.1:0 (MASTER_ADDR), but [192.0.2.1:0] is not an address of the host of rank 0; check that every rank was started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
 }
 
 #[test]

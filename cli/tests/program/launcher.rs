@@ -42,6 +42,42 @@ fn ranks_of_a_launcher_join_and_rank_0_prints() {
     }
 }
 
+/// Starts four ranks with a launcher of a package; `None` if it is not installed.
+fn with_mpirun(launcher: &str, options: &str) -> Option<Ended> {
+    let mut command = Command::new(launcher);
+    // The ranks find each other by the variables of the launcher alone, besides the port.
+    let own = self::command(SMALL);
+    command.args(options.split_whitespace()).args(["-n", "4"]).arg(own.get_program());
+    for (name, value) in own.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.args(own.get_args()).env("PEERLANE_PORT", port().to_string());
+    if Command::new(launcher).arg("--version").output().is_err() {
+        eprintln!("{launcher} is not installed");
+        return None;
+    }
+    Some(end(&mut command))
+}
+
+#[test]
+fn ranks_of_mpirun_join_without_further_variables() {
+    // Open MPI refuses to run as root and to start more ranks than processors without these options.
+    let launchers =
+        [("mpirun.openmpi", "--allow-run-as-root --oversubscribe"), ("mpirun.mpich", "")];
+    for (launcher, options) in launchers {
+        let Some(ended) = with_mpirun(launcher, options) else { continue };
+        assert_eq!(ended.code, Some(0), "{launcher}: {ended:?}");
+        let rows = ended.rows();
+        assert!(
+            rows.len() == 2 && rows.iter().all(|row| row["ranks"] == 4),
+            "{launcher}: {ended:?}"
+        );
+    }
+}
+
 #[test]
 fn ranks_with_different_options_are_named() {
     let other = format!("{SMALL} --dtype f32");

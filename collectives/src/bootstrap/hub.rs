@@ -41,6 +41,8 @@ pub(crate) struct HubState {
     /// The number of exchanges to which each rank has contributed. All ranks contribute in the same order.
     contributed: Vec<usize>,
     refused: Option<(u64, String)>,
+    /// What may be wrong with the address of the hub.
+    address_doubt: Option<String>,
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
     unacknowledged: BTreeSet<Rank>,
@@ -103,6 +105,7 @@ impl HubState {
             completed: 0,
             contributed: vec![0; ranks],
             refused: None,
+            address_doubt: None,
             runs_hub: None,
             end_cause: None,
             unacknowledged: BTreeSet::new(),
@@ -145,6 +148,10 @@ impl HubState {
     pub(crate) fn refuse(&mut self, which: String) {
         let count = self.refused.as_ref().map_or(0, |(count, _)| *count);
         self.refused = Some((count + 1, which));
+    }
+
+    pub(crate) fn doubt_address(&mut self, how: String) {
+        self.address_doubt = Some(how);
     }
 
     fn handle(&mut self, from: Rank, request: Request) -> Vec<Reply> {
@@ -268,7 +275,8 @@ impl HubState {
             1 => format!("the hub refused a connection from {last}"),
             _ => format!("the hub refused {count} connections, the last from {last}"),
         });
-        self.end_group(EndCause::NotStarted { missing, timeout, refused })
+        let hints = refused.into_iter().chain(self.address_doubt.clone()).collect();
+        self.end_group(EndCause::NotStarted { missing, timeout, hints })
     }
 
     fn end_group(&mut self, end_cause: EndCause) -> Vec<Reply> {
@@ -406,8 +414,8 @@ mod tests {
         let mut state = HubState::new(4);
         state.apply(Rank(1), Event::Joined { runs_hub: false, address: None });
         state.apply(Rank(3), Event::Joined { runs_hub: false, address: None });
-        let (timeout, refused) = (Duration::from_secs(5), None);
-        let missing = EndCause::NotStarted { missing: vec![0, 2], timeout, refused };
+        let (timeout, hints) = (Duration::from_secs(5), Vec::new());
+        let missing = EndCause::NotStarted { missing: vec![0, 2], timeout, hints };
         assert!(missing.to_string().starts_with("ranks 0 and 2 did not connect within 5 s; "));
         assert_eq!(state.apply(Rank(3), give_up()), [Reply::Ended(missing)]);
         assert_eq!(full(2).apply(Rank(0), give_up()), []);

@@ -108,7 +108,7 @@ pub(crate) enum EndCause {
     NotStarted {
         missing: Vec<u32>,
         timeout: Duration,
-        refused: Option<String>,
+        hints: Vec<String>,
     },
     /// The connection to the hub has closed, and no rank of the group runs the hub.
     HubLost {
@@ -170,11 +170,11 @@ impl fmt::Display for EndCause {
             Self::TimedOut { from, text, .. } => write!(f, "rank {from} timed out: {text}"),
             Self::Lost { rank, how } => write!(f, "rank {rank} is lost: {how}"),
             Self::HubLost { how } => write!(f, "the hub is lost: {how}"),
-            Self::NotStarted { missing, timeout, refused } => {
+            Self::NotStarted { missing, timeout, hints } => {
                 let missing: Vec<_> = missing.iter().copied().map(Rank).collect();
                 write!(f, "{} did not connect within {}", RankList(&missing), Seconds(*timeout))?;
-                if let Some(refused) = refused {
-                    write!(f, "; {refused}")?;
+                for hint in hints {
+                    write!(f, "; {hint}")?;
                 }
                 f.write_str(
                     "; check that every rank was started with the same WORLD_SIZE, MASTER_ADDR and \

@@ -81,6 +81,10 @@ impl HubGroups {
         self.first.refuse(which);
     }
 
+    pub(crate) fn doubt_address(&mut self, how: String) {
+        self.first.doubt_address(how);
+    }
+
     /// Applies an event of a rank to one of its groups. Losing or leaving the first group ends its part in all others.
     pub(crate) fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outgoing> {
         let Addressed { subgroup, message: event } = event;

@@ -59,8 +59,8 @@ pub(super) enum Refusal {
     /// The rank sees from the proof of the hub what is wrong.
     Unproven,
     Job {
-        job: String,
-        hub_job: String,
+        job: Option<String>,
+        hub_job: Option<String>,
     },
     Ranks {
         rank: u32,
@@ -92,11 +92,19 @@ impl fmt::Display for Refusal {
             Self::Unproven => {
                 f.write_str("the rank sent no hello that proves that it knows the secret")
             }
-            Self::Job { job, hub_job } => write!(
-                f,
-                "this process belongs to job {job:?}, the hub to job {hub_job:?}; set MASTER_PORT or \
-                 PEERLANE_PORT to a different port for every job"
-            ),
+            Self::Job { job, hub_job } => {
+                let name = |job: &Option<String>| match job {
+                    Some(job) => format!("job {job:?}"),
+                    None => "no job".to_owned(),
+                };
+                write!(
+                    f,
+                    "this process belongs to {}, the hub to {}; set MASTER_PORT or PEERLANE_PORT to a different port for \
+                     every job, or PEERLANE_JOB_ID to the same id on all ranks",
+                    name(job),
+                    name(hub_job)
+                )
+            }
             Self::Ranks { rank, ranks, hub_ranks } => write!(
                 f,
                 "rank {rank} expects {ranks} ranks, the hub expects {hub_ranks}; set the same \

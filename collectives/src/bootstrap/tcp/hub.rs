@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
+};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -65,7 +67,8 @@ struct State {
     /// The groups that have ended since the last change.
     ended: Vec<Option<SubgroupId>>,
     formation: Option<Formation>,
-    job: Option<String>,
+    /// The job of the ranks, which can be none; the options or the first rank determine it.
+    job: Option<Option<String>>,
     connections: Vec<Option<Connection>>,
     pending: BTreeMap<u64, TcpStream>,
     accepted: u64,
@@ -88,8 +91,8 @@ pub struct HubOptions {
 }
 
 impl HubOptions {
-    /// Sets the id of the job, so that processes of another job cannot join. Without it, the first rank with an id
-    /// determines the job.
+    /// Sets the id of the job, so that processes of another job, or without one, cannot join. Without it, the first rank
+    /// that joins determines the job.
     #[must_use]
     pub fn job(mut self, job: impl Into<String>) -> Self {
         self.job = Some(job.into());
@@ -178,7 +181,7 @@ impl HubOptions {
             hub: HubGroups::new(ranks),
             ended: Vec::new(),
             formation,
-            job: self.job.clone(),
+            job: self.job.clone().map(Some),
             connections: (0..ranks).map(|_| None).collect(),
             pending: BTreeMap::new(),
             accepted: 0,
@@ -232,7 +235,7 @@ impl Hub {
     }
 
     pub(super) fn job(&self) -> Option<String> {
-        self.shared.state.lock().job.clone()
+        self.shared.state.lock().job.clone().flatten()
     }
 
     pub(super) fn address_here(&self) -> SocketAddr {
@@ -243,6 +246,22 @@ impl Hub {
             _ => {}
         }
         address
+    }
+
+    /// Checks on another thread whether the address that ranks are given is one of this host.
+    pub(super) fn check_address(&self, address: &str) {
+        let (address, shared) = (address.to_owned(), Arc::clone(&self.shared));
+        // Without the check, an error has a hint less.
+        let _ = thread::Builder::new().name("peerlane-resolve".into()).spawn(move || {
+            let is_own = |to: &SocketAddr| TcpListener::bind((to.ip(), 0)).is_ok();
+            let how = match address.to_socket_addrs().map(Iterator::collect::<Vec<_>>) {
+                Ok(resolved) if resolved.iter().any(is_own) => return,
+                Ok(resolved) => format!("{resolved:?} is not an address of the host of rank 0"),
+                Err(error) => format!("it cannot be resolved on the host of rank 0: {error}"),
+            };
+            let how = format!("the address of rank 0 is {address} (MASTER_ADDR), but {how}");
+            shared.state.lock().hub.doubt_address(how);
+        });
     }
 
     pub(super) fn start_timed_out(&self, timeout: Duration) {
@@ -418,7 +437,7 @@ impl Shared {
                 HelloReply::Refused(refusal) => return Err((refusal, outbox)),
             };
             state.pending.remove(&number);
-            state.job = state.job.take().or(hello.job);
+            state.job.get_or_insert(hello.job);
             let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
             let (runs_hub, address) = (hello.runs_hub, hello.address);
@@ -487,10 +506,10 @@ impl State {
             let ranks = u32::try_from(ranks).expect("not more than before");
             return Ok((formation.member(rank, number)?, ranks));
         }
-        if let (Some(job), Some(hub_job)) = (&hello.job, &self.job)
-            && job != hub_job
+        if let Some(hub_job) = &self.job
+            && hello.job != *hub_job
         {
-            return Err(Refusal::Job { job: job.clone(), hub_job: hub_job.clone() });
+            return Err(Refusal::Job { job: hello.job.clone(), hub_job: hub_job.clone() });
         }
         if ranks as usize != hub_ranks {
             let hub_ranks = u32::try_from(hub_ranks).expect("checked when the hub was bound");

@@ -103,6 +103,7 @@ impl TcpBootstrap {
         match &environment.hub {
             HubAddress::RankZero(address) if rank == Rank(0) => {
                 let hub = bind(address, ranks, &membership.hub_options())?;
+                hub.check_address(address);
                 let address = hub.address_here().to_string();
                 Self::connect(address, Some(hub), rank, ranks, membership, deadline)
             }
