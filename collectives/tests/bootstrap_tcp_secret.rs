@@ -182,6 +182,41 @@ fn strangers_neither_end_nor_delay_a_start() {
     });
 }
 
+/// Returns the median time in which groups of four ranks start, without and with a secret, by turns.
+fn start_times() -> [Duration; 2] {
+    let mut times = [const { Vec::new() }; 2];
+    for round in 0..40 {
+        let text = [None, Some(SECRET)][round % 2];
+        let options = text
+            .map(secret)
+            .map_or_else(HubOptions::default, |secret| HubOptions::default().secret(secret));
+        let hub = options.bind("127.0.0.1:0", 4).unwrap();
+        let address = hub.address();
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let ranks = [0, 1, 2, 3]
+                .map(|rank| scope.spawn(move || join(address, rank, 4, text, long()).unwrap()));
+            let ranks = ranks.map(|rank| rank.join().unwrap());
+            times[round % 2].push(start.elapsed());
+            ranks.iter().for_each(|rank| rank.leave(long()).unwrap());
+        });
+    }
+    times.map(|mut times| {
+        times.sort();
+        times[times.len() / 2]
+    })
+}
+
+#[test]
+fn a_secret_costs_less_than_two_milliseconds_for_four_ranks() {
+    let [without, with] = start_times();
+    println!("4 ranks start in {without:?} without a secret, in {with:?} with one");
+    assert!(
+        with < without + Duration::from_millis(2),
+        "{without:?} without, {with:?} with a secret"
+    );
+}
+
 /// Opens a hub that answers a hello with the frame that `answer` returns for its nonce and the hello.
 fn impostor(answer: impl FnOnce(&[u8], &[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

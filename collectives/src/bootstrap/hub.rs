@@ -355,6 +355,7 @@ pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::subgroups::Addressed;
     use super::*;
 
     fn full(ranks: usize) -> HubState {
@@ -446,6 +447,43 @@ mod tests {
             reply => panic!("{reply:?}"),
         });
         assert_eq!(parts.collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 1), (3, 1)]);
+    }
+
+    /// Returns the number of messages of an exchange, and its bytes to and from the hub.
+    fn traffic(ranks: usize, blob: impl Fn(u32) -> Vec<u8>) -> (usize, usize, usize) {
+        let bytes = |message: &[u8]| 4 + message.len();
+        let (mut state, mut messages, mut to_hub, mut from_hub) = (full(ranks), 0, 0, 0);
+        for rank in Rank::all(ranks) {
+            let request = Request::Contribute { label: "keys".into(), blob: Blob(blob(rank.0)) };
+            messages += 1;
+            to_hub += bytes(&postcard::to_stdvec(&Addressed::to_all(&request)).unwrap());
+            for reply in state.apply(rank, Event::Request(request)) {
+                messages += ranks;
+                from_hub +=
+                    ranks * bytes(&postcard::to_stdvec(&Addressed::to_all(&reply)).unwrap());
+            }
+        }
+        (messages, to_hub, from_hub)
+    }
+
+    /// Prints the table of docs/perf/exchange.md.
+    #[test]
+    fn an_exchange_has_two_messages_for_each_rank() {
+        for ranks in (1_usize..10).chain((4..13).map(|power| 1 << power)) {
+            let keys = traffic(ranks, |rank| vec![rank as u8; 157]);
+            let equal = traffic(ranks, |_| vec![1; 248]);
+            assert_eq!((keys.0, equal.0), (2 * ranks, 2 * ranks));
+            // A result has the data of all ranks, or once what is equal.
+            let data = |bytes: usize| ranks * (bytes + 32);
+            assert!(keys.1 <= data(157) && keys.2 <= ranks * (data(157) + 32), "{keys:?}");
+            assert!(equal.1 <= data(248) && equal.2 <= data(248), "{equal:?}");
+            println!(
+                "{ranks} ranks: {} messages; keys {:?}, equal {:?} bytes",
+                keys.0,
+                (keys.1, keys.2),
+                (equal.1, equal.2)
+            );
+        }
     }
 
     #[test]

@@ -24,7 +24,11 @@ pub(crate) const NONCE: [u8; 32] = [7; 32];
 
 /// Connects and sends these bytes.
 pub(crate) fn stranger(hub: &Hub, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(hub.address()).unwrap();
+    stranger_at(hub.address(), bytes)
+}
+
+fn stranger_at(hub: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(hub).unwrap();
     stream.set_read_timeout(Some(AT_ONCE)).unwrap();
     stream.write_all(bytes).unwrap();
     stream
@@ -46,7 +50,11 @@ pub(crate) fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
 
 /// Sends the preamble, and returns the nonce of the hub.
 pub(crate) fn challenge(hub: &Hub) -> (TcpStream, Vec<u8>) {
-    let mut stream = stranger(hub, PREAMBLE);
+    challenge_at(hub.address())
+}
+
+fn challenge_at(hub: SocketAddr) -> (TcpStream, Vec<u8>) {
+    let mut stream = stranger_at(hub, PREAMBLE);
     let mut preamble = [0; PREAMBLE.len()];
     stream.read_exact(&mut preamble).unwrap();
     assert_eq!(&preamble, PREAMBLE);
@@ -84,7 +92,11 @@ pub(crate) struct Silent(pub(crate) TcpStream);
 
 impl Silent {
     pub(crate) fn join(hub: &Hub, rank: u32, ranks: u32) -> Self {
-        let (mut stream, _) = challenge(hub);
+        Self::join_at(hub.address(), rank, ranks)
+    }
+
+    pub(crate) fn join_at(hub: SocketAddr, rank: u32, ranks: u32) -> Self {
+        let (mut stream, _) = challenge_at(hub);
         stream.write_all(&sealed(None, &hello(rank, ranks))).unwrap();
         // No proof, and a message of kind 0: welcome.
         let reply = read_frame(&mut stream);
