@@ -28,7 +28,14 @@ pub(crate) mod links;
 pub mod plan;
 mod run;
 pub mod schedule;
+mod sleeper;
 pub mod topology;
 pub mod trace;
 mod units;
 pub mod verify;
+
+/// Names the primitives of the modules that `tests/tests/orderings.rs` compiles once more, with those of loom.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+}

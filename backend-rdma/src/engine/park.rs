@@ -8,7 +8,7 @@
 //! again for some time.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,8 @@ impl EventParker {
             ParkStep::Announce => {
                 receiver.asleep.fetch_add(1, Ordering::SeqCst);
                 self.parker.unpark().set_asleep(true);
+                // Orders the announcement before the next check of a flag, as `SignalReceiver::wake` does for the other side.
+                fence(Ordering::SeqCst);
                 receiver.request_events()?;
                 return cqs.iter().try_for_each(|cq| cq.request_event());
             }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter::repeat_n;
 use std::mem;
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
@@ -15,6 +15,7 @@ use super::message::{
     BLOB_BYTES_MAX, Blob, EndCause, FRAME_BYTES_MAX, LABEL_BYTES_MAX, RankList, Reply, Request,
     Seconds, with_peer,
 };
+use super::monitor::Monitor;
 use super::{AbortRecord, Listener, Notice};
 use crate::error::Error;
 
@@ -450,51 +451,6 @@ impl Exchange {
 
     fn missing(&self) -> impl Iterator<Item = Rank> {
         Rank::all(self.blobs.len()).filter(|rank| !self.present.contains(rank))
-    }
-}
-
-/// A mutex and a condition variable, with which threads wait for changes of a value.
-///
-/// A panic of another thread, for example in a listener, does not make the value unusable: every change under
-/// the lock is complete before foreign code runs.
-pub(super) struct Monitor<T> {
-    value: Mutex<T>,
-    changed: Condvar,
-}
-
-impl<T> Monitor<T> {
-    pub(super) fn new(value: T) -> Self {
-        Self { value: Mutex::new(value), changed: Condvar::new() }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
-        let result = change(&mut self.lock());
-        self.changed.notify_all();
-        result
-    }
-
-    /// Waits until `find` returns a result; `None` means that the deadline has passed.
-    pub(super) fn wait<R>(
-        &self,
-        deadline: Deadline,
-        mut find: impl FnMut(&mut T) -> Option<R>,
-    ) -> Option<R> {
-        let mut value = self.lock();
-        loop {
-            if let Some(found) = find(&mut value) {
-                return Some(found);
-            }
-            let remaining = deadline.remaining();
-            if remaining.is_zero() {
-                return None;
-            }
-            let woken = self.changed.wait_timeout(value, remaining);
-            value = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
     }
 }
 

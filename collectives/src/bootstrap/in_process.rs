@@ -17,9 +17,10 @@ use std::{panic, thread};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::client::{Client, Monitor};
+use super::client::Client;
 use super::hub::{Event, check_ranks};
 use super::message::{Blob, Request};
+use super::monitor::Monitor;
 use super::subgroups::{Addressed, Clients, HubGroups};
 use super::{Bootstrap, Listener, host_id};
 use crate::error::Error;

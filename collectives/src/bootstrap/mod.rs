@@ -14,6 +14,7 @@
 //! | `secret` | the secret of a job, and proofs of it |
 //! | `abort` | the reason why a group has ended |
 //! | `message` | what ranks and the hub send each other |
+//! | `monitor` | a value whose changes threads wait for |
 
 use std::sync::Arc;
 use std::{fs, process};
@@ -33,6 +34,7 @@ pub(crate) mod abort;
 pub(crate) mod client;
 pub(crate) mod hub;
 pub(crate) mod message;
+pub(crate) mod monitor;
 
 mod secret;
 mod subgroups;

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use peerlane_hal::ErrorKind;
 use crate::error::Error;
 use crate::group::shared::{Driven, Shared};
 use crate::run::backoff::Backoff;
+use crate::sleeper::{Announcement, Sleeper};
 
 /// A replayed graph should not wait long for its network transfers, so the progress thread sleeps at most this long.
 const NAP_MAX: Duration = Duration::from_millis(1);
@@ -55,7 +56,7 @@ pub(crate) struct Family {
     closed: AtomicBool,
     watchdog: Sleeper,
     progress: Sleeper,
-    progress_sleeps: AtomicBool,
+    progress_sleeps: Announcement,
     threads: Mutex<Threads>,
 }
 
@@ -63,26 +64,6 @@ pub(crate) struct Family {
 struct Threads {
     watchdog: Option<JoinHandle<()>>,
     progress: Option<JoinHandle<()>>,
-}
-
-/// Lets a thread sleep until another one wakes it. If the thread is awake, its next sleep ends at once.
-#[derive(Default)]
-struct Sleeper {
-    woken: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Sleeper {
-    fn wake(&self) {
-        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_all();
-    }
-
-    fn sleep(&self, limit: Duration) {
-        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let slept = self.changed.wait_timeout_while(woken, limit, |woken| !*woken);
-        *slept.unwrap_or_else(PoisonError::into_inner).0 = false;
-    }
 }
 
 impl Family {
@@ -190,7 +171,7 @@ impl Family {
     }
 
     pub(super) fn wake_progress(&self) {
-        if self.progress_sleeps.load(Ordering::SeqCst) {
+        if self.progress_sleeps.is_made() {
             self.progress.wake();
         }
     }
@@ -227,7 +208,7 @@ impl Family {
         let mut backoff = Backoff::new(NAP_MAX);
         while !self.closed.load(Ordering::Acquire) {
             // Before the look: a start that is opened behind the look finds it, and wakes the thread.
-            self.progress_sleeps.store(true, Ordering::SeqCst);
+            self.progress_sleeps.make();
             self.list(&mut groups);
             let (mut is_idle, mut progressed) = (true, false);
             let polled_at = Instant::now();
@@ -244,7 +225,7 @@ impl Family {
                 self.progress.sleep(SLEEP_MAX);
                 continue;
             }
-            self.progress_sleeps.store(false, Ordering::SeqCst);
+            self.progress_sleeps.withdraw();
             if progressed {
                 backoff.reset();
             } else if let Some(nap) = backoff.nap(polled_at) {

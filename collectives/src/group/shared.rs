@@ -19,6 +19,7 @@ use crate::group::tracker::StartTracker;
 use crate::group::watchdog::Watch;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
+use crate::sleeper::Announcement;
 
 /// The engines of a channel, and the memory of its window.
 type KeptChannel = ([Option<Arc<ChannelSide>>; 2], Segment);
@@ -41,7 +42,7 @@ pub(crate) struct Shared {
     has_left: AtomicBool,
     open: AtomicUsize,
     has_open_messages: AtomicBool,
-    pub(super) watchdog_sleeps: AtomicBool,
+    pub(super) watchdog_sleeps: Announcement,
     ends: Mutex<Vec<Weak<Event>>>,
     /// The groups that were split from this one.
     children: Mutex<Vec<Weak<Shared>>>,
@@ -113,7 +114,7 @@ impl Shared {
             has_left: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             has_open_messages: AtomicBool::new(false),
-            watchdog_sleeps: AtomicBool::new(false),
+            watchdog_sleeps: Announcement::default(),
             ends: Mutex::default(),
             children: Mutex::default(),
             quarantined: Mutex::default(),
@@ -448,7 +449,7 @@ impl Shared {
 
     /// Wakes the watchdog if it sleeps, so that it checks the messages of channels.
     pub(super) fn watch_messages(&self) {
-        if self.watchdog_sleeps.load(Ordering::SeqCst) {
+        if self.watchdog_sleeps.is_made() {
             self.family.wake_watchdog();
         }
     }
@@ -467,7 +468,7 @@ impl Shared {
         tracker.open(epoch, deadline);
         self.family.enter_thread();
         self.family.wake_progress();
-        let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.load(Ordering::SeqCst);
+        let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.is_made();
         if unchecked || deadline.timeout() < self.timeout {
             // The watchdog may sleep past it.
             self.family.wake_watchdog();
@@ -498,7 +499,9 @@ impl Shared {
 
     /// Makes progress on the messages of all channels, and returns whether some are left.
     pub(super) fn drive_channels(&self) -> bool {
-        if !self.has_open_messages.swap(false, Ordering::AcqRel) {
+        // Usually there are none, and a load is cheaper than a swap.
+        let flag = &self.has_open_messages;
+        if !flag.load(Ordering::Relaxed) || !flag.swap(false, Ordering::AcqRel) {
             return false;
         }
         let channels: Vec<_> = self.state().channels.iter().filter_map(Weak::upgrade).collect();

@@ -185,13 +185,13 @@ impl StartTracker {
         if self.observed.swap(false, Ordering::SeqCst) {
             self.event.clear();
         }
-        // Ordered before the look at whether the progress thread sleeps.
-        self.opened.store(epoch, Ordering::SeqCst);
+        self.opened.store(epoch, Ordering::Release);
     }
 
     /// The caller must hold the lock of the operation's executor.
     pub(crate) fn close(&self, epoch: u64) {
-        self.closed.fetch_max(epoch, Ordering::Release);
+        // Sequentially consistent like `observe`: either this thread tells the caller, or the caller sees the end.
+        self.closed.fetch_max(epoch, Ordering::SeqCst);
         if self.opened.load(Ordering::Relaxed) > epoch {
             self.set_deadline(Deadline::after(self.timeout));
         }
@@ -203,7 +203,7 @@ impl StartTracker {
     }
 
     pub(crate) fn due(&self) -> Option<Instant> {
-        let open = self.opened.load(Ordering::SeqCst) > self.closed.load(Ordering::Acquire);
+        let open = self.opened.load(Ordering::Acquire) > self.closed();
         let nanos = self.deadline_nanos.load(Ordering::Relaxed);
         open.then(|| self.origin + Duration::from_nanos(nanos))
     }
@@ -213,7 +213,7 @@ impl StartTracker {
     }
 
     pub(crate) fn closed(&self) -> u64 {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::SeqCst)
     }
 
     fn set_deadline(&self, deadline: Deadline) {
@@ -321,7 +321,7 @@ impl StartTracker {
     /// their own.
     pub(crate) fn start_of(&self, operation: &str) -> Option<SizedStart> {
         let part = self.part.as_ref().filter(|_| self.operation == operation)?;
-        let epoch = self.opened.load(Ordering::SeqCst);
+        let epoch = self.opened.load(Ordering::Acquire);
         // A later resize is for a start that is not made yet.
         part.is_of(epoch).then(|| SizedStart { epoch, part: part.get().to_string() })
     }
@@ -330,7 +330,7 @@ impl StartTracker {
     pub(crate) fn skip_to(&self, epoch: u64) {
         if self.due().is_none() {
             self.closed.store(epoch, Ordering::Release);
-            self.opened.store(epoch, Ordering::SeqCst);
+            self.opened.store(epoch, Ordering::Release);
         }
     }
 

@@ -4,7 +4,6 @@
 //! callers that sleep without a timer. After an abort it releases the waits of starts on streams and of graphs, because no
 //! other thread does. A look does not block, because the groups of a [family](super::family) share the thread.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -107,10 +106,12 @@ impl Shared {
                 continue;
             }
             // Before the look: a start that is opened after the look wakes the watchdog.
-            self.watchdog_sleeps.store(true, Ordering::SeqCst);
+            self.watchdog_sleeps.make();
             let until_check = check_interval(&state, self.timeout)
                 .map(|interval| interval.saturating_sub(watch.checked_at.elapsed()));
-            self.watchdog_sleeps.store(until_check.is_none(), Ordering::SeqCst);
+            if until_check.is_some() {
+                self.watchdog_sleeps.withdraw();
+            }
             if until_check.is_some_and(|pause| pause.is_zero()) {
                 watch.collect(state);
                 self.check_streams(&watch.streams);

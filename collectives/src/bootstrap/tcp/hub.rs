@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::super::client::Monitor;
 use super::super::environment::{NO_SECRET_HELP, is_loopback};
 use super::super::hub::{Event, check_ranks};
 use super::super::message::{RankList, Reply, Request, Seconds};
+use super::super::monitor::Monitor;
 use super::super::secret::{Secret, random_bytes};
 use super::super::subgroups::{Addressed, HubGroups, Outgoing, SubgroupId};
 use super::formation::{self, Formation, Probes};

@@ -11,7 +11,7 @@
 //! such ranks are woken first; those on other cores are then left to the ranks that run there. A rank that
 //! spins on a core keeps another runnable rank of that core from running.
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -22,15 +22,14 @@ use rustix::thread::futex;
 
 use crate::registration::Registration;
 
+mod word;
+
 /// A rank with a core of its own spins for this time before it sleeps, which is a few times the wake-up time
 /// of an idle core.
 const SPIN: Duration = Duration::from_micros(100);
 /// A rank spins for this time if the other ranks of its core sleep, which is not longer than the wake-up
 /// time of an idle core, since a runnable rank may wait for this core.
 const SPIN_SHARED: Duration = Duration::from_micros(20);
-
-/// The bit of the doorbell word that announces that the rank is about to sleep.
-const PARKING: u32 = 1;
 
 /// A futex word in shared memory that wakes a parked rank.
 #[derive(Debug)]
@@ -75,27 +74,18 @@ impl Doorbell {
     }
 
     fn is_announced(&self) -> bool {
-        self.word().load(Ordering::Relaxed) & PARKING != 0
+        word::is_announced(self.word())
     }
 
     fn announce(&self) -> u32 {
         self.publish_core();
-        let word = self.word().fetch_or(PARKING, Ordering::SeqCst) | PARKING;
-        // Orders the announcement before the next check of a flag.
-        fence(Ordering::SeqCst);
-        word
+        word::announce(self.word())
     }
 
     /// Wakes a rank that announced its sleep; must be called after its flag was stored, behind a fence.
     fn wake_if_parked(&self) {
         let word = self.word();
-        let seen = word.load(Ordering::Relaxed);
-        if seen & PARKING == 0 {
-            return;
-        }
-        // Adding 1 to the odd word clears the bit and counts. A writer that loses this race need not wake.
-        let next = seen.wrapping_add(1);
-        if word.compare_exchange(seen, next, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+        if word::take_announcement(word) {
             // An error means that no thread sleeps there any more.
             let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
         }
@@ -138,8 +128,7 @@ impl PendingWakes {
         if self.doorbells.is_empty() {
             return;
         }
-        // Orders the stores of the flags before the checks for parked ranks.
-        fence(Ordering::SeqCst);
+        word::after_signals();
         // SAFETY: the doorbells are alive (the contract of `push`, which `Engine::run` keeps).
         let doorbells = || self.doorbells.iter().map(|doorbell| unsafe { &**doorbell });
         let core = this_core();

@@ -1,0 +1,50 @@
+//! Lets threads wait for changes of a value.
+
+use peerlane_hal::Deadline;
+
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A mutex and a condition variable, with which threads wait for changes of a value.
+///
+/// A panic of another thread, for example in a listener, does not make the value unusable: every change under
+/// the lock is complete before foreign code runs.
+pub(crate) struct Monitor<T> {
+    value: Mutex<T>,
+    changed: Condvar,
+}
+
+impl<T> Monitor<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: Mutex::new(value), changed: Condvar::new() }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let result = change(&mut self.lock());
+        self.changed.notify_all();
+        result
+    }
+
+    /// Waits until `find` returns a result; `None` means that the deadline has passed.
+    pub(crate) fn wait<R>(
+        &self,
+        deadline: Deadline,
+        mut find: impl FnMut(&mut T) -> Option<R>,
+    ) -> Option<R> {
+        let mut value = self.lock();
+        loop {
+            if let Some(found) = find(&mut value) {
+                return Some(found);
+            }
+            let remaining = deadline.remaining();
+            if remaining.is_zero() {
+                return None;
+            }
+            let woken = self.changed.wait_timeout(value, remaining);
+            value = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
