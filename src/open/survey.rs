@@ -86,12 +86,14 @@ pub struct Device {
     pub ordinal: u32,
     /// The PCI address of a GPU, such as `0000:1b:00.0`; the name of a NIC, such as `mlx5_0`.
     pub name: String,
+    /// The product name of a GPU, such as `NVIDIA H100 80GB HBM3`, if it is known.
+    pub product: Option<String>,
 }
 
 impl Device {
     /// Creates a description of a GPU or NIC, for example for tests.
     pub fn new(ordinal: u32, name: impl Into<String>) -> Self {
-        Self { ordinal, name: name.into() }
+        Self { ordinal, name: name.into(), product: None }
     }
 }
 
@@ -220,7 +222,8 @@ fn cuda_devices() -> Result<Vec<Device>, NoGpus> {
                 error => NoGpus::Broken(error.to_string()),
             })?;
             let device = |device: peerlane_cuda::Device| {
-                Device::new(device.ordinal, device.pci_bus_id)
+                let product = Some(device.name);
+                Device { product, ..Device::new(device.ordinal, device.pci_bus_id) }
             };
             Ok(devices.into_iter().map(device).collect())
         } else {
@@ -237,7 +240,8 @@ fn rocm_devices() -> Result<Vec<Device>, NoGpus> {
                 error => NoGpus::Broken(error.to_string()),
             })?;
             let device = |device: peerlane_rocm::Device| {
-                Device::new(device.ordinal, device.pci.to_string())
+                let product = Some(device.name);
+                Device { product, ..Device::new(device.ordinal, device.pci.to_string()) }
             };
             Ok(devices.into_iter().map(device).collect())
         } else {

@@ -13,6 +13,7 @@ pub(crate) struct GpuSlot {
     pub(crate) ordinal: u32,
     /// The PCI address of the GPU, such as `0000:1b:00.0`.
     pub(crate) pci_bus_id: String,
+    pub(crate) product: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +106,11 @@ fn slots(backend: Backend, requested: &[u32]) -> Result<Vec<GpuSlot>> {
 }
 
 fn slots_of(devices: Vec<open::Device>) -> Vec<GpuSlot> {
-    let slot = |device: open::Device| GpuSlot { ordinal: device.ordinal, pci_bus_id: device.name };
+    let slot = |device: open::Device| GpuSlot {
+        ordinal: device.ordinal,
+        product: device.product.unwrap_or_default(),
+        pci_bus_id: device.name,
+    };
     devices.into_iter().map(slot).collect()
 }
 
@@ -143,7 +148,11 @@ mod tests {
     use super::*;
 
     fn some(count: u32) -> Vec<GpuSlot> {
-        let slot = |ordinal| GpuSlot { ordinal, pci_bus_id: format!("0000:{ordinal:02x}:00.0") };
+        let slot = |ordinal| GpuSlot {
+            ordinal,
+            pci_bus_id: format!("0000:{ordinal:02x}:00.0"),
+            product: "a GPU".to_owned(),
+        };
         (0..count).map(slot).collect()
     }
 

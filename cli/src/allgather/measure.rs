@@ -35,6 +35,7 @@ pub(super) struct RankContext<'a> {
     pub(super) options: &'a Options,
     pub(super) comm: Comm,
     pub(super) rank_topology: &'a RankTopology,
+    pub(super) device_name: String,
     pub(super) seed: u64,
     pub(super) sink: Sink<'a>,
 }
@@ -42,9 +43,9 @@ pub(super) struct RankContext<'a> {
 impl<'a> RankContext<'a> {
     /// Opens the group of all ranks; `device` is the GPU of this rank. Collective.
     pub(super) fn open(self, backend: Backend, device: Option<u32>) -> Result<Measurement<'a>> {
-        let Self { options, comm, rank_topology, seed, sink } = self;
+        let Self { options, comm, rank_topology, device_name, seed, sink } = self;
         let group = topology::open(options, &comm, rank_topology, backend, device)?;
-        let setup = Setup::of(options, &comm, rank_topology, &group)?;
+        let setup = Setup::of(options, &comm, rank_topology, &group, device_name)?;
         Ok(Measurement { setup, comm, group, seed, sink })
     }
 }

@@ -27,9 +27,19 @@ pub(crate) fn run(
     if let Some(text) = rank_topology.note(options).filter(|_| comm.rank().0 == 0) {
         sink(ProgressEvent::AutoChoice { text })?;
     }
-    let context = RankContext { options, comm, rank_topology: &rank_topology, seed, sink };
-    match selected.slot(rank_topology.local_rank) {
+    let slot = selected.slot(rank_topology.local_rank);
+    let device_name = slot.map_or_else(processor_name, |slot| slot.product.clone());
+    let context =
+        RankContext { options, comm, rank_topology: &rank_topology, device_name, seed, sink };
+    match slot {
         Some(slot) => gpu::run(context, slot, selected.backend),
         None => host::run(context, selected.backend),
     }
+}
+
+/// Returns the model of the processor, or its architecture if the system does not tell the model.
+fn processor_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = |line: &str| Some(line.strip_prefix("model name")?.split_once(": ")?.1.to_owned());
+    text.lines().find_map(model).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }

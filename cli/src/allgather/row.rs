@@ -42,6 +42,7 @@ pub(super) fn row(
     Row {
         collective: setup.options.goal.text(),
         backend: setup.backend.clone(),
+        device_name: setup.device_name.clone(),
         ranks: report.ranks,
         nodes: setup.topology.notation(),
         algorithm: report.algorithm.to_string(),
@@ -81,6 +82,7 @@ pub(super) fn missing(
     MissingRow {
         collective: setup.options.goal.text(),
         backend: setup.backend.clone(),
+        device_name: setup.device_name.clone(),
         ranks: setup.ranks(),
         nodes: setup.topology.notation(),
         algorithm: algorithm.map_or("auto", Algorithm::name).to_owned(),

@@ -50,6 +50,7 @@ pub(crate) struct Setup<'a> {
     pub(super) options: &'a Options,
     pub(super) topology: Topology,
     pub(super) backend: String,
+    pub(super) device_name: String,
     /// The links from which the time of an operation is predicted; `None` for the links of the library.
     links: Option<Links>,
 }
@@ -70,6 +71,7 @@ impl<'a> Setup<'a> {
         comm: &Comm,
         rank_topology: &RankTopology,
         group: &Group,
+        device_name: String,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
         let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
@@ -80,7 +82,7 @@ impl<'a> Setup<'a> {
             return Err(Failure::failed(text).with_advice("give the same file on all ranks"));
         }
         let topology = group.topology().clone();
-        Ok(Self { options, topology, backend, links })
+        Ok(Self { options, topology, backend, device_name, links })
     }
 
     pub(super) fn ranks(&self) -> usize {

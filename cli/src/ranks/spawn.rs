@@ -5,6 +5,7 @@
 //! no handler for Ctrl-C or a kill.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::mem;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -125,14 +126,29 @@ impl Processes {
     /// Handles messages until every pipe is closed, or until the time after a failure has passed.
     fn watch(&mut self, timeout: Duration, handler: &mut impl OutputHandler) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.children.len());
+        let mut errors = Errors::new(self.children.len());
+        let outcome =
+            self.watch_errors(timeout, handler, &mut outcome, &mut errors).map(|()| outcome);
+        errors.finish(&mut |line| handler.on_stderr(line));
+        outcome
+    }
+
+    fn watch_errors(
+        &mut self,
+        timeout: Duration,
+        handler: &mut impl OutputHandler,
+        outcome: &mut Outcome,
+        errors: &mut Errors,
+    ) -> Result<()> {
         let mut deadline: Option<Deadline> = None;
         loop {
             match self.next(deadline) {
                 Ok(Message::Stdout(line)) => handler.show(parse(&line)?)?,
                 Ok(Message::Stderr { rank, line }) => {
-                    handler.on_stderr(&format!("[rank {rank}] {line}"));
+                    errors.add(rank, line, &mut |line| handler.on_stderr(line));
                 }
                 Ok(Message::Ended { rank }) => {
+                    errors.end(rank, &mut |line| handler.on_stderr(line));
                     let status = self.children[rank].wait().map_err(|error| {
                         Failure::io(format_args!("cannot wait for rank {rank}"), &error)
                     })?;
@@ -141,11 +157,11 @@ impl Processes {
                         deadline = Some(Deadline::after(timeout.saturating_add(GRACE)));
                     }
                 }
-                Err(RecvTimeoutError::Disconnected) => return Ok(outcome),
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
                     outcome.set_killed_rest();
                     self.kill();
-                    return Ok(outcome);
+                    return Ok(());
                 }
             }
         }
@@ -195,6 +211,52 @@ fn forward(
         .spawn(read)
         .map(drop)
         .map_err(|error| Failure::io("cannot start a thread", &error))
+}
+
+/// The errors of the ranks, of which each different one is printed once.
+struct Errors {
+    /// The lines of each rank since the one that begins an error.
+    begun: Vec<Vec<String>>,
+    /// The errors that have been printed, with the ranks that had the same one later.
+    printed: Vec<(Vec<String>, usize, Vec<usize>)>,
+}
+
+impl Errors {
+    fn new(ranks: usize) -> Self {
+        Self { begun: vec![Vec::new(); ranks], printed: Vec::new() }
+    }
+
+    fn add(&mut self, rank: usize, line: String, print: &mut dyn FnMut(&str)) {
+        let begun = &mut self.begun[rank];
+        if begun.is_empty() && !line.starts_with("error: ") {
+            return print(&format!("[rank {rank}] {line}"));
+        }
+        begun.push(line);
+    }
+
+    /// Prints the error of a rank that has ended, unless another rank had the same one.
+    fn end(&mut self, rank: usize, print: &mut dyn FnMut(&str)) {
+        let lines = mem::take(&mut self.begun[rank]);
+        if let Some((.., others)) = self.printed.iter_mut().find(|(same, ..)| *same == lines) {
+            return others.push(rank);
+        }
+        if !lines.is_empty() {
+            lines.iter().for_each(|line| print(&format!("[rank {rank}] {line}")));
+            self.printed.push((lines, rank, Vec::new()));
+        }
+    }
+
+    fn finish(mut self, print: &mut dyn FnMut(&str)) {
+        (0..self.begun.len()).for_each(|rank| self.end(rank, print));
+        for (_, first, mut others) in self.printed {
+            others.sort_unstable();
+            match others[..] {
+                [] => {}
+                [rank] => print(&format!("[rank {rank}] the same error as rank {first}")),
+                _ => print(&format!("[ranks {}] the same error as rank {first}", list(&others))),
+            }
+        }
+    }
 }
 
 /// A record of how each rank has ended, in order of time.
@@ -285,8 +347,14 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
+/// Formats ranks in order, with three and more consecutive ones as a range, such as `0, 2 to 5, 7`.
 fn list(ranks: &[usize]) -> String {
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+    let runs = ranks.chunk_by(|one, next| one + 1 == *next);
+    let texts = runs.flat_map(|run| match *run {
+        [first, _, .., last] => vec![format!("{first} to {last}")],
+        _ => run.iter().map(usize::to_string).collect(),
+    });
+    texts.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -305,6 +373,33 @@ mod tests {
             outcome.set_killed_rest();
         }
         outcome
+    }
+
+    #[test]
+    fn an_error_that_ranks_share_is_printed_once() {
+        let mut printed = Vec::new();
+        let mut print = |line: &str| printed.push(line.to_owned());
+        let mut errors = Errors::new(7);
+        for rank in [3, 1, 4, 0, 5] {
+            errors.add(rank, "a note".to_owned(), &mut print);
+            errors.add(rank, "error: rank 2 is lost".to_owned(), &mut print);
+            errors.add(rank, " help: start it again".to_owned(), &mut print);
+            errors.end(rank, &mut print);
+        }
+        errors.add(2, "error: full".to_owned(), &mut print);
+        errors.end(6, &mut print);
+        errors.finish(&mut print);
+        insta::assert_snapshot!(printed.join("\n"), @"
+        [rank 3] a note
+        [rank 3] error: rank 2 is lost
+        [rank 3]  help: start it again
+        [rank 1] a note
+        [rank 4] a note
+        [rank 0] a note
+        [rank 5] a note
+        [rank 2] error: full
+        [ranks 0, 1, 4, 5] the same error as rank 3
+        ");
     }
 
     #[test]

@@ -193,8 +193,8 @@ mod tests {
         }
         let text = String::from_utf8(lines.writer).unwrap();
         insta::assert_snapshot!(text, @r#"
-        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":1048576,"block_bytes":262144,"iterations":20,"median_us":125.0,"p99_us":187.5,"max_us":250.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"lanes":[],"tiers":[],"fallbacks":[],"version":"1.2.3","host":"node7","unix_time":7}
-        {"collective":"all-gather","backend":"host","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":4194304,"block_bytes":1048576,"iterations":20,"median_us":500.0,"p99_us":750.0,"max_us":1000.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"limit_us":450.0,"limit_share":0.9,"lanes":[],"tiers":[],"fallbacks":[],"version":"1.2.3","host":"node7","unix_time":7}
+        {"collective":"all-gather","backend":"host","device_name":"a processor","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":1048576,"block_bytes":262144,"iterations":20,"median_us":125.0,"p99_us":187.5,"max_us":250.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"lanes":[],"tiers":[],"fallbacks":[],"version":"1.2.3","host":"node7","unix_time":7}
+        {"collective":"all-gather","backend":"host","device_name":"a processor","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"host","dtype":"u8","in_place":false,"outputs":1,"total_bytes":4194304,"block_bytes":1048576,"iterations":20,"median_us":500.0,"p99_us":750.0,"max_us":1000.0,"algbw_gbs":8.388608,"busbw_gbs":6.291456,"checked":true,"limit_us":450.0,"limit_share":0.9,"lanes":[],"tiers":[],"fallbacks":[],"version":"1.2.3","host":"node7","unix_time":7}
         "#);
         let read: Vec<Row> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read, rows);

@@ -12,6 +12,9 @@ pub(crate) struct Row {
     #[serde(default = "all_gather")]
     pub(crate) collective: String,
     pub(crate) backend: String,
+    /// The product name of rank 0's GPU, or the model of its processor.
+    #[serde(default)]
+    pub(crate) device_name: String,
     pub(crate) ranks: usize,
     pub(crate) nodes: String,
     pub(crate) algorithm: String,
@@ -63,6 +66,9 @@ pub(crate) struct Row {
 pub(crate) struct MissingRow {
     pub(crate) collective: String,
     pub(crate) backend: String,
+    /// The product name of rank 0's GPU, or the model of its processor.
+    #[serde(default)]
+    pub(crate) device_name: String,
     pub(crate) ranks: usize,
     pub(crate) nodes: String,
     pub(crate) algorithm: String,
@@ -232,6 +238,7 @@ pub(super) mod tests {
         Row {
             collective: all_gather(),
             backend: "host".into(),
+            device_name: "a processor".into(),
             ranks: 4,
             nodes: "1x4".into(),
             algorithm: "direct".into(),
