@@ -7,6 +7,9 @@
 //! Every output consists of blocks, one for each rank that provides data. A plan names a block by the rank that
 //! provides it. In an all-to-all, each rank provides a different block for every output, so the output that holds a
 //! block is part of its name.
+//!
+//! In a reduction, a block of an output is the sum, or another operator, of one contribution of every
+//! rank. The rank that adds them provides the block.
 
 use std::fmt;
 
@@ -65,6 +68,16 @@ pub enum Collective {
         #[serde(with = "RankNumber")]
         root: Rank,
     },
+    /// Every rank gets one block of the sum of the inputs of all ranks (`MPI_Reduce_scatter_block`, `ncclReduceScatter`).
+    ReduceScatter,
+    /// Every rank gets the sum of the inputs of all ranks (`MPI_Allreduce`, `ncclAllReduce`).
+    AllReduce,
+    /// One rank, the root, gets the sum of the inputs of all ranks (`MPI_Reduce`, `ncclReduce`).
+    Reduce {
+        /// The rank that receives the sum.
+        #[serde(with = "RankNumber")]
+        root: Rank,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +103,7 @@ impl Side {
 }
 
 impl Collective {
-    /// All collectives, in the order of their declaration; those with a root have root 0.
+    /// All collectives that only copy, in the order of their declaration; those with a root have root 0.
     pub const ALL: &'static [Self] = &[
         Self::AllGather,
         Self::Broadcast { root: Rank(0) },
@@ -98,6 +111,10 @@ impl Collective {
         Self::Gather { root: Rank(0) },
         Self::Scatter { root: Rank(0) },
     ];
+
+    /// All reductions, in the order of their declaration; those with a root have root 0.
+    pub const REDUCTIONS: &'static [Self] =
+        &[Self::ReduceScatter, Self::AllReduce, Self::Reduce { root: Rank(0) }];
 
     /// Returns the name of the collective without its root.
     pub const fn name(self) -> &'static str {
@@ -107,6 +124,9 @@ impl Collective {
             Self::AllToAll => "all-to-all",
             Self::Gather { .. } => "gather",
             Self::Scatter { .. } => "scatter",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllReduce => "all-reduce",
+            Self::Reduce { .. } => "reduce",
         }
     }
 
@@ -120,19 +140,29 @@ impl Collective {
             Self::AllToAll => "every rank gets a different block from every rank",
             Self::Gather { .. } => "the root gets the block of every rank",
             Self::Scatter { .. } => "every rank gets a different block from the root",
+            Self::ReduceScatter => "every rank gets one block of the sum of all inputs",
+            Self::AllReduce => "every rank gets the sum of all inputs",
+            Self::Reduce { .. } => "the root gets the sum of all inputs",
         }
     }
 
     /// Returns the collective with this name, with root 0 if it has a root.
     pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|one| one.name() == name)
+        Self::all().find(|one| one.name() == name)
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().chain(Self::REDUCTIONS).copied()
     }
 
     /// Returns the root of the collective, which the other ranks send to or receive from, if there is one.
     pub const fn root(self) -> Option<Rank> {
         match self {
-            Self::Broadcast { root } | Self::Gather { root } | Self::Scatter { root } => Some(root),
-            Self::AllGather | Self::AllToAll => None,
+            Self::Broadcast { root }
+            | Self::Gather { root }
+            | Self::Scatter { root }
+            | Self::Reduce { root } => Some(root),
+            Self::AllGather | Self::AllToAll | Self::ReduceScatter | Self::AllReduce => None,
         }
     }
 
@@ -143,7 +173,8 @@ impl Collective {
             Self::Broadcast { .. } => Self::Broadcast { root },
             Self::Gather { .. } => Self::Gather { root },
             Self::Scatter { .. } => Self::Scatter { root },
-            Self::AllGather | Self::AllToAll => self,
+            Self::Reduce { .. } => Self::Reduce { root },
+            Self::AllGather | Self::AllToAll | Self::ReduceScatter | Self::AllReduce => self,
         }
     }
 
@@ -156,16 +187,24 @@ impl Collective {
 
     const fn receivers(self) -> Side {
         match self {
-            Self::AllGather | Self::Broadcast { .. } | Self::AllToAll | Self::Scatter { .. } => {
-                Side::All
-            }
-            Self::Gather { root } => Side::Only(root),
+            Self::AllGather
+            | Self::Broadcast { .. }
+            | Self::AllToAll
+            | Self::Scatter { .. }
+            | Self::ReduceScatter
+            | Self::AllReduce => Side::All,
+            Self::Gather { root } | Self::Reduce { root } => Side::Only(root),
         }
     }
 
     const fn providers(self) -> Side {
         match self {
-            Self::AllGather | Self::AllToAll | Self::Gather { .. } => Side::All,
+            Self::AllGather
+            | Self::AllToAll
+            | Self::Gather { .. }
+            | Self::ReduceScatter
+            | Self::AllReduce
+            | Self::Reduce { .. } => Side::All,
             Self::Broadcast { root } | Self::Scatter { root } => Side::Only(root),
         }
     }
@@ -181,8 +220,24 @@ impl Collective {
     }
 
     /// Returns whether the output of `receiver` must hold a block of `provider`.
+    ///
+    /// In a reduction, that is a block whose contributions `provider` has added.
     pub fn requires(self, provider: Rank, receiver: Rank) -> bool {
-        self.is_provider(provider) && self.is_receiver(receiver)
+        match self {
+            Self::ReduceScatter => provider == receiver,
+            Self::Reduce { root } => provider == root && receiver == root,
+            _ => self.is_provider(provider) && self.is_receiver(receiver),
+        }
+    }
+
+    /// Returns whether blocks of outputs are sums of contributions of all ranks.
+    pub const fn is_reduction(self) -> bool {
+        matches!(self, Self::ReduceScatter | Self::AllReduce | Self::Reduce { .. })
+    }
+
+    /// Returns whether `rank` adds the contributions of all ranks to a block of an output.
+    pub fn reduces(self, rank: Rank) -> bool {
+        self.is_reduction() && self.is_receiver(rank)
     }
 
     /// Returns the rank that provides all blocks, if there is one.
@@ -204,14 +259,18 @@ impl Collective {
 
     /// Returns whether every rank provides a different block for every rank, as in an all-to-all.
     pub fn has_block_per_pair(self) -> bool {
-        self.root().is_none() && !self.has_equal_outputs()
+        self == Self::AllToAll
     }
 
     /// Returns whether all outputs need the same block of a rank, so that ranks can forward received blocks.
     pub fn has_equal_outputs(self) -> bool {
         match self {
-            Self::AllGather | Self::Broadcast { .. } | Self::Gather { .. } => true,
-            Self::AllToAll | Self::Scatter { .. } => false,
+            Self::AllGather
+            | Self::Broadcast { .. }
+            | Self::Gather { .. }
+            | Self::AllReduce
+            | Self::Reduce { .. } => true,
+            Self::AllToAll | Self::Scatter { .. } | Self::ReduceScatter => false,
         }
     }
 
@@ -225,7 +284,8 @@ impl Collective {
     /// This holds if the output of `rank` must hold a block of every other rank: each block comes from the input
     /// of its provider, which is read only after the provider has entered the start.
     pub fn hears_from_everyone(self, rank: Rank, ranks: u32) -> bool {
-        (0..ranks).map(Rank).all(|other| other == rank || self.requires(other, rank))
+        let hears = |other| self.requires(other, rank) || self.reduces(rank);
+        (0..ranks).map(Rank).all(|other| other == rank || hears(other))
     }
 
     /// Returns whether the operation cannot complete on any rank before all other ranks have entered it.
@@ -241,7 +301,12 @@ impl Collective {
     pub fn runs_in_place(self) -> bool {
         match self {
             Self::AllGather | Self::Broadcast { .. } => true,
-            Self::AllToAll | Self::Gather { .. } | Self::Scatter { .. } => false,
+            Self::AllToAll
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::ReduceScatter
+            | Self::AllReduce
+            | Self::Reduce { .. } => false,
         }
     }
 
@@ -258,10 +323,13 @@ impl Collective {
     /// rate of a link.
     pub fn bus_factor(self, ranks: usize) -> f64 {
         match self {
-            Self::AllGather | Self::AllToAll | Self::Gather { .. } | Self::Scatter { .. } => {
-                (ranks - 1) as f64 / ranks as f64
-            }
-            Self::Broadcast { .. } => 1.0,
+            Self::AllGather
+            | Self::AllToAll
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::ReduceScatter => (ranks - 1) as f64 / ranks as f64,
+            Self::AllReduce => 2.0 * (ranks - 1) as f64 / ranks as f64,
+            Self::Broadcast { .. } | Self::Reduce { .. } => 1.0,
         }
     }
 
@@ -297,7 +365,7 @@ mod tests {
     use super::*;
 
     fn goals(ranks: u32) -> impl Iterator<Item = Collective> {
-        Collective::ALL.iter().flat_map(move |&one| {
+        Collective::all().flat_map(move |one| {
             let roots = if one.root().is_some() { ranks } else { 1 };
             (0..roots).map(move |root| one.with_root(Rank(root)))
         })
@@ -312,9 +380,12 @@ mod tests {
             Collective::AllToAll => 2,
             Collective::Gather { .. } => 3,
             Collective::Scatter { .. } => 4,
+            Collective::ReduceScatter => 5,
+            Collective::AllReduce => 6,
+            Collective::Reduce { .. } => 7,
         };
-        let numbers: Vec<usize> = Collective::ALL.iter().map(number).collect();
-        assert_eq!(numbers, (0..Collective::ALL.len()).collect::<Vec<_>>());
+        let numbers: Vec<usize> = Collective::all().map(|one| number(&one)).collect();
+        assert_eq!(numbers, (0..Collective::all().count()).collect::<Vec<_>>());
     }
 
     #[test]
@@ -323,7 +394,8 @@ mod tests {
             for goal in goals(ranks) {
                 for rank in (0..ranks).map(Rank) {
                     let mut others = (0..ranks).map(Rank).filter(|&other| other != rank);
-                    let needs_all = others.all(|other| goal.requires(other, rank));
+                    let needs_all =
+                        others.all(|other| goal.requires(other, rank) || goal.reduces(rank));
                     let hears = goal.hears_from_everyone(rank, ranks);
                     assert_eq!(hears, needs_all, "{goal}, {rank} of {ranks}");
                 }
@@ -333,8 +405,8 @@ mod tests {
 
     #[test]
     fn bus_bandwidth_is_that_of_nccl_tests() {
-        let factors = Collective::ALL.iter().map(|goal| goal.bus_factor(4)).collect::<Vec<_>>();
-        assert_eq!(factors, [0.75, 1.0, 0.75, 0.75, 0.75]);
+        let factors = Collective::all().map(|goal| goal.bus_factor(4)).collect::<Vec<_>>();
+        assert_eq!(factors, [0.75, 1.0, 0.75, 0.75, 0.75, 0.75, 1.5, 1.0]);
     }
 
     #[test]

@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, Plan};
 use peerlane_collectives::verify::{FaultClass, verify};
 
 use mutants::mutate;
 use oracle::{Harm, Oracle};
-use plans::{BROADCAST, Form, GATHER, SCATTER, edit};
+use plans::{BROADCAST, Form, GATHER, REDUCE, SCATTER, edit};
 
 #[path = "support/mutants.rs"]
 mod mutants;
@@ -95,6 +96,15 @@ fn broken_scatters_are_refused() {
     check(Form::Goal(SCATTER, Algorithm::Direct));
     check(Form::Goal(SCATTER, Algorithm::Pull));
     check(Form::GoalOfTiers(SCATTER, Algorithm::Direct));
+}
+
+#[test]
+fn broken_reductions_are_refused() {
+    for collective in [Collective::ReduceScatter, Collective::AllReduce, REDUCE] {
+        check(Form::Goal(collective, Algorithm::Direct));
+        check(Form::GoalInTurn(collective, Algorithm::Direct));
+        check(Form::GoalOfTiers(collective, Algorithm::Direct));
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
 }
 
 fn random_step(rng: &mut Rng) -> Step {
-    let mut number = || rng.u32(..6);
+    let mut number = || rng.u32(..7);
     let (peer, lane) = (Rank(number()), LaneId(number()));
     let cell = Cell { block: Rank(number()), chunk: number() };
     let flag = match number() {
@@ -45,6 +45,7 @@ fn random_step(rng: &mut Rng) -> Step {
         2 => Flag::Taken { by: Rank(number()), lane },
         3 => Flag::Go { lane },
         4 => Flag::Free { from: Rank(number()), lane },
+        5 => Flag::Contributed { cell, lane },
         _ => Flag::Sent { lane },
     };
     let from = if number() < 2 { Source::Input } else { Source::Output };
@@ -52,6 +53,7 @@ fn random_step(rng: &mut Rng) -> Step {
         0 => Step::Put { peer, cell, from },
         1 => Step::Get { peer, cell, from },
         2 => Step::Signal { peer, flag },
+        3 => Step::Reduce { cell, from: peer },
         _ => Step::Wait { flag },
     }
 }
@@ -149,13 +151,13 @@ fn faults_in_steps_are_named() {
     let step = |step: &str| {
         fault(&format!("all-gather direct: rank 0 of 2, 1 chunk, in place\nlane 0\n\n  {step}"))
     };
-    assert_snapshot!(step("copy 0.0"), @r#"invalid plan, line 4 "copy 0.0": expected put, get, signal, wait or lane, found "copy""#);
+    assert_snapshot!(step("copy 0.0"), @r#"invalid plan, line 4 "copy 0.0": expected put, get, reduce, signal, wait or lane, found "copy""#);
     assert_snapshot!(step("get 0.0 input to 1"), @r#"invalid plan, line 4 "get 0.0 input to 1": expected "of", found "to""#);
     assert_snapshot!(step("put 0 input to 1"), @r#"invalid plan, line 4 "put 0 input to 1": expected a cell such as 2.0, block and chunk, found "0""#);
     assert_snapshot!(step("put 0.+1 input to 1"), @r#"invalid plan, line 4 "put 0.+1 input to 1": expected a cell such as 2.0, block and chunk, found "0.+1""#);
     assert_snapshot!(step("put 0.0 to 1"), @r#"invalid plan, line 4 "put 0.0 to 1": expected input or output, found "to""#);
     assert_snapshot!(step("put 0.0 input"), @r#"invalid plan, line 4 "put 0.0 input": expected "to", found the end of the line"#);
-    assert_snapshot!(step("signal done to 1"), @r#"invalid plan, line 4 "signal done to 1": expected ready, free, arrived, taken, go or sent, found "done""#);
+    assert_snapshot!(step("signal done to 1"), @r#"invalid plan, line 4 "signal done to 1": expected ready, free, arrived, contributed, taken, go or sent, found "done""#);
     assert_snapshot!(step("signal ready 1"), @r#"invalid plan, line 4 "signal ready 1": expected "to", found "1""#);
     assert_snapshot!(step("wait ready"), @r#"invalid plan, line 4 "wait ready": expected "from", found the end of the line"#);
     assert_snapshot!(step("wait go 1"), @r#"invalid plan, line 4 "wait go 1": expected "lane", found "1""#);
@@ -196,7 +198,7 @@ fn json_of_other_shapes_is_refused() {
     assert!(refused(json.replace("\"chunks\"", "\"pieces\"")));
     assert!(refused(json.replace("\"put\"", "\"copy\"")));
     let error = |broken: String| serde_json::from_str::<Plan>(&broken).unwrap_err().to_string();
-    assert_snapshot!(error(json.replace("\"all-gather\"", "\"all-reduce\"")), @"unknown variant `all-reduce`, expected one of `all-gather`, `broadcast`, `all-to-all`, `gather`, `scatter` at line 1 column 26");
+    assert_snapshot!(error(json.replace("\"all-gather\"", "\"all-sum\"")), @"unknown variant `all-sum`, expected one of `all-gather`, `broadcast`, `all-to-all`, `gather`, `scatter`, `reduce-scatter`, `all-reduce`, `reduce` at line 1 column 23");
     assert_snapshot!(error(json.replace("\"collective\":\"all-gather\",", "")), @"missing field `collective` at line 1 column 455");
     assert!(refused(json.replace("\"chunk\":0", "\"chunk\":-1")));
     assert!(refused(json.replace("\"in_place\":true", "\"in_place\":true,\"more\":1")));

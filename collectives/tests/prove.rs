@@ -163,3 +163,25 @@ fn impossible_shapes_are_not_proven() {
     assert_eq!(fault.class(), FaultClass::Unknown);
     assert_snapshot!(fault, @"cannot create the plans: chunks is 0, expected 1 to 65536");
 }
+
+#[test]
+fn reductions_are_proven_for_any_number_of_ranks() {
+    let goals = Collective::REDUCTIONS.iter().flat_map(|&goal| {
+        let roots: &[u32] = if goal.root().is_some() { &[0, 1] } else { &[0] };
+        roots.iter().map(move |&root| goal.with_root(Rank(root)))
+    });
+    for collective in goals {
+        for nodes in [vec![2], vec![9], vec![2, 3], vec![64], vec![16, 16, 16]] {
+            let of_rank = nodes.iter().zip(0..).flat_map(|(&ranks, node)| vec![node; ranks]);
+            let topology = Topology::of_nodes(&of_rank.collect::<Vec<u32>>()).unwrap();
+            for (outputs, flags) in [(1, FlagOrder::Prompt), (2, FlagOrder::Batched)] {
+                let tiers = nodes.len() > 1;
+                let shape =
+                    Shape { collective, chunks: 2, outputs, flags, tiers, ..Shape::default() };
+                let budget = Budget { followed_steps: 10_000, ..Budget::default() };
+                let proven = prove(Algorithm::Direct, &topology, shape, budget);
+                proven.unwrap_or_else(|fault| panic!("{collective}, {nodes:?}: {fault}"));
+            }
+        }
+    }
+}

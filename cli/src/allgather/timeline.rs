@@ -103,6 +103,7 @@ fn name(step: &Step) -> String {
     match step {
         Step::Put { peer, cell, .. } => format!("put {cell} to {peer}"),
         Step::Get { peer, cell, .. } => format!("get {cell} of {peer}"),
+        Step::Reduce { cell, from } => format!("reduce {cell} of {from}"),
         Step::Signal { peer, flag } => format!("signal {flag} to {peer}"),
         Step::Wait { flag } => format!("wait {flag}"),
     }

@@ -52,6 +52,9 @@ fn by_cause(simulation: &Simulation) -> [u64; CAUSES.len()] {
         let cause = match step.step {
             _ if index == 0 => 0,
             Step::Signal { .. } | Step::Wait { .. } => 1,
+            Step::Reduce { .. } => {
+                2 + LinkClass::of(simulation.tiers[step.lane.index()], true) as usize
+            }
             Step::Put { peer, .. } | Step::Get { peer, .. } => {
                 let tier = simulation.tiers[step.lane.index()];
                 2 + LinkClass::of(tier, peer == step.rank) as usize

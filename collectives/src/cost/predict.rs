@@ -123,7 +123,8 @@ fn correct(terms: &mut [Term], factor: f64) {
 
 fn flag_bytes(request: &CostRequest<'_>) -> u64 {
     let &CostRequest { sums, shape, .. } = request;
-    let words = FlagLayout::new(sums.ranks as usize, shape.chunks, request.lanes()).words();
+    let flags = FlagLayout::new(sums.ranks as usize, shape.chunks, request.lanes());
+    let words = flags.of(shape.collective).words();
     words.saturating_mul(8).saturating_mul(shape.outputs.into())
 }
 

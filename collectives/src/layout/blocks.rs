@@ -77,7 +77,11 @@ impl Sizes {
 
     fn of_lengths(collective: Collective, tensors: Vec<Lengths>) -> Result<Self, Error> {
         if collective.has_equal_outputs() {
-            let only = |tensor: Lengths| tensor.only(|rank| collective.is_provider(rank));
+            let has_block = |rank| match collective.is_reduction() {
+                true => collective.reduces(rank),
+                false => collective.is_provider(rank),
+            };
+            let only = |tensor: Lengths| tensor.only(has_block);
             return Self::of_tensors(tensors.into_iter().map(only).collect::<Result<_, _>>()?);
         }
         let name = collective.with_article();
@@ -150,6 +154,7 @@ impl Layout {
     /// Returns the length of the largest input of a rank in bytes.
     pub fn input_bytes_max(&self) -> u64 {
         match &self.blocks {
+            Sizes::Provided { blocks, .. } if self.collective.is_reduction() => blocks.total(),
             Sizes::Provided { blocks, .. } => blocks.max(),
             Sizes::Received(lengths) => lengths.total(),
             Sizes::Pairs { rows, .. } => rows.iter().map(Lengths::total).max().unwrap_or(0),
@@ -201,8 +206,10 @@ impl Layout {
     /// If there is no such tensor or rank.
     pub fn input_piece_bytes(&self, tensor: usize, rank: Rank) -> u64 {
         match &self.blocks {
-            Sizes::Provided { tensors, .. } => tensors[tensor].bytes(rank),
-            Sizes::Received(_) | Sizes::Pairs { .. } => self.input_bytes(rank),
+            Sizes::Provided { tensors, .. } if !self.collective.is_reduction() => {
+                tensors[tensor].bytes(rank)
+            }
+            _ => self.input_bytes(rank),
         }
     }
 
@@ -213,6 +220,7 @@ impl Layout {
     pub fn input_bytes(&self, rank: Rank) -> u64 {
         match &self.blocks {
             _ if !self.collective.is_provider(rank) => 0,
+            Sizes::Provided { blocks, .. } if self.collective.is_reduction() => blocks.total(),
             Sizes::Provided { blocks, .. } => blocks.bytes(rank),
             Sizes::Received(lengths) => lengths.total(),
             Sizes::Pairs { rows, .. } => rows[rank.index()].total(),
@@ -284,6 +292,10 @@ impl Layout {
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the layout has another kind of lengths.
     pub(crate) fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
         let (collective, ranks) = (self.collective, self.ranks());
+        if collective.is_reduction() {
+            let text = format!("{} cannot be resized", collective.with_article());
+            return Err(invalid(text));
+        }
         match (&mut self.blocks, bytes) {
             (
                 Sizes::Provided { tensors, blocks, .. },
@@ -385,6 +397,10 @@ impl Layout {
 
     fn providers_before(&self, rank: Option<Rank>) -> u64 {
         let end = rank.map_or(self.ranks(), Rank::index);
+        if self.collective == Collective::ReduceScatter {
+            // The output has no block but that of its rank.
+            return u64::from(rank.is_none());
+        }
         match self.collective.only_provider() {
             None => end as u64,
             Some(only) => u64::from(only.index() < end),
@@ -393,6 +409,9 @@ impl Layout {
 
     pub(super) fn input_offset(&self, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
+            Sizes::Provided { blocks, .. } if self.collective.is_reduction() => {
+                blocks.offset(receiver)
+            }
             Sizes::Provided { .. } => 0,
             Sizes::Received(lengths) => lengths.offset(receiver),
             Sizes::Pairs { rows, .. } => rows[provider.index()].offset(receiver),

@@ -2,7 +2,8 @@
 
 use peerlane_hal::Rank;
 
-use crate::plan::{Flag, LaneId};
+use crate::collective::Collective;
+use crate::plan::{Cell, Flag, LaneId};
 
 /// The number of 64-bit words per flag, one cache line, so that writers of different flags do not disturb each other.
 pub const FLAG_WORDS: u64 = 8;
@@ -16,12 +17,21 @@ pub struct FlagLayout {
     ranks: u64,
     chunks: u64,
     lanes: u64,
+    /// Whether contributions have flags too.
+    contributions: bool,
 }
 
 impl FlagLayout {
     /// Creates the layout of the flags of a rank, from the sizes of its plan.
     pub fn new(ranks: usize, chunks: u32, lanes: usize) -> Self {
-        Self { ranks: ranks as u64, chunks: chunks.into(), lanes: lanes as u64 }
+        let (ranks, chunks, lanes) = (ranks as u64, chunks.into(), lanes as u64);
+        Self { ranks, chunks, lanes, contributions: false }
+    }
+
+    /// Returns the layout with flags for contributions too, if `collective` is a reduction.
+    #[must_use]
+    pub fn of(self, collective: Collective) -> Self {
+        Self { contributions: collective.is_reduction(), ..self }
     }
 
     /// Returns the layout with room for the flags of both.
@@ -29,7 +39,7 @@ impl FlagLayout {
         let [ranks, chunks, lanes] =
             [(self.ranks, other.ranks), (self.chunks, other.chunks), (self.lanes, other.lanes)]
                 .map(|(one, other)| one.max(other));
-        Self { ranks, chunks, lanes }
+        Self { ranks, chunks, lanes, contributions: self.contributions || other.contributions }
     }
 
     /// Returns the index of a flag's 64-bit word in the memory of the rank that waits for it.
@@ -41,10 +51,14 @@ impl FlagLayout {
         let of_rank = |number: u64, rank: Rank| {
             self.ranks.saturating_mul(number).saturating_add(rank.0.into())
         };
+        let of_cell = |cell: Cell| {
+            u64::from(cell.block.0).saturating_mul(self.chunks).saturating_add(cell.chunk.into())
+        };
         let line = match flag {
-            Flag::Arrived { cell, .. } => u64::from(cell.block.0)
-                .saturating_mul(self.chunks)
-                .saturating_add(cell.chunk.into()),
+            Flag::Arrived { cell, .. } => of_cell(cell),
+            Flag::Contributed { cell, .. } => {
+                arrivals.saturating_add(of_rank(3, Rank(2))).saturating_add(of_cell(cell))
+            }
             Flag::Ready { from, .. } => arrivals.saturating_add(of_rank(0, from)),
             Flag::Taken { by, .. } => arrivals.saturating_add(of_rank(1, by)),
             Flag::Free { from, .. } => arrivals.saturating_add(of_rank(2, from)),
@@ -60,8 +74,8 @@ impl FlagLayout {
     }
 
     fn first_line(&self, lane: u64) -> u64 {
-        let lines_per_lane =
-            self.ranks.saturating_mul(self.chunks.saturating_add(3)).saturating_add(2);
+        let chunks = self.chunks.saturating_mul(1 + u64::from(self.contributions));
+        let lines_per_lane = self.ranks.saturating_mul(chunks.saturating_add(3)).saturating_add(2);
         lane.saturating_mul(lines_per_lane)
     }
 }
@@ -75,6 +89,7 @@ pub(crate) fn reader(flag: Flag) -> LaneId {
 
 fn named_lane(flag: Flag) -> LaneId {
     let (Flag::Arrived { lane, .. }
+    | Flag::Contributed { lane, .. }
     | Flag::Ready { lane, .. }
     | Flag::Free { lane, .. }
     | Flag::Taken { lane, .. }
@@ -88,14 +103,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::plan::{Cell, LaneId};
 
-    fn all_flags(ranks: u32, chunks: u32, lanes: u32) -> Vec<Flag> {
+    fn all_flags(ranks: u32, chunks: u32, lanes: u32, reduces: bool) -> Vec<Flag> {
         let mut flags = Vec::new();
         for lane in (0..lanes).map(LaneId) {
             for rank in (0..ranks).map(Rank) {
                 let cells = (0..chunks).map(|chunk| Cell { block: rank, chunk });
-                flags.extend(cells.map(|cell| Flag::Arrived { cell, lane }));
+                flags.extend(cells.clone().map(|cell| Flag::Arrived { cell, lane }));
+                let contributed = cells.map(|cell| Flag::Contributed { cell, lane });
+                flags.extend(contributed.filter(|_| reduces));
                 flags.extend([
                     Flag::Ready { from: rank, lane },
                     Flag::Free { from: rank, lane },
@@ -110,19 +126,21 @@ mod tests {
     #[test]
     fn every_flag_has_a_cache_line_of_its_own() {
         for (ranks, chunks, lanes) in [(1, 1, 1), (2, 1, 1), (3, 2, 2), (9, 5, 3)] {
-            let layout = FlagLayout::new(ranks as usize, chunks, lanes as usize);
-            let flags = all_flags(ranks, chunks, lanes);
-            let words: BTreeSet<u64> = flags.iter().map(|&flag| layout.word(flag)).collect();
-            assert_eq!(words.len(), flags.len(), "{layout:?}");
-            assert!(words.iter().all(|word| word % FLAG_WORDS == 0), "{layout:?}");
-            assert_eq!(words.last().unwrap() + FLAG_WORDS, layout.words(), "{layout:?}");
+            for collective in [Collective::AllGather, Collective::AllReduce] {
+                let layout = FlagLayout::new(ranks as usize, chunks, lanes as usize).of(collective);
+                let flags = all_flags(ranks, chunks, lanes, collective.is_reduction());
+                let words: BTreeSet<u64> = flags.iter().map(|&flag| layout.word(flag)).collect();
+                assert_eq!(words.len(), flags.len(), "{layout:?}");
+                assert!(words.iter().all(|word| word % FLAG_WORDS == 0), "{layout:?}");
+                assert_eq!(words.last().unwrap() + FLAG_WORDS, layout.words(), "{layout:?}");
+            }
         }
     }
 
     #[test]
     fn a_writer_need_not_know_the_lanes_of_the_reader() {
         let (few, many) = (FlagLayout::new(4, 3, 1), FlagLayout::new(4, 3, 8));
-        for flag in all_flags(4, 3, 1) {
+        for flag in all_flags(4, 3, 1, false) {
             assert_eq!(few.word(flag), many.word(flag), "{flag:?}");
         }
     }

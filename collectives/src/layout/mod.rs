@@ -191,6 +191,34 @@ impl Layout {
         CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
+    /// Returns the byte range of a contribution to the block that `receiver` reduces, in the input of the rank that contributes,
+    /// `cell.block`, and in the inbox of `receiver` instead of its output.
+    ///
+    /// # Panics
+    /// If there is no such rank or chunk.
+    pub fn contribution(&self, cell: Cell, receiver: Rank) -> CellSpan {
+        let Range { start, end } = self.range(Cell { block: receiver, ..cell }, receiver);
+        let inbox_offset = self.inbox_stride(receiver) * u64::from(cell.block.0);
+        let input_offset = self.input_offset(cell.block, receiver) + start;
+        CellSpan { input_offset, output_offset: inbox_offset + start, bytes: end - start }
+    }
+
+    /// Returns the bytes of the inbox of `rank`, which has a place for the contribution of each rank to the block that `rank`
+    /// reduces; 0 if it reduces none.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn inbox_bytes(&self, rank: Rank) -> u64 {
+        match self.collective.reduces(rank) {
+            true => self.inbox_stride(rank).saturating_mul(self.ranks() as u64),
+            false => 0,
+        }
+    }
+
+    fn inbox_stride(&self, rank: Rank) -> u64 {
+        self.block_bytes(rank, rank).next_multiple_of(CHUNK_ALIGN_BYTES)
+    }
+
     /// Returns the byte ranges that copy a chunk from rank `of` to the output of rank `into`. A chunk of no bytes has
     /// none.
     ///

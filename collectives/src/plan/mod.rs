@@ -94,6 +94,13 @@ pub enum Flag {
         /// If two lanes need a cell, each has its own flag.
         lane: LaneId,
     },
+    /// Signals that a contribution has arrived at the waiting rank, which adds it.
+    Contributed {
+        /// The chunk of the contribution; its block is the rank that contributes.
+        cell: Cell,
+        /// The lane in which the reader waits for the flag.
+        lane: LaneId,
+    },
     /// Signals that `by` has read the input of the waiting rank, which may then reuse it.
     Taken {
         /// The rank that completed its gets.
@@ -123,6 +130,7 @@ impl Flag {
             Self::Free { .. } => 1,
             Self::Ready { .. }
             | Self::Arrived { .. }
+            | Self::Contributed { .. }
             | Self::Taken { .. }
             | Self::Go { .. }
             | Self::Sent { .. } => 0,
@@ -130,11 +138,14 @@ impl Flag {
     }
 }
 
-/// One step of a plan, which copies a chunk, signals a flag or waits for a flag.
+/// One step of a plan, which copies a chunk, adds a contribution, signals a flag or waits for a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
     /// Copies a chunk of a block into the output of `peer`, which may be this rank.
+    ///
+    /// In a reduction, what comes from an input is a contribution. It is copied into the inbox of `peer`, which has a place for
+    /// the contribution of each rank to the block that `peer` reduces.
     Put {
         /// The rank that owns the output into which the chunk is copied.
         #[serde(with = "RankNumber")]
@@ -153,6 +164,17 @@ pub enum Step {
         cell: Cell,
         /// The buffer from which the chunk is read.
         from: Source,
+    },
+    /// Adds the contribution of one rank to a chunk of this rank's own block, in its output.
+    ///
+    /// The first of these steps overwrites the chunk. This rank's own contribution is read from its input, and others from
+    /// its inbox. The steps behind it in the lane read the result.
+    Reduce {
+        /// The chunk of this rank's block that the contribution is added to.
+        cell: Cell,
+        /// The rank whose contribution is added.
+        #[serde(with = "RankNumber")]
+        from: Rank,
     },
     /// Signals a flag of rank `peer`, which may be this rank.
     Signal {

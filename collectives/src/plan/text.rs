@@ -74,6 +74,7 @@ impl fmt::Display for StepOf {
         match self.step {
             Step::Put { peer, cell, from } => write!(f, "put {cell} {from} to {peer}"),
             Step::Get { peer, cell, from } => write!(f, "get {cell} {from} of {peer}"),
+            Step::Reduce { cell, from } => write!(f, "reduce {cell} of {from}"),
             Step::Signal { peer, flag: Flag::Taken { by, lane } } if by == self.rank => {
                 write!(f, "signal taken{} to {peer}", For(lane))
             }
@@ -95,6 +96,7 @@ impl fmt::Display for Flag {
             Self::Ready { from, lane } => write!(f, "ready{} from {from}", For(*lane)),
             Self::Free { from, lane } => write!(f, "free{} from {from}", For(*lane)),
             Self::Arrived { cell, lane } => write!(f, "arrived {cell}{}", For(*lane)),
+            Self::Contributed { cell, lane } => write!(f, "contributed {cell}{}", For(*lane)),
             Self::Taken { by, lane } => write!(f, "taken{} by {by}", For(*lane)),
             Self::Go { lane } => write!(f, "go lane {lane}"),
             Self::Sent { lane } => write!(f, "sent lane {lane}"),
@@ -228,12 +230,13 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
             let (cell, from) = line.cell_and_source()?;
             Step::Get { cell, from, peer: line.peer("of")? }
         }
+        Some("reduce") => Step::Reduce { cell: line.cell()?, from: line.peer("of")? },
         Some("signal") => {
             let flag = flag(&mut line, Some(rank))?;
             Step::Signal { flag, peer: line.peer("to")? }
         }
         Some("wait") => Step::Wait { flag: flag(&mut line, None)? },
-        _ => return Err(line.fault(0, "put, get, signal, wait or lane")),
+        _ => return Err(line.fault(0, "put, get, reduce, signal, wait or lane")),
     };
     line.end()?;
     Ok(step)
@@ -251,13 +254,14 @@ fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> 
             Ok(Flag::Free { lane, from: line.rank_after("from", default)? })
         }
         Some("arrived") => Ok(Flag::Arrived { cell: line.cell()?, lane: line.for_lane()? }),
+        Some("contributed") => Ok(Flag::Contributed { cell: line.cell()?, lane: line.for_lane()? }),
         Some("taken") => {
             let lane = line.for_lane()?;
             Ok(Flag::Taken { lane, by: line.rank_after("by", default)? })
         }
         Some("go") => Ok(Flag::Go { lane: line.lane()? }),
         Some("sent") => Ok(Flag::Sent { lane: line.lane()? }),
-        _ => Err(line.fault(at, "ready, free, arrived, taken, go or sent")),
+        _ => Err(line.fault(at, "ready, free, arrived, contributed, taken, go or sent")),
     }
 }
 

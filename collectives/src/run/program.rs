@@ -98,6 +98,7 @@ impl Binding<'_> {
             Step::Wait { flag } => {
                 bound.push(BoundStep::Wait { flag: self.awaited_address(flag) });
             }
+            Step::Reduce { .. } => {}
             Step::Put { peer, from, .. } | Step::Get { peer, from, .. } => {
                 let before = bound.len();
                 bound.extend(copies(self.plan, self.layout, step));
@@ -123,7 +124,9 @@ fn copies(plan: &Plan, layout: &Layout, step: &Step) -> impl Iterator<Item = Bou
     let (is_get, peer, cell, from) = match *step {
         Step::Get { peer, cell, from } => (true, peer, cell, from),
         Step::Put { peer, cell, from } => (false, peer, cell, from),
-        Step::Signal { .. } | Step::Wait { .. } => unreachable!("only copies have bytes"),
+        Step::Reduce { .. } | Step::Signal { .. } | Step::Wait { .. } => {
+            unreachable!("only copies have bytes")
+        }
     };
     let (of, into) = if is_get { (peer, plan.rank) } else { (plan.rank, peer) };
     let in_place = plan.in_place;
@@ -231,6 +234,7 @@ impl FlagWriters {
             Flag::Ready { from, .. } | Flag::Free { from, .. } => return from,
             Flag::Taken { by, .. } => return by,
             Flag::Go { .. } | Flag::Sent { .. } => return self.reader,
+            Flag::Contributed { cell, .. } => return cell.block,
             Flag::Arrived { cell, .. } => cell,
         };
         // The map is valid even if a thread has panicked while it held the lock.

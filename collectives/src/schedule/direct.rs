@@ -18,10 +18,11 @@ use peerlane_hal::Rank;
 
 use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{
-    PeerLane, arrived, cells, peer_lanes, put, ready, self_copy, signal, wait, writable,
+    PeerLane, arrived, cells, contributed, peer_lanes, put, ready, reduce, self_copy, signal, wait,
+    writable,
 };
-use super::{PlanRequest, Schedule, schedule};
-use crate::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
+use super::{PlanRequest, Schedule, Shape, schedule};
+use crate::plan::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
 use crate::units::{bytes, rate};
 
 pub(super) const DIRECT: Schedule = Schedule {
@@ -39,7 +40,7 @@ pub(super) const DIRECT: Schedule = Schedule {
 
 pub(super) const PULL: Schedule = Schedule {
     algorithm: Algorithm::Pull,
-    suits: |_| true,
+    suits: |collective| !collective.is_reduction(),
     lanes: pull_lanes,
     redundant: |_| None,
     forwards: |_| false,
@@ -54,7 +55,84 @@ pub(super) const PULL: Schedule = Schedule {
 };
 
 fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
-    peer_lanes(request).iter().map(|peers| direct_lane(request, peers)).collect()
+    let lanes = peer_lanes(request);
+    if !request.shape.collective.is_reduction() {
+        return lanes.iter().map(|peers| direct_lane(request, peers)).collect();
+    }
+    let (home, others) = lanes.split_first().expect("lane 0 exists");
+    let home = reducing_lane(request, home, others);
+    let network = others.iter().map(|peers| reducing_lane(request, peers, &[]));
+    [home].into_iter().chain(network).collect()
+}
+
+/// Contributions go to the rank that adds them, and the result to the ranks that need it.
+///
+/// Lane 0 adds, also what other lanes receive, and tells `others` when the result is complete.
+fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane]) -> Lane {
+    let &PlanRequest { topology, rank, shape } = request;
+    let &PeerLane { lane, tier, ref served, ref serving } = peers;
+    let Shape { collective, chunks, .. } = shape;
+    let is_home = lane == LaneId::HOME;
+    let own_cells = || cells(rank, chunks);
+    let reduces = collective.reduces(rank);
+    // The ranks that this one sends contributions or results to, and those that it gets them from.
+    let adders = || served.iter().copied().filter(|&peer| collective.reduces(peer));
+    let targets = || served.iter().copied().filter(|&peer| collective.requires(rank, peer));
+    let sources = || serving.iter().copied().filter(|&peer| collective.requires(peer, rank));
+    let mut steps = Vec::new();
+    if reduces && let Some(flag) = writable(request, rank, lane) {
+        steps.extend(served.iter().map(|&peer| signal(peer, flag)));
+    }
+    match shape.flags {
+        FlagOrder::Prompt => {
+            for peer in adders() {
+                steps.extend(writable(request, peer, lane).map(wait));
+                steps.extend(own_cells().flat_map(|cell| {
+                    [put(peer, cell, Source::Input), signal(peer, contributed(cell))]
+                }));
+            }
+        }
+        FlagOrder::Batched => {
+            steps.extend(adders().filter_map(|peer| writable(request, peer, lane)).map(wait));
+            let puts = || adders().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
+            steps.extend(puts().map(|(peer, cell)| put(peer, cell, Source::Input)));
+            steps.extend(puts().map(|(peer, cell)| signal(peer, contributed(cell))));
+        }
+    }
+    // What one lane adds, the others wait for before they pass it on.
+    let handed = |lane| move |cell| arrived(cell, lane);
+    for cell in own_cells().filter(|_| reduces && is_home) {
+        let contributors = serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
+        let chunk = cell.chunk;
+        steps.extend(contributors.map(|&block| wait(contributed(Cell { block, chunk }))));
+        steps.extend(reduce(request, cell));
+        let passes_on =
+            |peers: &&PeerLane| peers.served.iter().any(|&peer| collective.requires(rank, peer));
+        let lanes = others.iter().filter(passes_on).map(|peers| peers.lane);
+        steps.extend(lanes.map(|lane| signal(rank, handed(lane)(cell))));
+        if shape.flags == FlagOrder::Prompt {
+            steps.extend(targets().flat_map(|peer| {
+                [put(peer, cell, Source::Output), signal(peer, arrived(cell, lane))]
+            }));
+        }
+    }
+    let results = || targets().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
+    if !is_home && reduces {
+        for cell in own_cells().filter(|_| targets().next().is_some()) {
+            steps.push(wait(handed(lane)(cell)));
+            steps.extend(targets().flat_map(|peer| {
+                [put(peer, cell, Source::Output), signal(peer, arrived(cell, lane))]
+            }));
+        }
+    } else if shape.flags == FlagOrder::Batched && reduces {
+        steps.extend(results().map(|(peer, cell)| put(peer, cell, Source::Output)));
+        steps.extend(results().map(|(peer, cell)| signal(peer, arrived(cell, lane))));
+    }
+    for peer in sources() {
+        steps.extend(cells(peer, chunks).map(|cell| wait(arrived(cell, lane))));
+    }
+    debug_assert!(topology.ranks() > rank.index());
+    Lane { tier, steps }
 }
 
 fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {

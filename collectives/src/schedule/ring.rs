@@ -31,7 +31,7 @@ use crate::units::{bytes, rate, time};
 
 pub(super) const RING: Schedule = Schedule {
     algorithm: Algorithm::Ring,
-    suits: |collective| collective.all_ranks_get_the_same(),
+    suits: |collective| collective.all_ranks_get_the_same() && !collective.is_reduction(),
     lanes: ring_lanes,
     redundant,
     forwards,

@@ -35,6 +35,15 @@ pub(super) fn arrived(cell: Cell, lane: LaneId) -> Flag {
     Flag::Arrived { cell, lane }
 }
 
+pub(super) fn contributed(cell: Cell) -> Flag {
+    Flag::Contributed { cell, lane: LaneId::HOME }
+}
+
+/// Adds the contributions of all ranks to one chunk of a rank's own block, in rank order.
+pub(super) fn reduce(request: &PlanRequest<'_>, cell: Cell) -> impl Iterator<Item = Step> + use<> {
+    Rank::all(request.topology.ranks()).map(move |from| Step::Reduce { cell, from })
+}
+
 pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
 }

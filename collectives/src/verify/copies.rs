@@ -5,11 +5,12 @@ use peerlane_hal::Rank;
 use super::fault::Fault;
 use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
-use crate::plan::{Cell, LaneId, Step};
+use crate::plan::{Cell, LaneId, Source, Step};
 
 #[derive(Debug)]
 pub(super) struct Copies {
     by_output: Vec<Vec<CellCopy>>,
+    by_inbox: Vec<Vec<CellCopy>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +22,20 @@ pub(super) struct CellCopy {
 
 impl Copies {
     pub(super) fn of(&self, set: &PlanSet, rank: Rank, cell: Cell) -> Option<CellCopy> {
-        let copies = self.of_output(set, rank);
+        Self::find(self.of_output(set, rank), cell)
+    }
+
+    /// Returns the copy of a contribution to the block that `rank` reduces.
+    pub(super) fn of_contribution(
+        &self,
+        set: &PlanSet,
+        rank: Rank,
+        cell: Cell,
+    ) -> Option<CellCopy> {
+        Self::find(&self.by_inbox[set.symmetry.number(rank)], cell)
+    }
+
+    fn find(copies: &[CellCopy], cell: Cell) -> Option<CellCopy> {
         let index = copies.binary_search_by_key(&cell, |copy| copy.cell);
         index.ok().map(|index| copies[index])
     }
@@ -35,23 +49,95 @@ impl Copies {
 /// plan decides no allocation here, and the comparison ends at the first missing cell.
 pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
     let symmetry = &set.symmetry;
-    let mut by_output: Vec<Vec<CellCopy>> = vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
+    let none = vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
+    let (mut by_output, mut by_inbox, mut sums) = (none.clone(), none, Vec::new());
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
-        let (target, cell) = match step {
-            Step::Put { peer, cell, .. } => (peer, cell),
-            Step::Get { cell, .. } => (own_rank, cell),
+        let (target, cell, from) = match step {
+            Step::Put { peer, cell, from } => (peer, cell, from),
+            Step::Get { cell, from, .. } => (own_rank, cell, from),
+            Step::Reduce { cell, from } => {
+                sums.push(Addition { rank: own_rank, cell, from, step: (lane, at) });
+                continue;
+            }
             Step::Signal { .. } | Step::Wait { .. } => continue,
         };
+        let is_contribution = from == Source::Input && set.collective.is_reduction();
+        let copies = if is_contribution { &mut by_inbox } else { &mut by_output };
         let back = symmetry.rotation_back(target);
         let (cell, rank) = (symmetry.rotated_cell(back, cell), symmetry.rotated(back, own_rank));
-        by_output[symmetry.number(target)].push(CellCopy { cell, rank, step: (lane, at) });
+        copies[symmetry.number(target)].push(CellCopy { cell, rank, step: (lane, at) });
     }
+    for ((rank, _), copies) in set.followed_ranks().zip(&mut by_inbox) {
+        copies.sort_unstable();
+        let reduces = set.collective.reduces(rank);
+        let contributions = cells(set.ranks, set.chunks);
+        let contributions = contributions.filter(move |cell| reduces && cell.block != rank);
+        check_cells(set, rank, copies, contributions)?;
+    }
+    check_additions(set, sums, &mut by_output)?;
     for ((rank, _), copies) in set.followed_ranks().zip(&mut by_output) {
         copies.sort_unstable();
         check_output(set, rank, copies)?;
     }
-    Ok(Copies { by_output })
+    Ok(Copies { by_output, by_inbox })
+}
+
+fn cells(ranks: u32, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
+    let blocks = (0..ranks).map(Rank);
+    blocks.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Addition {
+    rank: Rank,
+    cell: Cell,
+    from: Rank,
+    step: (usize, usize),
+}
+
+/// Checks that the contribution of every rank is added once to each cell, in one lane. The last addition counts as the copy of
+/// the cell to the output.
+fn check_additions(
+    set: &PlanSet,
+    mut sums: Vec<Addition>,
+    by_output: &mut [Vec<CellCopy>],
+) -> Result<(), Fault> {
+    sums.sort_unstable();
+    let location = |sum: &Addition| set.location(sum.step.0, sum.step.1);
+    for pair in sums.windows(2) {
+        let [first, second] = [&pair[0], &pair[1]];
+        if (first.rank, first.cell) != (second.rank, second.cell) {
+            continue;
+        }
+        let (first_at, second_at) = (location(first), location(second));
+        if first.from == second.from {
+            return Err(Fault::ReducedTwice { first: first_at, second: second_at });
+        }
+        if first.step.0 != second.step.0 {
+            return Err(Fault::ReducedApart { first: first_at, second: second_at });
+        }
+    }
+    let mut found = sums.iter().peekable();
+    for (rank, _) in set.followed_ranks().filter(|(rank, _)| set.collective.reduces(*rank)) {
+        for chunk in 0..set.chunks {
+            let cell = Cell { block: rank, chunk };
+            let mut last = None;
+            for from in (0..set.ranks).map(Rank) {
+                let sum = found.next_if(|sum| (sum.rank, sum.cell, sum.from) == (rank, cell, from));
+                let sum = sum.ok_or(Fault::NeverReduced { rank, cell, from })?;
+                last = last.max(Some(sum.step));
+            }
+            let back = set.symmetry.rotation_back(rank);
+            let copy = CellCopy {
+                cell: set.symmetry.rotated_cell(back, cell),
+                rank: set.symmetry.rotated(back, rank),
+                step: last.expect("there is a rank"),
+            };
+            by_output[set.symmetry.number(rank)].push(copy);
+        }
+    }
+    Ok(())
 }
 
 fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fault> {
@@ -59,17 +145,31 @@ fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fa
     if let Some(copy) = copies.iter().find(|copy| set.is_initial(rank, copy.cell)) {
         return Err(Fault::CopiedInPlace { location: location(copy) });
     }
+    let &PlanSet { collective, ranks, chunks, in_place, .. } = set;
+    let required = copied_cells(collective, rank, ranks, chunks, in_place);
+    check_cells(set, rank, copies, required)
+}
+
+/// `required` are the cells that must be copied to the buffer, in order.
+fn check_cells(
+    set: &PlanSet,
+    rank: Rank,
+    copies: &[CellCopy],
+    mut required: impl Iterator<Item = Cell> + Clone,
+) -> Result<(), Fault> {
+    let location = |copy: &CellCopy| set.rotated_location(copy.rank, copy.step);
     let twice = copies.windows(2).find(|pair| pair[0].cell == pair[1].cell);
     if let Some([first, second]) = twice {
         return Err(Fault::CopiedTwice { first: location(first), second: location(second) });
     }
-    let is_required = |copy: &&CellCopy| set.collective.requires(copy.cell.block, rank);
-    if let Some(copy) = copies.iter().find(|copy| !is_required(copy)) {
-        return Err(Fault::NotRequired { location: location(copy), rank });
+    let mut wanted = required.clone().peekable();
+    for copy in copies {
+        while wanted.next_if(|cell| *cell < copy.cell).is_some() {}
+        if wanted.peek() != Some(&copy.cell) {
+            return Err(Fault::NotRequired { location: location(copy), rank });
+        }
     }
-    let &PlanSet { collective, ranks, chunks, in_place, .. } = set;
     let mut found = copies.iter().map(|copy| copy.cell);
-    let mut required = copied_cells(collective, rank, ranks, chunks, in_place);
     match required.find(|&cell| found.next() != Some(cell)) {
         Some(cell) => Err(Fault::NeverCopied { rank, cell }),
         None => Ok(()),
@@ -155,6 +255,7 @@ impl Completions {
                 }
                 Step::Put { peer, .. } => (peer, peer),
                 Step::Get { peer, .. } => (peer, own_rank),
+                Step::Reduce { .. } => (own_rank, own_rank),
             };
             if lane_end.is_none() {
                 lane_end = Some(self.push(next_waits.of_ranks([own_rank, own_rank])));

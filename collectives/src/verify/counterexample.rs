@@ -119,16 +119,20 @@ impl Explainer<'_> {
     fn explain(&self, fault: &Fault) -> Option<Counterexample> {
         match *fault {
             Fault::ReadEarly { location, start } => {
+                let rank = location.rank;
                 let (owner, cell, from) = match location.step {
-                    Step::Put { cell, from, .. } => (location.rank, cell, from),
+                    Step::Put { cell, from, .. } => (rank, cell, from),
                     Step::Get { peer, cell, from } => (peer, cell, from),
+                    Step::Reduce { cell, from } => {
+                        (rank, Cell { block: from, ..cell }, Source::Input)
+                    }
                     Step::Signal { .. } | Step::Wait { .. } => return None,
                 };
                 let is_initial = from == Source::Input || self.set.is_initial(owner, cell);
-                let needed = if is_initial {
-                    Needed::Start(owner, start)
-                } else {
-                    self.copy_of(owner, cell)?
+                let needed = match location.step {
+                    Step::Reduce { from, .. } if from != rank => self.contribution(rank, cell)?,
+                    _ if is_initial => Needed::Start(owner, start),
+                    _ => self.copy_of(owner, cell)?,
                 };
                 self.events_to(self.find(location)?, start, &needed)
             }
@@ -173,10 +177,28 @@ impl Explainer<'_> {
     fn copy_of(&self, owner: Rank, needed: Cell) -> Option<Needed> {
         let copies = |lane: usize, step: Step| match step {
             Step::Put { peer, cell, .. } => peer == owner && cell == needed,
-            Step::Get { cell, .. } => self.set.lanes[lane].rank == owner && cell == needed,
+            Step::Get { cell, .. } | Step::Reduce { cell, .. } => {
+                self.set.lanes[lane].rank == owner && cell == needed
+            }
             Step::Signal { .. } | Step::Wait { .. } => false,
         };
-        let (lane, at, _) = self.set.steps().find(|&(lane, _, step)| copies(lane, step))?;
+        let is_input = |step: Step| {
+            let from_input = matches!(step, Step::Put { from: Source::Input, .. });
+            from_input && self.set.collective.is_reduction()
+        };
+        let mut steps = self.set.steps().filter(|&(_, _, step)| !is_input(step));
+        let (lane, at, step) = steps.find(|&(lane, _, step)| copies(lane, step))?;
+        let same = |found: &(usize, usize, Step)| copies(found.0, found.2);
+        let at = match step {
+            Step::Reduce { .. } => steps.filter(same).last().map_or(at, |(_, at, _)| at),
+            _ => at,
+        };
+        Some(Needed::Copy((lane, at)))
+    }
+
+    fn contribution(&self, to: Rank, needed: Cell) -> Option<Needed> {
+        let copies = |step: Step| matches!(step, Step::Put { peer, cell, from: Source::Input } if peer == to && cell == needed);
+        let (lane, at, _) = self.set.steps().find(|&(_, _, step)| copies(step))?;
         Some(Needed::Copy((lane, at)))
     }
 
@@ -278,7 +300,7 @@ impl Explainer<'_> {
         let step = self.set.lanes[lane].steps.get(at)?;
         let has_passed = reached[lane] > happens_before.time(start, at);
         match step {
-            Step::Put { .. } | Step::Get { .. } => has_passed.then_some(None),
+            Step::Put { .. } | Step::Get { .. } | Step::Reduce { .. } => has_passed.then_some(None),
             Step::Wait { .. } => {
                 let (writer, signal) = self.flags.of_step(lane, at).signal;
                 (has_passed && next[writer] > signal).then_some(Some([writer, lane]))

@@ -154,6 +154,34 @@ pub enum Fault {
         /// The location of the other step that copies the chunk.
         second: Location,
     },
+    /// No step adds the contribution of a rank to a chunk.
+    #[error("rank {rank}: no step adds the contribution of rank {from} to cell {cell}")]
+    NeverReduced {
+        /// The rank that reduces the block.
+        rank: Rank,
+        /// The chunk that lacks the contribution.
+        cell: Cell,
+        /// The rank whose contribution is not added.
+        from: Rank,
+    },
+    /// Two steps add the contribution of one rank to the same chunk.
+    #[error("{second}: the same contribution is already added to the same cell by {first}")]
+    ReducedTwice {
+        /// The location of one step that adds the contribution.
+        first: Location,
+        /// The location of the other step that adds the contribution.
+        second: Location,
+    },
+    /// Two lanes add contributions to the same chunk, so the order of additions is open.
+    #[error(
+        "{second}: another lane adds to the same cell, by {first}; expected all additions to a cell in one lane"
+    )]
+    ReducedApart {
+        /// The location of a step in one lane.
+        first: Location,
+        /// The location of a step in another lane.
+        second: Location,
+    },
     /// A step copies a rank's own block into its output, although an operation in place has it there.
     #[error(
         "{location}: the step copies the rank's own block, which is already in its output, because \
@@ -446,13 +474,18 @@ impl Fault {
             | Self::UnequalOutputs { .. }
             | Self::NotRequired { .. }
             | Self::NotPlanned { .. } => FaultClass::Unknown,
-            Self::NeverCopied { .. } | Self::NotArrived { .. } => FaultClass::Missing,
-            Self::CopiedTwice { .. } | Self::CopiedInPlace { .. } => FaultClass::Twice,
+            Self::NeverCopied { .. } | Self::NotArrived { .. } | Self::NeverReduced { .. } => {
+                FaultClass::Missing
+            }
+            Self::CopiedTwice { .. } | Self::CopiedInPlace { .. } | Self::ReducedTwice { .. } => {
+                FaultClass::Twice
+            }
             Self::ReadEarly { .. } => FaultClass::ReadEarly,
             Self::Deadlock { .. } => FaultClass::Deadlock,
-            Self::TwoWriters { .. } | Self::TwoReaders { .. } | Self::OtherReader { .. } => {
-                FaultClass::Shared
-            }
+            Self::TwoWriters { .. }
+            | Self::TwoReaders { .. }
+            | Self::OtherReader { .. }
+            | Self::ReducedApart { .. } => FaultClass::Shared,
             Self::Unbalanced { .. } | Self::SumMismatch { .. } => FaultClass::Unbalanced,
             Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
             Self::PeerInUse { .. } | Self::SourceInUse { .. } | Self::PeerReads { .. } => {

@@ -54,7 +54,7 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
         let (reader, flag, is_wait) = match step {
-            Step::Put { .. } | Step::Get { .. } => continue,
+            Step::Put { .. } | Step::Get { .. } | Step::Reduce { .. } => continue,
             Step::Signal { peer, flag } => (peer, flag, false),
             Step::Wait { flag } => (own_rank, flag, true),
         };
@@ -92,6 +92,7 @@ fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagU
         Flag::Ready { lane, .. }
         | Flag::Free { lane, .. }
         | Flag::Arrived { lane, .. }
+        | Flag::Contributed { lane, .. }
         | Flag::Taken { lane, .. } => lane,
         Flag::Go { lane } => lane,
         Flag::Sent { .. } => LaneId::HOME,

@@ -16,7 +16,7 @@ pub(super) fn copied_cells(
     ranks: u32,
     chunks: u32,
     in_place: bool,
-) -> impl Iterator<Item = Cell> {
+) -> impl Iterator<Item = Cell> + Clone {
     let providers = (0..ranks).map(Rank).filter(move |&block| collective.requires(block, rank));
     let copied = providers.filter(move |&block| !(in_place && block == rank));
     copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
@@ -229,6 +229,18 @@ impl StepCheck<'_> {
         match self.location.step {
             Step::Put { peer, cell, from } => self.check_copy(peer, cell, from, own_rank),
             Step::Get { peer, cell, from } => self.check_copy(peer, cell, from, peer),
+            Step::Reduce { cell, from } => {
+                self.check_rank(from)?;
+                self.check_cell(cell)?;
+                let reduces = self.plan.collective.reduces(own_rank);
+                self.check_exists(reduces && cell.block == own_rank, || {
+                    let expected = match reduces {
+                        true => format!("a cell of block {own_rank}"),
+                        false => format!("no addition on rank {own_rank}"),
+                    };
+                    (format!("cell {cell} to reduce"), expected)
+                })
+            }
             Step::Signal { peer, flag } => {
                 self.check_rank(peer)?;
                 self.check_flag(peer, flag)
@@ -283,7 +295,7 @@ impl StepCheck<'_> {
                 self.check_rank(rank)?;
                 self.check_lane(reader, lane)
             }
-            Flag::Arrived { cell, lane } => {
+            Flag::Arrived { cell, lane } | Flag::Contributed { cell, lane } => {
                 self.check_cell(cell)?;
                 self.check_lane(reader, lane)
             }

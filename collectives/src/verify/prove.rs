@@ -17,7 +17,8 @@ use super::fault::{Fault, Location, Position};
 use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
 use super::{Coverage, Proof, follow, verify};
-use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step, Tier};
+use crate::collective::Collective;
+use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Source, Step, Tier};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
@@ -229,18 +230,42 @@ impl Sums {
         for cell in plan_set::copied_cells(collective, rank, ranks, chunks, in_place) {
             self.cell_sum = self.cell_sum.wrapping_sub(hash_of_cell(rank, cell));
         }
+        if collective.reduces(rank) {
+            self.require_contributions(rank, ranks, chunks);
+        }
         for lane in plan.lane_ids() {
             for step in plan.closed_lane(lane, |_| true) {
-                self.add_step(rank, step);
+                self.add_step(collective, rank, step);
             }
         }
     }
 
-    fn add_step(&mut self, rank: Rank, step: Step) {
+    /// The additions of all contributions to a cell count as the copy of the cell to the output.
+    fn require_contributions(&mut self, rank: Rank, ranks: u32, chunks: u32) {
+        for chunk in 0..chunks {
+            self.cell_sum =
+                self.cell_sum.wrapping_add(hash_of_cell(rank, Cell { block: rank, chunk }));
+            for from in (0..ranks).map(Rank) {
+                let cell = Cell { block: from, chunk };
+                let copied = if from == rank { 0 } else { hash_of_contribution(rank, cell) };
+                let added = hash_of_addition(rank, cell);
+                self.cell_sum = self.cell_sum.wrapping_sub(copied).wrapping_sub(added);
+            }
+        }
+    }
+
+    fn add_step(&mut self, collective: Collective, rank: Rank, step: Step) {
         self.steps += 1;
         match step {
+            Step::Put { peer, cell, from: Source::Input } if collective.is_reduction() => {
+                self.cell_sum = self.cell_sum.wrapping_add(hash_of_contribution(peer, cell));
+            }
             Step::Put { peer, cell, .. } => {
                 self.cell_sum = self.cell_sum.wrapping_add(hash_of_cell(peer, cell));
+            }
+            Step::Reduce { cell, from } => {
+                let cell = Cell { block: from, chunk: cell.chunk };
+                self.cell_sum = self.cell_sum.wrapping_add(hash_of_addition(rank, cell));
             }
             Step::Get { cell, .. } => {
                 self.cell_sum = self.cell_sum.wrapping_add(hash_of_cell(rank, cell));
@@ -269,12 +294,24 @@ fn hash_of_cell(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
     hash([owner.0, block.0, chunk, 0])
 }
 
+fn hash_of_contribution(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
+    hash([owner.0, block.0, chunk, u32::MAX])
+}
+
+fn hash_of_addition(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
+    hash([owner.0, block.0, chunk, u32::MAX - 1])
+}
+
 fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
     let of_kind = |kind, LaneId(lane), rank: Rank| hash([reader.0, rank.0, lane, kind]);
     match flag {
         Flag::Arrived { cell: Cell { block, chunk }, lane } => {
             let of_chunk = hash([reader.0, block.0, chunk, lane.0 + 8]);
             of_kind(1, lane, block).wrapping_add(of_chunk)
+        }
+        Flag::Contributed { cell: Cell { block, chunk }, lane } => {
+            let of_chunk = hash([reader.0, block.0, chunk, lane.0 + 8]);
+            of_kind(7, lane, block).wrapping_add(of_chunk)
         }
         Flag::Ready { from, lane } => of_kind(2, lane, from),
         Flag::Free { from, lane } => of_kind(6, lane, from),

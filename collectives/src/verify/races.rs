@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 use peerlane_hal::Rank;
 
-use super::copies::{Completions, Copies, Wait, WaitRange};
+use super::copies::{CellCopy, Completions, Copies, Wait, WaitRange};
 use super::fault::{Fault, Location};
 use super::flags::Flags;
 use super::happens_before::{Event, HappensBefore, VectorClocks};
@@ -189,11 +189,28 @@ impl RaceCheck<'_> {
     }
 
     fn knows_copied(&mut self, current: Current, rank: Rank, cell: Cell) -> bool {
+        self.knows_arrived(current, rank, cell, Copies::of)
+    }
+
+    fn knows_arrived(
+        &mut self,
+        current: Current,
+        rank: Rank,
+        cell: Cell,
+        find: impl Fn(&Copies, &PlanSet, Rank, Cell) -> Option<CellCopy>,
+    ) -> bool {
         let symmetry = &self.set.symmetry;
         let back = symmetry.rotation_back(rank);
         let representative = symmetry.rotated(back, rank);
         let cell = symmetry.rotated_cell(back, cell);
-        let Some(copy) = self.copies.of(self.set, representative, cell) else { return false };
+        let Some(copy) = find(self.copies, self.set, representative, cell) else { return false };
+        let (lane, at) = copy.step;
+        let is_sum = matches!(self.set.lanes[lane].steps[at], Step::Reduce { .. });
+        let is_own = rank == current.rank && lane == current.home + current.lane;
+        if is_sum && is_own && at < current.at {
+            // What follows the additions in their lane reads the result.
+            return true;
+        }
         let owner = symmetry.rotated(symmetry.rotation_of(rank), copy.rank);
         let waits = self.completions.of_copy(copy.step);
         self.knows_any(current, owner, waits)
@@ -208,6 +225,7 @@ impl RaceCheck<'_> {
             Step::Get { peer, cell, from } => {
                 self.check_copy(current, (peer, from), own_rank, cell)
             }
+            Step::Reduce { cell, from } => self.check_reduce(current, cell, from),
             Step::Signal { peer, .. } => self.check_signal(current, peer),
             Step::Wait { .. } => Ok(()),
         }
@@ -235,6 +253,24 @@ impl RaceCheck<'_> {
         if !self.knows(current, Fact::entered(target, age)) {
             let (location, start) = (current.location(self.set), age + 1);
             return self.refuse(start, Fault::PeerInUse { location, peer: target, start });
+        }
+        Ok(())
+    }
+
+    fn check_reduce(&mut self, current: Current, cell: Cell, from: Rank) -> Result<(), Fault> {
+        let own_rank = current.rank;
+        let contribution = Cell { block: from, chunk: cell.chunk };
+        let has_arrived = match from == own_rank {
+            true => self.knows(current, Fact::entered(own_rank, 0)),
+            false => self.knows_arrived(current, own_rank, contribution, Copies::of_contribution),
+        };
+        if !has_arrived {
+            return Err(Fault::ReadEarly { location: current.location(self.set), start: 1 });
+        }
+        let age = self.set.outputs - 1;
+        if !self.knows(current, Fact::entered(own_rank, age)) {
+            let (location, start) = (current.location(self.set), age + 1);
+            return self.refuse(start, Fault::PeerInUse { location, peer: own_rank, start });
         }
         Ok(())
     }
@@ -361,7 +397,7 @@ fn run_start(
             while let Some(step) = set.lanes[number].steps.get(*next) {
                 let at = *next;
                 let kind = match step {
-                    Step::Put { .. } | Step::Get { .. } => VisitKind::Copy,
+                    Step::Put { .. } | Step::Get { .. } | Step::Reduce { .. } => VisitKind::Copy,
                     Step::Signal { .. } => VisitKind::Signal,
                     Step::Wait { .. } => {
                         let flag_use = flags.of_step(number, at);

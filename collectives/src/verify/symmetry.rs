@@ -120,6 +120,9 @@ impl Symmetry {
             Flag::Arrived { cell, lane } => {
                 Flag::Arrived { cell: self.rotated_cell(rotation, cell), lane }
             }
+            Flag::Contributed { cell, lane } => {
+                Flag::Contributed { cell: self.rotated_cell(rotation, cell), lane }
+            }
             Flag::Go { .. } | Flag::Sent { .. } => flag,
         }
     }
@@ -130,6 +133,7 @@ impl Symmetry {
         match step {
             Step::Put { peer, cell, from } => Step::Put { peer: to(peer), cell: of(cell), from },
             Step::Get { peer, cell, from } => Step::Get { peer: to(peer), cell: of(cell), from },
+            Step::Reduce { cell, from } => Step::Reduce { cell: of(cell), from: to(from) },
             Step::Signal { peer, flag } => {
                 Step::Signal { peer: to(peer), flag: self.rotated_flag(rotation, flag) }
             }

@@ -113,6 +113,7 @@ fn move_to_other_lane(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
             Flag::Ready { lane, .. }
             | Flag::Free { lane, .. }
             | Flag::Arrived { lane, .. }
+            | Flag::Contributed { lane, .. }
             | Flag::Taken { lane, .. },
     } = &mut step
         && rng.bool()
@@ -128,6 +129,7 @@ fn retarget_peer(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let to = any_rank(plans, rng);
     match &mut steps(plans, position)[position.at] {
         Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Signal { peer, .. } => *peer = to,
+        Step::Reduce { from, .. } => *from = to,
         Step::Wait { .. } => return None,
     }
     Some(format!("retarget {position:?} to {to}"))
@@ -139,8 +141,13 @@ fn change_cell(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     match &mut steps(plans, position)[position.at] {
         Step::Put { cell, .. }
         | Step::Get { cell, .. }
-        | Step::Signal { flag: Flag::Arrived { cell, .. }, .. }
-        | Step::Wait { flag: Flag::Arrived { cell, .. } } => *cell = to,
+        | Step::Reduce { cell, .. }
+        | Step::Signal {
+            flag: Flag::Arrived { cell, .. } | Flag::Contributed { cell, .. }, ..
+        }
+        | Step::Wait { flag: Flag::Arrived { cell, .. } | Flag::Contributed { cell, .. } } => {
+            *cell = to;
+        }
         _ => return None,
     }
     Some(format!("cell {to} in {position:?}"))
@@ -151,7 +158,7 @@ fn change_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let to = any_flag(plans, rng);
     match &mut steps(plans, position)[position.at] {
         Step::Signal { flag, .. } | Step::Wait { flag } => *flag = to,
-        Step::Put { .. } | Step::Get { .. } => return None,
+        Step::Put { .. } | Step::Get { .. } | Step::Reduce { .. } => return None,
     }
     Some(format!("{to:?} in {position:?}"))
 }
@@ -174,7 +181,7 @@ fn change_direction(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     *step = match *step {
         Step::Put { peer, cell, from } => Step::Get { peer, cell, from },
         Step::Get { peer, cell, from } => Step::Put { peer, cell, from },
-        Step::Signal { .. } | Step::Wait { .. } => return None,
+        Step::Reduce { .. } | Step::Signal { .. } | Step::Wait { .. } => return None,
     };
     Some(format!("other direction in {position:?}"))
 }
@@ -201,6 +208,7 @@ fn add_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
         Flag::Ready { from, .. } => Flag::Ready { from, lane },
         Flag::Free { from, .. } => Flag::Free { from, lane },
         Flag::Arrived { cell, .. } => Flag::Arrived { cell, lane },
+        Flag::Contributed { cell, .. } => Flag::Contributed { cell, lane },
         Flag::Taken { by, .. } => Flag::Taken { by, lane },
         other => other,
     };
@@ -252,6 +260,9 @@ fn any_flag(plans: &[Plan], rng: &mut Rng) -> Flag {
         2 => Flag::Free { from: any_rank(plans, rng), lane },
         3 => Flag::Ready { from: any_rank(plans, rng), lane },
         4 => Flag::Taken { by: any_rank(plans, rng), lane },
+        5 if plans[0].collective.is_reduction() => {
+            Flag::Contributed { cell: any_cell(plans, rng), lane }
+        }
         _ => Flag::Arrived { cell: any_cell(plans, rng), lane },
     }
 }

@@ -36,6 +36,8 @@ pub(crate) struct Oracle {
     starts: u64,
     /// The length in units of the block that each rank provides for each output, or nothing.
     blocks: Vec<Vec<usize>>,
+    /// The length in units of what each rank contributes to the block of each other, in a reduction.
+    given: Option<Vec<Vec<usize>>>,
     /// Whether a rank has different data for every output.
     is_by_output: bool,
     flags: usize,
@@ -59,6 +61,14 @@ enum Action {
         units: Range<usize>,
         block: usize,
         from: Source,
+        /// Whether it is a contribution, for the inbox of the target.
+        is_given: bool,
+    },
+    /// Adds a contribution to the rank's own block; the first one overwrites it.
+    Reduce {
+        units: Range<usize>,
+        from: usize,
+        is_first: bool,
     },
     Signal {
         peer: usize,
@@ -80,14 +90,27 @@ impl Oracle {
     /// Four starts use each of two outputs twice. Fails for plans that name ranks, cells or outputs that do not exist.
     pub(crate) fn new(plans: &[Plan], lengths: &[usize], starts: u64) -> Result<Self, Harm> {
         let collective = plans.first().map_or(Collective::AllGather, |plan| plan.collective);
-        let (blocks, is_by_output) = blocks(collective, lengths);
+        let (blocks, mut is_by_output) = blocks(collective, lengths);
+        let given = collective.is_reduction().then(|| {
+            is_by_output = true;
+            let to = |to: usize| if collective.reduces(Rank::at(to)) { lengths[to] } else { 0 };
+            vec![(0..lengths.len()).map(to).collect::<Vec<_>>(); lengths.len()]
+        });
         let mut names = HashMap::new();
         let mut lanes = Vec::new();
         for (rank, plan) in plans.iter().enumerate() {
             for lane in plan.lane_ids() {
                 let closed = plan.closed_lane(lane, |_| true);
-                let actions = closed.iter().map(|&step| action(&blocks, plan, step, &mut names));
-                let actions = actions.collect::<Option<Vec<_>>>().ok_or(Harm::OutOfRange)?;
+                let lengths = (blocks.as_slice(), given.as_ref());
+                let actions = closed.iter().map(|&step| action(lengths, plan, step, &mut names));
+                let mut actions = actions.collect::<Option<Vec<_>>>().ok_or(Harm::OutOfRange)?;
+                let mut seen: Vec<Range<usize>> = Vec::new();
+                for action in &mut actions {
+                    if let Action::Reduce { units, is_first, .. } = action {
+                        *is_first = !seen.contains(units);
+                        seen.push(units.clone());
+                    }
+                }
                 lanes.push(Program { rank, is_home: lane == LaneId::HOME, actions });
             }
         }
@@ -111,7 +134,18 @@ impl Oracle {
             }
         }
         let ranks = plans.len();
-        Ok(Self { ranks, in_place, outputs, starts, blocks, is_by_output, flags, readers, lanes })
+        Ok(Self {
+            ranks,
+            in_place,
+            outputs,
+            starts,
+            blocks,
+            given,
+            is_by_output,
+            flags,
+            readers,
+            lanes,
+        })
     }
 
     /// Runs the plans once.
@@ -137,13 +171,28 @@ impl Oracle {
 
     /// Returns the offset of a rank's data for the output of `into` in its input.
     fn input_offset(&self, rank: usize, into: usize) -> usize {
-        if self.is_by_output { self.blocks[rank][..into].iter().sum() } else { 0 }
+        if self.is_by_output { self.inputs()[rank][..into].iter().sum() } else { 0 }
+    }
+
+    /// Returns the lengths of the data that each rank has for each other.
+    fn inputs(&self) -> &[Vec<usize>] {
+        self.given.as_ref().unwrap_or(&self.blocks)
+    }
+
+    /// Returns the position of units of a contribution in the inbox of `into`.
+    fn inbox_place(&self, from: usize, into: usize, units: &Range<usize>) -> Range<usize> {
+        let offset = from * self.given.as_ref().map_or(0, |given| given[from][into]);
+        offset + units.start..offset + units.end
+    }
+
+    fn inbox_units(&self, rank: usize) -> usize {
+        self.given.iter().flatten().map(|given| given[rank]).sum()
     }
 
     /// Returns the length of the input of a rank.
     fn input_units(&self, rank: usize) -> usize {
         match self.is_by_output {
-            true => self.blocks[rank].iter().sum(),
+            true => self.inputs()[rank].iter().sum(),
             false => self.blocks[rank].iter().copied().max().unwrap_or(0),
         }
     }
@@ -159,6 +208,9 @@ fn blocks(collective: Collective, lengths: &[usize]) -> (Vec<Vec<usize>>, bool) 
         Collective::AllToAll => lengths[(to + ranks - from) % ranks],
         Collective::Gather { root } if root.index() == to => lengths[from],
         Collective::Scatter { root } if root.index() == from => lengths[to],
+        Collective::ReduceScatter if from == to => lengths[to],
+        Collective::AllReduce => lengths[from],
+        Collective::Reduce { root } if root.index() == from && from == to => lengths[to],
         _ => 0,
     };
     let row = |from| (0..ranks).map(|to| block(from, to)).collect();
@@ -166,7 +218,7 @@ fn blocks(collective: Collective, lengths: &[usize]) -> (Vec<Vec<usize>>, bool) 
 }
 
 fn action(
-    blocks: &[Vec<usize>],
+    (blocks, given): (&[Vec<usize>], Option<&Vec<Vec<usize>>>),
     plan: &Plan,
     step: Step,
     names: &mut HashMap<(Rank, Flag), usize>,
@@ -182,10 +234,20 @@ fn action(
             let is_get = matches!(step, Step::Get { .. });
             let (block, peer) = (in_range(block)?, in_range(peer)?);
             let target = if is_get { plan.rank.index() } else { peer };
-            let length = blocks[block][target];
+            let is_given = from == Source::Input && given.is_some();
+            let lengths = given.filter(|_| is_given).map_or(blocks, Vec::as_slice);
+            let length = lengths[block][target];
             let edge = |chunk: u32| length * chunk as usize / plan.chunks as usize;
             let units = (chunk < plan.chunks).then(|| edge(chunk)..edge(chunk + 1))?;
-            Action::Copy { peer, is_get, units, block, from }
+            Action::Copy { peer, is_get, units, block, from, is_given }
+        }
+        Step::Reduce { cell: Cell { block, chunk }, from } => {
+            let (block, from) = (in_range(block)?, in_range(from)?);
+            let length = given?[from][plan.rank.index()];
+            let edge = |chunk: u32| length * chunk as usize / plan.chunks as usize;
+            let is_own = chunk < plan.chunks && block == plan.rank.index();
+            let units = is_own.then(|| edge(chunk)..edge(chunk + 1))?;
+            Action::Reduce { units, from, is_first: false }
         }
         Step::Signal { peer, flag } => {
             Action::Signal { peer: in_range(peer)?, flag: number(peer, flag) }

@@ -33,6 +33,7 @@ type Actor = (usize, Option<usize>);
 struct Caller {
     input: Vec<u64>,
     outputs: Vec<Vec<u64>>,
+    inboxes: Vec<Vec<u64>>,
     /// The start that runs, or the next one; from 1.
     start: u64,
     running: bool,
@@ -42,6 +43,11 @@ impl Caller {
     fn output(&mut self, start: u64) -> &mut Vec<u64> {
         let turn = start as usize % self.outputs.len();
         &mut self.outputs[turn]
+    }
+
+    fn inbox(&mut self, start: u64) -> &mut Vec<u64> {
+        let turn = start as usize % self.inboxes.len();
+        &mut self.inboxes[turn]
     }
 }
 
@@ -69,6 +75,7 @@ enum Freight {
         block: usize,
         is_get: bool,
         from: Source,
+        is_given: bool,
         taken: Option<Vec<u64>>,
     },
     Signal {
@@ -83,6 +90,7 @@ impl<'a> Run<'a> {
         let callers = (0..ranks).map(|rank| Caller {
             input: vec![SCRIBBLE; oracle.input_units(rank)],
             outputs: vec![vec![SCRIBBLE; oracle.output_units(rank)]; oracle.outputs as usize],
+            inboxes: vec![vec![SCRIBBLE; oracle.inbox_units(rank)]; oracle.outputs as usize],
             start: 1,
             running: false,
         });
@@ -207,7 +215,11 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             Action::Signal { peer, flag } => (peer, Freight::Signal { flag, value }),
-            Action::Copy { peer, is_get, units, block, from } => {
+            Action::Reduce { units, from, is_first } => {
+                self.reduce(rank, start, &units, from, is_first);
+                return Ok(());
+            }
+            Action::Copy { peer, is_get, units, block, from, is_given } => {
                 let hasty = self.rng.u8(..4) < self.hasty;
                 let source = if is_get { peer } else { rank };
                 let target = if is_get { rank } else { peer };
@@ -215,7 +227,7 @@ impl<'a> Run<'a> {
                 if is_get || taken.is_none() {
                     self.lanes[number].incomplete.insert(submitted);
                 }
-                (peer, Freight::Copy { start, units, block, is_get, from, taken })
+                (peer, Freight::Copy { start, units, block, is_get, from, is_given, taken })
             }
         };
         let what = match what {
@@ -235,20 +247,27 @@ impl<'a> Run<'a> {
         let Some(first) = self.lanes[number].under_way[peer].pop_front() else { return Ok(()) };
         let submitted = first.submitted;
         match first.what {
-            Freight::Copy { start, units, block, is_get, from, taken: None } => {
+            Freight::Copy { start, units, block, is_get, from, is_given, taken: None } => {
                 let source = if is_get { peer } else { rank };
                 let target = if is_get { rank } else { peer };
                 let taken = Some(self.read((source, target), start, block, &units, from));
                 if !is_get {
                     self.lanes[number].incomplete.remove(&submitted);
                 }
-                let what = Freight::Copy { start, units, block, is_get, from, taken };
+                let what = Freight::Copy { start, units, block, is_get, from, is_given, taken };
                 self.lanes[number].under_way[peer].push_front(Flying { submitted, what });
             }
-            Freight::Copy { start, units, block, is_get, taken: Some(content), .. } => {
+            Freight::Copy {
+                start, units, block, is_get, is_given, taken: Some(content), ..
+            } => {
                 let target = if is_get { rank } else { peer };
-                let place = self.oracle.place(block, target, &units);
-                self.callers[target].output(start)[place].copy_from_slice(&content);
+                if is_given {
+                    let place = self.oracle.inbox_place(block, target, &units);
+                    self.callers[target].inbox(start)[place].copy_from_slice(&content);
+                } else {
+                    let place = self.oracle.place(block, target, &units);
+                    self.callers[target].output(start)[place].copy_from_slice(&content);
+                }
                 self.lanes[number].incomplete.remove(&submitted);
             }
             Freight::Signal { flag, value } => {
@@ -266,6 +285,27 @@ impl<'a> Run<'a> {
         self.wake((number, Some(rank)));
         self.wake((number, None));
         Ok(())
+    }
+
+    fn reduce(
+        &mut self,
+        rank: usize,
+        start: u64,
+        units: &Range<usize>,
+        from: usize,
+        is_first: bool,
+    ) {
+        let added = match from == rank {
+            true => self.read((rank, rank), start, rank, units, Source::Input),
+            false => {
+                let place = self.oracle.inbox_place(from, rank, units);
+                self.callers[rank].inbox(start)[place].to_vec()
+            }
+        };
+        let place = self.oracle.place(rank, rank, units);
+        for (word, added) in self.callers[rank].output(start)[place].iter_mut().zip(added) {
+            *word = if is_first { added } else { word.wrapping_add(added) };
+        }
     }
 
     fn read(
@@ -308,7 +348,7 @@ impl<'a> Run<'a> {
         let outputs = if oracle.is_by_output { oracle.ranks } else { 1 };
         for into in 0..outputs {
             let units = match oracle.is_by_output {
-                true => oracle.blocks[rank][into],
+                true => oracle.inputs()[rank][into],
                 false => oracle.input_units(rank),
             };
             let own = match oracle.in_place[rank] {
@@ -333,12 +373,18 @@ impl<'a> Run<'a> {
             let units = oracle.place(block, rank, &(0..oracle.blocks[block][rank]));
             for (unit, word) in output[units].iter().enumerate() {
                 let output = if oracle.is_by_output { rank } else { 0 };
-                if *word != content(start, block, output, unit) {
+                let sum = || (0..oracle.ranks).map(|from| content(start, from, block, unit)).sum();
+                let expected = match oracle.given {
+                    Some(_) => sum(),
+                    None => content(start, block, output, unit),
+                };
+                if *word != expected {
                     return Err(Harm::WrongBytes);
                 }
             }
         }
         output.fill(SCRIBBLE);
+        caller.inbox(start).fill(SCRIBBLE);
         caller.input.fill(SCRIBBLE);
         caller.start += 1;
         caller.running = false;
@@ -348,7 +394,9 @@ impl<'a> Run<'a> {
     /// Checks that no copy has changed the last output since the caller got it back.
     fn check_scribble(&mut self, rank: usize) -> Result<(), Harm> {
         let last = self.callers[rank].start - 1;
-        let untouched = self.callers[rank].output(last).iter().all(|&word| word == SCRIBBLE);
+        let is_scribble = |word: &u64| *word == SCRIBBLE;
+        let untouched = self.callers[rank].output(last).iter().all(is_scribble)
+            && self.callers[rank].inbox(last).iter().all(is_scribble);
         if untouched { Ok(()) } else { Err(Harm::WrongBytes) }
     }
 }

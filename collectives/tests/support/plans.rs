@@ -42,9 +42,10 @@ pub(crate) enum Form {
 pub(crate) const GATHER: Collective = Collective::Gather { root: Rank(0) };
 pub(crate) const BROADCAST: Collective = Collective::Broadcast { root: Rank(0) };
 pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
+pub(crate) const REDUCE: Collective = Collective::Reduce { root: Rank(0) };
 
 impl Form {
-    pub(crate) const ALL: [Self; 34] = [
+    pub(crate) const ALL: [Self; 42] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -79,6 +80,14 @@ impl Form {
         Self::GoalInTurn(BROADCAST, Algorithm::Ring),
         Self::GoalOfTiers(GATHER, Algorithm::Direct),
         Self::GoalOfTiers(SCATTER, Algorithm::Direct),
+        Self::Goal(Collective::ReduceScatter, Algorithm::Direct),
+        Self::Goal(Collective::AllReduce, Algorithm::Direct),
+        Self::Goal(REDUCE, Algorithm::Direct),
+        Self::GoalInTurn(Collective::ReduceScatter, Algorithm::Direct),
+        Self::GoalInTurn(Collective::AllReduce, Algorithm::Direct),
+        Self::GoalInTurn(REDUCE, Algorithm::Direct),
+        Self::GoalOfTiers(Collective::ReduceScatter, Algorithm::Direct),
+        Self::GoalOfTiers(Collective::AllReduce, Algorithm::Direct),
     ];
 
     /// Returns the number of outputs that the plans use in turn.
@@ -175,6 +184,7 @@ fn is_self_copy(plan: &Plan, step: &Step) -> bool {
 fn is_put_to_peer(plan: &Plan, step: &Step) -> bool {
     match step {
         Step::Put { peer, .. } | Step::Get { peer, .. } => *peer != plan.rank,
+        Step::Reduce { .. } => false,
         Step::Signal { flag, .. } => matches!(flag, Flag::Arrived { .. }),
         Step::Wait { flag } => matches!(flag, Flag::Ready { .. }),
     }

@@ -4,7 +4,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::layout::{FLAG_WORDS, FlagLayout, Layout};
-use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
+use peerlane_collectives::plan::{Flag, LaneId, Plan, Source, Step, Tier};
 
 /// The maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
 pub const STEPS_MAX: u32 = 1 << 29;
@@ -76,7 +76,7 @@ impl<'a> Compiler<'a> {
                 "{ranks} ranks with {lanes} lanes each, expected 1 to {PEER_MAX} lanes in total"
             )));
         }
-        let flags = FlagLayout::new(ranks, layout.chunks(), tiers.len());
+        let flags = FlagLayout::new(ranks, layout.chunks(), tiers.len()).of(layout.collective());
         let flags_per_rank = flags.words() / FLAG_WORDS;
         let all_flags = flags_per_rank.saturating_mul(ranks as u64);
         if all_flags > FLAGS_MAX {
@@ -190,7 +190,12 @@ impl<'a> Compiler<'a> {
                         self.layout.chunks()
                     ));
                 }
-                let bytes = self.layout.cell(cell, receiver).bytes;
+                let is_contribution = self.layout.collective().is_reduction()
+                    && matches!(step, Step::Put { from: Source::Input, .. });
+                let bytes = match is_contribution {
+                    true => self.layout.contribution(cell, receiver).bytes,
+                    false => self.layout.cell(cell, receiver).bytes,
+                };
                 if bytes > OPERAND_MAX {
                     return Err(format!(
                         "cell {cell} has {bytes} bytes, expected at most {OPERAND_MAX}"
@@ -200,6 +205,13 @@ impl<'a> Compiler<'a> {
                     Step::Get { .. } => ModelStep::Get { peer, bytes },
                     _ => ModelStep::Put { peer, bytes, passed_on: cell.block != rank },
                 }
+            }
+            // An addition reads and writes as much memory as a copy inside the rank.
+            Step::Reduce { cell, from } => {
+                self.known_rank(from)?;
+                let peer = self.known_rank(rank)?;
+                let bytes = self.layout.cell(cell, rank).bytes;
+                ModelStep::Put { peer, bytes, passed_on: true }
             }
             Step::Signal { peer, flag } => {
                 let (lane, target) = self.flag_reader(flag)?;
@@ -239,11 +251,14 @@ impl<'a> Compiler<'a> {
             Flag::Ready { from: rank, lane }
             | Flag::Free { from: rank, lane }
             | Flag::Taken { by: rank, lane } => (lane, rank),
-            Flag::Arrived { cell, lane } => (lane, cell.block),
+            Flag::Arrived { cell, lane } | Flag::Contributed { cell, lane } => (lane, cell.block),
             Flag::Go { lane } | Flag::Sent { lane } => (lane, Rank(0)),
         };
         self.known_rank(rank)?;
-        let chunk = if let Flag::Arrived { cell, .. } = flag { cell.chunk } else { 0 };
+        let chunk = match flag {
+            Flag::Arrived { cell, .. } | Flag::Contributed { cell, .. } => cell.chunk,
+            _ => 0,
+        };
         if chunk >= self.layout.chunks() || lane.index() >= self.program.lanes() {
             return Err(format!("the flag {flag} names a chunk or a lane that does not exist"));
         }

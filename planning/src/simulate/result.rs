@@ -122,6 +122,7 @@ impl Simulation {
             Step::Put { peer, .. } | Step::Get { peer, .. } => {
                 Some(LinkClass::of(self.tiers[slice.lane.index()], peer == slice.rank))
             }
+            Step::Reduce { .. } => Some(LinkClass::of(self.tiers[slice.lane.index()], true)),
             Step::Signal { .. } | Step::Wait { .. } => None,
         }
     }

@@ -128,6 +128,7 @@ impl OperationPlan {
         let proof = group.proofs.prove(algorithm, topology, shape)?;
         let flag_tiers = FlagTiers::new(&plan, &node_plans(&plan, algorithm, group, shape)?);
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
+        let flags = flags.of(collective);
         let bytes = layout.output_bytes_max();
         let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), spec.capturable);
         let buffering = buffering.ok_or_else(|| {
@@ -230,6 +231,11 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
     check_timeout(spec.timeout)?;
     if let Err(text) = spec.collective.check(ranks, spec.in_place) {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    if spec.collective.is_reduction() {
+        let text =
+            format!("{} can be planned and verified, but not run", spec.collective.with_article());
+        return Err(Error::new(ErrorKind::Unavailable, text));
     }
     if spec.capturable && spec.traced {
         let text = "trace and capturable are both set, expected at most one: replays of a graph \
