@@ -57,8 +57,9 @@ pub use peerlane_collectives::group::{
     Operation, OperationDescription, OwnedStart, Part, Received, Selection, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
+pub use peerlane_collectives::reduction::Operator;
 pub use peerlane_collectives::{
-    bootstrap, buffer_plan, collective, element, error, group, topology, trace,
+    bootstrap, buffer_plan, collective, element, error, group, reduction, topology, trace,
 };
 pub use peerlane_hal as hal;
 pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};

@@ -26,6 +26,7 @@ pub mod group;
 pub mod layout;
 pub(crate) mod links;
 pub mod plan;
+pub mod reduction;
 mod run;
 pub mod schedule;
 mod sleeper;

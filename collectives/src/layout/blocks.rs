@@ -170,6 +170,11 @@ impl Layout {
         }
     }
 
+    /// Returns the length of the largest inbox of a rank in bytes.
+    pub(crate) fn inbox_bytes_max(&self) -> u64 {
+        Rank::all(self.ranks()).map(|rank| self.inbox_bytes(rank)).max().unwrap_or(0)
+    }
+
     /// Returns the length of the block from `provider` in the output of `receiver`; 0 if there is none.
     ///
     /// # Panics

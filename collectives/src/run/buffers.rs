@@ -35,15 +35,13 @@ pub(crate) enum BufferId {
     /// An operation in place has no input buffer.
     Input(u32),
     Output(u32),
+    /// Holds the contributions of all ranks to the block that a rank reduces.
+    Inbox,
 }
 
 impl BufferId {
     pub(crate) const INPUT: Self = Self::Input(0);
     pub(crate) const OUTPUT: Self = Self::Output(0);
-
-    pub(crate) fn is_output(self) -> bool {
-        matches!(self, Self::Output(_))
-    }
 }
 
 impl fmt::Display for BufferId {
@@ -53,6 +51,7 @@ impl fmt::Display for BufferId {
             Self::Output(0) => f.write_str("the output"),
             Self::Input(number) => write!(f, "input {number}"),
             Self::Output(number) => write!(f, "output {number}"),
+            Self::Inbox => f.write_str("the inbox"),
         }
     }
 }
@@ -90,6 +89,7 @@ pub(crate) enum Start {
 pub(crate) struct DoubleBuffering {
     outputs: u64,
     output_stride_bytes: u64,
+    inbox_stride_bytes: u64,
     flag_stride_words: u64,
     capturable: bool,
 }
@@ -111,9 +111,21 @@ impl DoubleBuffering {
         Some(Self {
             outputs,
             output_stride_bytes: stride,
+            inbox_stride_bytes: 0,
             flag_stride_words: flag_words,
             capturable,
         })
+    }
+
+    /// Gives each output an inbox of this size.
+    pub(crate) fn with_inbox(self, bytes: u64) -> Option<Self> {
+        let stride = bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?;
+        stride.checked_mul(self.outputs)?;
+        Some(Self { inbox_stride_bytes: stride, ..self })
+    }
+
+    pub(crate) fn inbox_bytes(&self, bytes: u64) -> u64 {
+        (self.outputs - 1).saturating_mul(self.inbox_stride_bytes).saturating_add(bytes)
     }
 
     pub(crate) fn output_bytes(&self) -> u64 {
@@ -144,6 +156,12 @@ impl DoubleBuffering {
         match address.buffer {
             BufferId::Output(_) => self.output_offset(start) + address.offset,
             BufferId::Input(_) => address.offset,
+            BufferId::Inbox => match start {
+                Start::Eager(epoch) => {
+                    epoch % self.outputs * self.inbox_stride_bytes + address.offset
+                }
+                Start::Captured => address.offset,
+            },
         }
     }
 
@@ -310,6 +328,8 @@ pub(crate) enum FlagState {
 pub(crate) struct OperationBuffers {
     pub(crate) inputs: Vec<RankRegions>,
     pub(crate) outputs: Vec<RankRegions>,
+    /// It is empty unless the operation is a reduction.
+    pub(crate) inbox: RankRegions,
     pub(crate) flags: FlagRegions,
     pub(crate) cross_tier_flags: Option<FlagRegions>,
     pub(crate) buffering: DoubleBuffering,
@@ -326,6 +346,7 @@ impl OperationBuffers {
         match buffer {
             BufferId::Input(number) => &self.inputs[number as usize],
             BufferId::Output(number) => &self.outputs[number as usize],
+            BufferId::Inbox => &self.inbox,
         }
     }
 

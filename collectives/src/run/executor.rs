@@ -267,6 +267,7 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
+    use crate::reduction::Reduction;
     use std::sync::{Arc, Mutex};
     use std::task::Waker;
 
@@ -334,6 +335,10 @@ mod tests {
             None
         }
 
+        unsafe fn reduce(&mut self, _: Reduction, _: &[BoundStep], _: Start) {
+            unreachable!("these programs do not add")
+        }
+
         fn completed(&mut self) -> Result<Ticket, Error> {
             Ok(Ticket(self.tickets))
         }
@@ -398,7 +403,8 @@ mod tests {
             let flag = FlagAddress { crosses_tiers: false, word: 0, lag: 0 };
             let steps = vec![BoundStep::Signal { peer: Rank(0), flag }; 3].into_boxed_slice();
             let entry_steps = if name == 'a' { entry } else { 0 };
-            let program = Program { steps, origins: None, entry_steps, waits: Box::default() };
+            let (waits, reduction) = (Box::default(), None);
+            let program = Program { steps, origins: None, entry_steps, waits, reduction };
             let log = Arc::clone(&log);
             Lane::new(
                 LaneId::HOME,

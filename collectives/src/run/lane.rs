@@ -74,7 +74,7 @@ impl Lane {
     }
 
     pub(crate) fn is_driven(&self) -> bool {
-        self.is_polled() || !self.queues_waits()
+        self.is_polled() || !self.queues_waits() || self.program.reduction.is_some()
     }
 
     pub(crate) fn arm(&mut self) {
@@ -283,6 +283,25 @@ impl Lane {
                 self.next += 1;
                 continue;
             }
+            if let (BoundStep::Reduce { dst, .. }, Some(reduction)) =
+                (rest[0], self.program.reduction)
+            {
+                if self.port.completed()? < self.last {
+                    self.tracer.as_mut().map(Tracer::polls);
+                    return Ok(());
+                }
+                let is_other = |step: &BoundStep| !matches!(step, BoundStep::Reduce { dst: other, .. } if *other == dst);
+                let count = rest.iter().position(is_other).unwrap_or(rest.len());
+                // SAFETY: the plan is proven, and the steps before are complete, among them the waits for what is added.
+                unsafe { self.port.reduce(reduction, &rest[..count], Start::Eager(self.epoch)) };
+                for _ in 0..count {
+                    if let Some(tracer) = &mut self.tracer {
+                        tracer.signalled(self.epoch, self.next);
+                    }
+                    self.next += 1;
+                }
+                continue;
+            }
             // SAFETY: the caller guarantees the contract of `Port::submit`.
             if !unsafe { self.submit_slice(self.program.steps.len()) }? {
                 return Ok(());
@@ -291,12 +310,17 @@ impl Lane {
         Ok(())
     }
 
-    /// A slice of steps ends before the next wait if the engine cannot queue waits. If steps are timed, each is a slice
-    /// of its own.
+    /// A slice of steps ends before the next wait if the engine cannot queue waits, and before the next addition. If steps are
+    /// timed, each is a slice of its own.
     fn slice_len(&self, rest: &[BoundStep]) -> usize {
         let caps = self.port.caps();
         let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };
         let most = rest.len().min(slice_ops_max);
+        let adds = |step: &BoundStep| matches!(step, BoundStep::Reduce { .. });
+        let most = match self.program.reduction {
+            Some(_) => rest[..most].iter().position(adds).unwrap_or(most),
+            None => most,
+        };
         if caps.queued_wait {
             return most;
         }
@@ -418,7 +442,9 @@ impl Tracer {
                 lane: self.lane,
                 step: self.origins[record.index],
                 bytes: match bound[record.index] {
-                    BoundStep::Put { bytes, .. } | BoundStep::Get { bytes, .. } => bytes,
+                    BoundStep::Put { bytes, .. }
+                    | BoundStep::Get { bytes, .. }
+                    | BoundStep::Reduce { bytes, .. } => bytes,
                     BoundStep::Signal { .. } | BoundStep::Wait { .. } => 0,
                 },
                 submitted_ns: nanos(record.submitted),

@@ -9,19 +9,41 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, DynEngine, DynError, DynImport, DynRegion, ErrorKind, Op, Rank,
-    StreamOrdered, Ticket,
+    At, BackendId, Caps, CopyEngine, DynEngine, DynError, DynImport, DynRegion, ErrorKind, Op,
+    Rank, Region, StreamOrdered, Ticket,
 };
 
 use crate::error::Error;
+use crate::reduction::Reduction;
 use crate::run::buffers::{BufferOffset, FlagAddress, FlagState, OperationBuffers, Start};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BoundStep {
-    Put { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
-    Get { peer: Rank, dst: BufferOffset, src: BufferOffset, bytes: u64 },
-    Signal { peer: Rank, flag: FlagAddress },
-    Wait { flag: FlagAddress },
+    Put {
+        peer: Rank,
+        dst: BufferOffset,
+        src: BufferOffset,
+        bytes: u64,
+    },
+    Get {
+        peer: Rank,
+        dst: BufferOffset,
+        src: BufferOffset,
+        bytes: u64,
+    },
+    /// Adds to `dst`; the first of the steps of one `dst` overwrites it.
+    Reduce {
+        dst: BufferOffset,
+        src: BufferOffset,
+        bytes: u64,
+    },
+    Signal {
+        peer: Rank,
+        flag: FlagAddress,
+    },
+    Wait {
+        flag: FlagAddress,
+    },
 }
 
 impl BoundStep {
@@ -42,6 +64,12 @@ pub(crate) trait Port: Send {
     /// Returns what a flag of this rank says, and resets it if it was signalled in a captured start. Returns `None` if
     /// the host cannot read the flag.
     fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<FlagState>;
+
+    /// Adds contributions on this thread. The steps are all of one target, in order, and every step before them is complete.
+    ///
+    /// # Safety
+    /// Nobody else accesses the target, or writes the sources. All of them are in host memory.
+    unsafe fn reduce(&mut self, reduction: Reduction, steps: &[BoundStep], start: Start);
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
@@ -66,7 +94,12 @@ pub(crate) struct EnginePort {
     buffers: Arc<OperationBuffers>,
     /// The vector is empty between calls, so that only its allocation is reused.
     ops: Ops<'static>,
+    /// The contributions of one addition; empty between calls.
+    sources: Vec<*const u8>,
 }
+
+// SAFETY: the pointers are only used within a call.
+unsafe impl Send for EnginePort {}
 
 impl EnginePort {
     pub(crate) fn new(
@@ -74,7 +107,7 @@ impl EnginePort {
         backend: BackendId,
         buffers: Arc<OperationBuffers>,
     ) -> Self {
-        Self { engine, backend, buffers, ops: Vec::new() }
+        Self { engine, backend, buffers, ops: Vec::new(), sources: Vec::new() }
     }
 
     fn streams(&mut self) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
@@ -114,6 +147,23 @@ impl Port for EnginePort {
             word.store(0, Ordering::Release);
         }
         Some(state)
+    }
+
+    unsafe fn reduce(&mut self, reduction: Reduction, steps: &[BoundStep], start: Start) {
+        let Some(&BoundStep::Reduce { dst, bytes, .. }) = steps.first() else { return };
+        let buffers = &self.buffers;
+        let pointer = |place| {
+            let At { region, offset } = buffers.local(place, start);
+            // The layout places it inside of the region.
+            region.base().as_ptr().wrapping_add(offset as usize)
+        };
+        self.sources.clear();
+        self.sources.extend(steps.iter().filter_map(|step| match *step {
+            BoundStep::Reduce { src, .. } => Some(pointer(src).cast_const()),
+            _ => None,
+        }));
+        // SAFETY: the caller guarantees it; places of one element type are aligned to it.
+        unsafe { reduction.run(pointer(dst), &self.sources, bytes as usize) };
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
@@ -174,6 +224,7 @@ pub(crate) fn resolve<'a>(
         BoundStep::Get { peer, dst, src, bytes } => {
             Op::Get { dst: buffers.local(dst, start), src: buffers.remote(peer, src, start), bytes }
         }
+        BoundStep::Reduce { .. } => unreachable!("a lane adds by itself"),
         BoundStep::Signal { peer, flag } => {
             let value = buffers.signal_value(start);
             Op::Signal { flag: buffers.remote_flag(peer, flag, start), value }

@@ -10,8 +10,9 @@ use std::sync::{Mutex, PoisonError};
 
 use peerlane_hal::Rank;
 
-use crate::layout::{FlagLayout, Layout, Span, reader};
+use crate::layout::{Addition, FlagLayout, Layout, Span, reader};
 use crate::plan::{Flag, LaneId, Plan, Source, Step, Tier};
+use crate::reduction::Reduction;
 use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
 use crate::run::port::BoundStep;
 use crate::topology::Topology;
@@ -22,6 +23,8 @@ pub(crate) struct Program {
     pub(crate) origins: Option<Box<[Step]>>,
     pub(crate) entry_steps: usize,
     pub(crate) waits: Box<[AwaitedFlag]>,
+    /// How the steps add, if there are any that do.
+    pub(crate) reduction: Option<Reduction>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +43,7 @@ pub(crate) struct Binding<'a> {
     pub(crate) with_origins: bool,
     /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound too, because they can get longer.
     pub(crate) resizable: bool,
+    pub(crate) reduction: Reduction,
 }
 
 impl Program {
@@ -85,7 +89,9 @@ impl Binding<'_> {
             }
         }
         let origins = self.with_origins.then(|| origins.into());
-        Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
+        let adds = steps.iter().any(|step| matches!(step, BoundStep::Reduce { .. }));
+        let reduction = adds.then_some(self.reduction);
+        Program { steps: steps.into(), origins, entry_steps, waits: waits.collect(), reduction }
     }
 
     fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
@@ -98,7 +104,30 @@ impl Binding<'_> {
             Step::Wait { flag } => {
                 bound.push(BoundStep::Wait { flag: self.awaited_address(flag) });
             }
-            Step::Reduce { .. } => {}
+            Step::Reduce { cell, from } => {
+                let rank = self.plan.rank;
+                let addition = self.layout.addition(cell.chunk, from, rank);
+                let Addition { target, own, inbox_offset, bytes } = addition;
+                let at = |buffer, offset| BufferOffset { buffer, offset };
+                let src = match from == rank {
+                    true => at(BufferId::Input(own.buffer), own.offset),
+                    false => at(BufferId::Inbox, inbox_offset),
+                };
+                let dst = at(BufferId::Output(target.buffer), target.offset);
+                bound.extend((bytes > 0).then_some(BoundStep::Reduce { dst, src, bytes }));
+            }
+            Step::Put { peer, cell, from: Source::Input }
+                if self.plan.collective.is_reduction() =>
+            {
+                let rank = self.plan.rank;
+                let span = self.layout.contribution(cell, peer);
+                let own = self.layout.own_position(rank, 0, Source::Input);
+                let src = BufferId::Input(own.buffer);
+                let src = BufferOffset { buffer: src, offset: own.offset + span.input_offset };
+                let dst = BufferOffset { buffer: BufferId::Inbox, offset: span.output_offset };
+                let bytes = span.bytes;
+                bound.extend((bytes > 0).then_some(BoundStep::Put { peer, dst, src, bytes }));
+            }
             Step::Put { peer, from, .. } | Step::Get { peer, from, .. } => {
                 let before = bound.len();
                 bound.extend(copies(self.plan, self.layout, step));

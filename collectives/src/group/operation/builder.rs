@@ -17,6 +17,7 @@ use crate::group::Group;
 use crate::group::buffer::Buffer;
 use crate::group::window::Window;
 use crate::plan::Algorithm;
+use crate::reduction::Operator;
 
 /// A builder for a collective operation; [`prepare`](Self::prepare) makes the operation ready to start.
 pub struct OperationBuilder<'g, T> {
@@ -34,6 +35,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         let (timeout, strict) = (group.timeout(), group.setup.strict);
         let spec = OperationSpec {
             collective,
+            operator: Operator::default(),
             dtype: T::DTYPE,
             lens,
             target: Target::Buffers,
@@ -60,6 +62,13 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.spec.method.algorithm = Some(algorithm);
+        self
+    }
+
+    /// Sets the operator of a reduction; the default is the sum. Other collectives ignore it.
+    #[must_use]
+    pub fn operator(mut self, operator: Operator) -> Self {
+        self.spec.operator = operator;
         self
     }
 

@@ -26,6 +26,60 @@ impl Group {
         OperationBuilder::new(self, collective, lens.into())
     }
 
+    /// Returns a builder for a reduce-scatter, in which every rank gets one block of the sum of all inputs.
+    ///
+    /// The input of each rank has a block of `block_len` elements for every rank, in rank order. The contributions are added in rank
+    /// order, on the processor of the rank that gets the block. [`operator`](OperationBuilder::operator) sets another operator.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let rank = group.rank().0 as f32;
+    /// let mut operation = group.reduce_scatter::<f32>(1).prepare()?;
+    /// operation.input_mut()?.copy_from_slice(&[rank + 1.0, 10.0]);
+    /// operation.run()?;
+    /// assert_eq!(operation.output()?, [if rank == 0.0 { 3.0 } else { 20.0 }]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn reduce_scatter<T: Element>(&mut self, block_len: usize) -> OperationBuilder<'_, T> {
+        self.operation(Collective::ReduceScatter, block_len)
+    }
+
+    /// Returns a builder for an all-reduce of `len` elements, in which every rank gets the sum of all inputs.
+    ///
+    /// Each rank adds the contributions to a part of the elements, in rank order, and passes the result on, so all ranks get equal
+    /// bits. [`operator`](OperationBuilder::operator) sets another operator.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_collectives::reduction::Operator;
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let mut operation = group.all_reduce::<i32>(3).operator(Operator::Max).prepare()?;
+    /// let rank = group.rank().0 as i32;
+    /// operation.input_mut()?.copy_from_slice(&[rank, -rank, 7]);
+    /// operation.run()?;
+    /// assert_eq!(operation.output()?, [1, 0, 7]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn all_reduce<T: Element>(&mut self, len: usize) -> OperationBuilder<'_, T> {
+        self.operation(Collective::AllReduce, len)
+    }
+
+    /// Returns a builder for a reduce of `len` elements, in which one rank, the root, gets the sum of all inputs.
+    pub fn reduce<T: Element>(&mut self, root: Rank, len: usize) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Reduce { root }, len)
+    }
+
     /// Returns a builder for an all-gather, in which every rank gets the block of every rank, in rank order.
     ///
     /// The blocks have [equal or different lengths](BlockLens), and can consist of the pieces of several tensors. In the output,

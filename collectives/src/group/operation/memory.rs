@@ -69,8 +69,11 @@ impl Memory {
         let network = fabrics.network.filter(|_| is_tiered(&operation.plan));
         let fabrics = Fabrics { network, ..fabrics };
         for buffer in operation.request.buffers() {
-            let (given, exact) =
-                if buffer.is_output() { (outputs.next(), exact) } else { (inputs.next(), true) };
+            let (given, exact) = match buffer {
+                BufferId::Output(_) => (outputs.next(), exact),
+                BufferId::Input(_) => (inputs.next(), true),
+                BufferId::Inbox => (None, true),
+            };
             if let Some(window) = operation.request.window(buffer) {
                 origins.insert(buffer, Origin::Window(window.number));
                 sources.insert(buffer, window.segment.clone());
@@ -89,7 +92,8 @@ impl Memory {
                 None => Segment::allocate(fabrics, bytes, &name)?,
             };
             // Nobody but gets reads the input of a peer.
-            let origin = match gets || buffer.is_output() {
+            let is_written = !matches!(buffer, BufferId::Input(_));
+            let origin = match gets || is_written {
                 true => Origin::Own(segment.keys(fabrics, &name)?),
                 false => Origin::Private,
             };
@@ -190,7 +194,9 @@ impl Memory {
             .filter_map(|(tier, step)| match *step {
                 BoundStep::Put { peer, dst, .. } => Some((tier, dst.buffer, peer)),
                 BoundStep::Get { peer, src, .. } => Some((tier, src.buffer, peer)),
-                BoundStep::Signal { .. } | BoundStep::Wait { .. } => None,
+                BoundStep::Reduce { .. } | BoundStep::Signal { .. } | BoundStep::Wait { .. } => {
+                    None
+                }
             })
             .collect();
         for (tier, buffer, peer) in named {
@@ -224,6 +230,7 @@ impl Memory {
         OperationBuffers {
             inputs: self.numbered(tier, BufferId::Input),
             outputs: self.numbered(tier, BufferId::Output),
+            inbox: self.buffer(tier, BufferId::Inbox).unwrap_or_default(),
             flags: self.flags(tier, FlagLanes::Of(tier)).expect("an operation has flags"),
             cross_tier_flags: self.flags(tier, FlagLanes::Across),
             buffering: operation.buffering,
@@ -244,13 +251,13 @@ impl Memory {
         let last = self.buffers.range(name(0)..=name(u32::MAX)).next_back();
         let count = match last {
             Some((BufferId::Input(last) | BufferId::Output(last), _)) => last + 1,
-            None => 0,
+            Some((BufferId::Inbox, _)) | None => 0,
         };
-        let buffer = |number| {
-            let segment = self.buffers.get(&name(number))?;
-            segment.of(tier).cloned()
-        };
-        (0..count).map(|number| buffer(number).unwrap_or_default()).collect()
+        (0..count).map(|number| self.buffer(tier, name(number)).unwrap_or_default()).collect()
+    }
+
+    fn buffer(&self, tier: Tier, name: BufferId) -> Option<RankRegions> {
+        self.buffers.get(&name)?.of(tier).cloned()
     }
 
     /// Returns whether the host can read the flags of captured starts.
@@ -292,6 +299,7 @@ fn has_similar_bytes(operation: &OperationPlan, buffer: BufferId) -> bool {
     let bytes = Rank::all(operation.layout.ranks()).map(|rank| match buffer {
         BufferId::Input(_) => operation.layout.input_bytes(rank),
         BufferId::Output(_) => operation.layout.output_bytes(rank),
+        BufferId::Inbox => operation.layout.inbox_bytes(rank),
     });
     let (least, most) =
         bytes.fold((u64::MAX, 0), |(least, most), bytes| (least.min(bytes), most.max(bytes)));

@@ -7,12 +7,13 @@ use peerlane_hal::{Caps, EngineRequirements, ErrorKind, Rank};
 
 use super::lens;
 use super::request::{Method, OperationSpec, Request, Target};
+use crate::collective::Collective;
 use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::group::options::check_timeout;
 use crate::group::report::PlanRange;
 use crate::group::shared::Shared;
-use crate::layout::{FlagLayout, Layout};
+use crate::layout::{BlockBytes, CHUNK_ALIGN_BYTES, FlagLayout, Layout};
 use crate::plan::{Algorithm, FlagOrder, Plan};
 use crate::run::buffers::{BufferId, DoubleBuffering};
 use crate::run::program::{FlagTiers, FlagWriters, is_tiered};
@@ -98,6 +99,7 @@ impl OperationPlan {
         let (collective, in_place) = (spec.collective, spec.in_place);
         check(&spec, topology.ranks())?;
         let blocks = spec.lens.in_bytes(spec.dtype, topology.ranks())?;
+        let blocks = if collective == Collective::AllReduce { parts(&blocks)? } else { blocks };
         let layout_of = |chunks| Layout::of_blocks(collective, blocks.clone(), chunks);
         let mut layout = layout_of(spec.method.chunks.unwrap_or(1))?;
         let mut request = Request::new(&spec, &layout, rank, group.shared)?;
@@ -131,6 +133,7 @@ impl OperationPlan {
         let flags = flags.of(collective);
         let bytes = layout.output_bytes_max();
         let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), spec.capturable);
+        let buffering = buffering.and_then(|one| one.with_inbox(layout.inbox_bytes_max()));
         let buffering = buffering.ok_or_else(|| {
             let text = format!("{outputs} outputs of {bytes} bytes exceed the address space");
             Error::new(ErrorKind::InvalidArgument, text)
@@ -203,6 +206,7 @@ impl OperationPlan {
     pub(super) fn own_bytes(&self, buffer: BufferId) -> u64 {
         match buffer {
             BufferId::OUTPUT if self.plan.outputs > 1 => self.buffering.output_bytes(),
+            BufferId::Inbox => self.peer_bytes(self.rank, buffer),
             buffer => self.request.need(&self.layout, self.rank, buffer),
         }
     }
@@ -223,6 +227,10 @@ impl OperationPlan {
             BufferId::Output(number) => {
                 self.buffering.buffer_bytes(need(places.output_needs(layout, peer), number))
             }
+            BufferId::Inbox => match layout.inbox_bytes(peer) {
+                0 => 0,
+                bytes => self.buffering.inbox_bytes(bytes),
+            },
         }
     }
 }
@@ -233,9 +241,7 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     if spec.collective.is_reduction() {
-        let text =
-            format!("{} can be planned and verified, but not run", spec.collective.with_article());
-        return Err(Error::new(ErrorKind::Unavailable, text));
+        check_reduction(spec)?;
     }
     if spec.capturable && spec.traced {
         let text = "trace and capturable are both set, expected at most one: replays of a graph \
@@ -246,6 +252,45 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
         check_resizable(spec)?;
     }
     Ok(())
+}
+
+fn check_reduction(spec: &OperationSpec) -> Result<(), Error> {
+    spec.operator.check(spec.dtype)?;
+    let what = if spec.lens.tensor_count() > 1 {
+        "there are several tensors, expected one"
+    } else if matches!(spec.target, Target::List(_)) {
+        "destinations are given, expected one output buffer or a window"
+    } else if spec.resizable {
+        "resizable is set, expected it off"
+    } else if spec.capturable {
+        "capturable is set, expected it off"
+    } else if spec.output_buffers.len() > 1 {
+        "there are several output buffers, expected one"
+    } else {
+        return Ok(());
+    };
+    let text = format!("{what} in {}", spec.collective.with_article());
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Cuts the input of an all-reduce into one part for each rank, which adds the contributions to it.
+fn parts(blocks: &BlockBytes) -> Result<BlockBytes, Error> {
+    let lengths = match blocks {
+        BlockBytes::ByRank(lengths) => lengths.uniform().map(|bytes| (bytes, lengths.ranks())),
+        _ => None,
+    };
+    let Some((bytes, ranks)) = lengths else {
+        let text = "the lengths of an all-reduce differ between ranks, expected one length";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    };
+    let units = u128::from(bytes.div_ceil(CHUNK_ALIGN_BYTES));
+    let end = |rank: usize| {
+        let units = units * rank as u128 / ranks as u128;
+        u64::try_from(units)
+            .map_or(bytes, |units| bytes.min(units.saturating_mul(CHUNK_ALIGN_BYTES)))
+    };
+    let parts: Vec<u64> = (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect();
+    BlockBytes::of(&parts)
 }
 
 fn check_resizable(spec: &OperationSpec) -> Result<(), Error> {

@@ -6,7 +6,8 @@
 use std::sync::{Arc, Mutex};
 
 use peerlane_hal::{
-    Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind, Fabric, Rank,
+    BackendId, Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind,
+    Fabric, Rank,
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,10 +27,11 @@ use crate::group::tracker::StartTracker;
 use crate::group::{Group, Setup};
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
+use crate::reduction::Reduction;
 use crate::run::buffers::{BufferId, OperationBuffers, Start, TierBuffers};
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::Lane;
-use crate::run::port::{EnginePort, Port, resolve};
+use crate::run::port::{BoundStep, EnginePort, Port, resolve};
 use crate::run::program::{Binding, Program, is_tiered};
 
 /// What a rank tells the others about operations that are prepared, apart from what must be equal.
@@ -203,6 +205,14 @@ struct Preparation {
 
 impl Preparation {
     fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
+        let backend = group.fabrics().local.backend();
+        if spec.collective.is_reduction() && !matches!(backend, BackendId::HOST | BackendId::RDMA) {
+            let name = spec.collective.with_article();
+            let text = format!(
+                "{name} adds on the processor, but the memory of the backend {backend} is on a device; use the backend host"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
         let (mut operation, engines) = planned(group, spec)?;
         let mut shorter = Vec::new();
         for range in operation.shorter((&group.setup.links, group.setup.links_measured))? {
@@ -258,6 +268,9 @@ impl Preparation {
             add(name, value.clone());
         }
         add("collective", plan.collective.to_string());
+        if plan.collective.is_reduction() {
+            add("operator", spec.operator.to_string());
+        }
         add("algorithm", plan.algorithm.to_string());
         add("chunks", plan.chunks.to_string());
         add("in_place", plan.in_place.to_string());
@@ -314,7 +327,10 @@ impl Preparation {
     ) -> Result<Report, Error> {
         let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
         let (resizable, with_origins) = (spec.resizable, spec.traced || spec.resizable);
-        let binding = Binding { plan, layout, flags: *flags, flag_tiers, with_origins, resizable };
+        let reduction = Reduction { operator: spec.operator, dtype: spec.dtype };
+        let flags = *flags;
+        let binding =
+            Binding { plan, layout, flags, flag_tiers, with_origins, resizable, reduction };
         let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
             let program = binding.bind(id);
             BoundLane { id, tier, program, caps, has_streams: false, compute_bytes: 0 }
@@ -510,7 +526,8 @@ fn compute_bytes(
 ) -> u64 {
     let slices = program.slices(slice_ops_max);
     let bytes = slices.map(|steps| {
-        let ops: Vec<_> = steps.iter().map(|step| resolve(buffers, step, start)).collect();
+        let steps = steps.iter().filter(|step| !matches!(step, BoundStep::Reduce { .. }));
+        let ops: Vec<_> = steps.map(|step| resolve(buffers, step, start)).collect();
         engine.compute_bytes(&ops, start == Start::Captured)
     });
     bytes.sum()

@@ -93,7 +93,9 @@ fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
             }
             port::BoundStep::Put { bytes, .. } => report.put_bytes += bytes,
             port::BoundStep::Get { bytes, .. } => report.got_bytes += bytes,
-            port::BoundStep::Signal { .. } | port::BoundStep::Wait { .. } => {}
+            port::BoundStep::Reduce { .. }
+            | port::BoundStep::Signal { .. }
+            | port::BoundStep::Wait { .. } => {}
         }
     }
     report

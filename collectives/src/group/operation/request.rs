@@ -16,6 +16,7 @@ use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner};
 use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Placement};
 use crate::plan::Algorithm;
+use crate::reduction::Operator;
 use crate::run::buffers::BufferId;
 
 #[derive(Clone, PartialEq)]
@@ -45,6 +46,7 @@ pub(super) struct Method {
 #[derive(Clone, PartialEq)]
 pub(super) struct OperationSpec {
     pub(super) collective: Collective,
+    pub(super) operator: Operator,
     pub(super) dtype: DType,
     pub(super) lens: BlockLens,
     pub(super) target: Target,
@@ -71,6 +73,7 @@ pub(super) struct Request {
     pub(super) fields: Vec<(String, String)>,
     inputs: u32,
     outputs: u32,
+    has_inbox: bool,
     windows: BTreeMap<BufferId, Arc<Inner>>,
 }
 
@@ -88,6 +91,7 @@ impl Request {
             fields: Vec::new(),
             inputs: u32::from(!spec.in_place),
             outputs: 1,
+            has_inbox: spec.collective.is_reduction(),
             windows: BTreeMap::new(),
         };
         request.set_input(spec, layout, me, group)?;
@@ -186,7 +190,8 @@ impl Request {
 
     pub(super) fn buffers(&self) -> impl Iterator<Item = BufferId> + use<> {
         let inputs = (0..self.inputs).map(BufferId::Input);
-        (0..self.outputs).map(BufferId::Output).chain(inputs)
+        let inbox = self.has_inbox.then_some(BufferId::Inbox);
+        (0..self.outputs).map(BufferId::Output).chain(inputs).chain(inbox)
     }
 
     pub(super) fn outputs(&self) -> u32 {
@@ -206,6 +211,7 @@ impl Request {
         let (needs, number) = match buffer {
             BufferId::Input(number) => (self.places.input_needs(layout, me), number),
             BufferId::Output(number) => (self.places.output_needs(layout, me), number),
+            BufferId::Inbox => return layout.inbox_bytes(me),
         };
         needs.get(&number).copied().unwrap_or(0)
     }

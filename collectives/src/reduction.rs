@@ -1,0 +1,470 @@
+//! Adds contributions of ranks element by element, on the processor.
+//!
+//! The contributions are taken in the order of the plan, so a result is equal in every run and on every rank, bit by bit. Sums of
+//! `f16` and `bf16` are accumulated in `f32` and rounded once.
+
+use std::fmt;
+use std::str::FromStr;
+
+use peerlane_hal::ErrorKind;
+use serde::{Deserialize, Serialize};
+
+use crate::element::DType;
+use crate::error::Error;
+
+/// The operator with which a reduction combines the contributions of all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Operator {
+    /// The sum. Integers wrap around.
+    #[default]
+    Sum,
+    /// The largest value. A number is preferred to a NaN.
+    Max,
+    /// The smallest value. A number is preferred to a NaN.
+    Min,
+    /// The sum divided by the number of ranks, for floating-point numbers.
+    Average,
+}
+
+impl Operator {
+    /// All operators, in the order of their declaration.
+    pub const ALL: [Self; 4] = [Self::Sum, Self::Max, Self::Min, Self::Average];
+
+    /// Returns the name of the operator, which [`FromStr`] reads.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::Average => "average",
+        }
+    }
+
+    pub(crate) fn check(self, dtype: DType) -> Result<(), Error> {
+        let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
+        let text = match (self, dtype) {
+            (_, DType::F8E4M3 | DType::F8E5M2) => {
+                format!(
+                    "dtype is {dtype}, expected an integer, f16, bf16, f32 or f64 in a reduction"
+                )
+            }
+            (Self::Average, _) if !is_float => {
+                format!(
+                    "operator is {self} for dtype {dtype}, expected sum, max or min for integers"
+                )
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+}
+
+impl fmt::Display for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Operator {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|operator| operator.name() == text).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            let text = format!("operator is {text:?}, expected one of {known}");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
+    }
+}
+
+/// An operator on elements of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reduction {
+    pub(crate) operator: Operator,
+    pub(crate) dtype: DType,
+}
+
+/// The accumulators of this many elements stay in the first-level cache.
+const BLOCK: usize = 512;
+
+impl Reduction {
+    /// Combines `bytes` bytes of every source, in their order, and writes the result to `target`.
+    ///
+    /// # Safety
+    /// Every pointer is aligned to the elements and valid for `bytes` bytes, and the target overlaps no source. Nobody else
+    /// writes the sources, or accesses the target.
+    pub(crate) unsafe fn run(self, target: *mut u8, sources: &[*const u8], bytes: usize) {
+        let count = bytes / self.dtype.bytes();
+        macro_rules! run {
+            ($element:ty) => {
+                // SAFETY: the caller guarantees it, and the type is that of the elements.
+                unsafe { reduce::<$element>(self.operator, target.cast(), sources, count) }
+            };
+        }
+        match self.dtype {
+            DType::U8 => run!(u8),
+            DType::U16 => run!(u16),
+            DType::U32 => run!(u32),
+            DType::U64 => run!(u64),
+            DType::I8 => run!(i8),
+            DType::I16 => run!(i16),
+            DType::I32 => run!(i32),
+            DType::I64 => run!(i64),
+            DType::F16 => run!(Half),
+            DType::Bf16 => run!(BFloat),
+            DType::F32 => run!(f32),
+            DType::F64 => run!(f64),
+            DType::F8E4M3 | DType::F8E5M2 => unreachable!("`Operator::check` refuses it"),
+        }
+    }
+}
+
+/// # Safety
+/// As [`Reduction::run`].
+unsafe fn reduce<T: Number>(
+    operator: Operator,
+    target: *mut T,
+    sources: &[*const u8],
+    count: usize,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has the feature; the rest as for this function.
+        return unsafe { reduce_avx2(operator, target, sources, count) };
+    }
+    // SAFETY: as for this function.
+    unsafe { reduce_blocks(operator, target, sources, count) }
+}
+
+/// # Safety
+/// As [`Reduction::run`]; the processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn reduce_avx2<T: Number>(
+    operator: Operator,
+    target: *mut T,
+    sources: &[*const u8],
+    count: usize,
+) {
+    // SAFETY: as for this function.
+    unsafe { reduce_blocks(operator, target, sources, count) }
+}
+
+/// # Safety
+/// As [`Reduction::run`].
+#[inline(always)]
+unsafe fn reduce_blocks<T: Number>(
+    operator: Operator,
+    target: *mut T,
+    sources: &[*const u8],
+    count: usize,
+) {
+    let Some((first, others)) = sources.split_first() else { return };
+    let mut sums = [T::Sum::default(); BLOCK];
+    let scale = T::inverse(sources.len());
+    for begin in (0..count).step_by(BLOCK) {
+        let length = BLOCK.min(count - begin);
+        let sums = &mut sums[..length];
+        let part = |source: *const u8| {
+            let source = source.cast::<T>().wrapping_add(begin);
+            // SAFETY: the elements are inside of the source, which nobody writes.
+            unsafe { std::slice::from_raw_parts(source, length) }
+        };
+        for (sum, value) in sums.iter_mut().zip(part(*first)) {
+            *sum = value.widen();
+        }
+        for other in others {
+            let values = sums.iter_mut().zip(part(*other));
+            match operator {
+                Operator::Sum | Operator::Average => {
+                    values.for_each(|(sum, value)| *sum = T::add(*sum, value.widen()));
+                }
+                Operator::Max => {
+                    values.for_each(|(sum, value)| *sum = T::max(*sum, value.widen()));
+                }
+                Operator::Min => {
+                    values.for_each(|(sum, value)| *sum = T::min(*sum, value.widen()));
+                }
+            }
+        }
+        if operator == Operator::Average {
+            sums.iter_mut().for_each(|sum| *sum = T::multiply(*sum, scale));
+        }
+        // SAFETY: the elements are inside of the target, which overlaps no source.
+        let target = unsafe { std::slice::from_raw_parts_mut(target.wrapping_add(begin), length) };
+        for (value, sum) in target.iter_mut().zip(sums) {
+            *value = T::narrow(*sum);
+        }
+    }
+}
+
+/// A number as it is in memory, and as it is accumulated.
+trait Number: Copy {
+    type Sum: Copy + Default;
+
+    fn widen(self) -> Self::Sum;
+    fn narrow(sum: Self::Sum) -> Self;
+    fn add(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
+    fn max(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
+    fn min(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
+    fn inverse(count: usize) -> Self::Sum;
+    fn multiply(sum: Self::Sum, factor: Self::Sum) -> Self::Sum;
+}
+
+macro_rules! number {
+    ($($type:ty, $sum:ty, $widen:expr, $narrow:expr, $add:expr, $inverse:expr, $multiply:expr;)*) => {$(
+        impl Number for $type {
+            type Sum = $sum;
+
+            #[inline(always)]
+            fn widen(self) -> $sum {
+                ($widen)(self)
+            }
+
+            #[inline(always)]
+            fn narrow(sum: $sum) -> Self {
+                ($narrow)(sum)
+            }
+
+            #[inline(always)]
+            fn add(sum: $sum, value: $sum) -> $sum {
+                ($add)(sum, value)
+            }
+
+            #[inline(always)]
+            fn max(sum: $sum, value: $sum) -> $sum {
+                sum.max(value)
+            }
+
+            #[inline(always)]
+            fn min(sum: $sum, value: $sum) -> $sum {
+                sum.min(value)
+            }
+
+            #[inline(always)]
+            fn inverse(count: usize) -> $sum {
+                ($inverse)(count)
+            }
+
+            #[inline(always)]
+            fn multiply(sum: $sum, factor: $sum) -> $sum {
+                ($multiply)(sum, factor)
+            }
+        }
+    )*};
+}
+
+macro_rules! integers {
+    ($($type:ident)*) => {
+        // `Operator::check` refuses averages of integers.
+        number! {$(
+            $type, $type, |value| value, |sum| sum, $type::wrapping_add, |_| 1, |sum, _| sum;
+        )*}
+    };
+}
+
+integers! { u8 u16 u32 u64 i8 i16 i32 i64 }
+
+number! {
+    f32, f32, |value| value, |sum| sum, |sum, value| sum + value, |count| 1.0 / count as f32, |sum, by| sum * by;
+    f64, f64, |value| value, |sum| sum, |sum, value| sum + value, |count| 1.0 / count as f64, |sum, by| sum * by;
+    Half, f32, Half::to_f32, Half::of_f32, |sum, value| sum + value, |count| 1.0 / count as f32, |sum, by| sum * by;
+    BFloat, f32, BFloat::to_f32, BFloat::of_f32, |sum, value| sum + value, |count| 1.0 / count as f32, |sum, by| sum * by;
+}
+
+/// An `f16` in memory. Its conversions have no branches, so that the compiler vectorises them.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Half(u16);
+
+impl Half {
+    /// Shifts exponent and mantissa to their place, and corrects the exponent by a multiplication, which is exact and also
+    /// normalises small numbers.
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        let sign = u32::from(self.0 & 0x8000) << 16;
+        let shifted = u32::from(self.0 & 0x7fff) << 13;
+        let magnitude = f32::from_bits(shifted) * f32::from_bits((254 - 15) << 23);
+        // Infinity and NaN keep the largest exponent.
+        let special = if shifted >= 0x7c00 << 13 { 0xff << 23 } else { 0 };
+        f32::from_bits(magnitude.to_bits() | special | sign)
+    }
+
+    /// Rounds to the nearest number, and to the even one of two.
+    #[inline(always)]
+    fn of_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        let sign = (bits >> 16) & 0x8000;
+        let magnitude = bits & 0x7fff_ffff;
+        // The addition aligns the bits of a small number, and rounds them as the processor rounds sums.
+        let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
+        let odd = (magnitude >> 13) & 1;
+        let normal =
+            magnitude.wrapping_add(((15_u32.wrapping_sub(127)) << 23).wrapping_add(0xfff)) + odd;
+        let finite = if magnitude < 113 << 23 { small } else { normal >> 13 };
+        // A NaN keeps the upper bits of its payload.
+        let special =
+            if magnitude > 0xff << 23 { 0x7e00 | (magnitude >> 13 & 0x3ff) } else { 0x7c00 };
+        let result = if magnitude >= 143 << 23 { special } else { finite };
+        Self((result | sign) as u16)
+    }
+}
+
+/// A `bf16` in memory, the upper half of an `f32`.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct BFloat(u16);
+
+impl BFloat {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+
+    /// Rounds to the nearest number, and to the even one of two.
+    #[inline(always)]
+    fn of_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+        // Rounding must not turn a NaN into a number.
+        let result = if value.is_nan() { bits | 0x40_0000 } else { rounded };
+        Self((result >> 16) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f16_and_bf16_are_converted_as_by_the_crate_half() {
+        for bits in 0..=u16::MAX {
+            let (own, half) = (Half(bits).to_f32(), half::f16::from_bits(bits).to_f32());
+            assert!(own.to_bits() == half.to_bits() || own.is_nan() && half.is_nan(), "{bits:x}");
+            let (own, half) = (BFloat(bits).to_f32(), half::bf16::from_bits(bits).to_f32());
+            assert!(own.to_bits() == half.to_bits() || own.is_nan() && half.is_nan(), "{bits:x}");
+        }
+        let random = &mut fastrand::Rng::with_seed(36);
+        let near = (0..=u16::MAX).map(|bits| {
+            let exact = half::f16::from_bits(bits).to_f32().to_bits();
+            exact.wrapping_add(random.u32(0..0x4000)).wrapping_sub(0x2000)
+        });
+        let mut values: Vec<u32> = near.collect();
+        values.extend((0..1_000_000).map(|_| random.u32(..)));
+        values.extend([0x1000, 0x1001, 0x0fff].map(|low| 0x3f80_0000 | low));
+        for bits in values {
+            let value = f32::from_bits(bits);
+            let (own, half) = (Half::of_f32(value).0, half::f16::from_f32(value));
+            assert!(
+                own == half.to_bits() || Half(own).to_f32().is_nan() && half.is_nan(),
+                "{value:e}: {own:x}, {half:?}"
+            );
+            let (own, half) = (BFloat::of_f32(value).0, half::bf16::from_f32(value));
+            assert!(
+                own == half.to_bits() || BFloat(own).to_f32().is_nan() && half.is_nan(),
+                "{value:e}"
+            );
+        }
+    }
+
+    /// Reduces random elements, and compares them with `expected` of the elements at one place.
+    fn check<T: Copy + PartialEq + fmt::Debug>(
+        dtype: DType,
+        random: impl Fn(&mut fastrand::Rng) -> T,
+        expected: impl Fn(Operator, &[T]) -> Option<T>,
+    ) {
+        let rng = &mut fastrand::Rng::with_seed(dtype as u64);
+        for ranks in 1..=9 {
+            for count in [0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
+                let sources: Vec<Vec<T>> =
+                    (0..ranks).map(|_| (0..count).map(|_| random(rng)).collect()).collect();
+                for operator in Operator::ALL {
+                    if operator.check(dtype).is_err() {
+                        continue;
+                    }
+                    let mut target: Vec<T> = (0..count).map(|_| random(rng)).collect();
+                    let pointers: Vec<*const u8> =
+                        sources.iter().map(|source| source.as_ptr().cast()).collect();
+                    let bytes = count * size_of::<T>();
+                    // SAFETY: the vectors have this many bytes, are aligned and do not overlap.
+                    unsafe {
+                        Reduction { operator, dtype }.run(
+                            target.as_mut_ptr().cast(),
+                            &pointers,
+                            bytes,
+                        );
+                    }
+                    for (at, found) in target.iter().enumerate() {
+                        let values: Vec<T> = sources.iter().map(|source| source[at]).collect();
+                        let expected = expected(operator, &values);
+                        assert_eq!(Some(*found), expected, "{operator} of {values:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    macro_rules! check_integers {
+        ($($type:ident $dtype:ident)*) => {$(
+            check::<$type>(DType::$dtype, |rng| rng.$type(..), |operator, values| match operator {
+                Operator::Max => values.iter().copied().max(),
+                Operator::Min => values.iter().copied().min(),
+                _ => values.iter().copied().reduce($type::wrapping_add),
+            });
+        )*};
+    }
+
+    #[test]
+    fn every_type_and_operator_gives_the_bits_of_a_plain_loop() {
+        check_integers! { u8 U8 u16 U16 u32 U32 u64 U64 i8 I8 i16 I16 i32 I32 i64 I64 }
+        let float = |operator: Operator, values: &[f64], by: fn(f64) -> f64| match operator {
+            Operator::Max => values.iter().copied().reduce(f64::max),
+            Operator::Min => values.iter().copied().reduce(f64::min),
+            Operator::Sum => values.iter().copied().reduce(|sum, value| by(sum + value)),
+            Operator::Average => {
+                let sum = values.iter().copied().reduce(|sum, value| by(sum + value));
+                sum.map(|sum| by(sum * by(1.0 / values.len() as f64)))
+            }
+        };
+        let random = |rng: &mut fastrand::Rng| (rng.f64() - 0.5) * f64::from(1 << rng.u32(..12));
+        check::<f64>(DType::F64, random, |operator, values| float(operator, values, |sum| sum));
+        let single = |sum: f64| f64::from(sum as f32);
+        let wide =
+            |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
+        check::<f32>(
+            DType::F32,
+            |rng| random(rng) as f32,
+            |operator, values| float(operator, &wide(values), single).map(|sum| sum as f32),
+        );
+        check::<u16>(
+            DType::F16,
+            |rng| half::f16::from_f64(random(rng)).to_bits(),
+            |operator, values| {
+                let values: Vec<f64> =
+                    values.iter().map(|bits| half::f16::from_bits(*bits).to_f64()).collect();
+                float(operator, &values, single)
+                    .map(|sum| half::f16::from_f32(sum as f32).to_bits())
+            },
+        );
+        check::<u16>(
+            DType::Bf16,
+            |rng| half::bf16::from_f64(random(rng)).to_bits(),
+            |operator, values| {
+                let values: Vec<f64> =
+                    values.iter().map(|bits| half::bf16::from_bits(*bits).to_f64()).collect();
+                float(operator, &values, single)
+                    .map(|sum| half::bf16::from_f32(sum as f32).to_bits())
+            },
+        );
+    }
+
+    #[test]
+    fn types_and_operators_without_a_meaning_are_named() {
+        let text = |operator: Operator, dtype| operator.check(dtype).unwrap_err().to_string();
+        insta::assert_snapshot!(text(Operator::Average, DType::I32), @"operator is average for dtype i32, expected sum, max or min for integers");
+        insta::assert_snapshot!(text(Operator::Sum, DType::F8E4M3), @"dtype is f8e4m3, expected an integer, f16, bf16, f32 or f64 in a reduction");
+        insta::assert_snapshot!("product".parse::<Operator>().unwrap_err(), @r#"operator is "product", expected one of sum, max, min, average"#);
+    }
+}

@@ -1,0 +1,219 @@
+//! Runs reductions of every type and operator against a reference that adds in the same order, bit by bit.
+
+use std::fmt::Debug;
+
+use insta::assert_snapshot;
+use peerlane_collectives::collective::Collective;
+use peerlane_collectives::element::Element;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::reduction::Operator;
+use peerlane_hal::{ErrorKind, Rank};
+
+use ranks::{Host, in_group};
+
+#[path = "support/group.rs"]
+mod group;
+#[path = "support/ranks.rs"]
+#[allow(dead_code, reason = "each test program uses a part")]
+mod ranks;
+
+/// A number type, with the arithmetic of one addition.
+trait Number: Element + PartialEq + Debug {
+    fn of(value: i32) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn larger(self, other: Self) -> Self;
+    fn smaller(self, other: Self) -> Self;
+    /// Returns the average of a sum, or nothing for integers.
+    fn divided(self, ranks: usize) -> Option<Self>;
+}
+
+macro_rules! integers {
+    ($($type:ident)*) => {$(
+        impl Number for $type {
+            fn of(value: i32) -> Self {
+                value as $type
+            }
+
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            fn larger(self, other: Self) -> Self {
+                self.max(other)
+            }
+
+            fn smaller(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            fn divided(self, _: usize) -> Option<Self> {
+                None
+            }
+        }
+    )*};
+}
+
+integers! { u8 i8 u16 i16 u32 i32 u64 i64 }
+
+macro_rules! floats {
+    ($($type:ident)*) => {$(
+        impl Number for $type {
+            fn of(value: i32) -> Self {
+                value as $type / 3.0
+            }
+
+            fn add(self, other: Self) -> Self {
+                self + other
+            }
+
+            fn larger(self, other: Self) -> Self {
+                self.max(other)
+            }
+
+            fn smaller(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            fn divided(self, ranks: usize) -> Option<Self> {
+                Some(self * (1.0 / ranks as $type))
+            }
+        }
+    )*};
+}
+
+floats! { f32 f64 }
+
+/// Returns an element of the input of a rank in a start.
+fn element<T: Number>(rank: Rank, start: u32, at: usize) -> T {
+    let mixed = (rank.0 + 1).wrapping_mul(7919) ^ (start + 1).wrapping_mul(104_729) ^ at as u32;
+    T::of((mixed.wrapping_mul(2_654_435_761) >> 8) as i32 - (1 << 23))
+}
+
+/// Returns what the reduction of one element must be.
+fn reduced<T: Number>(operator: Operator, ranks: usize, start: u32, at: usize) -> T {
+    let values = Rank::all(ranks).map(|rank| element::<T>(rank, start, at));
+    let result = match operator {
+        Operator::Max => values.reduce(T::larger),
+        Operator::Min => values.reduce(T::smaller),
+        _ => values.reduce(T::add),
+    };
+    let result = result.unwrap();
+    match operator {
+        Operator::Average => result.divided(ranks).unwrap(),
+        _ => result,
+    }
+}
+
+/// Runs a reduction three times, and compares every element.
+fn run<T: Number>(
+    group: &mut Host,
+    collective: Collective,
+    operator: Operator,
+    (len, chunks, outputs): (usize, u32, u32),
+) -> Result<(), Error> {
+    let (me, ranks) = (group.rank(), group.ranks());
+    let builder = group.operation::<T>(collective, len).operator(operator);
+    let mut operation = builder.chunks(chunks).outputs(outputs).prepare()?;
+    for start in 0..3 {
+        for (at, value) in operation.input_mut()?.iter_mut().enumerate() {
+            *value = element(me, start, at);
+        }
+        operation.run()?;
+        let begin = if collective == Collective::ReduceScatter { me.index() * len } else { 0 };
+        let expected = match collective.is_receiver(me) {
+            true => {
+                (begin..begin + len).map(|at| reduced::<T>(operator, ranks, start, at)).collect()
+            }
+            false => Vec::new(),
+        };
+        let found = operation.output()?;
+        let what = format!("{collective}, {operator}, {len} elements on {ranks} ranks, rank {me}");
+        assert_eq!(found.len(), expected.len(), "{what}");
+        let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        assert_eq!(differs, None, "{what}");
+    }
+    Ok(())
+}
+
+/// Runs random reductions on groups of one and of two fabrics.
+fn run_random(ranks: usize, cases: u64) {
+    in_group(ranks, |group, _| {
+        // All ranks draw the same numbers.
+        let random = &mut fastrand::Rng::with_seed(ranks as u64);
+        for _ in 0..cases {
+            let goals = Collective::REDUCTIONS;
+            let root = Rank::at(random.usize(..ranks));
+            let collective = goals[random.usize(..goals.len())].with_root(root);
+            let around = [0, 1, 3, 63, 64, 65, 500, 1000];
+            let len = around[random.usize(..around.len())] + random.usize(..3);
+            let shape = (len, random.u32(1..4), random.u32(1..3));
+            let operator = Operator::ALL[random.usize(..3)];
+            match random.u32(..10) {
+                0 => run::<u8>(group, collective, operator, shape)?,
+                1 => run::<i8>(group, collective, operator, shape)?,
+                2 => run::<u16>(group, collective, operator, shape)?,
+                3 => run::<i16>(group, collective, operator, shape)?,
+                4 => run::<u32>(group, collective, operator, shape)?,
+                5 => run::<i32>(group, collective, operator, shape)?,
+                6 => run::<u64>(group, collective, operator, shape)?,
+                7 => run::<i64>(group, collective, operator, shape)?,
+                8 => {
+                    run::<f32>(group, collective, operator, shape)?;
+                    run::<f32>(group, collective, Operator::Average, shape)?;
+                }
+                _ => {
+                    run::<f64>(group, collective, operator, shape)?;
+                    run::<f64>(group, collective, Operator::Average, shape)?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn results_are_equal_to_the_reference_bit_by_bit() {
+    for ranks in 1..=9 {
+        run_random(ranks, 8);
+    }
+}
+
+#[test]
+fn many_ranks_reduce() {
+    for ranks in [16, 33, 64] {
+        run_random(ranks, 2);
+    }
+}
+
+#[test]
+fn half_precision_is_accumulated_in_single_precision() {
+    in_group(5, |group, _| {
+        let me = group.rank();
+        let mut operation = group.all_reduce::<half::f16>(100).prepare()?;
+        let value = |rank: Rank| half::f16::from_f32(if rank == Rank(0) { 2048.0 } else { 0.5 });
+        operation.input_mut()?.fill(value(me));
+        operation.run()?;
+        // Each addition in half precision would lose 0.5.
+        assert!(operation.output()?.iter().all(|sum| sum.to_f32() == 2050.0));
+        Ok(())
+    });
+}
+
+#[test]
+fn ranks_with_different_operators_and_types_without_one_are_refused() {
+    let texts = group::in_group(2, |group| {
+        let operator = [Operator::Sum, Operator::Max][group.rank().index()];
+        let differ = group.all_reduce::<f32>(8).operator(operator).prepare().unwrap_err();
+        assert_eq!((differ.kind(), differ.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
+        let average = group.all_reduce::<i32>(8).operator(Operator::Average);
+        let average = average.prepare().unwrap_err();
+        let in_place = group.all_reduce::<i32>(8).in_place().prepare().unwrap_err();
+        Ok([differ, average, in_place].map(|error| error.to_string()))
+    });
+    assert_eq!(texts[0], texts[1]);
+    assert_snapshot!(texts[0].join("\n"), @"
+    all-reduce 1: ranks disagree: operator is max on rank 1, sum on rank 0
+    operator is average for dtype i32, expected sum, max or min for integers
+    in_place is true, expected false: an all-reduce cannot run in place
+    ");
+}
