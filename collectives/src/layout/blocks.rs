@@ -156,6 +156,7 @@ impl Layout {
         match &self.blocks {
             Sizes::Provided { blocks, .. } if self.collective.is_reduction() => blocks.total(),
             Sizes::Provided { blocks, .. } => blocks.max(),
+            Sizes::Received(lengths) if self.is_input_shared => lengths.max(),
             Sizes::Received(lengths) => lengths.total(),
             Sizes::Pairs { rows, .. } => rows.iter().map(Lengths::total).max().unwrap_or(0),
         }
@@ -227,6 +228,7 @@ impl Layout {
             _ if !self.collective.is_provider(rank) => 0,
             Sizes::Provided { blocks, .. } if self.collective.is_reduction() => blocks.total(),
             Sizes::Provided { blocks, .. } => blocks.bytes(rank),
+            Sizes::Received(lengths) if self.is_input_shared => lengths.bytes(rank),
             Sizes::Received(lengths) => lengths.total(),
             Sizes::Pairs { rows, .. } => rows[rank.index()].total(),
         }
@@ -418,6 +420,7 @@ impl Layout {
                 blocks.offset(receiver)
             }
             Sizes::Provided { .. } => 0,
+            Sizes::Received(_) if self.is_input_shared => 0,
             Sizes::Received(lengths) => lengths.offset(receiver),
             Sizes::Pairs { rows, .. } => rows[provider.index()].offset(receiver),
         }

@@ -48,6 +48,8 @@ pub struct Layout {
     blocks: Sizes,
     chunks: u32,
     placements: Box<[Arc<Placement>]>,
+    /// Whether every rank contributes the same block, its whole input, to all outputs of a reduce-scatter.
+    is_input_shared: bool,
 }
 
 /// The byte range of one chunk in the input and in the output, if neither has gaps.
@@ -109,7 +111,14 @@ impl Layout {
             return Err(invalid("chunks is 0, expected at least 1".into()));
         }
         let placements = [Arc::new(Placement::CONTIGUOUS)].into();
-        Ok(Self { collective, blocks, chunks, placements })
+        Ok(Self { collective, blocks, chunks, placements, is_input_shared: false })
+    }
+
+    /// Makes the input of each rank one block, which it contributes to all outputs of a reduce-scatter, and not a block for
+    /// each. Every output then is the sum of the inputs.
+    pub(crate) fn with_shared_input(mut self) -> Self {
+        self.is_input_shared = true;
+        self
     }
 
     /// Returns the layout with other buffer positions of the ranks' inputs and outputs.

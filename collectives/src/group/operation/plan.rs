@@ -96,11 +96,22 @@ impl OperationPlan {
         engine: impl FnOnce(EngineRequirements) -> Result<Caps, Error>,
     ) -> Result<Self, Error> {
         let (rank, topology) = (group.rank, group.topology);
-        let (collective, in_place) = (spec.collective, spec.in_place);
+        let in_place = spec.in_place;
         check(&spec, topology.ranks())?;
-        let blocks = spec.lens.in_bytes(spec.dtype, topology.ranks())?;
-        let blocks = if collective == Collective::AllReduce { parts(&blocks)? } else { blocks };
-        let layout_of = |chunks| Layout::of_blocks(collective, blocks.clone(), chunks);
+        let mut collective = spec.collective;
+        let mut blocks = spec.lens.in_bytes(spec.dtype, topology.ranks())?;
+        let links = spec.method.links.as_ref().unwrap_or(group.links.0);
+        let is_whole = collective == Collective::AllReduce && adds_whole(&blocks, topology, links);
+        match collective {
+            // Every rank adds everything.
+            Collective::AllReduce if is_whole => collective = Collective::ReduceScatter,
+            Collective::AllReduce => blocks = parts(&blocks)?,
+            _ => {}
+        }
+        let layout_of = |chunks| {
+            let layout = Layout::of_blocks(collective, blocks.clone(), chunks)?;
+            Ok::<_, Error>(if is_whole { layout.with_shared_input() } else { layout })
+        };
         let mut layout = layout_of(spec.method.chunks.unwrap_or(1))?;
         let mut request = Request::new(&spec, &layout, rank, group.shared)?;
         request.fields.extend(lens::fields(&blocks));
@@ -271,6 +282,20 @@ fn check_reduction(spec: &OperationSpec) -> Result<(), Error> {
     };
     let text = format!("{what} in {}", spec.collective.with_article());
     Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Returns whether an all-reduce is faster if every rank sends its whole input to all others and adds everything, than if each
+/// rank adds one part and passes it on.
+///
+/// That saves the time until a flag is seen, and moves and adds more bytes.
+fn adds_whole(blocks: &BlockBytes, topology: &Topology, links: &Links) -> bool {
+    let BlockBytes::ByRank(lengths) = blocks else { return false };
+    let (bytes, ranks) = (lengths.uniform().unwrap_or(u64::MAX) as f64, topology.ranks() as f64);
+    let link = if topology.nodes() > 1 { &links.network } else { &links.local };
+    // A rank sends all of its input to each other rank, instead of two parts.
+    let moved = bytes * (ranks - 1.0) * (1.0 - 2.0 / ranks).max(0.0);
+    let added = bytes * (1.0 - 1.0 / ranks);
+    (moved + added) / link.bytes_per_second <= link.flag_seconds + link.put_seconds
 }
 
 /// Cuts the input of an all-reduce into one part for each rank, which adds the contributions to it.

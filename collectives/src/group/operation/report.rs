@@ -57,7 +57,7 @@ pub(super) fn report(
     let fallbacks = staged.chain(slow).chain(compute).chain(driven).collect();
     let (shortest_block_bytes, longest_block_bytes) = layout.block_bytes_min_max();
     Report {
-        collective: plan.collective,
+        collective: operation.spec.collective,
         algorithm: plan.algorithm,
         choice: operation.choice.clone(),
         ranks: operation.topology.ranks(),
