@@ -297,15 +297,15 @@ impl Collective {
         self.root().is_none()
     }
 
-    /// Returns whether the collective can run in place, with a rank's own block already in its output.
+    /// Returns whether the collective can run in place, with a rank's own block already in its output, or in an all-reduce with its
+    /// input there.
     pub fn runs_in_place(self) -> bool {
         match self {
-            Self::AllGather | Self::Broadcast { .. } => true,
+            Self::AllGather | Self::Broadcast { .. } | Self::AllReduce => true,
             Self::AllToAll
             | Self::Gather { .. }
             | Self::Scatter { .. }
             | Self::ReduceScatter
-            | Self::AllReduce
             | Self::Reduce { .. } => false,
         }
     }

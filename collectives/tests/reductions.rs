@@ -89,9 +89,22 @@ fn element<T: Number>(rank: Rank, start: u32, at: usize) -> T {
     T::of((mixed.wrapping_mul(2_654_435_761) >> 8) as i32 - (1 << 23))
 }
 
-/// Returns what the reduction of one element must be.
-fn reduced<T: Number>(operator: Operator, ranks: usize, start: u32, at: usize) -> T {
-    let values = Rank::all(ranks).map(|rank| element::<T>(rank, start, at));
+/// Returns the rank that adds to an element of an all-reduce: the parts of the ranks consist of whole cache lines.
+fn owner<T>(ranks: usize, len: usize, at: usize) -> Rank {
+    let lines = (len * size_of::<T>()).div_ceil(64);
+    let line = at * size_of::<T>() / 64;
+    Rank::at((0..ranks).find(|rank| line < lines * (rank + 1) / ranks).unwrap())
+}
+
+/// Returns what the reduction of one element must be, if the contribution of `first` is added first.
+fn reduced<T: Number>(
+    operator: Operator,
+    (ranks, first): (usize, Option<Rank>),
+    start: u32,
+    at: usize,
+) -> T {
+    let others = Rank::all(ranks).filter(|rank| Some(*rank) != first);
+    let values = first.into_iter().chain(others).map(|rank| element::<T>(rank, start, at));
     let result = match operator {
         Operator::Max => values.reduce(T::larger),
         Operator::Min => values.reduce(T::smaller),
@@ -109,11 +122,13 @@ fn run<T: Number>(
     group: &mut Host,
     collective: Collective,
     operator: Operator,
-    (len, chunks, outputs): (usize, u32, u32),
+    (len, chunks, outputs, in_place): (usize, u32, u32, bool),
 ) -> Result<(), Error> {
     let (me, ranks) = (group.rank(), group.ranks());
     let builder = group.operation::<T>(collective, len).operator(operator);
-    let mut operation = builder.chunks(chunks).outputs(outputs).prepare()?;
+    let in_place = in_place && collective.runs_in_place();
+    let builder = builder.chunks(chunks).outputs(if in_place { 1 } else { outputs });
+    let mut operation = if in_place { builder.in_place() } else { builder }.prepare()?;
     for start in 0..3 {
         for (at, value) in operation.input_mut()?.iter_mut().enumerate() {
             *value = element(me, start, at);
@@ -121,9 +136,12 @@ fn run<T: Number>(
         operation.run()?;
         let begin = if collective == Collective::ReduceScatter { me.index() * len } else { 0 };
         let expected = match collective.is_receiver(me) {
-            true => {
-                (begin..begin + len).map(|at| reduced::<T>(operator, ranks, start, at)).collect()
-            }
+            true => (begin..begin + len)
+                .map(|at| {
+                    let first = in_place.then(|| owner::<T>(ranks, len, at));
+                    reduced::<T>(operator, (ranks, first), start, at)
+                })
+                .collect(),
             false => Vec::new(),
         };
         let found = operation.output()?;
@@ -146,7 +164,7 @@ fn run_random(ranks: usize, cases: u64) {
             let collective = goals[random.usize(..goals.len())].with_root(root);
             let around = [0, 1, 3, 63, 64, 65, 500, 1000];
             let len = around[random.usize(..around.len())] + random.usize(..3);
-            let shape = (len, random.u32(1..4), random.u32(1..3));
+            let shape = (len, random.u32(1..4), random.u32(1..3), random.bool());
             let operator = Operator::ALL[random.usize(..3)];
             match random.u32(..10) {
                 0 => run::<u8>(group, collective, operator, shape)?,
@@ -207,13 +225,13 @@ fn ranks_with_different_operators_and_types_without_one_are_refused() {
         assert_eq!((differ.kind(), differ.peer()), (ErrorKind::Mismatch, Some(Rank(1))));
         let average = group.all_reduce::<i32>(8).operator(Operator::Average);
         let average = average.prepare().unwrap_err();
-        let in_place = group.all_reduce::<i32>(8).in_place().prepare().unwrap_err();
+        let in_place = group.reduce_scatter::<i32>(8).in_place().prepare().unwrap_err();
         Ok([differ, average, in_place].map(|error| error.to_string()))
     });
     assert_eq!(texts[0], texts[1]);
     assert_snapshot!(texts[0].join("\n"), @"
     all-reduce 1: ranks disagree: operator is max on rank 1, sum on rank 0
     operator is average for dtype i32, expected sum, max or min for integers
-    in_place is true, expected false: an all-reduce cannot run in place
+    in_place is true, expected false: a reduce-scatter cannot run in place
     ");
 }

@@ -222,12 +222,12 @@ impl Layout {
     }
 
     /// Returns where a chunk of the block that `rank` reduces is in its output, and where the contribution of `from` to it is:
-    /// in its input if `from` is itself, and in its inbox otherwise.
-    pub(crate) fn addition(&self, chunk: u32, from: Rank, rank: Rank) -> Addition {
+    /// in its input, or in its output in place, if `from` is itself, and in its inbox otherwise.
+    pub(crate) fn addition(&self, chunk: u32, from: Rank, rank: Rank, own: Source) -> Addition {
         let span = self.contribution(Cell { block: from, chunk }, rank);
         let start = self.range(Cell { block: rank, chunk }, rank).start;
         let target = self.output_position(rank, 0, rank);
-        let own = self.input_position(rank, 0, 0);
+        let own = self.own_position(rank, 0, own);
         Addition {
             target: BufferPosition { offset: target.offset + start, ..target },
             own: BufferPosition { offset: own.offset + span.input_offset, ..own },
@@ -300,6 +300,10 @@ impl Layout {
             Source::Input => {
                 let before = (0..tensor).map(|tensor| self.input_piece_bytes(tensor, rank)).sum();
                 self.input_position(rank, tensor, before)
+            }
+            // In place, a rank contributes all of its output.
+            Source::Output if self.collective.is_reduction() => {
+                self.output_position(rank, tensor, Rank(0))
             }
             Source::Output => self.output_position(rank, tensor, rank),
         }

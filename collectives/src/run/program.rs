@@ -106,11 +106,11 @@ impl Binding<'_> {
             }
             Step::Reduce { cell, from } => {
                 let rank = self.plan.rank;
-                let addition = self.layout.addition(cell.chunk, from, rank);
+                let addition = self.layout.addition(cell.chunk, from, rank, self.own_source());
                 let Addition { target, own, inbox_offset, bytes } = addition;
                 let at = |buffer, offset| BufferOffset { buffer, offset };
                 let src = match from == rank {
-                    true => at(BufferId::Input(own.buffer), own.offset),
+                    true => at(self.own_buffer(own.buffer), own.offset),
                     false => at(BufferId::Inbox, inbox_offset),
                 };
                 let dst = at(BufferId::Output(target.buffer), target.offset);
@@ -121,9 +121,10 @@ impl Binding<'_> {
             {
                 let rank = self.plan.rank;
                 let span = self.layout.contribution(cell, peer);
-                let own = self.layout.own_position(rank, 0, Source::Input);
-                let src = BufferId::Input(own.buffer);
-                let src = BufferOffset { buffer: src, offset: own.offset + span.input_offset };
+                let own = self.layout.own_position(rank, 0, self.own_source());
+                let (buffer, offset) =
+                    (self.own_buffer(own.buffer), own.offset + span.input_offset);
+                let src = BufferOffset { buffer, offset };
                 let dst = BufferOffset { buffer: BufferId::Inbox, offset: span.output_offset };
                 let bytes = span.bytes;
                 bound.extend((bytes > 0).then_some(BoundStep::Put { peer, dst, src, bytes }));
@@ -140,6 +141,15 @@ impl Binding<'_> {
                 }
             }
         }
+    }
+
+    /// Returns where this rank's contribution is.
+    fn own_source(&self) -> Source {
+        if self.plan.in_place { Source::Output } else { Source::Input }
+    }
+
+    fn own_buffer(&self, number: u32) -> BufferId {
+        if self.plan.in_place { BufferId::Output(number) } else { BufferId::Input(number) }
     }
 
     fn awaited_address(&self, flag: Flag) -> FlagAddress {

@@ -39,9 +39,13 @@ pub(super) fn contributed(cell: Cell) -> Flag {
     Flag::Contributed { cell, lane: LaneId::HOME }
 }
 
-/// Adds the contributions of all ranks to one chunk of a rank's own block, in rank order.
+/// Adds the contributions of all ranks to one chunk of a rank's own block, in rank order. In place, its own contribution is in the
+/// chunk, so it comes first.
 pub(super) fn reduce(request: &PlanRequest<'_>, cell: Cell) -> impl Iterator<Item = Step> + use<> {
-    Rank::all(request.topology.ranks()).map(move |from| Step::Reduce { cell, from })
+    let &PlanRequest { topology, rank, shape } = request;
+    let first = shape.in_place.then_some(rank);
+    let others = Rank::all(topology.ranks()).filter(move |from| Some(*from) != first);
+    first.into_iter().chain(others).map(move |from| Step::Reduce { cell, from })
 }
 
 pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {

@@ -122,11 +122,17 @@ fn check_additions(
     for (rank, _) in set.followed_ranks().filter(|(rank, _)| set.collective.reduces(*rank)) {
         for chunk in 0..set.chunks {
             let cell = Cell { block: rank, chunk };
-            let mut last = None;
+            let (mut first, mut own, mut last) = (None, None, None);
             for from in (0..set.ranks).map(Rank) {
                 let sum = found.next_if(|sum| (sum.rank, sum.cell, sum.from) == (rank, cell, from));
                 let sum = sum.ok_or(Fault::NeverReduced { rank, cell, from })?;
+                let is_first = first.is_none_or(|first| sum.step < first);
+                first = if is_first { Some(sum.step) } else { first };
+                own = if from == rank { Some(sum) } else { own };
                 last = last.max(Some(sum.step));
+            }
+            if let Some(own) = own.filter(|own| set.in_place && Some(own.step) != first) {
+                return Err(Fault::Overwritten { location: location(own) });
             }
             let back = set.symmetry.rotation_back(rank);
             let copy = CellCopy {

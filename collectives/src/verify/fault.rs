@@ -182,6 +182,14 @@ pub enum Fault {
         /// The location of a step in another lane.
         second: Location,
     },
+    /// A step adds the rank's own contribution, which an earlier addition has overwritten, because the operation is in place.
+    #[error(
+        "{location}: an earlier addition has overwritten the contribution; expected it first, because the operation is in place"
+    )]
+    Overwritten {
+        /// The location of the step that adds too late.
+        location: Location,
+    },
     /// A step copies a rank's own block into its output, although an operation in place has it there.
     #[error(
         "{location}: the step copies the rank's own block, which is already in its output, because \
@@ -488,9 +496,10 @@ impl Fault {
             | Self::ReducedApart { .. } => FaultClass::Shared,
             Self::Unbalanced { .. } | Self::SumMismatch { .. } => FaultClass::Unbalanced,
             Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
-            Self::PeerInUse { .. } | Self::SourceInUse { .. } | Self::PeerReads { .. } => {
-                FaultClass::Overwritten
-            }
+            Self::PeerInUse { .. }
+            | Self::SourceInUse { .. }
+            | Self::PeerReads { .. }
+            | Self::Overwritten { .. } => FaultClass::Overwritten,
             Self::AcrossTiers { .. } | Self::OutOfReach { .. } => FaultClass::Unreachable,
         }
     }

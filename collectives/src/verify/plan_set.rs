@@ -18,7 +18,9 @@ pub(super) fn copied_cells(
     in_place: bool,
 ) -> impl Iterator<Item = Cell> + Clone {
     let providers = (0..ranks).map(Rank).filter(move |&block| collective.requires(block, rank));
-    let copied = providers.filter(move |&block| !(in_place && block == rank));
+    // A reduction has contributions in place, and no result.
+    let has_own = in_place && !collective.is_reduction();
+    let copied = providers.filter(move |&block| !(has_own && block == rank));
     copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
@@ -97,7 +99,7 @@ impl PlanSet {
     }
 
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
-        self.in_place && cell.block == rank
+        self.in_place && cell.block == rank && !self.collective.is_reduction()
     }
 
     pub(super) fn location(&self, lane: usize, at: usize) -> Location {

@@ -254,6 +254,16 @@ impl RaceCheck<'_> {
             let (location, start) = (current.location(self.set), age + 1);
             return self.refuse(start, Fault::PeerInUse { location, peer: target, start });
         }
+        // In place, a result overwrites a contribution of the target, which must have been read.
+        let given = Cell { block: target, chunk: cell.chunk };
+        let overwrites = self.set.in_place && self.set.collective.is_reduction();
+        if overwrites
+            && from == Source::Output
+            && !self.knows_arrived(current, cell.block, given, Copies::of_contribution)
+        {
+            let location = current.location(self.set);
+            return Err(Fault::PeerInUse { location, peer: target, start: 1 });
+        }
         Ok(())
     }
 

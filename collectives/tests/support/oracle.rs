@@ -115,8 +115,10 @@ impl Oracle {
             }
         }
         let in_place: Vec<bool> = plans.iter().map(|plan| plan.in_place).collect();
-        let takes_place =
-            matches!(collective, Collective::AllGather | Collective::Broadcast { .. });
+        let takes_place = matches!(
+            collective,
+            Collective::AllGather | Collective::Broadcast { .. } | Collective::AllReduce
+        );
         if in_place.contains(&true) && !takes_place {
             return Err(Harm::OutOfRange);
         }

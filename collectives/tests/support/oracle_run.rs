@@ -326,7 +326,10 @@ impl<'a> Run<'a> {
                 units.clone().map(unit).collect()
             }
             Source::Input => {
-                let own = oracle.output_offset(rank, rank);
+                let own = match oracle.given {
+                    Some(_) => oracle.output_offset(target, rank),
+                    None => oracle.output_offset(rank, rank),
+                };
                 let output = caller.output(start);
                 let unit = |unit: usize| *output.get(own + unit).unwrap_or(&SCRIBBLE);
                 units.clone().map(unit).collect()
@@ -352,7 +355,10 @@ impl<'a> Run<'a> {
                 false => oracle.input_units(rank),
             };
             let own = match oracle.in_place[rank] {
-                true => &mut caller.output(start)[oracle.place(rank, rank, &(0..units))],
+                true => {
+                    let block = if oracle.given.is_some() { into } else { rank };
+                    &mut caller.output(start)[oracle.place(block, rank, &(0..units))]
+                }
                 false => &mut caller.input[oracle.input_offset(rank, into)..][..units],
             };
             for (unit, word) in own.iter_mut().enumerate() {

@@ -92,7 +92,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Makes the operation run in place, with this rank's data in the output buffer as its input.
     ///
-    /// The output can be a list, several tensors or a range of a window. An all-to-all cannot run in place.
+    /// The output can be a list, several tensors or a range of a window. In an all-reduce, the input is the whole output. All-gathers,
+    /// broadcasts and all-reduces can run in place.
     #[must_use]
     pub fn in_place(mut self) -> Self {
         self.spec.in_place = true;

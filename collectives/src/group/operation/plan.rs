@@ -101,7 +101,9 @@ impl OperationPlan {
         let mut collective = spec.collective;
         let mut blocks = spec.lens.in_bytes(spec.dtype, topology.ranks())?;
         let links = spec.method.links.as_ref().unwrap_or(group.links.0);
-        let is_whole = collective == Collective::AllReduce && adds_whole(&blocks, topology, links);
+        // In place, additions would overwrite what other lanes still send.
+        let can_be_whole = collective == Collective::AllReduce && !in_place;
+        let is_whole = can_be_whole && adds_whole(&blocks, topology, links);
         match collective {
             // Every rank adds everything.
             Collective::AllReduce if is_whole => collective = Collective::ReduceScatter,
