@@ -1,13 +1,17 @@
 //! Runs reductions of every type and operator against a reference that adds in the same order, bit by bit.
 
 use std::fmt::Debug;
+use std::sync::Barrier;
 
 use insta::assert_snapshot;
+use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
+use peerlane_collectives::group::Group;
 use peerlane_collectives::reduction::Operator;
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host as host;
 
 use ranks::{Host, in_group};
 
@@ -215,6 +219,63 @@ fn half_precision_is_accumulated_in_single_precision() {
         assert!(operation.output()?.iter().all(|sum| sum.to_f32() == 2050.0));
         Ok(())
     });
+}
+
+#[test]
+fn reductions_run_in_windows_and_on_memory_that_is_copied() {
+    for ranks in [1, 2, 5] {
+        let expected = |at: usize| (0..ranks).map(|rank| (rank * 100 + at) as i64).sum::<i64>();
+        group::in_group(ranks, |group| {
+            let me = group.rank().index();
+            let own = |at: usize| (me * 100 + at) as i64;
+            let input: Vec<i64> = (0..70).map(own).collect();
+            let window = group.window::<i64>(300)?;
+            let builder = group.all_reduce(70).input_from(&window, 3);
+            let mut between = builder.output_into(&window, 100).prepare()?;
+            let mut in_place =
+                group.all_reduce(70).output_into(&window, 200).in_place().prepare()?;
+            let mut copied = group.all_reduce::<i64>(70).prepare()?;
+            for _ in 0..3 {
+                window.slice_mut(3..73)?.copy_from_slice(&input);
+                window.slice_mut(200..270)?.copy_from_slice(&input);
+                between.run()?;
+                in_place.run()?;
+                let mut output = vec![0; 70];
+                copied.run_with(&input, &mut output)?;
+                for at in 0..70 {
+                    let found =
+                        [window.slice(100..170)?[at], window.slice(200..270)?[at], output[at]];
+                    assert_eq!(found, [expected(at); 3], "element {at} on {ranks} ranks");
+                }
+                // Before the next start, all ranks have read the window.
+                group.barrier()?;
+            }
+            drop((between, in_place, copied));
+            group.release(window)
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_is_lost_is_named_by_a_reduction() {
+    for ranks in 2..=5 {
+        let all_ran = Barrier::new(ranks);
+        let ended = in_process::run(ranks, |bootstrap| {
+            let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+            let mut group = Group::open(bootstrap, fabric)?;
+            let mut operation = group.all_reduce::<f32>(100_000).prepare()?;
+            operation.run()?;
+            all_ran.wait();
+            if group.rank().0 == 1 {
+                return Ok(None);
+            }
+            let error = operation.run().and_then(|()| operation.run()).unwrap_err();
+            Ok(Some((error.kind(), error.peer())))
+        });
+        let lost = Some((ErrorKind::PeerLost, Some(Rank(1))));
+        let expected: Vec<_> = (0..ranks).map(|rank| lost.filter(|_| rank != 1)).collect();
+        assert_eq!(ended.unwrap(), expected);
+    }
 }
 
 #[test]
