@@ -242,11 +242,10 @@ fn reductions_run_in_windows_and_on_memory_that_is_copied() {
                 in_place.run()?;
                 let mut output = vec![0; 70];
                 copied.run_with(&input, &mut output)?;
-                for at in 0..70 {
-                    let found =
-                        [window.slice(100..170)?[at], window.slice(200..270)?[at], output[at]];
-                    assert_eq!(found, [expected(at); 3], "element {at} on {ranks} ranks");
-                }
+                let expected: Vec<i64> = (0..70).map(expected).collect();
+                assert_eq!(window.slice(100..170)?[..], expected, "{ranks} ranks");
+                assert_eq!(window.slice(200..270)?[..], expected, "{ranks} ranks, in place");
+                assert_eq!(output, expected, "{ranks} ranks, copied");
                 // Before the next start, all ranks have read the window.
                 group.barrier()?;
             }
