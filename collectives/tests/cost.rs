@@ -8,7 +8,7 @@ use std::{env, fs};
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::{self, Cost, Link, Links, Question, Traffic};
 use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::{Algorithm, FlagOrder, Step, Tier};
+use peerlane_collectives::plan::{Algorithm, FlagOrder, Source, Step, Tier};
 use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{LinkKind, Rank};
@@ -125,7 +125,7 @@ fn carried(
     blocks: &[u64],
 ) -> [Traffic; 3] {
     let plans = schedule::plans(algorithm, topology, shape).unwrap();
-    let layout = Layout::new(Collective::AllGather, blocks, shape.chunks).unwrap();
+    let layout = Layout::new(shape.collective, blocks, shape.chunks).unwrap();
     let mut traffic = [Traffic::default(); 3];
     for plan in &plans {
         let mut of_rank = [0; 3];
@@ -141,7 +141,12 @@ fn carried(
                     Tier::Local => 1,
                     Tier::Network => 2,
                 };
-                of_rank[to] += layout.cell(cell, receiver).bytes;
+                let is_contribution = shape.collective.is_reduction()
+                    && matches!(step, Step::Put { from: Source::Input, .. });
+                of_rank[to] += match is_contribution {
+                    true => layout.contribution(cell, receiver).bytes,
+                    false => layout.cell(cell, receiver).bytes,
+                };
             }
         }
         for (traffic, bytes) in traffic.iter_mut().zip(of_rank) {
@@ -150,6 +155,36 @@ fn carried(
         }
     }
     traffic
+}
+
+#[test]
+fn bytes_of_reductions_are_those_that_the_plans_carry() {
+    for nodes in [&[1][..], &[5], &[3, 3], &[1, 1, 1, 1]] {
+        let topology = uneven(nodes);
+        for collective in Collective::REDUCTIONS {
+            let shape =
+                Shape { collective: *collective, chunks: 2, tiers: true, ..Shape::default() };
+            let blocks = vec![4 * KIB; topology.ranks()];
+            let (algorithm, links) = (Algorithm::Direct, Links::default());
+            let cost = cost::predict(algorithm, &topology, shape, &blocks, &links).unwrap();
+            let seen = carried(algorithm, &topology, shape, &blocks);
+            let context = format!("{collective} on {nodes:?}");
+            let said = [cost.own, cost.local, cost.network];
+            assert_eq!(
+                said.map(|one| one.total_bytes),
+                seen.map(|one| one.total_bytes),
+                "{context}"
+            );
+            for (said, seen) in said.into_iter().zip(seen) {
+                assert!(said.rank_bytes_max >= seen.rank_bytes_max, "{context}: {cost:?}");
+            }
+            let times = (0..30).map(|power| {
+                let blocks = vec![1 << power; topology.ranks()];
+                cost::predict(algorithm, &topology, shape, &blocks, &links).unwrap().picoseconds
+            });
+            assert!(times.is_sorted(), "{context}");
+        }
+    }
 }
 
 #[test]

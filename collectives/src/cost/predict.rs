@@ -77,7 +77,7 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
     let mut terms = terms(request);
     correct(&mut terms, correction(&request.links.residuals, request));
-    let copied = u64::from(!shape.in_place);
+    let copied = u64::from(!shape.in_place && !shape.collective.is_reduction());
     let own = Traffic {
         rank_bytes_max: sums.block_bytes_max * copied,
         total_bytes: sums.own_bytes * copied,

@@ -22,6 +22,7 @@ use super::steps::{
     writable,
 };
 use super::{PlanRequest, Schedule, Shape, schedule};
+use crate::collective::Collective;
 use crate::plan::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
 use crate::units::{bytes, rate};
 
@@ -217,7 +218,15 @@ fn lane_count(nodes: usize, tiers: bool) -> usize {
 }
 
 fn direct_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
-    traffic(request, |peers, among| request.sent(peers, among).1)
+    let sent = traffic(request, |peers, among| request.sent(peers, among).1);
+    match request.shape.collective {
+        // Contributions, and as many bytes of results.
+        Collective::AllReduce => sent.map(|one| Traffic {
+            rank_bytes_max: one.rank_bytes_max.saturating_mul(2),
+            total_bytes: one.total_bytes.saturating_mul(2),
+        }),
+        _ => sent,
+    }
 }
 
 fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
@@ -239,6 +248,34 @@ fn traffic(request: &CostRequest<'_>, copied: impl Fn(u64, u64) -> u64) -> [Traf
 }
 
 fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
+    match request.shape.collective.is_reduction() {
+        true => reduction_estimate(request, node_ranks),
+        false => copy_estimate(request, node_ranks),
+    }
+}
+
+/// A rank that adds receives as much as in an all-to-all. The results of an all-reduce move as in an all-gather. An addition takes
+/// as long as a copy of the contribution inside the rank.
+fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
+    let CostRequest { shape, sums, links, .. } = *request;
+    let copies = |collective| {
+        let shape = Shape { collective, in_place: true, ..shape };
+        copy_estimate(&CostRequest { shape, ..*request }, node_ranks)
+    };
+    let PathEstimate { mut terms, mut host } = copies(Collective::AllToAll);
+    let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
+    let bytes_added = sums.block_bytes_max.saturating_mul(sums.ranks);
+    let added = own.puts(request.chunks(), bytes_added);
+    terms.push(Term::new("additions", added, format!("of {} contributions", sums.ranks)));
+    if shape.collective == Collective::AllReduce {
+        let results = copies(Collective::AllGather);
+        terms.extend(results.terms.into_iter().filter(|term| term.name != "ready"));
+        host = host.saturating_add(results.host);
+    }
+    PathEstimate { terms, host }
+}
+
+fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let CostRequest { algorithm, sums, links, .. } = *request;
     if sums.root_node_ranks.is_some_and(|ranks| ranks != node_ranks) {
         // The longest path goes through the root.

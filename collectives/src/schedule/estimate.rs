@@ -156,6 +156,13 @@ impl Term {
 
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let (block, all) = (sums.block_bytes_max, sums.total_bytes);
+    if shape.collective.is_reduction() {
+        let output = if shape.collective == Collective::AllReduce { all } else { block };
+        let inbox = block.saturating_mul(sums.ranks);
+        let input = if shape.in_place { 0 } else { all };
+        let each = output.saturating_add(inbox);
+        return each.saturating_mul(shape.outputs.into()).saturating_add(input);
+    }
     let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {
         (true, _) => (block, all),
         (false, Some(_)) => (all, block),
@@ -295,7 +302,10 @@ struct Size {
 
 impl ClusterSums {
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
-        let is_used = |rank| !collective.has_equal_outputs() || collective.is_provider(rank);
+        let is_used = |rank| match collective.is_reduction() {
+            true => collective.reduces(rank),
+            false => !collective.has_equal_outputs() || collective.is_provider(rank),
+        };
         let used = |rank: Rank| if is_used(rank) { block_bytes[rank.index()] } else { 0 };
         let block_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
         let mut sizes = BTreeMap::<u64, Size>::new();
@@ -306,6 +316,8 @@ impl ClusterSums {
             let ranks = members.len() as u64;
             // Where one rank sends or receives everything, each block goes to or comes from it.
             let inside = match collective.only_end() {
+                // Its own block is the only one, and all ranks contribute to it.
+                Some(_) if collective.is_reduction() => bytes.saturating_mul(ranks - 1),
                 Some(root) if topology.node(root) == node => bytes - block_bytes[root.index()],
                 Some(_) => 0,
                 None => bytes.saturating_mul(ranks - 1),
@@ -318,6 +330,7 @@ impl ClusterSums {
         let ranks = topology.ranks() as u64;
         let total_bytes = sum(block_bytes.iter().copied());
         let (own_bytes, moved_bytes) = match collective.only_end() {
+            _ if collective.is_reduction() => (0, total_bytes.saturating_mul(ranks - 1)),
             Some(root) => {
                 let own_bytes = block_bytes[root.index()];
                 (own_bytes, total_bytes.saturating_sub(own_bytes))

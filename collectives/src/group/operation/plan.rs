@@ -100,10 +100,10 @@ impl OperationPlan {
         check(&spec, topology.ranks())?;
         let mut collective = spec.collective;
         let mut blocks = spec.lens.in_bytes(spec.dtype, topology.ranks())?;
-        let links = spec.method.links.as_ref().unwrap_or(group.links.0);
+        let (links, tiers) = (spec.method.links.as_ref().unwrap_or(group.links.0), group.tiers);
         // In place, additions would overwrite what other lanes still send.
         let can_be_whole = collective == Collective::AllReduce && !in_place;
-        let is_whole = can_be_whole && adds_whole(&blocks, topology, links);
+        let is_whole = can_be_whole && adds_whole(&blocks, topology, tiers, links);
         match collective {
             // Every rank adds everything.
             Collective::AllReduce if is_whole => collective = Collective::ReduceScatter,
@@ -286,18 +286,20 @@ fn check_reduction(spec: &OperationSpec) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
-/// Returns whether an all-reduce is faster if every rank sends its whole input to all others and adds everything, than if each
-/// rank adds one part and passes it on.
-///
-/// That saves the time until a flag is seen, and moves and adds more bytes.
-fn adds_whole(blocks: &BlockBytes, topology: &Topology, links: &Links) -> bool {
-    let BlockBytes::ByRank(lengths) = blocks else { return false };
-    let (bytes, ranks) = (lengths.uniform().unwrap_or(u64::MAX) as f64, topology.ranks() as f64);
-    let link = if topology.nodes() > 1 { &links.network } else { &links.local };
-    // A rank sends all of its input to each other rank, instead of two parts.
-    let moved = bytes * (ranks - 1.0) * (1.0 - 2.0 / ranks).max(0.0);
-    let added = bytes * (1.0 - 1.0 / ranks);
-    (moved + added) / link.bytes_per_second <= link.flag_seconds + link.put_seconds
+/// Returns whether an all-reduce is predicted to be faster if every rank sends its whole input to all others and adds everything,
+/// than if each rank adds one part and passes it on.
+fn adds_whole(whole: &BlockBytes, topology: &Topology, tiers: bool, links: &Links) -> bool {
+    let predicted = |collective, blocks: &BlockBytes| {
+        let layout = Layout::of_blocks(collective, blocks.clone(), 1)?;
+        let shape = Shape { collective, tiers, ..Shape::default() };
+        let blocks = layout.average_blocks();
+        cost::predict(Algorithm::Direct, topology, shape, &blocks, links)
+    };
+    let in_parts = parts(whole).and_then(|parts| predicted(Collective::AllReduce, &parts));
+    match (predicted(Collective::ReduceScatter, whole), in_parts) {
+        (Ok(whole), Ok(in_parts)) => whole.picoseconds <= in_parts.picoseconds,
+        _ => false,
+    }
 }
 
 /// Cuts the input of an all-reduce into one part for each rank, which adds the contributions to it.
@@ -461,6 +463,24 @@ mod tests {
         assert_eq!(decided(&ring, &[0; 4], 64 << 20).0, Algorithm::Ring);
         let both = Method { algorithm: Some(Algorithm::Ring), chunks: Some(3), links: None };
         assert_eq!(decided(&both, &[0; 4], 64 << 20), (Algorithm::Ring, 3));
+    }
+
+    #[test]
+    fn short_all_reduces_add_everything_on_every_rank() {
+        let links = [LinkKind::SharedMemory, LinkKind::NvLink];
+        let links = links.map(|local| Links::of_kinds(local, LinkKind::Rdma));
+        let longest = |nodes: &[u32]| {
+            let topology = Topology::of_nodes(nodes).unwrap();
+            let whole = |power: u32, links: &Links| {
+                let blocks = BlockBytes::of(&vec![1 << power; nodes.len()]).unwrap();
+                adds_whole(&blocks, &topology, topology.nodes() > 1, links)
+            };
+            links.each_ref().map(|links| (0..30).take_while(|power| whole(*power, links)).last())
+        };
+        let found = [&[0][..], &[0; 2], &[0; 4], &[0; 8], &[0, 0, 0, 0, 1, 1, 1, 1]].map(longest);
+        // Powers of two, on shared memory and on NVLink. One rank alone moves nothing.
+        let expected = [[29, 29], [13, 24], [11, 21], [10, 20], [13, 18]];
+        assert_eq!(found, expected.map(|one| one.map(Some)));
     }
 
     #[test]
