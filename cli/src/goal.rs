@@ -23,7 +23,7 @@ const BY_PAIR: Goal = Goal { collective: Collective::AllToAll, is_by_pair: true 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GoalOptions {
     /// Select the collective
-    #[arg(long, default_value = "all-gather", value_name = "NAME", value_parser = parser())]
+    #[arg(long, default_value = "all-gather", value_name = "NAME", value_parser = parser(Goal::all()))]
     collective: Goal,
     #[command(flatten)]
     root: RootOption,
@@ -31,19 +31,25 @@ pub(crate) struct GoalOptions {
 
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct RootOption {
-    /// Set the rank that the others send to (gather) or receive from (broadcast, scatter), such as 2
+    /// Set the rank that the others send to (gather, reduce) or receive from (broadcast, scatter), such as 2
     #[arg(long, default_value_t = 0, value_name = "RANK")]
     root: u32,
 }
 
-pub(crate) fn parser() -> impl TypedValueParser<Value = Goal> {
-    let values = Goal::all().map(|goal| PossibleValue::new(goal.name()).help(goal.about()));
+pub(crate) fn parser(goals: impl Iterator<Item = Goal>) -> impl TypedValueParser<Value = Goal> {
+    let values = goals.map(|goal| PossibleValue::new(goal.name()).help(goal.about()));
     let find = |name: String| Goal::all().find(|goal| goal.name() == name);
     PossibleValuesParser::new(values).map(move |name| find(name).expect("one of the names"))
 }
 
 impl Goal {
     fn all() -> impl Iterator<Item = Self> {
+        let of = |&collective: &Collective| Self { collective, is_by_pair: false };
+        Self::copies().chain(Collective::REDUCTIONS.iter().map(of))
+    }
+
+    /// Returns the goals that only copy, whose results the program can check.
+    pub(crate) fn copies() -> impl Iterator<Item = Self> {
         let of = |&collective: &Collective| Self { collective, is_by_pair: false };
         Collective::ALL.iter().map(of).chain([BY_PAIR])
     }
@@ -80,7 +86,7 @@ impl Goal {
         if root != 0 && self.collective.root().is_none() {
             let name = self.collective.with_article();
             let text = format!("--root is {root}, but the collective is {name}, which has no root");
-            let rooted = Self::all().filter(|goal| goal.collective.root().is_some());
+            let rooted = Self::copies().filter(|goal| goal.collective.root().is_some());
             let names = rooted.map(Self::name).collect::<Vec<_>>().join(", ");
             let advice = format!("remove the option, or use a collective with a root: {names}");
             return Err(Failure::usage(text).with_advice(advice));

@@ -235,7 +235,10 @@ fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
-        if Collective::ALL.iter().any(|one| line.trim_start().starts_with(one.name()))
+        if Collective::ALL
+            .iter()
+            .chain(Collective::REDUCTIONS)
+            .any(|one| line.trim_start().starts_with(one.name()))
             || (sections.is_empty() && !line.trim().is_empty())
         {
             sections.push("\n".repeat(number));

@@ -31,6 +31,9 @@ fn printed_plans_are_verified_and_can_be_checked_again() {
         "--algorithm pull --in-place",
         "--algorithm double-ring --flags batched",
         "--ranks 3 --outputs 2 --flags batched",
+        "--collective reduce-scatter --nodes 2x2 --tiers",
+        "--collective all-reduce --ranks 3 --in-place",
+        "--collective reduce --root 1 --ranks 4 --outputs 2",
     ] {
         let text = run(&format!("plan {options}"));
         assert_eq!((text.code, text.stderr.as_str()), (Some(0), ""));
