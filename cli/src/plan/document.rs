@@ -235,10 +235,9 @@ fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
-        if Collective::ALL
-            .iter()
-            .chain(Collective::REDUCTIONS)
-            .any(|one| line.trim_start().starts_with(one.name()))
+        // A step can begin with the name of a collective too, but only a header has a colon.
+        let mut goals = Collective::ALL.iter().chain(Collective::REDUCTIONS);
+        if goals.any(|one| line.trim_start().starts_with(one.name())) && line.contains(':')
             || (sections.is_empty() && !line.trim().is_empty())
         {
             sections.push("\n".repeat(number));
