@@ -68,71 +68,57 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
 
 /// Contributions go to the rank that adds them, and the result to the ranks that need it.
 ///
-/// Lane 0 adds, also what other lanes receive, and tells `others` when the result is complete.
+/// Lane 0 adds, also what arrives over `others`, and signals these lanes when the result is complete.
 fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane]) -> Lane {
-    let &PlanRequest { topology, rank, shape } = request;
+    let &PlanRequest { rank, shape: Shape { collective, chunks, flags, .. }, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
-    let Shape { collective, chunks, .. } = shape;
-    let is_home = lane == LaneId::HOME;
-    let own_cells = || cells(rank, chunks);
-    let reduces = collective.reduces(rank);
-    // The ranks that this one sends contributions or results to, and those that it gets them from.
-    let adders = || served.iter().copied().filter(|&peer| collective.reduces(peer));
-    let targets = || served.iter().copied().filter(|&peer| collective.requires(rank, peer));
-    let sources = || serving.iter().copied().filter(|&peer| collective.requires(peer, rank));
+    let needs_result = |&peer: &Rank| collective.requires(rank, peer);
+    let own: Vec<Cell> = cells(rank, chunks).collect();
+    let (group_peers, group_cells) = match flags {
+        FlagOrder::Prompt => (1, 1),
+        FlagOrder::Batched => (served.len().max(1), own.len()),
+    };
+    let copies = |peers: &[Rank], cells: &[Cell], from, flag: &dyn Fn(Cell) -> Flag| {
+        let pairs: Vec<_> =
+            peers.iter().flat_map(|&peer| cells.iter().map(move |&cell| (peer, cell))).collect();
+        let puts = pairs.iter().map(|&(peer, cell)| put(peer, cell, from));
+        let signals = pairs.iter().map(|&(peer, cell)| signal(peer, flag(cell)));
+        match flags {
+            FlagOrder::Prompt => puts.zip(signals).flat_map(|(put, flag)| [put, flag]).collect(),
+            FlagOrder::Batched => puts.chain(signals).collect::<Vec<_>>(),
+        }
+    };
     let mut steps = Vec::new();
+    let reduces = collective.reduces(rank);
     if reduces && let Some(flag) = writable(request, rank, lane) {
         steps.extend(served.iter().map(|&peer| signal(peer, flag)));
     }
-    match shape.flags {
-        FlagOrder::Prompt => {
-            for peer in adders() {
-                steps.extend(writable(request, peer, lane).map(wait));
-                steps.extend(own_cells().flat_map(|cell| {
-                    [put(peer, cell, Source::Input), signal(peer, contributed(cell))]
-                }));
+    let adders: Vec<Rank> =
+        served.iter().copied().filter(|&peer| collective.reduces(peer)).collect();
+    for peers in adders.chunks(group_peers) {
+        steps.extend(peers.iter().filter_map(|&peer| writable(request, peer, lane)).map(wait));
+        steps.extend(copies(peers, &own, Source::Input, &contributed));
+    }
+    let targets: Vec<Rank> = served.iter().copied().filter(needs_result).collect();
+    for group in own.chunks(group_cells).filter(|_| reduces) {
+        for &cell in group {
+            if lane == LaneId::HOME {
+                let contributors =
+                    serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
+                let given = contributors.map(|&block| Cell { block, ..cell });
+                steps.extend(given.map(|cell| wait(contributed(cell))));
+                steps.extend(reduce(request, cell));
+                let waiting = others.iter().filter(|lane| lane.served.iter().any(needs_result));
+                steps.extend(waiting.map(|other| signal(rank, arrived(cell, other.lane))));
+            } else if !targets.is_empty() {
+                steps.push(wait(arrived(cell, lane)));
             }
         }
-        FlagOrder::Batched => {
-            steps.extend(adders().filter_map(|peer| writable(request, peer, lane)).map(wait));
-            let puts = || adders().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
-            steps.extend(puts().map(|(peer, cell)| put(peer, cell, Source::Input)));
-            steps.extend(puts().map(|(peer, cell)| signal(peer, contributed(cell))));
-        }
+        steps.extend(copies(&targets, group, Source::Output, &|cell| arrived(cell, lane)));
     }
-    // What one lane adds, the others wait for before they pass it on.
-    let handed = |lane| move |cell| arrived(cell, lane);
-    for cell in own_cells().filter(|_| reduces && is_home) {
-        let contributors = serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
-        let chunk = cell.chunk;
-        steps.extend(contributors.map(|&block| wait(contributed(Cell { block, chunk }))));
-        steps.extend(reduce(request, cell));
-        let passes_on =
-            |peers: &&PeerLane| peers.served.iter().any(|&peer| collective.requires(rank, peer));
-        let lanes = others.iter().filter(passes_on).map(|peers| peers.lane);
-        steps.extend(lanes.map(|lane| signal(rank, handed(lane)(cell))));
-        if shape.flags == FlagOrder::Prompt {
-            steps.extend(targets().flat_map(|peer| {
-                [put(peer, cell, Source::Output), signal(peer, arrived(cell, lane))]
-            }));
-        }
-    }
-    let results = || targets().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
-    if !is_home && reduces {
-        for cell in own_cells().filter(|_| targets().next().is_some()) {
-            steps.push(wait(handed(lane)(cell)));
-            steps.extend(targets().flat_map(|peer| {
-                [put(peer, cell, Source::Output), signal(peer, arrived(cell, lane))]
-            }));
-        }
-    } else if shape.flags == FlagOrder::Batched && reduces {
-        steps.extend(results().map(|(peer, cell)| put(peer, cell, Source::Output)));
-        steps.extend(results().map(|(peer, cell)| signal(peer, arrived(cell, lane))));
-    }
-    for peer in sources() {
+    for &peer in serving.iter().filter(|&&peer| collective.requires(peer, rank)) {
         steps.extend(cells(peer, chunks).map(|cell| wait(arrived(cell, lane))));
     }
-    debug_assert!(topology.ranks() > rank.index());
     Lane { tier, steps }
 }
 
