@@ -180,7 +180,16 @@ fn reductions_are_proven_for_any_number_of_ranks() {
                     Shape { collective, chunks: 2, outputs, flags, tiers, ..Shape::default() };
                 let budget = Budget { followed_steps: 10_000, ..Budget::default() };
                 let proven = prove(Algorithm::Direct, &topology, shape, budget);
-                proven.unwrap_or_else(|fault| panic!("{collective}, {nodes:?}: {fault}"));
+                let proof =
+                    proven.unwrap_or_else(|fault| panic!("{collective}, {nodes:?}: {fault}"));
+                let (ranks, root) = (topology.ranks(), collective.root().is_some());
+                // Each rank that reduces adds the contribution of each rank to each of its two chunks.
+                assert_eq!(proof.additions, 2 * ranks * if root { 1 } else { ranks });
+                assert!(
+                    proof.to_string().ends_with(
+                        "; every contribution is added exactly once, after it has arrived"
+                    )
+                );
             }
         }
     }

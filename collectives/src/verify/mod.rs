@@ -30,7 +30,7 @@ use std::fmt;
 
 use peerlane_hal::Rank;
 
-use crate::plan::Plan;
+use crate::plan::{Plan, Step};
 
 mod copies;
 mod counterexample;
@@ -66,6 +66,8 @@ pub struct Proof {
     pub steps: usize,
     /// The number of flags that all ranks use in one run of the operation.
     pub flags: usize,
+    /// The number of contributions that all ranks add in one run of a reduction; 0 for other operations.
+    pub additions: usize,
     /// The ranks whose plans the verifier checked, either all ranks or a selection.
     pub coverage: Coverage,
 }
@@ -115,13 +117,20 @@ impl fmt::Display for Proof {
              arrived; no deadlock; every flag has one writer and one reader and ends where it \
              began; no start passes on the flags of the one before; nothing is overwritten while \
              a rank may still read it",
-        )
+        )?;
+        if self.additions > 0 {
+            f.write_str("; every contribution is added exactly once, after it has arrived")?;
+        }
+        Ok(())
     }
 }
 
 impl Proof {
     fn new(first: &Plan, set: &PlanSet, flags: &Flags) -> Self {
+        let adds = |step: &&Step| matches!(step, Step::Reduce { .. });
+        let additions = set.lanes.iter().flat_map(|lane| &lane.steps).filter(adds).count();
         Self {
+            additions,
             ranks: first.ranks,
             chunks: first.chunks,
             starts: first.outputs + 1,

@@ -150,6 +150,7 @@ impl<'a> PlanSource<'a> {
         let mut proof = Proof::new(first, &set, &flags);
         proof.steps *= orbit;
         proof.flags *= orbit;
+        proof.additions *= orbit;
         let compared = sample.ranks().count();
         proof.coverage = Coverage::BySymmetry { followed: representatives, compared };
         Ok(ControlFlow::Break(proof))
@@ -178,9 +179,9 @@ impl<'a> PlanSource<'a> {
             ranks_max = ranks_max / 2 + 1;
             subset = some_nodes(self.topology, ranks_max);
         };
-        let (steps, flags) = (sums.steps, sums.flags);
+        let Sums { steps, flags, additions, .. } = sums;
         let coverage = Coverage::Sampled { summed, ranks: subset.ranks(), nodes: subset.nodes() };
-        Ok(Proof { ranks: Rank::at(ranks).0, steps, flags, coverage, ..proof })
+        Ok(Proof { ranks: Rank::at(ranks).0, steps, flags, additions, coverage, ..proof })
     }
 
     fn check_reach(&self, plan: &Plan) -> Result<(), Fault> {
@@ -222,6 +223,7 @@ struct Sums {
     flag_sum: u64,
     steps: usize,
     flags: usize,
+    additions: usize,
 }
 
 impl Sums {
@@ -264,6 +266,7 @@ impl Sums {
                 self.cell_sum = self.cell_sum.wrapping_add(hash_of_cell(peer, cell));
             }
             Step::Reduce { cell, from } => {
+                self.additions += 1;
                 let cell = Cell { block: from, chunk: cell.chunk };
                 self.cell_sum = self.cell_sum.wrapping_add(hash_of_addition(rank, cell));
             }
