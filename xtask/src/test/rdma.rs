@@ -19,7 +19,7 @@ use crate::workspace;
 use peerlane_rxe_vm::process::{Outcome, cargo};
 
 /// Time limit of a test program. Minutes, because a busy machine emulates slowly.
-const LIMIT_SECONDS: u64 = 300;
+const LIMIT_SECONDS: u64 = 600;
 /// Number of nodes of the virtual machine.
 const NODES: u32 = 3;
 /// The folder in which the kernel lists RDMA devices.
@@ -55,7 +55,7 @@ pub(super) struct Options {
     /// in the path; can be repeated.
     #[arg(long, value_name = "LINE")]
     command: Vec<String>,
-    /// Time limit of a test program or line of shell, in seconds; by default 300.
+    /// Time limit of a test program or line of shell, in seconds; by default 600.
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
     /// Boot the distribution's own kernel instead of a newer one; all nodes then share one device.
