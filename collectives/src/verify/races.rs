@@ -247,11 +247,8 @@ impl RaceCheck<'_> {
         if !has_arrived {
             return Err(Fault::ReadEarly { location: current.location(self.set), start: 1 });
         }
-        // With several outputs, a start writes to the output of `outputs` starts ago. The caller of the
-        // target had it until it entered the start after that one.
-        let age = self.set.outputs - 1;
-        if !self.knows(current, Fact::entered(target, age)) {
-            let (location, start) = (current.location(self.set), age + 1);
+        if let Some(start) = self.start_in_use(current, target) {
+            let location = current.location(self.set);
             return self.refuse(start, Fault::PeerInUse { location, peer: target, start });
         }
         // In place, a result overwrites a contribution of the target, which must have been read.
@@ -277,12 +274,20 @@ impl RaceCheck<'_> {
         if !has_arrived {
             return Err(Fault::ReadEarly { location: current.location(self.set), start: 1 });
         }
-        let age = self.set.outputs - 1;
-        if !self.knows(current, Fact::entered(own_rank, age)) {
-            let (location, start) = (current.location(self.set), age + 1);
+        if let Some(start) = self.start_in_use(current, own_rank) {
+            let location = current.location(self.set);
             return self.refuse(start, Fault::PeerInUse { location, peer: own_rank, start });
         }
         Ok(())
+    }
+
+    /// Returns the first start whose step could write to an output of `target` that its caller still uses.
+    ///
+    /// With several outputs, a start writes to the output of `outputs` starts ago. The caller of the target had it until it
+    /// entered the start after that one.
+    fn start_in_use(&mut self, current: Current, target: Rank) -> Option<u32> {
+        let age = self.set.outputs - 1;
+        (!self.knows(current, Fact::entered(target, age))).then_some(age + 1)
     }
 
     fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
