@@ -438,25 +438,28 @@ mod tests {
             |rng| random(rng) as f32,
             |operator, values| float(operator, &wide(values), single).map(|sum| sum as f32),
         );
-        check::<u16>(
+        let check_short =
+            |dtype, to_f64: fn(u16) -> f64, of_f64: fn(f64) -> u16, of_f32: fn(f32) -> u16| {
+                check::<u16>(
+                    dtype,
+                    |rng| of_f64(random(rng)),
+                    |operator, values| {
+                        let values: Vec<f64> = values.iter().map(|bits| to_f64(*bits)).collect();
+                        float(operator, &values, single).map(|sum| of_f32(sum as f32))
+                    },
+                );
+            };
+        check_short(
             DType::F16,
-            |rng| half::f16::from_f64(random(rng)).to_bits(),
-            |operator, values| {
-                let values: Vec<f64> =
-                    values.iter().map(|bits| half::f16::from_bits(*bits).to_f64()).collect();
-                float(operator, &values, single)
-                    .map(|sum| half::f16::from_f32(sum as f32).to_bits())
-            },
+            |bits| half::f16::from_bits(bits).to_f64(),
+            |value| half::f16::from_f64(value).to_bits(),
+            |value| half::f16::from_f32(value).to_bits(),
         );
-        check::<u16>(
+        check_short(
             DType::Bf16,
-            |rng| half::bf16::from_f64(random(rng)).to_bits(),
-            |operator, values| {
-                let values: Vec<f64> =
-                    values.iter().map(|bits| half::bf16::from_bits(*bits).to_f64()).collect();
-                float(operator, &values, single)
-                    .map(|sum| half::bf16::from_f32(sum as f32).to_bits())
-            },
+            |bits| half::bf16::from_bits(bits).to_f64(),
+            |value| half::bf16::from_f64(value).to_bits(),
+            |value| half::bf16::from_f32(value).to_bits(),
         );
     }
 
