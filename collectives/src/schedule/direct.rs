@@ -78,16 +78,6 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
         FlagOrder::Prompt => (1, 1),
         FlagOrder::Batched => (served.len().max(1), own.len()),
     };
-    let copies = |peers: &[Rank], cells: &[Cell], from, flag: &dyn Fn(Cell) -> Flag| {
-        let pairs: Vec<_> =
-            peers.iter().flat_map(|&peer| cells.iter().map(move |&cell| (peer, cell))).collect();
-        let puts = pairs.iter().map(|&(peer, cell)| put(peer, cell, from));
-        let signals = pairs.iter().map(|&(peer, cell)| signal(peer, flag(cell)));
-        match flags {
-            FlagOrder::Prompt => puts.zip(signals).flat_map(|(put, flag)| [put, flag]).collect(),
-            FlagOrder::Batched => puts.chain(signals).collect::<Vec<_>>(),
-        }
-    };
     let mut steps = Vec::new();
     let reduces = collective.reduces(rank);
     if reduces && let Some(flag) = writable(request, rank, lane) {
@@ -97,7 +87,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
         served.iter().copied().filter(|&peer| collective.reduces(peer)).collect();
     for peers in adders.chunks(group_peers) {
         steps.extend(peers.iter().filter_map(|&peer| writable(request, peer, lane)).map(wait));
-        steps.extend(copies(peers, &own, Source::Input, &contributed));
+        steps.extend(copies(flags, peers, &own, Source::Input, contributed));
     }
     let targets: Vec<Rank> = served.iter().copied().filter(needs_result).collect();
     for group in own.chunks(group_cells).filter(|_| reduces) {
@@ -114,7 +104,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
                 steps.push(wait(arrived(cell, lane)));
             }
         }
-        steps.extend(copies(&targets, group, Source::Output, &|cell| arrived(cell, lane)));
+        steps.extend(copies(flags, &targets, group, Source::Output, |cell| arrived(cell, lane)));
     }
     for &peer in serving.iter().filter(|&&peer| collective.requires(peer, rank)) {
         steps.extend(cells(peer, chunks).map(|cell| wait(arrived(cell, lane))));
@@ -122,16 +112,37 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     Lane { tier, steps }
 }
 
+/// Returns the puts of cells to peers, each with its flag behind it, or the flags behind all puts.
+fn copies(
+    flags: FlagOrder,
+    peers: &[Rank],
+    cells: &[Cell],
+    from: Source,
+    flag: impl Fn(Cell) -> Flag,
+) -> Vec<Step> {
+    let pairs = || peers.iter().flat_map(|&peer| cells.iter().map(move |&cell| (peer, cell)));
+    let puts = pairs().map(|(peer, cell)| put(peer, cell, from));
+    let signals = pairs().map(|(peer, cell)| signal(peer, flag(cell)));
+    match flags {
+        FlagOrder::Prompt => puts.zip(signals).flat_map(|(put, flag)| [put, flag]).collect(),
+        FlagOrder::Batched => puts.chain(signals).collect(),
+    }
+}
+
 fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
     let writable = |from| writable(request, from, lane);
     let collective = shape.collective;
-    let targets = || served.iter().copied().filter(|&peer| collective.requires(rank, peer));
+    let targets: Vec<Rank> =
+        served.iter().copied().filter(|&peer| collective.requires(rank, peer)).collect();
     let sources = |peers: &[Rank]| {
         peers.iter().copied().filter(|&peer| collective.requires(peer, rank)).collect::<Vec<_>>()
     };
-    let own_cells = || cells(rank, shape.chunks);
+    let own: Vec<Cell> = cells(rank, shape.chunks).collect();
+    let copies = |peers: &[Rank]| {
+        copies(shape.flags, peers, &own, Source::Input, |cell| arrived(cell, lane))
+    };
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
@@ -140,19 +151,15 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     match shape.flags {
         FlagOrder::Prompt => {
             steps.extend(self_copy);
-            for peer in targets() {
+            for peer in targets {
                 steps.extend(writable(peer).map(wait));
-                steps.extend(own_cells().flat_map(|cell| {
-                    [put(peer, cell, Source::Input), signal(peer, arrived(cell, lane))]
-                }));
+                steps.extend(copies(&[peer]));
             }
         }
         FlagOrder::Batched => {
-            steps.extend(targets().filter_map(writable).map(wait));
+            steps.extend(targets.iter().copied().filter_map(writable).map(wait));
             steps.extend(self_copy);
-            let to_peers = || targets().flat_map(|peer| own_cells().map(move |cell| (peer, cell)));
-            steps.extend(to_peers().map(|(peer, cell)| put(peer, cell, Source::Input)));
-            steps.extend(to_peers().map(|(peer, cell)| signal(peer, arrived(cell, lane))));
+            steps.extend(copies(&targets));
         }
     }
     for peer in sources(serving) {
