@@ -65,15 +65,6 @@ pub struct CellSpan {
     pub bytes: u64,
 }
 
-/// The places of one addition: the chunk in the output, and the contribution, which is in the input or in the inbox.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Addition {
-    pub(crate) target: BufferPosition,
-    pub(crate) own: BufferPosition,
-    pub(crate) inbox_offset: u64,
-    pub(crate) bytes: u64,
-}
-
 /// A contiguous range of bytes that is copied from one buffer to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Span {
@@ -219,21 +210,6 @@ impl Layout {
         let inbox_offset = self.inbox_stride(receiver) * u64::from(cell.block.0);
         let input_offset = self.input_offset(cell.block, receiver) + start;
         CellSpan { input_offset, output_offset: inbox_offset + start, bytes: end - start }
-    }
-
-    /// Returns where a chunk of the block that `rank` reduces is in its output, and where the contribution of `from` to it is:
-    /// in its input, or in its output in place, if `from` is itself, and in its inbox otherwise.
-    pub(crate) fn addition(&self, chunk: u32, from: Rank, rank: Rank, own: Source) -> Addition {
-        let span = self.contribution(Cell { block: from, chunk }, rank);
-        let start = self.range(Cell { block: rank, chunk }, rank).start;
-        let target = self.output_position(rank, 0, rank);
-        let own = self.own_position(rank, 0, own);
-        Addition {
-            target: BufferPosition { offset: target.offset + start, ..target },
-            own: BufferPosition { offset: own.offset + span.input_offset, ..own },
-            inbox_offset: span.output_offset,
-            bytes: span.bytes,
-        }
     }
 
     /// Returns the bytes of the inbox of `rank`, which has a place for the contribution of each rank to the block that `rank`

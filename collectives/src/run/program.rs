@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use peerlane_hal::Rank;
 
-use crate::layout::{Addition, FlagLayout, Layout, Span, reader};
-use crate::plan::{Flag, LaneId, Plan, Source, Step, Tier};
+use crate::layout::{CellSpan, FlagLayout, Layout, Span, reader};
+use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
 use crate::reduction::Reduction;
 use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
 use crate::run::port::BoundStep;
@@ -106,27 +106,23 @@ impl Binding<'_> {
             }
             Step::Reduce { cell, from } => {
                 let rank = self.plan.rank;
-                let addition = self.layout.addition(cell.chunk, from, rank, self.own_source());
-                let Addition { target, own, inbox_offset, bytes } = addition;
-                let at = |buffer, offset| BufferOffset { buffer, offset };
+                let given = self.layout.contribution(Cell { block: from, ..cell }, rank);
                 let src = match from == rank {
-                    true => at(self.own_buffer(own.buffer), own.offset),
-                    false => at(BufferId::Inbox, inbox_offset),
+                    true => self.own_contribution(&given),
+                    false => in_inbox(&given),
                 };
-                let dst = at(BufferId::Output(target.buffer), target.offset);
-                bound.extend((bytes > 0).then_some(BoundStep::Reduce { dst, src, bytes }));
+                let targets = self.layout.spans(cell, (rank, Source::Output), rank);
+                bound.extend(targets.map(|Span { dst, bytes, .. }| {
+                    let (buffer, offset) = (BufferId::Output(dst.buffer), dst.offset);
+                    BoundStep::Reduce { dst: BufferOffset { buffer, offset }, src, bytes }
+                }));
             }
             Step::Put { peer, cell, from: Source::Input }
                 if self.plan.collective.is_reduction() =>
             {
-                let rank = self.plan.rank;
-                let span = self.layout.contribution(cell, peer);
-                let own = self.layout.own_position(rank, 0, self.own_source());
-                let (buffer, offset) =
-                    (self.own_buffer(own.buffer), own.offset + span.input_offset);
-                let src = BufferOffset { buffer, offset };
-                let dst = BufferOffset { buffer: BufferId::Inbox, offset: span.output_offset };
-                let bytes = span.bytes;
+                let given = self.layout.contribution(cell, peer);
+                let (src, dst) = (self.own_contribution(&given), in_inbox(&given));
+                let bytes = given.bytes;
                 bound.extend((bytes > 0).then_some(BoundStep::Put { peer, dst, src, bytes }));
             }
             Step::Put { peer, from, .. } | Step::Get { peer, from, .. } => {
@@ -143,19 +139,23 @@ impl Binding<'_> {
         }
     }
 
-    /// Returns where this rank's contribution is.
-    fn own_source(&self) -> Source {
-        if self.plan.in_place { Source::Output } else { Source::Input }
-    }
-
-    fn own_buffer(&self, number: u32) -> BufferId {
-        if self.plan.in_place { BufferId::Output(number) } else { BufferId::Input(number) }
+    fn own_contribution(&self, given: &CellSpan) -> BufferOffset {
+        let (source, buffer): (_, fn(u32) -> BufferId) = match self.plan.in_place {
+            true => (Source::Output, BufferId::Output),
+            false => (Source::Input, BufferId::Input),
+        };
+        let own = self.layout.own_position(self.plan.rank, 0, source);
+        BufferOffset { buffer: buffer(own.buffer), offset: own.offset + given.input_offset }
     }
 
     fn awaited_address(&self, flag: Flag) -> FlagAddress {
         let crosses_tiers = self.flag_tiers.is_wait_across(flag);
         FlagAddress { crosses_tiers, word: self.flags.word(flag), lag: flag.lag() }
     }
+}
+
+fn in_inbox(given: &CellSpan) -> BufferOffset {
+    BufferOffset { buffer: BufferId::Inbox, offset: given.output_offset }
 }
 
 /// Returns the copies of a step that puts or gets, one for each tensor.
