@@ -277,10 +277,7 @@ impl Lane {
                     }
                     FlagState::Differs => return Err(differs()),
                 }
-                if let Some(tracer) = &mut self.tracer {
-                    tracer.signalled(self.epoch, self.next);
-                }
-                self.next += 1;
+                self.pass(1);
                 continue;
             }
             if let (BoundStep::Reduce { dst, .. }, Some(reduction)) =
@@ -294,12 +291,7 @@ impl Lane {
                 let count = rest.iter().position(is_other).unwrap_or(rest.len());
                 // SAFETY: the plan is proven, and the steps before are complete, among them the waits for what is added.
                 unsafe { self.port.reduce(reduction, &rest[..count], Start::Eager(self.epoch)) };
-                for _ in 0..count {
-                    if let Some(tracer) = &mut self.tracer {
-                        tracer.signalled(self.epoch, self.next);
-                    }
-                    self.next += 1;
-                }
+                self.pass(count);
                 continue;
             }
             // SAFETY: the caller guarantees the contract of `Port::submit`.
@@ -308,6 +300,16 @@ impl Lane {
             }
         }
         Ok(())
+    }
+
+    /// Passes steps that this thread has completed, without a submission.
+    fn pass(&mut self, count: usize) {
+        for _ in 0..count {
+            if let Some(tracer) = &mut self.tracer {
+                tracer.signalled(self.epoch, self.next);
+            }
+            self.next += 1;
+        }
     }
 
     /// A slice of steps ends before the next wait if the engine cannot queue waits, and before the next addition. If steps are
