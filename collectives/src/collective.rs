@@ -240,6 +240,14 @@ impl Collective {
         self.is_reduction() && self.is_receiver(rank)
     }
 
+    /// Returns whether some output holds a block that is named by `rank`, so that its length counts.
+    pub(crate) fn has_block_of(self, rank: Rank) -> bool {
+        match self.is_reduction() {
+            true => self.reduces(rank),
+            false => !self.has_equal_outputs() || self.is_provider(rank),
+        }
+    }
+
     /// Returns the rank that provides all blocks, if there is one.
     pub fn only_provider(self) -> Option<Rank> {
         self.providers().only()

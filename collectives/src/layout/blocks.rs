@@ -77,11 +77,7 @@ impl Sizes {
 
     fn of_lengths(collective: Collective, tensors: Vec<Lengths>) -> Result<Self, Error> {
         if collective.has_equal_outputs() {
-            let has_block = |rank| match collective.is_reduction() {
-                true => collective.reduces(rank),
-                false => collective.is_provider(rank),
-            };
-            let only = |tensor: Lengths| tensor.only(has_block);
+            let only = |tensor: Lengths| tensor.only(|rank| collective.has_block_of(rank));
             return Self::of_tensors(tensors.into_iter().map(only).collect::<Result<_, _>>()?);
         }
         let name = collective.with_article();

@@ -302,11 +302,10 @@ struct Size {
 
 impl ClusterSums {
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
-        let is_used = |rank| match collective.is_reduction() {
-            true => collective.reduces(rank),
-            false => !collective.has_equal_outputs() || collective.is_provider(rank),
+        let used = |rank: Rank| match collective.has_block_of(rank) {
+            true => block_bytes[rank.index()],
+            false => 0,
         };
-        let used = |rank: Rank| if is_used(rank) { block_bytes[rank.index()] } else { 0 };
         let block_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
         let mut sizes = BTreeMap::<u64, Size>::new();
         let mut inside_bytes = 0u64;
