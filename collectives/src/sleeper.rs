@@ -22,7 +22,7 @@ impl Announcement {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Returns whether the thread must be woken for the work that the caller has stored.
+    /// Returns whether the thread may be about to sleep. The caller has stored work before, and must wake the thread then.
     pub(crate) fn is_made(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed)

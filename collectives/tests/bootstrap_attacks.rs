@@ -92,7 +92,7 @@ fn attack(hub: SocketAddr, kind: usize, recorded: &[u8]) -> std::io::Result<TcpS
     Ok(stream)
 }
 
-/// Records the hello with which a rank with the secret answers a hub.
+/// Returns the hello that rank 1, which has the secret, sends to a hub.
 fn record() -> Vec<u8> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -93,7 +93,7 @@ fn element<T: Number>(rank: Rank, start: u32, at: usize) -> T {
     T::of((mixed.wrapping_mul(2_654_435_761) >> 8) as i32 - (1 << 23))
 }
 
-/// Returns the rank that adds to an element of an all-reduce: the parts of the ranks consist of whole cache lines.
+/// Returns the rank that reduces an element of an all-reduce in parts, which begin at cache lines.
 fn owner<T>(ranks: usize, len: usize, at: usize) -> Rank {
     let lines = (len * size_of::<T>()).div_ceil(64);
     let line = at * size_of::<T>() / 64;

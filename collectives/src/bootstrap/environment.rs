@@ -7,11 +7,13 @@
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as the next row inside Slurm, otherwise to be set by hand |
 //! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 //!
-//! The first row of which the rank or the size is set is used: `mpirun` inside a Slurm job is Open MPI. A shell in a Slurm
-//! allocation is no rank, and a batch script of several tasks that does not use `srun` is an error.
+//! The first row of which the rank or the size is set is used: `mpirun` inside a Slurm job is Open MPI. A program in the shell
+//! of `salloc` runs as if there were no launcher. In a batch script of several tasks, a program that `srun` did not start gets an
+//! error.
 //!
-//! - `MASTER_ADDR` is optional if the launcher says that all ranks are on one host: the default is then
-//!   127.0.0.1. It is also optional in a Slurm job, in which rank 0 is on the first host. `MASTER_PORT` is always optional: the default is [`DEFAULT_PORT`].
+//! - `MASTER_ADDR` is optional if the launcher says that all ranks are on one host: the default is then 127.0.0.1. It is also
+//!   optional in a Slurm job, in which rank 0 is on the first host. `MASTER_PORT` is always optional: the default is
+//!   [`DEFAULT_PORT`].
 //! - With `TORCHELASTIC_USE_AGENT_STORE=True` torchrun's own store listens at `MASTER_PORT`; the hub
 //!   takes the port after it. A program that opens a store there itself sets `PEERLANE_PORT`.
 //! - `PEERLANE_PORT` takes precedence over `MASTER_PORT`.

@@ -63,7 +63,7 @@ impl GroupOptions {
         self
     }
 
-    /// Sets how long each step of opening the group waits for other ranks; by default the [timeout](Self::timeout).
+    /// Sets the timeout for opening the group, in which all ranks must start; by default the [timeout](Self::timeout) of operations.
     #[must_use]
     pub fn start_timeout(mut self, timeout: Duration) -> Self {
         self.start_timeout = Some(timeout);

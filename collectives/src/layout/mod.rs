@@ -48,7 +48,7 @@ pub struct Layout {
     blocks: Sizes,
     chunks: u32,
     placements: Box<[Arc<Placement>]>,
-    /// Whether every rank contributes the same block, its whole input, to all outputs of a reduce-scatter.
+    /// Whether a rank contributes its whole input to every output of a reduce-scatter, instead of one block to each.
     is_input_shared: bool,
 }
 

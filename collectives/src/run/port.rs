@@ -65,7 +65,9 @@ pub(crate) trait Port: Send {
     /// the host cannot read the flag.
     fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<FlagState>;
 
-    /// Adds contributions on this thread. The steps are all of one target, in order, and every step before them is complete.
+    /// Adds contributions to one target, on the calling thread.
+    ///
+    /// `steps` are additions to the same target, in order. All steps before them in the lane are complete.
     ///
     /// # Safety
     /// Nobody else accesses the target, or writes the sources. All of them are in host memory.

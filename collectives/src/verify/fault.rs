@@ -167,9 +167,9 @@ pub enum Fault {
     /// Two steps add the contribution of one rank to the same chunk.
     #[error("{second}: the same contribution is already added to the same cell by {first}")]
     ReducedTwice {
-        /// The location of one step that adds the contribution.
+        /// The location of the first step that adds the contribution.
         first: Location,
-        /// The location of the other step that adds the contribution.
+        /// The location of the second step that adds the contribution.
         second: Location,
     },
     /// Two lanes add contributions to the same chunk, so the order of additions is open.

@@ -61,7 +61,7 @@ enum Action {
         units: Range<usize>,
         block: usize,
         from: Source,
-        /// Whether it is a contribution, for the inbox of the target.
+        /// Whether the copy is a contribution to a reduction, and goes to the inbox of the target.
         is_given: bool,
     },
     /// Adds a contribution to the rank's own block; the first one overwrites it.

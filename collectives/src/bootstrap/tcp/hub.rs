@@ -1,9 +1,11 @@
 //! Implements the TCP hub, the process to which every rank of a group is connected.
 //!
-//! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in
-//! the kernel while there is nothing to send. A connection that fails the handshake has no effect on the group: it is
-//! counted, and closed after a while. The number of connections in the handshake is limited. All share the states of [`HubGroups`] under a lock, and the order of
-//! changes under the lock is the order in which every rank receives replies.
+//! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in the kernel while
+//! there is nothing to send. A connection that fails the handshake has no effect on the group: it is counted, and closed after
+//! a while. The number of connections in the handshake is limited.
+//!
+//! All threads share the states of [`HubGroups`] under a lock, and the order of changes under the lock is the order in which
+//! every rank receives replies.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

@@ -126,7 +126,10 @@ enum Item {
     End,
 }
 
-/// A stopped rank misses the result of at most one exchange. The rest of the limit is for messages without an exchange.
+/// Returns the limit of the bytes that wait to be sent to one rank.
+///
+/// A rank that does not read takes part in no further exchange, so at most one result waits for it. A result has one frame for
+/// each rank at most. The rest of the limit is for broadcasts.
 pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
     (FRAME_BYTES_MAX as usize).saturating_mul(ranks.saturating_add(1))
 }

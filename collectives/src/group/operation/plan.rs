@@ -302,7 +302,7 @@ fn adds_whole(whole: &BlockBytes, topology: &Topology, tiers: bool, links: &Link
     }
 }
 
-/// Cuts the input of an all-reduce into one part for each rank, which adds the contributions to it.
+/// Returns the lengths of the parts of an all-reduce. Rank i adds the contributions to part i.
 fn parts(blocks: &BlockBytes) -> Result<BlockBytes, Error> {
     let lengths = match blocks {
         BlockBytes::ByRank(lengths) => lengths.uniform().map(|bytes| (bytes, lengths.ranks())),

@@ -1,4 +1,6 @@
-//! Implements the protocol of a doorbell word: a rank announces its sleep, and a writer of its flags wakes it.
+//! Implements the doorbell word of a rank, with which a rank that sets a flag wakes the rank that waits for it.
+//!
+//! The rank announces in the word that it is about to sleep. A writer of its flags takes back the announcement and wakes it.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
