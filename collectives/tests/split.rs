@@ -418,7 +418,7 @@ fn a_rank_that_holds_up_others_through_another_group_is_named() {
     let over = Barrier::new(4);
     let errors = in_process::run(4, |bootstrap| {
         let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-        let timeout = Duration::from_millis(400);
+        let timeout = Duration::from_secs(2);
         let mut world = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
         let rank = world.rank().0;
         // Ranks 3, 2 and 1, in this order, wait longer than the world.

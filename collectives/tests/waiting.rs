@@ -221,8 +221,8 @@ fn a_future_returns_the_loss_of_a_rank_and_its_lateness() {
         let errors = in_process::run(2, |bootstrap| {
             let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
             let timeout = if is_late { Duration::from_millis(200) } else { SOON };
-            let mut group = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
-            let mut gather = group.all_gather::<u32>(LEN).prepare()?;
+            let mut group = GroupOptions::default().timeout(SOON).open(bootstrap, fabric)?;
+            let mut gather = group.all_gather::<u32>(LEN).timeout(timeout).prepare()?;
             let mut error = None;
             if group.rank().0 == 0 {
                 let started = gather.start()?;

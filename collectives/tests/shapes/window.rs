@@ -252,9 +252,10 @@ fn a_window_of_an_aborted_group_cannot_be_read() {
     let results = in_process::run(2, |bootstrap| {
         let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
         let timeout = Duration::from_millis(200);
-        let mut group = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
+        let mut group = GroupOptions::default().open(bootstrap, fabric)?;
         let window = group.window::<u8>(8)?;
-        let mut gather = group.all_gather(4).output_into(&window, 0).in_place().prepare()?;
+        let gather = group.all_gather(4).output_into(&window, 0).in_place();
+        let mut gather = gather.timeout(timeout).prepare()?;
         if group.rank() == Rank(0) {
             let error = gather.run().unwrap_err();
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));

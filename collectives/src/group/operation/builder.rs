@@ -179,7 +179,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     }
 
     /// Sets how long a start of the operation may take before the group ends; the default is the timeout of the
-    /// group.
+    /// group. Preparing the operation may take as long as the longer of the two.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.spec.timeout = timeout;

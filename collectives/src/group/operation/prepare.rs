@@ -4,6 +4,7 @@
 //! buffers of callers, and that no rank needs a fallback or cannot record the operation into a graph.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use peerlane_hal::{
     BackendId, Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind,
@@ -53,9 +54,9 @@ struct OperationMemory {
 /// Prepares operations in one agreement. Collective.
 pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Vec<State>, Error> {
     group.shared.check()?;
-    // A zero timeout is refused with all ranks, so that none waits for this one.
-    let timeouts = specs.iter().map(|spec| spec.timeout).filter(|timeout| !timeout.is_zero());
-    let deadline = Deadline::after(timeouts.max().unwrap_or_else(|| group.timeout()));
+    // An operation whose starts have a short timeout still has the time of the group to be prepared.
+    let timeouts = specs.iter().map(|spec| spec.timeout);
+    let deadline = Deadline::after(timeouts.fold(group.timeout(), Duration::max));
     group.prepared += 1;
     let number = group.prepared;
     let several = specs.len() > 1;
