@@ -50,6 +50,7 @@ pub use peerlane_rocm as rocm;
 #[cfg(feature = "cudarc")]
 pub use interop::RegisterSlice;
 pub use open::{Backend, OpenOptions, from_env};
+pub use peerlane_collectives::element::Operator;
 pub use peerlane_collectives::element::{DType, Element};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
@@ -57,9 +58,8 @@ pub use peerlane_collectives::group::{
     Operation, OperationDescription, OwnedStart, Part, Received, Selection, Started, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
-pub use peerlane_collectives::reduction::Operator;
 pub use peerlane_collectives::{
-    bootstrap, buffer_plan, collective, element, error, group, reduction, topology, trace,
+    bootstrap, buffer_plan, collective, element, error, group, topology, trace,
 };
 pub use peerlane_hal as hal;
 pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};

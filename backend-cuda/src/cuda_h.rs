@@ -15,6 +15,8 @@ pub(crate) type CUcontext = *mut c_void;
 pub(crate) type CUstream = *mut c_void;
 pub(crate) type CUevent = *mut c_void;
 pub(crate) type CUgraph = *mut c_void;
+pub(crate) type CUmodule = *mut c_void;
+pub(crate) type CUfunction = *mut c_void;
 pub(crate) type CUgraphExec = *mut c_void;
 pub(crate) type CUmemHandle = u64;
 
@@ -44,6 +46,9 @@ pub(crate) const CUDA_ERROR_NOT_PERMITTED: CUresult = 800;
 pub(crate) const CUDA_ERROR_NOT_SUPPORTED: CUresult = 801;
 pub(crate) const CUDA_ERROR_SYSTEM_NOT_READY: CUresult = 802;
 pub(crate) const CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: CUresult = 803;
+
+pub(crate) const JIT_ERROR_LOG_BUFFER: c_int = 5;
+pub(crate) const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_int = 6;
 
 // Device attributes.
 pub(crate) const ATTRIBUTE_ASYNC_ENGINE_COUNT: c_int = 40;

@@ -15,6 +15,7 @@ use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{DeviceContext, shared_queues};
 
 use crate::error::Error;
+use crate::reduce::LazyKernels;
 use crate::sys::{self, CUcontext, CUdevice, CUresult, CUuuid, Driver};
 
 const TEXT_BYTES: usize = 256;
@@ -339,6 +340,7 @@ pub struct Context {
     raw: CUcontext,
     is_second: bool,
     label: Arc<str>,
+    pub(crate) kernels: LazyKernels,
 }
 
 /// The second CUDA context of each device, shared by all engines because a context takes half a GiB of device memory.
@@ -361,7 +363,8 @@ impl Context {
         if code != sys::CUDA_SUCCESS {
             return Err(Error::driver(driver, "cuDevicePrimaryCtxRetain", Some(&label), code));
         }
-        Ok(Arc::new(Self { driver, device, info, raw, is_second: false, label }))
+        let kernels = LazyKernels::new();
+        Ok(Arc::new(Self { driver, device, info, raw, is_second: false, label, kernels }))
     }
 
     pub(crate) fn second(&self) -> Result<Option<Arc<Self>>, Error> {
@@ -382,7 +385,8 @@ impl Context {
         let code = unsafe { pop(&raw mut popped) };
         self.check("cuCtxPopCurrent_v2", code)?;
         let (driver, device, label) = (self.driver, self.device, Arc::clone(&self.label));
-        let context = Self { driver, device, info: self.info.clone(), raw, is_second: true, label };
+        let (info, kernels) = (self.info.clone(), LazyKernels::new());
+        let context = Self { driver, device, info, raw, is_second: true, label, kernels };
         let context = Arc::new(context);
         contexts.insert(device, Arc::downgrade(&context));
         Ok(Some(context))
@@ -416,6 +420,11 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if let Some(Ok(kernels)) = self.kernels.take()
+            && let Ok(_entered) = self.enter()
+        {
+            kernels.unload(self);
+        }
         if !self.is_second {
             // SAFETY: `open` retained it once. A failure means that the context is already destroyed.
             let _ = unsafe { (self.driver.primary_ctx_release)(self.device) };

@@ -185,7 +185,7 @@ pub struct CudaResult {
 }
 
 impl CudaResult {
-    fn query(driver: &Driver, code: CUresult) -> Self {
+    pub(crate) fn query(driver: &Driver, code: CUresult) -> Self {
         let (name, text) = driver.name_of(code);
         Self { code, name, text }
     }

@@ -30,6 +30,9 @@ pub struct Options {
     pub signal: Option<SignalBy>,
     /// The method by which a rank copies its own block to its own output.
     pub self_copy: SelfCopy,
+    /// The largest number of blocks of 512 threads that run a reduction; `None` takes one for each multiprocessor. With fewer, more
+    /// compute units stay free, and reductions take longer (docs/perf/cuda-additions.md).
+    pub reduce_blocks: Option<u32>,
 }
 
 impl PeerOptions for Options {
@@ -99,7 +102,8 @@ impl PeerDevice for Context {
         options: &Options,
         request: EngineRequest,
     ) -> Result<Engine, Error> {
-        Engine::open(Arc::clone(context), EngineSetup::new(&request, options.self_copy))
+        let setup = EngineSetup::new(&request, options.self_copy, options.reduce_blocks);
+        Engine::open(Arc::clone(context), setup)
     }
 
     fn fault(error: &Error) -> Option<&Fault> {

@@ -58,6 +58,7 @@ mod interop;
 mod key;
 mod load;
 mod memory;
+mod reduce;
 mod sys;
 
 pub use device::{

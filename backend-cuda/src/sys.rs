@@ -145,6 +145,12 @@ table! {
         mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (*mut CUmemHandle, *mut c_void);
         mem_get_allocation_properties = "cuMemGetAllocationPropertiesFromHandle" (*mut CUmemAllocationProp, CUmemHandle);
 
+        // Kernels.
+        module_load_data_ex = "cuModuleLoadDataEx" (*mut CUmodule, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+        module_unload = "cuModuleUnload" (CUmodule);
+        module_get_function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+        launch_kernel = "cuLaunchKernel" (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
+
         // Memory for NICs: since CUDA 11.7 and 11.3.
         mem_get_handle_for_address_range = "cuMemGetHandleForAddressRange" (*mut c_void, CUdeviceptr, usize, c_int, u64);
         flush_gpu_direct_rdma_writes = "cuFlushGPUDirectRDMAWrites" (c_int, c_int);

@@ -26,7 +26,6 @@ pub mod group;
 pub mod layout;
 pub(crate) mod links;
 pub mod plan;
-pub mod reduction;
 mod run;
 pub mod schedule;
 mod sleeper;

@@ -7,9 +7,9 @@ use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::element::Element;
+use peerlane_collectives::element::Operator;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
-use peerlane_collectives::reduction::Operator;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 

@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::engine::{At, Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
+use crate::engine::{At, Caps, CopyEngine, Flag, Op, Reducer, StreamOrdered, Ticket};
 use crate::error::{Error, ErrorKind};
 use crate::fabric::{EngineRequirements, Fabric, Link};
 use crate::key::{BackendId, Envelope, Generation, KeyError, RemoteKey};
@@ -328,7 +328,7 @@ impl<F: Fabric> ErasedFabric for TypedFabric<F> {
     fn engine(&self, requirements: EngineRequirements) -> Result<Box<dyn ErasedEngine>, DynError> {
         let backend = self.0.backend();
         let engine = self.0.engine(requirements).map_err(DynError::new)?;
-        Ok(Box::new(TypedEngine { engine, backend, ops: Vec::new() }))
+        Ok(Box::new(TypedEngine { engine, backend, ops: Vec::new(), sources: Vec::new() }))
     }
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError> {
@@ -391,6 +391,10 @@ unsafe impl CopyEngine for DynEngine {
         self.0.caps()
     }
 
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, DynError> {
+        self.0.prepare_reduce()
+    }
+
     unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError> {
         // SAFETY: the caller upholds the same contract.
         unsafe { self.0.submit(ops) }
@@ -427,6 +431,7 @@ unsafe impl CopyEngine for DynEngine {
 
 trait ErasedEngine: Send {
     fn caps(&self) -> &Caps;
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, DynError>;
     unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError>;
     fn completed(&mut self) -> Result<Ticket, DynError>;
     fn park(&mut self, limit: Duration) -> Result<(), DynError>;
@@ -442,7 +447,9 @@ type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote
 struct TypedEngine<E: CopyEngine> {
     engine: E,
     backend: BackendId,
+    /// Both vectors are empty between calls, so that only their allocations are reused.
     ops: Ops<'static, E>,
+    sources: Vec<At<'static, E::Local>>,
 }
 
 impl<E: CopyEngine> ErasedEngine for TypedEngine<E>
@@ -454,19 +461,22 @@ where
         self.engine.caps()
     }
 
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, DynError> {
+        self.engine.prepare_reduce().map_err(DynError::new)
+    }
+
     unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError> {
+        let mut sources = recycle(std::mem::take(&mut self.sources));
         let mut typed: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
-        for op in ops {
-            let Some(op) = typed_op(op) else {
-                self.ops = recycle(typed);
-                return wrong_type(ErrorKind::InvalidArgument, "region of an op", self.backend);
-            };
-            typed.push(op);
-        }
         // SAFETY: the caller upholds the same contract.
-        let submitted = unsafe { self.engine.submit(&typed) };
+        let submitted = typed_ops(ops, &mut sources, &mut typed)
+            .map(|()| unsafe { self.engine.submit(&typed) });
         self.ops = recycle(typed);
-        submitted.map_err(DynError::new)
+        self.sources = recycle(sources);
+        match submitted {
+            Some(submitted) => submitted.map_err(DynError::new),
+            None => wrong_type(ErrorKind::InvalidArgument, "region of an op", self.backend),
+        }
     }
 
     fn completed(&mut self) -> Result<Ticket, DynError> {
@@ -491,7 +501,8 @@ where
 
     fn compute_bytes(&mut self, ops: &[Op<'_, DynRegion, DynImport>], captured: bool) -> u64 {
         // `submit` refuses a slice with a region of another type.
-        let typed: Option<Ops<'_, E>> = ops.iter().map(typed_op).collect();
+        let (mut sources, mut typed) = (Vec::new(), Vec::new());
+        let typed = typed_ops(ops, &mut sources, &mut typed).map(|()| typed);
         typed.map_or(0, |ops| self.engine.compute_bytes(&ops, captured))
     }
 
@@ -501,13 +512,42 @@ where
     }
 }
 
-fn typed_op<'a, L: Region, R: 'static>(op: &Op<'a, DynRegion, DynImport>) -> Option<Op<'a, L, R>> {
-    let local = |at: At<'a, DynRegion>| Some(At { region: at.region.typed()?, offset: at.offset });
+/// Returns a region of an op with its type, or `None` if it belongs to another backend.
+fn typed_at<'a, L: Region>(at: At<'a, DynRegion>) -> Option<At<'a, L>> {
+    Some(At { region: at.region.typed()?, offset: at.offset })
+}
+
+/// Appends ops with typed regions to `typed`, and the sources of their reductions to `sources`. Returns `None` if a region belongs to
+/// another backend.
+fn typed_ops<'s, 'a: 's, L: Region, R: 'static>(
+    ops: &[Op<'a, DynRegion, DynImport>],
+    sources: &'s mut Vec<At<'a, L>>,
+    typed: &mut Vec<Op<'s, L, R>>,
+) -> Option<()> {
+    for op in ops {
+        if let Op::Reduce { srcs, .. } = op {
+            for source in *srcs {
+                sources.push(typed_at(*source)?);
+            }
+        }
+    }
+    let mut sources: &[At<'_, L>] = sources;
+    for op in ops {
+        typed.push(typed_op(op, &mut sources)?);
+    }
+    Some(())
+}
+
+/// Returns an op with typed regions, and takes the sources of a reduction from the front of `sources`.
+fn typed_op<'a, L: Region, R: 'static>(
+    op: &Op<'a, DynRegion, DynImport>,
+    sources: &mut &'a [At<'a, L>],
+) -> Option<Op<'a, L, R>> {
     let remote =
         |at: At<'a, DynImport>| Some(At { region: at.region.0.downcast_ref()?, offset: at.offset });
     Some(match *op {
-        Op::Put { dst, src, bytes } => Op::Put { dst: remote(dst)?, src: local(src)?, bytes },
-        Op::Get { dst, src, bytes } => Op::Get { dst: local(dst)?, src: remote(src)?, bytes },
+        Op::Put { dst, src, bytes } => Op::Put { dst: remote(dst)?, src: typed_at(src)?, bytes },
+        Op::Get { dst, src, bytes } => Op::Get { dst: typed_at(dst)?, src: remote(src)?, bytes },
         Op::Signal { flag, value } => {
             let flag = Flag { region: flag.region.0.downcast_ref()?, word: flag.word };
             Op::Signal { flag, value }
@@ -516,15 +556,20 @@ fn typed_op<'a, L: Region, R: 'static>(op: &Op<'a, DynRegion, DynImport>) -> Opt
             let flag = Flag { region: flag.region.typed()?, word: flag.word };
             Op::Wait { flag, value, reset }
         }
+        Op::Reduce { dst, srcs, bytes, reduction } => {
+            let (taken, rest) = sources.split_at(srcs.len());
+            *sources = rest;
+            Op::Reduce { dst: typed_at(dst)?, srcs: taken, bytes, reduction }
+        }
     })
 }
 
-/// Reuses the allocation of a buffer for ops of another lifetime.
+/// Reuses the allocation of a vector for values of another lifetime.
 ///
 /// Collecting an emptied vector in place keeps its buffer, so a start allocates nothing.
-fn recycle<'b, L, R>(mut ops: Vec<Op<'_, L, R>>) -> Vec<Op<'b, L, R>> {
-    ops.clear();
-    ops.into_iter().map(|_| unreachable!("cleared above")).collect()
+fn recycle<T, U>(mut values: Vec<T>) -> Vec<U> {
+    values.clear();
+    values.into_iter().map(|_| unreachable!("cleared above")).collect()
 }
 
 impl<E: CopyEngine> TypedEngine<E> {

@@ -1,10 +1,12 @@
-//! Defines copy engines, which are in-order queues of puts, gets, signals and waits.
+//! Defines copy engines, which are in-order queues of puts, gets, signals, waits and reductions.
 
 use std::any::Any;
+use std::fmt;
 use std::task::Waker;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::reduction::Reduction;
 
 /// A byte position in a region, as the source or destination of a copy.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ impl<M> Clone for Flag<'_, M> {
 }
 impl<M> Copy for Flag<'_, M> {}
 
-/// A put, get, signal or wait that an engine runs.
+/// A put, get, signal, wait or reduction that an engine runs.
 ///
 /// A rank is its own peer too: with a region imported from itself, a put is a local copy and a signal a local store.
 #[derive(Debug)]
@@ -79,6 +81,19 @@ pub enum Op<'a, L, R> {
         /// Whether the engine sets the flag to 0 before it runs the ops that follow the wait. Captured starts need
         /// this, because their values are constants.
         reset: bool,
+    },
+    /// Combines memory of this rank element by element, and writes the result to memory of this rank.
+    ///
+    /// Only an engine that has [prepared](CopyEngine::prepare_reduce) reductions runs it.
+    Reduce {
+        /// The destination, which may be one of the sources.
+        dst: At<'a, L>,
+        /// The sources in the order in which they are combined, at least one.
+        srcs: &'a [At<'a, L>],
+        /// The number of bytes of the destination and of each source, which may be 0.
+        bytes: u64,
+        /// The operator and the type of the elements. Offsets, addresses and `bytes` are multiples of the size of an element.
+        reduction: Reduction,
     },
 }
 
@@ -123,6 +138,26 @@ pub struct Caps {
     pub shared_queues: Option<SharedQueues>,
 }
 
+/// The part of a device that runs the reductions of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reducer {
+    /// The largest number of sources of a reduction, at least 2.
+    pub sources_max: usize,
+    /// The largest number of blocks of threads that run a reduction at once, or 0 if the processor runs it.
+    pub blocks: u32,
+    /// The number of threads in a block.
+    pub threads: u32,
+}
+
+impl fmt::Display for Reducer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { blocks: 0, .. } => f.write_str("the processor"),
+            Self { blocks, threads, .. } => write!(f, "{blocks} blocks of {threads} threads"),
+        }
+    }
+}
+
 /// The number of hardware queues that all engines of a process share, and how to change it.
 ///
 /// A queued wait can block other engines whose ops are in the same hardware queue. Ranks that start operations in the same
@@ -135,7 +170,7 @@ pub struct SharedQueues {
     pub variable: &'static str,
 }
 
-/// An in-order queue of puts, gets, signals and waits that reaches every connected peer.
+/// An in-order queue of puts, gets, signals, waits and reductions that reaches every connected peer.
 ///
 /// The [contract](crate::contract) states the rules that hold between calls, engines and ranks.
 ///
@@ -177,6 +212,14 @@ pub unsafe trait CopyEngine: Send + 'static {
 
     /// Returns the capabilities and limits of the engine, which never change.
     fn caps(&self) -> &Caps;
+
+    /// Prepares the engine for [reductions](Op::Reduce), and returns what runs them. Returns `None` if the engine cannot reduce, so
+    /// that the caller combines the memory by itself.
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the device or its driver refuses the code for reductions; the error of the
+    /// vendor's call; the error that poisoned the engine.
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error>;
 
     /// Submits a slice of ops and returns the slice's ticket.
     ///

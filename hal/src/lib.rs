@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`Fabric`] | reaches peers: connects them, and creates memory and engines |
 //! | [`PeerMemory`] | registers memory of this rank, and imports memory of peers by their [`RemoteKey`] |
-//! | [`CopyEngine`] | runs [`Op`]s in order: put, get, signal and wait |
+//! | [`CopyEngine`] | runs [`Op`]s in order: put, get, signal, wait and reduce |
 //! | [`StreamOrdered`] | orders an engine against a stream of the caller, if the backend has streams |
 //!
 //! The [`contract`] states what every backend promises. A [`DynFabric`] is a fabric of any backend, chosen at run time.
@@ -21,24 +21,28 @@ compile_error!("Peerlane runs on Linux only");
 
 mod deadline;
 mod dynamic;
+mod element;
 mod engine;
 mod error;
 mod fabric;
 mod key;
 mod memory;
 mod rank;
+mod reduction;
 pub mod wire;
 
 pub use deadline::Deadline;
 pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey};
+pub use element::{DType, UnknownName};
 pub use engine::{
-    At, Caps, CopyEngine, Flag, Op, SharedQueues, Stream, StreamOrdered, Ticket, stream_of,
+    At, Caps, CopyEngine, Flag, Op, Reducer, SharedQueues, Stream, StreamOrdered, Ticket, stream_of,
 };
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineRequirements, Fabric, Link, LinkKind};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
 pub use memory::{DmaBuf, DynRegion, Flush, PeerMemory, Region, Role, Space};
 pub use rank::Rank;
+pub use reduction::{NoReduction, Operator, Reduction};
 
 #[doc = include_str!("../CONTRACT.md")]
 pub mod contract {}

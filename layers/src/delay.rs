@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Flag, Op, Ticket};
+use peerlane_hal::{
+    Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Flag, Op, Reducer, Ticket,
+};
 
 use crate::forward::{forward_streams, forward_to_engine};
 use crate::hold::HoldFlags;
@@ -141,6 +143,11 @@ unsafe impl<F: Fabric> CopyEngine for Delay<F> {
 
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    /// Returns `None`, because the layer does not pass reductions on.
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
+        Ok(None)
     }
 
     unsafe fn submit(

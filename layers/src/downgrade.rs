@@ -93,7 +93,7 @@ impl<E: CopyEngine> Downgrade<E> {
                 }
                 Op::Put { dst, src, bytes } => check("put", dst.offset, src.offset, bytes)?,
                 Op::Get { dst, src, bytes } => check("get", dst.offset, src.offset, bytes)?,
-                Op::Wait { .. } | Op::Signal { .. } => {}
+                Op::Wait { .. } | Op::Signal { .. } | Op::Reduce { .. } => {}
             }
         }
         Ok(())
@@ -119,7 +119,7 @@ unsafe impl<E: CopyEngine> CopyEngine for Downgrade<E> {
         unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
     }
 
-    forward_to_engine!(completed park is_busy waker release compute_bytes streams);
+    forward_to_engine!(completed park is_busy waker release compute_bytes streams prepare_reduce);
 }
 
 forward_streams!([E: CopyEngine] Downgrade<E>);

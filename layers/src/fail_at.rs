@@ -110,7 +110,7 @@ unsafe impl<E: CopyEngine> CopyEngine for FailAt<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    forward_to_engine!(caps is_busy waker compute_bytes streams);
+    forward_to_engine!(caps is_busy waker compute_bytes streams prepare_reduce);
 }
 
 forward_streams!([E: CopyEngine] FailAt<E>, check);

@@ -8,6 +8,11 @@ macro_rules! forward_to_engine {
             self.engine.caps()
         }
     };
+    (=> prepare_reduce) => {
+        fn prepare_reduce(&mut self) -> Result<Option<peerlane_hal::Reducer>, Self::Error> {
+            self.engine.prepare_reduce().map_err($crate::Error::Inner)
+        }
+    };
     (=> waker) => {
         fn waker(&self) -> std::task::Waker {
             self.engine.waker()

@@ -14,7 +14,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op,
+    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Reducer,
     StreamOrdered, Ticket, stream_of,
 };
 
@@ -122,6 +122,7 @@ impl<F: Fabric> StoredOp<F> {
             Op::Wait { flag, value, reset } => {
                 Self::Wait { flag: (flag.region, flag.word), value, reset }
             }
+            Op::Reduce { .. } => unreachable!("the layer prepares no reductions"),
         }
     }
 
@@ -278,6 +279,11 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
 
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    /// Returns `None`, because the layer does not pass reductions on.
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
+        Ok(None)
     }
 
     unsafe fn submit(

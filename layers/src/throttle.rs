@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{
     At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Link, Op,
-    Region, Ticket,
+    Reducer, Region, Ticket,
 };
 use peerlane_toolkit::{Piece, pieces};
 
@@ -175,6 +175,11 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
         &self.caps
     }
 
+    /// Returns `None`, because the layer does not pass reductions on.
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
+        Ok(None)
+    }
+
     unsafe fn submit(&mut self, ops: &[OpOf<'_, F>]) -> Result<Ticket, Self::Error> {
         if ops.len() > self.caps.slice_ops_max {
             let (seen, expected) = (ops.len(), self.caps.slice_ops_max);
@@ -206,6 +211,7 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
             Op::Get { bytes, .. } => Event::Get(bytes),
             Op::Signal { .. } => Event::Signal,
             Op::Wait { .. } => Event::Mark,
+            Op::Reduce { .. } => unreachable!("the layer prepares no reductions"),
         });
         self.schedule.push(events, Instant::now());
         self.drive()?;

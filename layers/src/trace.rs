@@ -132,6 +132,18 @@ impl<E: CopyEngine> Trace<E> {
                 let then = if reset { ", then reset" } else { "" };
                 format!("wait local {region} word {} >= {value}{then}", flag.word)
             }
+            Op::Reduce { dst, srcs, bytes, reduction } => {
+                let (operator, dtype) = (reduction.operator(), reduction.dtype());
+                let from: Vec<_> = srcs
+                    .iter()
+                    .map(|src| format!("local {} + {}", self.region(src.region), src.offset))
+                    .collect();
+                let (from, to) = (from.join(", "), self.region(dst.region));
+                format!(
+                    "{operator} of {bytes} bytes of {dtype} from {from} to local {to} + {}",
+                    dst.offset
+                )
+            }
         }
     }
 }
@@ -174,7 +186,7 @@ unsafe impl<E: CopyEngine> CopyEngine for Trace<E> {
         self.engine.release().map_err(Error::Inner)
     }
 
-    forward_to_engine!(caps park is_busy waker compute_bytes streams);
+    forward_to_engine!(caps park is_busy waker compute_bytes streams prepare_reduce);
 }
 
 forward_streams!([E: CopyEngine] Trace<E>);

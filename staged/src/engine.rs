@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Deadline, Fabric, Op, Role, StreamOrdered, Ticket};
+use peerlane_hal::{Caps, CopyEngine, Deadline, Fabric, Op, Reducer, Role, StreamOrdered, Ticket};
 use peerlane_toolkit::{EngineState, RegionBounds};
 
 use crate::Shared;
@@ -54,6 +54,7 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
                 (region.peer, signal)
             }
             Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
+            Op::Reduce { .. } => unreachable!("the check of the slice refuses reductions"),
         };
         Some((peer.index(), resolved))
     }
@@ -87,6 +88,11 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
 
     fn caps(&self) -> &Caps {
         self.state.caps()
+    }
+
+    /// Returns `None`, because a network does not combine memory.
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
+        Ok(None)
     }
 
     unsafe fn submit(

@@ -165,6 +165,22 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "a_get_outside_its_regions_is_refused",
         "ends after the region: submit returned ticket",
     ),
+    (
+        Fault::ReductionsLoseASource,
+        "a_reduction_combines_its_sources_in_their_order",
+        "of 2 sources of 1 elements",
+    ),
+    (
+        Fault::OpsBackwards,
+        "a_reduction_follows_the_copies_to_oneself_before_it",
+        "a sum behind copies",
+    ),
+    (
+        Fault::ReductionsLast,
+        "a_put_behind_a_reduction_sends_its_result",
+        "the sum of the rank before",
+    ),
+    (Fault::OutsideIsTaken, "a_reduction_that_cannot_run_is_refused", "that is not prepared"),
 ];
 
 /// Faults of engines that random programs of messages must find.

@@ -10,6 +10,7 @@
 //! | `deps` | licences, advisories and the oldest Rust |
 //! | `bench` | measurements, their goals and the pages under docs/perf |
 //! | `bindgen` | bindings to HIP and the HSA runtime |
+//! | `kernels` | the PTX of the CUDA kernels |
 //! | `rocm` | releases of ROCm, fetched from Debian |
 //! | `workspace` | the packages and the program of the workspace |
 
@@ -21,6 +22,7 @@ mod bench;
 mod bindgen;
 mod ci;
 mod deps;
+mod kernels;
 mod rocm;
 mod test;
 mod tidy;
@@ -49,6 +51,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Generates the PTX of the CUDA kernels with nvcc.
+    Kernels {
+        /// The PTX that `nvcc -ptx -O3 -arch=compute_75` has generated on another machine.
+        #[arg(long, value_name = "FILE")]
+        from: Option<std::path::PathBuf>,
+    },
     /// Checks the rules of the tree that no compiler checks.
     Tidy,
     /// Checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
@@ -63,6 +71,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::run(),
         Task::Test(options) => test::run(&options),
         Task::Bindgen { check } => bindgen::run(check),
+        Task::Kernels { from } => kernels::run(from.as_deref()),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
         Task::Bench(bench) => bench::run(bench),

@@ -25,7 +25,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
-use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, StreamOrdered, Ticket};
+use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, Reducer, StreamOrdered, Ticket};
 use peerlane_toolkit::{EngineState, Fault, TicketCounter};
 
 use connect::{CLOSE_TIMEOUT, ConnectJob};
@@ -309,6 +309,11 @@ unsafe impl CopyEngine for Engine {
 
     fn caps(&self) -> &Caps {
         self.state.caps()
+    }
+
+    /// Returns `None`, because a NIC does not combine memory.
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
+        Ok(None)
     }
 
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {

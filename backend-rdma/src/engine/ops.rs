@@ -90,6 +90,7 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
             })
         }
         Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
+        Op::Reduce { .. } => unreachable!("the check of the slice refuses reductions"),
     }
 }
 

@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
     Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DeviceContext as _, DevicePtr,
-    EventHandle, ExecHandle, GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
+    EventHandle, ExecHandle, GraphCalls, GraphHandle, ReduceCalls, StreamCalls, StreamHandle,
+    WordCalls,
 };
 use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 
@@ -245,6 +246,8 @@ impl Context {
         }
     }
 }
+
+impl ReduceCalls for Context {}
 
 impl CopyCalls for Context {
     /// Returns false, because `hipMemcpyBatchAsync` takes no kind of copy and may use compute units.

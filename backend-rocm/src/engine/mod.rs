@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, EngineRequirements, Op, StreamOrdered, Ticket};
+use peerlane_hal::{Caps, CopyEngine, EngineRequirements, Op, Reducer, StreamOrdered, Ticket};
 use peerlane_toolkit::device::StreamHandle;
 use peerlane_toolkit::peers::EngineRequest;
 use peerlane_toolkit::streams;
@@ -78,7 +78,7 @@ impl Engine {
                 Queue::Sdma(Box::new(SdmaQueue::open(context, request.rank, &request.peers)?))
             }
             EngineKind::Auto | EngineKind::Streams => {
-                let setup = EngineSetup::new(request, self_copy);
+                let setup = EngineSetup::new(request, self_copy, None);
                 Queue::Streams(Box::new(streams::Engine::open(Arc::clone(context), setup)?))
             }
         }))
@@ -112,6 +112,14 @@ unsafe impl CopyEngine for Engine {
         match &self.0 {
             Queue::Streams(engine) => engine.caps(),
             Queue::Sdma(engine) => engine.caps(),
+        }
+    }
+
+    /// Returns `None`, because there is no HIP kernel for reductions yet (docs/ROCM.md).
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Error> {
+        match &mut self.0 {
+            Queue::Streams(engine) => engine.prepare_reduce(),
+            Queue::Sdma(_) => Ok(None),
         }
     }
 

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_hal::{At, DynImport, DynRegion, Flag, Rank, Region};
+use peerlane_hal::{At, DynImport, DynRegion, Flag, Rank, Reduction, Region};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Tier;
@@ -337,17 +337,29 @@ pub(crate) struct OperationBuffers {
     pub(crate) epoch_base: u64,
     /// `None` if all starts are alike.
     pub(crate) digest: Option<Digest>,
+    /// `None` unless the operation is a reduction.
+    pub(crate) reduction: Option<Reduction>,
     /// Memory that another fabric allocated must stay registered until all other fields are dropped.
     pub(crate) _keep: Vec<DynRegion>,
 }
 
 impl OperationBuffers {
+    pub(crate) fn reduction(&self) -> Reduction {
+        self.reduction.expect("an operation whose plan adds is a reduction")
+    }
+
     fn data(&self, buffer: BufferId) -> &RankRegions {
         match buffer {
             BufferId::Input(number) => &self.inputs[number as usize],
             BufferId::Output(number) => &self.outputs[number as usize],
             BufferId::Inbox => &self.inbox,
         }
+    }
+
+    /// Returns the buffers in which contributions are added.
+    pub(crate) fn added(&self) -> impl Iterator<Item = &RankRegions> {
+        let buffers = self.inputs.iter().chain(&self.outputs).chain([&self.inbox]);
+        buffers.filter(|buffer| buffer.local.is_some())
     }
 
     pub(crate) fn flags(&self, crosses_tiers: bool) -> &FlagRegions {

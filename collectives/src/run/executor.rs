@@ -267,7 +267,6 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
-    use crate::reduction::Reduction;
     use std::sync::{Arc, Mutex};
     use std::task::Waker;
 
@@ -276,6 +275,7 @@ mod tests {
     use super::*;
     use crate::plan::LaneId;
     use crate::run::buffers::{FlagAddress, FlagState, Start};
+    use crate::run::lane::Adder;
     use crate::run::port::{BoundStep, Port};
     use crate::run::program::Program;
 
@@ -335,7 +335,7 @@ mod tests {
             None
         }
 
-        unsafe fn reduce(&mut self, _: Reduction, _: &[BoundStep], _: Start) {
+        unsafe fn reduce(&mut self, _: &[BoundStep], _: Start) {
             unreachable!("these programs do not add")
         }
 
@@ -403,12 +403,11 @@ mod tests {
             let flag = FlagAddress { crosses_tiers: false, word: 0, lag: 0 };
             let steps = vec![BoundStep::Signal { peer: Rank(0), flag }; 3].into_boxed_slice();
             let entry_steps = if name == 'a' { entry } else { 0 };
-            let (waits, reduction) = (Box::default(), None);
-            let program = Program { steps, origins: None, entry_steps, waits, reduction };
+            let program = Program { steps, origins: None, entry_steps, waits: Box::default() };
             let log = Arc::clone(&log);
             Lane::new(
                 LaneId::HOME,
-                program,
+                (program, Adder::None),
                 Box::new(FakePort { name, caps, log, tickets: 0, room }),
                 true,
                 false,

@@ -11,14 +11,24 @@ use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::{LaneId, Plan, Step};
 use crate::run::buffers::{FlagAddress, FlagState, Start};
-use crate::run::port::{BoundStep, Port};
+use crate::run::port::{BoundStep, Port, additions, slices, steps_of_ops};
 use crate::run::program::Program;
 use crate::trace::TracedStep;
 
 const OPEN_STARTS_RESERVED: usize = 64;
 
+/// What adds the contributions of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Adder {
+    /// The lane does not add.
+    None,
+    Thread,
+    Engine,
+}
+
 pub(crate) struct Lane {
     program: Program,
+    adder: Adder,
     port: Box<dyn Port>,
     takes_stream: bool,
     tracer: Option<Tracer>,
@@ -34,7 +44,7 @@ impl Lane {
     /// flags.
     pub(crate) fn new(
         id: LaneId,
-        program: Program,
+        (program, adder): (Program, Adder),
         port: Box<dyn Port>,
         takes_stream: bool,
         traced: bool,
@@ -43,7 +53,7 @@ impl Lane {
         let tracer = origins.map(|origins| Tracer::new(id, origins.clone()));
         let open = VecDeque::with_capacity(OPEN_STARTS_RESERVED);
         let (epoch, next, last, armed) = (1, 0, Ticket::NONE, None);
-        Self { program, port, takes_stream, tracer, armed, epoch, next, open, last }
+        Self { program, adder, port, takes_stream, tracer, armed, epoch, next, open, last }
     }
 
     pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
@@ -74,7 +84,7 @@ impl Lane {
     }
 
     pub(crate) fn is_driven(&self) -> bool {
-        self.is_polled() || !self.queues_waits() || self.program.reduction.is_some()
+        self.is_polled() || !self.queues_waits() || self.adder == Adder::Thread
     }
 
     pub(crate) fn arm(&mut self) {
@@ -162,7 +172,9 @@ impl Lane {
         let index = self.next;
         self.next += slice.len();
         if let (Some(tracer), Some(at)) = (&mut self.tracer, submitted_at) {
-            tracer.submitted(self.epoch, index, self.last, at);
+            (index..self.next).for_each(|at_step| {
+                tracer.submitted(self.epoch, at_step, self.last, at);
+            });
             self.update_done()?;
         }
         Ok(true)
@@ -280,17 +292,14 @@ impl Lane {
                 self.pass(1);
                 continue;
             }
-            if let (BoundStep::Reduce { dst, .. }, Some(reduction)) =
-                (rest[0], self.program.reduction)
-            {
+            if let (BoundStep::Reduce { .. }, Adder::Thread) = (rest[0], self.adder) {
                 if self.port.completed()? < self.last {
                     self.tracer.as_mut().map(Tracer::polls);
                     return Ok(());
                 }
-                let is_other = |step: &BoundStep| !matches!(step, BoundStep::Reduce { dst: other, .. } if *other == dst);
-                let count = rest.iter().position(is_other).unwrap_or(rest.len());
+                let count = 1 + additions(&rest[0], &rest[1..]).0.len();
                 // SAFETY: the plan is proven, and the steps before are complete, among them the waits for what is added.
-                unsafe { self.port.reduce(reduction, &rest[..count], Start::Eager(self.epoch)) };
+                unsafe { self.port.reduce(&rest[..count], Start::Eager(self.epoch)) };
                 self.pass(count);
                 continue;
             }
@@ -312,16 +321,17 @@ impl Lane {
         }
     }
 
-    /// A slice of steps ends before the next wait if the engine cannot queue waits, and before the next addition. If steps are
-    /// timed, each is a slice of its own.
+    /// A slice of steps ends before the next wait if the engine cannot queue waits, and before the next addition if the thread
+    /// adds. If steps are timed, each op is a slice of its own.
     fn slice_len(&self, rest: &[BoundStep]) -> usize {
         let caps = self.port.caps();
         let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };
         let most = rest.len().min(slice_ops_max);
         let adds = |step: &BoundStep| matches!(step, BoundStep::Reduce { .. });
-        let most = match self.program.reduction {
-            Some(_) => rest[..most].iter().position(adds).unwrap_or(most),
-            None => most,
+        let most = match self.adder {
+            Adder::None => most,
+            Adder::Thread => rest[..most].iter().position(adds).unwrap_or(most),
+            Adder::Engine => steps_of_ops(rest, slice_ops_max),
         };
         if caps.queued_wait {
             return most;
@@ -341,7 +351,7 @@ impl Lane {
 /// # Safety
 /// As [`Port::submit`], as long as the graph exists.
 unsafe fn capture(port: &mut dyn Port, steps: &[BoundStep]) -> Result<(), Error> {
-    for slice in steps.chunks(port.caps().slice_ops_max) {
+    for slice in slices(steps, port.caps().slice_ops_max) {
         // SAFETY: the caller guarantees the contract of `Port::submit`.
         unsafe { port.submit(slice, Start::Captured) }?;
     }

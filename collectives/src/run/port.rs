@@ -14,7 +14,6 @@ use peerlane_hal::{
 };
 
 use crate::error::Error;
-use crate::reduction::Reduction;
 use crate::run::buffers::{BufferOffset, FlagAddress, FlagState, OperationBuffers, Start};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +54,7 @@ impl BoundStep {
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
-    /// Submits copies and flag operations to the engine; signals and waits carry the value of `start`.
+    /// Submits steps to the engine; signals and waits carry the value of `start`. All additions to one target are in one slice.
     ///
     /// # Safety
     /// As [`CopyEngine::submit`].
@@ -71,7 +70,7 @@ pub(crate) trait Port: Send {
     ///
     /// # Safety
     /// Nobody else accesses the target, or writes the sources. All of them are in host memory.
-    unsafe fn reduce(&mut self, reduction: Reduction, steps: &[BoundStep], start: Start);
+    unsafe fn reduce(&mut self, steps: &[BoundStep], start: Start);
 
     fn completed(&mut self) -> Result<Ticket, Error>;
     fn park(&mut self, limit: Duration) -> Result<(), Error>;
@@ -94,13 +93,13 @@ pub(crate) struct EnginePort {
     engine: DynEngine,
     backend: BackendId,
     buffers: Arc<OperationBuffers>,
-    /// The vector is empty between calls, so that only its allocation is reused.
+    // The vectors are empty between calls, so that only their allocations are reused.
     ops: Ops<'static>,
-    /// The contributions of one addition; empty between calls.
-    sources: Vec<*const u8>,
+    sources: Vec<At<'static, DynRegion>>,
+    addresses: Vec<*const u8>,
 }
 
-// SAFETY: the pointers are only used within a call.
+// SAFETY: the addresses are only used within a call.
 unsafe impl Send for EnginePort {}
 
 impl EnginePort {
@@ -109,7 +108,8 @@ impl EnginePort {
         backend: BackendId,
         buffers: Arc<OperationBuffers>,
     ) -> Self {
-        Self { engine, backend, buffers, ops: Vec::new(), sources: Vec::new() }
+        let (ops, sources, addresses) = (Vec::new(), Vec::new(), Vec::new());
+        Self { engine, backend, buffers, ops, sources, addresses }
     }
 
     fn streams(&mut self) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
@@ -129,13 +129,13 @@ impl Port for EnginePort {
     }
 
     unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error> {
+        let mut sources = recycle(std::mem::take(&mut self.sources));
         let mut ops: Ops<'_> = recycle(std::mem::take(&mut self.ops));
-        // Only operations that have been resized have copies of no bytes.
-        let steps = steps.iter().filter(|step| !step.is_empty());
-        ops.extend(steps.map(|step| resolve(&self.buffers, step, start)));
+        resolve(&self.buffers, steps, start, &mut sources, &mut ops);
         // SAFETY: the contract of this function is that of `CopyEngine::submit`.
         let submitted = unsafe { self.engine.submit(&ops) };
         self.ops = recycle(ops);
+        self.sources = recycle(sources);
         submitted.map_err(|error| Error::of_fabric("submit ops", error))
     }
 
@@ -151,21 +151,22 @@ impl Port for EnginePort {
         Some(state)
     }
 
-    unsafe fn reduce(&mut self, reduction: Reduction, steps: &[BoundStep], start: Start) {
+    unsafe fn reduce(&mut self, steps: &[BoundStep], start: Start) {
         let Some(&BoundStep::Reduce { dst, bytes, .. }) = steps.first() else { return };
         let buffers = &self.buffers;
+        let reduction = buffers.reduction();
         let pointer = |place| {
             let At { region, offset } = buffers.local(place, start);
             // The layout places it inside of the region.
             region.base().as_ptr().wrapping_add(offset as usize)
         };
-        self.sources.clear();
-        self.sources.extend(steps.iter().filter_map(|step| match *step {
+        self.addresses.clear();
+        self.addresses.extend(steps.iter().filter_map(|step| match *step {
             BoundStep::Reduce { src, .. } => Some(pointer(src).cast_const()),
             _ => None,
         }));
         // SAFETY: the caller guarantees it; places of one element type are aligned to it.
-        unsafe { reduction.run(pointer(dst), &self.sources, bytes as usize) };
+        unsafe { reduction.run(pointer(dst), &self.addresses, bytes as usize) };
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
@@ -213,34 +214,93 @@ impl Port for EnginePort {
     }
 }
 
+/// Appends the ops of steps to `ops`, and the sources of their reductions to `sources`.
 #[inline(always)]
-pub(crate) fn resolve<'a>(
+pub(crate) fn resolve<'s, 'a: 's>(
     buffers: &'a OperationBuffers,
-    step: &BoundStep,
+    steps: &[BoundStep],
     start: Start,
-) -> Op<'a, DynRegion, DynImport> {
-    match *step {
-        BoundStep::Put { peer, dst, src, bytes } => {
-            Op::Put { dst: buffers.remote(peer, dst, start), src: buffers.local(src, start), bytes }
+    sources: &'s mut Vec<At<'a, DynRegion>>,
+    ops: &mut Ops<'s>,
+) {
+    sources.extend(steps.iter().filter_map(|step| match *step {
+        BoundStep::Reduce { src, .. } => Some(buffers.local(src, start)),
+        _ => None,
+    }));
+    let mut sources: &[At<'_, DynRegion>] = sources;
+    let mut rest = steps;
+    while let [step, others @ ..] = rest {
+        rest = others;
+        // Only operations that have been resized have copies of no bytes.
+        if step.is_empty() {
+            continue;
         }
-        BoundStep::Get { peer, dst, src, bytes } => {
-            Op::Get { dst: buffers.local(dst, start), src: buffers.remote(peer, src, start), bytes }
-        }
-        BoundStep::Reduce { .. } => unreachable!("a lane adds by itself"),
-        BoundStep::Signal { peer, flag } => {
-            let value = buffers.signal_value(start);
-            Op::Signal { flag: buffers.remote_flag(peer, flag, start), value }
-        }
-        BoundStep::Wait { flag } => {
-            let reset = start == Start::Captured;
-            let value = buffers.flag_value_in(flag.signalled_in(start));
-            Op::Wait { flag: buffers.local_flag(flag, start), value, reset }
-        }
+        ops.push(match *step {
+            BoundStep::Put { peer, dst, src, bytes } => {
+                let (dst, src) = (buffers.remote(peer, dst, start), buffers.local(src, start));
+                Op::Put { dst, src, bytes }
+            }
+            BoundStep::Get { peer, dst, src, bytes } => {
+                let (dst, src) = (buffers.local(dst, start), buffers.remote(peer, src, start));
+                Op::Get { dst, src, bytes }
+            }
+            BoundStep::Reduce { dst, bytes, .. } => {
+                let (of_target, after) = additions(step, others);
+                let (srcs, other_sources) = sources.split_at(1 + of_target.len());
+                (rest, sources) = (after, other_sources);
+                let (dst, reduction) = (buffers.local(dst, start), buffers.reduction());
+                Op::Reduce { dst, srcs, bytes, reduction }
+            }
+            BoundStep::Signal { peer, flag } => {
+                let value = buffers.signal_value(start);
+                Op::Signal { flag: buffers.remote_flag(peer, flag, start), value }
+            }
+            BoundStep::Wait { flag } => {
+                let reset = start == Start::Captured;
+                let value = buffers.flag_value_in(flag.signalled_in(start));
+                Op::Wait { flag: buffers.local_flag(flag, start), value, reset }
+            }
+        });
     }
 }
 
+/// Returns those steps behind an addition that add to the same target, and the steps after them.
+pub(crate) fn additions<'a>(
+    step: &BoundStep,
+    others: &'a [BoundStep],
+) -> (&'a [BoundStep], &'a [BoundStep]) {
+    let BoundStep::Reduce { dst: target, .. } = *step else { return others.split_at(0) };
+    let adds = |step: &BoundStep| matches!(step, BoundStep::Reduce { dst, .. } if *dst == target);
+    let count = others.iter().position(|step| !adds(step)).unwrap_or(others.len());
+    others.split_at(count)
+}
+
+/// Returns how many steps make up at most `ops_max` ops. All additions to one target are one op.
+pub(crate) fn steps_of_ops(steps: &[BoundStep], ops_max: usize) -> usize {
+    let mut rest = steps;
+    for _ in 0..ops_max {
+        let [step, others @ ..] = rest else { break };
+        rest = additions(step, others).1;
+    }
+    steps.len() - rest.len()
+}
+
+/// Divides steps into slices of at most `ops_max` ops.
+pub(crate) fn slices(
+    mut steps: &[BoundStep],
+    ops_max: usize,
+) -> impl Iterator<Item = &[BoundStep]> {
+    std::iter::from_fn(move || {
+        let (slice, rest) = steps.split_at(steps_of_ops(steps, ops_max));
+        steps = rest;
+        (!slice.is_empty()).then_some(slice)
+    })
+}
+
+/// Reuses the allocation of a vector for values of another lifetime.
+///
 /// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates nothing.
-pub(crate) fn recycle<'b>(mut ops: Ops<'_>) -> Ops<'b> {
-    ops.clear();
-    ops.into_iter().map(|_| unreachable!("cleared above")).collect()
+pub(crate) fn recycle<T, U>(mut values: Vec<T>) -> Vec<U> {
+    values.clear();
+    values.into_iter().map(|_| unreachable!("cleared above")).collect()
 }

@@ -12,9 +12,8 @@ use peerlane_hal::Rank;
 
 use crate::layout::{CellSpan, FlagLayout, Layout, Span, reader};
 use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
-use crate::reduction::Reduction;
 use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
-use crate::run::port::BoundStep;
+use crate::run::port::{BoundStep, slices};
 use crate::topology::Topology;
 
 #[derive(Debug)]
@@ -23,8 +22,6 @@ pub(crate) struct Program {
     pub(crate) origins: Option<Box<[Step]>>,
     pub(crate) entry_steps: usize,
     pub(crate) waits: Box<[AwaitedFlag]>,
-    /// How the steps add, if there are any that do.
-    pub(crate) reduction: Option<Reduction>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +40,6 @@ pub(crate) struct Binding<'a> {
     pub(crate) with_origins: bool,
     /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound too, because they can get longer.
     pub(crate) resizable: bool,
-    pub(crate) reduction: Reduction,
 }
 
 impl Program {
@@ -64,7 +60,12 @@ impl Program {
 
     pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[BoundStep]> {
         let (entry, rest) = self.steps.split_at(self.entry_steps);
-        entry.chunks(slice_ops_max).chain(rest.chunks(slice_ops_max))
+        slices(entry, slice_ops_max).chain(slices(rest, slice_ops_max))
+    }
+
+    /// Returns whether a step adds contributions.
+    pub(crate) fn adds(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, BoundStep::Reduce { .. }))
     }
 }
 
@@ -89,9 +90,7 @@ impl Binding<'_> {
             }
         }
         let origins = self.with_origins.then(|| origins.into());
-        let adds = steps.iter().any(|step| matches!(step, BoundStep::Reduce { .. }));
-        let reduction = adds.then_some(self.reduction);
-        Program { steps: steps.into(), origins, entry_steps, waits: waits.collect(), reduction }
+        Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
     }
 
     fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {

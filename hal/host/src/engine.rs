@@ -16,8 +16,8 @@ use super::doorbell::{CoreNeighbours, Doorbell, DoorbellParker, PendingWakes};
 use super::error::Error;
 use super::memory::{Local, Remote};
 use super::options::Options;
-use peerlane_hal::{Caps, CopyEngine, Flag, Op, StreamOrdered, Ticket};
-use peerlane_toolkit::{EngineState, TicketCounter, pieces};
+use peerlane_hal::{At, Caps, CopyEngine, Flag, Op, Reducer, Reduction, StreamOrdered, Ticket};
+use peerlane_toolkit::{EngineState, TicketCounter, check_elements, pieces};
 
 /// The largest number of bytes that one call of `completed` copies, which takes about a millisecond.
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
@@ -25,6 +25,8 @@ const COMPLETED_BYTES_MAX: usize = 8 << 20;
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
 /// Copies of at most this many bytes are faster than waking another rank, so they are made before pending wake-ups.
 const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
+/// What runs the reductions of an engine.
+const REDUCER: Reducer = Reducer { sources_max: 4096, blocks: 0, threads: 0 };
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
 /// An engine of the host backend, whose ops run while the caller submits or polls.
@@ -34,10 +36,18 @@ pub struct Engine {
     state: EngineState<Error>,
     streaming_bytes_min: u64,
     queue: VecDeque<Entry>,
+    sources: Sources,
     tickets: TicketCounter,
     pending_wakes: PendingWakes,
     parker: DoorbellParker,
 }
+
+/// The sources of the queued reductions, in the order of the queue.
+#[derive(Debug, Default)]
+struct Sources(VecDeque<*const u8>);
+
+// SAFETY: as for `QueuedOp`.
+unsafe impl Send for Sources {}
 
 #[derive(Debug)]
 struct Entry {
@@ -48,9 +58,29 @@ struct Entry {
 /// A checked op with raw pointers, whose memory stays valid under the safety contract of `submit`.
 #[derive(Debug)]
 enum QueuedOp {
-    Copy { dst: *mut u8, src: *const u8, bytes: usize, streaming: bool },
-    Signal { flag: *const AtomicU64, value: u64, doorbell: *const Doorbell },
-    Wait { flag: *const AtomicU64, value: u64, reset: bool },
+    Copy {
+        dst: *mut u8,
+        src: *const u8,
+        bytes: usize,
+        streaming: bool,
+    },
+    Signal {
+        flag: *const AtomicU64,
+        value: u64,
+        doorbell: *const Doorbell,
+    },
+    Wait {
+        flag: *const AtomicU64,
+        value: u64,
+        reset: bool,
+    },
+    /// Combines the first `number` of the [`Sources`].
+    Reduce {
+        dst: *mut u8,
+        number: usize,
+        bytes: usize,
+        reduction: Reduction,
+    },
 }
 
 // SAFETY: the contract of `submit` keeps the memory accessible until the op is complete, from any thread that
@@ -67,6 +97,7 @@ impl Engine {
         Self {
             streaming_bytes_min,
             queue: VecDeque::with_capacity(options.queue_ops),
+            sources: Sources::default(),
             tickets: TicketCounter::with_capacity(options.queue_ops),
             pending_wakes: PendingWakes::with_capacity(options.queue_ops),
             parker: DoorbellParker::new(doorbell, options.spin, neighbours),
@@ -91,6 +122,12 @@ impl Engine {
             Op::Wait { flag: Flag { region, word }, value, reset } => {
                 QueuedOp::Wait { flag: region.pointer(word * WORD_BYTES).cast(), value, reset }
             }
+            Op::Reduce { dst, srcs, bytes, reduction } => QueuedOp::Reduce {
+                dst: dst.region.pointer(dst.offset),
+                number: srcs.len(),
+                bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
+                reduction,
+            },
         }
     }
 
@@ -107,8 +144,12 @@ impl Engine {
         let mut progressed = false;
         while let Some(head) = self.queue.front_mut() {
             let piece_bytes_max = self.options.caps.piece_bytes_max;
-            let (done, copied) =
-                head.op.advance(bytes_max, piece_bytes_max, &mut self.pending_wakes);
+            let (done, copied) = head.op.advance(
+                bytes_max,
+                piece_bytes_max,
+                &mut self.sources,
+                &mut self.pending_wakes,
+            );
             bytes_max -= copied;
             progressed |= done || copied > 0;
             if !done {
@@ -129,6 +170,7 @@ impl QueuedOp {
         &mut self,
         bytes_max: usize,
         piece_bytes_max: u64,
+        sources: &mut Sources,
         pending_wakes: &mut PendingWakes,
     ) -> (bool, usize) {
         match self {
@@ -167,8 +209,32 @@ impl QueuedOp {
                 }
                 (reached, 0)
             }
+            Self::Reduce { dst, number, bytes, reduction } => {
+                // Whole elements of any type. A small reduction is run at once, as a small copy.
+                let most = (bytes_max / *number).max(WAKE_DELAY_BYTES_MAX.min(bytes_max));
+                let now = (*bytes).min(most - most % WORD_BYTES as usize);
+                let of_this = &mut sources.0.make_contiguous()[..*number];
+                // SAFETY: The check of the slice bounded the spans, and `submit` has checked that they are aligned. The contract of
+                // `submit` keeps the regions alive and excludes races.
+                unsafe { reduction.run(*dst, of_this, now) };
+                *dst = dst.wrapping_add(now);
+                of_this.iter_mut().for_each(|source| *source = source.wrapping_add(now));
+                *bytes -= now;
+                if *bytes == 0 {
+                    sources.0.drain(..*number);
+                }
+                (*bytes == 0, now.saturating_mul(*number).min(bytes_max))
+            }
         }
     }
+}
+
+/// Checks that the elements of a reduction are aligned.
+fn check_alignment(op: &Op<'_, Local, Remote>) -> Result<(), Error> {
+    let Op::Reduce { dst, srcs, bytes, reduction } = op else { return Ok(()) };
+    let place = |at: &At<'_, Local>| at.region.pointer(at.offset).addr() as u64;
+    let places = srcs.iter().chain([dst]).map(place).chain([*bytes]);
+    check_elements(places, *reduction)
 }
 
 /// Copies bytes in memory, with streaming stores or with ordinary stores.
@@ -195,12 +261,22 @@ unsafe impl CopyEngine for Engine {
         self.state.caps()
     }
 
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
+        self.state.set_reducer(Some(REDUCER));
+        Ok(Some(REDUCER))
+    }
+
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
         self.state.check_slice(ops)?;
+        ops.iter().try_for_each(check_alignment)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
         let count = u32::try_from(ops.len()).expect("a slice has fewer than 2^32 ops");
         let ticket = self.tickets.issue(count);
         for op in ops {
+            if let Op::Reduce { srcs, .. } = op {
+                let sources = srcs.iter().map(|src| src.region.pointer(src.offset).cast_const());
+                self.sources.0.extend(sources);
+            }
             let op = self.resolve(op);
             self.queue.push_back(Entry { ticket, op });
         }
@@ -222,7 +298,8 @@ unsafe impl CopyEngine for Engine {
     }
 
     fn is_busy(&self) -> bool {
-        matches!(self.queue.front(), Some(Entry { op: QueuedOp::Copy { .. }, .. }))
+        let front = self.queue.front().map(|entry| &entry.op);
+        matches!(front, Some(QueuedOp::Copy { .. } | QueuedOp::Reduce { .. }))
     }
 
     fn waker(&self) -> Waker {
@@ -232,6 +309,7 @@ unsafe impl CopyEngine for Engine {
     fn release(&mut self) -> Result<(), Error> {
         self.state.release();
         self.queue.clear();
+        self.sources.0.clear();
         self.tickets.finish_all();
         Ok(())
     }

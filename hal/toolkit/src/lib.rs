@@ -54,5 +54,5 @@ pub use fault::Fault;
 pub use park::{ParkStep, Parker, TimedParker, Unpark};
 pub use pieces::{Piece, pieces};
 pub use poison::Poison;
-pub use submit::{EngineRegion, EngineState, PeerRegion, PeerSet, RegionBounds};
+pub use submit::{EngineRegion, EngineState, PeerRegion, PeerSet, RegionBounds, check_elements};
 pub use tickets::TicketCounter;

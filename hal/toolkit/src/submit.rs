@@ -3,7 +3,7 @@
 //! An engine checks the whole slice before it accepts any op of it. Then every address that it computes lies
 //! in its region.
 
-use peerlane_hal::{Caps, Op, Rank, Role};
+use peerlane_hal::{Caps, Op, Rank, Reducer, Reduction, Role};
 
 use crate::device::DevicePtr;
 use crate::{Fault, Poison};
@@ -28,6 +28,7 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 #[derive(Debug)]
 pub struct EngineState<E> {
     caps: Caps,
+    reducer: Option<Reducer>,
     poison: Poison<E>,
     released: bool,
 }
@@ -35,12 +36,22 @@ pub struct EngineState<E> {
 impl<E: Clone> EngineState<E> {
     /// Creates the state of an engine with the capabilities `caps`.
     pub fn new(caps: Caps) -> Self {
-        Self { caps, poison: Poison::new(), released: false }
+        Self { caps, reducer: None, poison: Poison::new(), released: false }
     }
 
     /// Returns the capabilities of the engine.
     pub fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    /// Returns what runs the reductions of the engine, or `None` if it has not prepared any.
+    pub fn reducer(&self) -> Option<Reducer> {
+        self.reducer
+    }
+
+    /// Accepts reductions from now on, if there is something that runs them.
+    pub fn set_reducer(&mut self, reducer: Option<Reducer>) {
+        self.reducer = reducer;
     }
 
     /// Fails with the error that poisoned the engine, if there was one.
@@ -122,6 +133,25 @@ impl<E: Clone + From<Fault>> EngineState<E> {
                     .to_owned(),
             )),
             Op::Wait { flag, .. } => flag_within("awaited flag", flag.word, flag.region),
+            Op::Reduce { dst, srcs, bytes, .. } => {
+                let Some(Reducer { sources_max, .. }) = self.reducer else {
+                    return Err(Fault::Argument(
+                        "a reduction was submitted to an engine that has prepared none; call prepare_reduce, and \
+                         combine the memory yourself if it returns None"
+                            .to_owned(),
+                    ));
+                };
+                if !(1..=sources_max).contains(&srcs.len()) {
+                    return Err(Fault::Argument(format!(
+                        "a reduction has {} sources, expected 1 to {sources_max}",
+                        srcs.len()
+                    )));
+                }
+                within("reduction destination", dst.offset, bytes, dst.region)?;
+                srcs.iter().try_for_each(|src| {
+                    within("reduction source", src.offset, bytes, src.region)
+                })
+            }
         }
     }
 
@@ -163,6 +193,25 @@ fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> 
     }
     // The saturated offset overflows in the sum and is rejected.
     within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region)
+}
+
+/// Checks that addresses and lengths of a reduction are multiples of the size of an element.
+///
+/// # Errors
+/// Returns [`Fault::Argument`] with the first that is not.
+pub fn check_elements(
+    mut places: impl Iterator<Item = u64>,
+    reduction: Reduction,
+) -> Result<(), Fault> {
+    let bytes = reduction.dtype().bytes() as u64;
+    match places.find(|place| !place.is_multiple_of(bytes)) {
+        None => Ok(()),
+        Some(place) => Err(Fault::Argument(format!(
+            "misaligned reduction: an address or the length is {place}, expected a multiple of {bytes} bytes, the size of \
+             {}",
+            reduction.dtype()
+        ))),
+    }
 }
 
 /// Reports the length and the role of a region for the checks of ops.

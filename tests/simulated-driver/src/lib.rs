@@ -48,6 +48,7 @@
 //! | `DMABUF` | memory for NICs: `on`, `off` | `on` |
 //! | `NIC_WRITES` | when writes of NICs are visible: `ordered`, always; `flush`, after a flush; `lost`, never reliably | `flush` |
 //! | `FABRIC` | handles for other nodes: `none`; `refused`, reported as supported but not permitted; `works` | `refused` |
+//! | `PTX` | whether the driver accepts kernels: `accepted`, `refused` | `accepted` |
 //! | `BATCH_MAX` | the most memory operations of a batch | 255 |
 //! | `BATCH_ORDER` | of the words of a batch: `kept`, `parallel`, writes before waits | `kept` |
 //! | `PEER_WRITES` | stream writes to other devices' memory: `allow`, `refuse`, `drop` without an error | `allow` |
@@ -82,7 +83,7 @@
 //!
 //! # What it does not do
 //!
-//! Kernels, managed memory, pools and packet queues are not simulated. Copies between devices of one
+//! Kernels other than those of reductions, managed memory, pools and packet queues are not simulated. Copies between devices of one
 //! process need peer access; the vendor would stage them through the host.
 
 mod calls;

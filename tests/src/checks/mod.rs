@@ -11,6 +11,7 @@ pub mod gets;
 pub mod limits;
 pub mod order;
 pub mod polling;
+pub mod reductions;
 pub mod release;
 mod rounds;
 pub mod wait;
@@ -32,6 +33,8 @@ pub enum Need {
     Polled,
     /// The harness can break an engine.
     BreakEngine,
+    /// The engine runs reductions.
+    Reduces,
 }
 
 /// A sentence of the contract with the function that checks it.
@@ -124,6 +127,10 @@ checks! {
     gets::a_get_from_oneself_is_a_local_copy [];
     gets::a_get_behind_a_wait_sees_what_the_wait_acquired [QueuedWait];
     gets::a_get_outside_its_regions_is_refused [];
+    reductions::a_reduction_combines_its_sources_in_their_order [Reduces];
+    reductions::a_reduction_follows_the_copies_to_oneself_before_it [Reduces];
+    reductions::a_put_behind_a_reduction_sends_its_result [Reduces, QueuedWait];
+    reductions::a_reduction_that_cannot_run_is_refused [Reduces];
 }
 
 /// Holds what a harness can do; determined before its checks are listed.
@@ -131,6 +138,7 @@ checks! {
 pub struct Abilities {
     caps: Caps,
     break_engine: bool,
+    reduces: bool,
 }
 
 impl Abilities {
@@ -144,7 +152,8 @@ impl Abilities {
         let address = fabric.address();
         fabric.connect(Rank(0), &address, deadline)?;
         let mut engine: EngineOf<H> = fabric.engine(Default::default())?;
-        Ok(Self { caps: *engine.caps(), break_engine: harness.break_engine(&mut engine).is_some() })
+        let (caps, reduces) = (*engine.caps(), engine.prepare_reduce()?.is_some());
+        Ok(Self { caps, break_engine: harness.break_engine(&mut engine).is_some(), reduces })
     }
 
     /// Returns why a check with these needs is skipped, or `None` if it can run.
@@ -159,6 +168,9 @@ impl Abilities {
                 }
                 Need::BreakEngine => {
                     (self.break_engine, "the harness has no method to break an engine")
+                }
+                Need::Reduces => {
+                    (self.reduces, "prepare_reduce returns None: a thread of the caller adds")
                 }
             };
             if has { ControlFlow::Continue(()) } else { ControlFlow::Break(reason) }

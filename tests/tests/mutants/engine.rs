@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use peerlane_conformance::middleware::{Error, Layer};
 use peerlane_hal::{
-    Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank,
+    Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Reducer,
     StreamOrdered, Ticket,
 };
 use peerlane_host as host;
@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     WaitsHoldEverything,
     BlockedHoldsOthers,
     ResetsForgotten,
+    ReductionsLoseASource,
+    ReductionsLast,
     CompleteAtOnce,
     CompletionGoesBack,
     EmptySlicesHaveNoTicket,
@@ -142,6 +144,7 @@ impl Mutant {
         let all = || ops.iter().copied();
         let is_signal = |op: &HostOp<'a>| matches!(op, Op::Signal { .. });
         let is_get = |op: &HostOp<'a>| matches!(op, Op::Get { .. });
+        let is_reduction = |op: &HostOp<'a>| matches!(op, Op::Reduce { .. });
         let is_wait = |op: &HostOp<'a>| matches!(op, Op::Wait { .. });
         match self.layer.fault {
             Fault::OpsBackwards => vec![all().rev().collect()],
@@ -151,6 +154,10 @@ impl Mutant {
             Fault::GetsFirst => {
                 vec![all().filter(is_get).collect(), all().filter(|op| !is_get(op)).collect()]
             }
+            Fault::ReductionsLast => vec![
+                all().filter(|op| !is_reduction(op)).collect(),
+                all().filter(is_reduction).collect(),
+            ],
             Fault::SignalsInHalves => all().flat_map(halves).collect(),
             Fault::WaitsIgnored => vec![all().filter(|op| !is_wait(op)).collect()],
             Fault::WaitsHoldEverything => vec![all().map(never).collect()],
@@ -179,6 +186,11 @@ impl Mutant {
             }
             (Fault::PutsAreRoundedUp, Op::Put { dst, src, bytes }) if !bytes.is_multiple_of(8) => {
                 vec![Op::Put { dst, src, bytes: bytes.next_multiple_of(8) }]
+            }
+            (Fault::ReductionsLoseASource, Op::Reduce { dst, srcs, bytes, reduction })
+                if srcs.len() > 1 =>
+            {
+                vec![Op::Reduce { dst, srcs: &srcs[1..], bytes, reduction }]
             }
             (Fault::SignalsSpill, Op::Signal { flag, value }) => {
                 let beside = Flag { word: flag.word ^ 1, ..flag };
@@ -263,6 +275,10 @@ unsafe impl CopyEngine for Mutant {
 
     fn caps(&self) -> &Caps {
         self.engine.caps()
+    }
+
+    fn prepare_reduce(&mut self) -> Answer<Option<Reducer>> {
+        self.engine.prepare_reduce().map_err(Error::Inner)
     }
 
     unsafe fn submit(&mut self, ops: &[HostOp<'_>]) -> Answer<Ticket> {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::workspace;
+use crate::{kernels, workspace};
 use peerlane_rxe_vm::process::{self, Outcome};
 
 mod arrows;
@@ -46,6 +46,7 @@ pub(crate) fn run() -> Outcome {
         mirror::check(&tree),
         names::check(&tree),
         content::check(&tree),
+        check_kernels(&tree),
     ]
     .concat();
 
@@ -55,6 +56,17 @@ pub(crate) fn run() -> Outcome {
     }
     findings.iter().for_each(|finding| println!("{finding}"));
     Err(format!("tidy: {} findings", findings.len()).into())
+}
+
+/// The PTX of the kernels is that of their source.
+fn check_kernels(tree: &Tree) -> Vec<Finding> {
+    let text = |path| {
+        let mut files = tree.files().iter();
+        files.find(|file| file.path == path).map_or("", |file| file.text.as_str())
+    };
+    let stale = kernels::stale(text(kernels::SOURCE), text(kernels::PTX));
+    let mend = "run `cargo xtask kernels`";
+    stale.map(|why| Finding::new(kernels::PTX, 1, why, mend)).into_iter().collect()
 }
 
 /// A file, with its path relative to the root.

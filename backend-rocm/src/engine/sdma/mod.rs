@@ -163,6 +163,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
                     (self.peer_set.peer_of(region)?, Some(Command::Signal { flag, value }))
                 }
                 Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
+                Op::Reduce { .. } => unreachable!("the check of the slice refuses reductions"),
             };
             let command = command.map(|command| PeerCommand { peer: peer.index(), command });
             self.commands.extend(command);

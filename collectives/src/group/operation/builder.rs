@@ -11,13 +11,12 @@ use super::prepare;
 use super::request::{Method, OperationSpec, Target};
 use crate::collective::Collective;
 use crate::cost::Links;
-use crate::element::Element;
+use crate::element::{Element, Operator};
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::buffer::Buffer;
 use crate::group::window::Window;
 use crate::plan::Algorithm;
-use crate::reduction::Operator;
 
 /// A builder for a collective operation; [`prepare`](Self::prepare) makes the operation ready to start.
 pub struct OperationBuilder<'g, T> {

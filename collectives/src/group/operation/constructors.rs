@@ -58,7 +58,7 @@ impl Group {
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
     /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_collectives::reduction::Operator;
+    /// # use peerlane_collectives::element::Operator;
     /// # use peerlane_host as host;
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

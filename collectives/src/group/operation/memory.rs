@@ -236,6 +236,7 @@ impl Memory {
             buffering: operation.buffering,
             epoch_base,
             digest: operation.spec.resizable.then(Digest::default),
+            reduction: operation.spec.reduction().ok().flatten(),
             _keep: keep.collect(),
         }
     }

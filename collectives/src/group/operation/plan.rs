@@ -268,15 +268,13 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
 }
 
 fn check_reduction(spec: &OperationSpec) -> Result<(), Error> {
-    spec.operator.check(spec.dtype)?;
+    spec.reduction()?;
     let what = if spec.lens.tensor_count() > 1 {
         "there are several tensors, expected one"
     } else if matches!(spec.target, Target::List(_)) {
         "destinations are given, expected one output buffer or a window"
     } else if spec.resizable {
         "resizable is set, expected it off"
-    } else if spec.capturable {
-        "capturable is set, expected it off"
     } else if spec.output_buffers.len() > 1 {
         "there are several output buffers, expected one"
     } else {

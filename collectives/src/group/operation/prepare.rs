@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind,
-    Fabric, Rank,
+    Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind, Fabric, Rank,
+    Reducer, Region as _, Space,
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,11 +28,10 @@ use crate::group::tracker::StartTracker;
 use crate::group::{Group, Setup};
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
-use crate::reduction::Reduction;
-use crate::run::buffers::{BufferId, OperationBuffers, Start, TierBuffers};
+use crate::run::buffers::{BufferId, OperationBuffers, RankRegions, Start, TierBuffers};
 use crate::run::executor::{Executor, ExecutorOptions};
-use crate::run::lane::Lane;
-use crate::run::port::{BoundStep, EnginePort, Port, resolve};
+use crate::run::lane::{Adder, Lane};
+use crate::run::port::{EnginePort, Port, resolve};
 use crate::run::program::{Binding, Program, is_tiered};
 
 /// What a rank tells the others about operations that are prepared, apart from what must be equal.
@@ -109,7 +108,8 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     let has_imports = origins.iter().flatten().flat_map(Origins::values);
     let has_imports = has_imports.into_iter().any(|origin| matches!(origin, Origin::Own(_)));
     let is_checked = |preparation: &Preparation| {
-        preparation.operation.spec.strict || preparation.operation.spec.capturable
+        let spec = &preparation.operation.spec;
+        spec.strict || spec.capturable || spec.collective.is_reduction()
     };
     if has_imports || preparations.iter().any(is_checked) {
         let recordable = preparations.iter().map(|one| u8::from(one.is_recordable())).collect();
@@ -206,14 +206,6 @@ struct Preparation {
 
 impl Preparation {
     fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
-        let backend = group.fabrics().local.backend();
-        if spec.collective.is_reduction() && !matches!(backend, BackendId::HOST | BackendId::RDMA) {
-            let name = spec.collective.with_article();
-            let text = format!(
-                "{name} adds on the processor, but the memory of the backend {backend} is on a device; use the backend host"
-            );
-            return Err(Error::new(ErrorKind::Unavailable, text));
-        }
         let (mut operation, engines) = planned(group, spec)?;
         let mut shorter = Vec::new();
         for range in operation.shorter((&group.setup.links, group.setup.links_measured))? {
@@ -328,13 +320,12 @@ impl Preparation {
     ) -> Result<Report, Error> {
         let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
         let (resizable, with_origins) = (spec.resizable, spec.traced || spec.resizable);
-        let reduction = Reduction { operator: spec.operator, dtype: spec.dtype };
         let flags = *flags;
-        let binding =
-            Binding { plan, layout, flags, flag_tiers, with_origins, resizable, reduction };
+        let binding = Binding { plan, layout, flags, flag_tiers, with_origins, resizable };
         let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
             let program = binding.bind(id);
-            BoundLane { id, tier, program, caps, has_streams: false, compute_bytes: 0 }
+            let (has_streams, compute_bytes, reducer) = (false, 0, None);
+            BoundLane { id, tier, program, caps, has_streams, compute_bytes, reducer }
         };
         self.lanes = self.engines().map(bound).collect();
         let fabrics = group.fabrics();
@@ -354,6 +345,12 @@ impl Preparation {
             let slice_ops_max = if spec.traced { 1 } else { lane.caps.slice_ops_max };
             lane.has_streams = engine.streams().is_some();
             let view = buffers.of(lane.tier).expect("every lane has buffers on its tier");
+            if lane.program.adds() {
+                let reducer = engine.prepare_reduce();
+                let reducer = reducer.map_err(|e| Error::of_fabric("prepare additions", e))?;
+                lane.reducer = reducer;
+                check_adder(spec, reducer, layout.ranks(), view)?;
+            }
             let bytes = starts
                 .iter()
                 .map(|&start| compute_bytes(engine, view, &lane.program, slice_ops_max, start));
@@ -450,9 +447,14 @@ impl Preparation {
                 _ => (&group.setup.fabric, &buffers.local),
             };
             let port = EnginePort::new(engine, fabric.backend(), Arc::clone(view));
+            let adder = match lane.reducer {
+                _ if !lane.program.adds() => Adder::None,
+                None => Adder::Thread,
+                Some(_) => Adder::Engine,
+            };
             Lane::new(
                 lane.id,
-                lane.program,
+                (lane.program, adder),
                 Box::new(port) as Box<dyn Port>,
                 takes_stream(lane.id),
                 spec.traced,
@@ -527,11 +529,41 @@ fn compute_bytes(
 ) -> u64 {
     let slices = program.slices(slice_ops_max);
     let bytes = slices.map(|steps| {
-        let steps = steps.iter().filter(|step| !matches!(step, BoundStep::Reduce { .. }));
-        let ops: Vec<_> = steps.map(|step| resolve(buffers, step, start)).collect();
+        let (mut sources, mut ops) = (Vec::new(), Vec::new());
+        resolve(buffers, steps, start, &mut sources, &mut ops);
         engine.compute_bytes(&ops, start == Start::Captured)
     });
     bytes.sum()
+}
+
+/// Checks that the engine or a thread of this rank can add the contributions.
+fn check_adder(
+    spec: &OperationSpec,
+    reducer: Option<Reducer>,
+    ranks: usize,
+    buffers: &OperationBuffers,
+) -> Result<(), Error> {
+    let name = spec.collective.with_article();
+    let unavailable = |text| Err(Error::new(ErrorKind::Unavailable, text));
+    if let Some(Reducer { sources_max, .. }) = reducer {
+        if ranks > sources_max {
+            let text =
+                format!("{name} has {ranks} ranks, expected at most {sources_max} on this device");
+            return unavailable(text);
+        }
+        return Ok(());
+    }
+    let on_device = |buffer: &&RankRegions| buffer.memory().0.space() == Space::Device;
+    if buffers.added().find(on_device).is_some() {
+        return unavailable(format!(
+            "{name} adds in device memory, but the engines of the device do not add; use memory of the host"
+        ));
+    }
+    if spec.capturable {
+        let text = format!("capturable is set, expected it off in {name} that a thread adds");
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
 }
 
 /// Only lane 0 runs on the caller's stream, so that its last wait does not hold up another lane in the same hardware

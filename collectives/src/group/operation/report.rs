@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::{Caps, Fabric as _, Rank};
+use peerlane_hal::{Caps, Fabric as _, Rank, Reducer};
 
 use super::plan::OperationPlan;
 use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
@@ -19,6 +19,8 @@ pub(super) struct BoundLane {
     /// A graph that waits for a peer can block other work on the engine's streams.
     pub(super) has_streams: bool,
     pub(super) compute_bytes: u64,
+    /// What adds contributions, if the engine does.
+    pub(super) reducer: Option<Reducer>,
 }
 
 pub(super) fn report(

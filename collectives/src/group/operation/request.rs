@@ -5,18 +5,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{DynRegion, ErrorKind, Rank};
+use peerlane_hal::{DynRegion, ErrorKind, Rank, Reduction};
 
 use super::lens::{self, BlockLens, Destination};
 use crate::collective::Collective;
 use crate::cost::Links;
-use crate::element::DType;
+use crate::element::{DType, Operator};
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner};
 use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Placement};
 use crate::plan::Algorithm;
-use crate::reduction::Operator;
 use crate::run::buffers::BufferId;
 
 #[derive(Clone, PartialEq)]
@@ -65,6 +64,19 @@ pub(super) struct OperationSpec {
     pub(super) inputs: Vec<DynRegion>,
     pub(super) source: Option<(Arc<Inner>, usize)>,
     pub(super) output_buffers: Vec<DynRegion>,
+}
+
+impl OperationSpec {
+    /// Returns how contributions are combined, or `None` if the operation is no reduction.
+    pub(super) fn reduction(&self) -> Result<Option<Reduction>, Error> {
+        if !self.collective.is_reduction() {
+            return Ok(None);
+        }
+        let reduction = Reduction::new(self.operator, self.dtype);
+        reduction
+            .map(Some)
+            .map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
+    }
 }
 
 pub(super) struct Request {

@@ -2,7 +2,8 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `traits.rs` | all traits, in the order in which a port needs them |
+//! | `traits.rs` | the traits for streams and regions, in the order in which a port needs them |
+//! | `peer.rs` | the traits for a fabric |
 //! | `types.rs` | the types in their methods |
 //!
 //! The driver's handles are opaque pointers with every vendor, so they are plain types here, and so are
@@ -12,6 +13,7 @@
 //! traits. The rules of a vendor, the names of its calls in errors, and its optional symbols stay in its
 //! backend.
 
+mod peer;
 mod traits;
 mod types;
 
@@ -19,9 +21,10 @@ use std::marker::PhantomData;
 
 use peerlane_hal::BackendId;
 
+pub use peer::{PeerDevice, PeerOptions};
 pub use traits::{
-    CopyCalls, DeviceContext, GraphCalls, IpcCalls, MemoryCalls, PeerDevice, PeerOptions,
-    RegionDevice, StreamCalls, StreamDevice, Vendor, VirtualCalls, WordCalls,
+    CopyCalls, DeviceContext, GraphCalls, IpcCalls, MemoryCalls, ReduceCalls, RegionDevice,
+    StreamCalls, StreamDevice, Vendor, VirtualCalls, WordCalls,
 };
 pub use types::{
     Batching, CaptureState, ConnectedPeer, CopyBatch, CopyKind, EngineRequest, EventHandle,

@@ -7,12 +7,13 @@
 //! | [`StreamCalls`] | streams, events, and the capture state of a stream |
 //! | [`WordCalls`] | writes of 64-bit words and waits for them in a stream |
 //! | [`CopyCalls`] | copies in a stream |
+//! | [`ReduceCalls`] | reductions in a stream, if the device has code for them |
 //! | [`GraphCalls`] | captures and replays |
 //! | [`StreamDevice`] | the limits of the streams; with the traits above, the [engine](crate::streams) works |
 //! | [`IpcCalls`] | allocations that another process opens by a handle |
 //! | [`VirtualCalls`] | physical memory apart from addresses, and its descriptors |
 //! | [`Vendor`], [`RegionDevice`] | texts and queries; with them, [regions](crate::regions) work |
-//! | [`PeerOptions`], [`PeerDevice`] | options and links; with them, the [fabric](crate::peers) works |
+//! | [`PeerOptions`](super::PeerOptions), [`PeerDevice`](super::PeerDevice) | options and links; with them, the [fabric](crate::peers) works |
 //!
 //! The context is current in every call, except in those of [`DeviceContext`] and where a method says so.
 
@@ -24,18 +25,15 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, CopyEngine, DmaBuf, Flush};
+use peerlane_hal::{BackendId, DmaBuf, Flush, Reducer, Reduction};
 
 use super::types::{
-    Batching, CaptureState, CopyBatch, CopyKind, EngineRequest, EventHandle, ExecHandle, Extent,
-    FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability, Rows, StreamHandle,
-    StreamLimits,
+    Batching, CaptureState, CopyBatch, CopyKind, EventHandle, ExecHandle, Extent, FreeBytes,
+    GraphHandle, IpcHandle, MemoryHandle, Pointee, Rows, StreamHandle, StreamLimits,
 };
 use super::{DevicePtr, Entered, Relaxed};
 use crate::Fault;
-use crate::peers::DeviceId;
-use crate::regions::{Local, Remote};
-use crate::streams::{ProbeCache, SignalBy, Stream};
+use crate::streams::{ProbeCache, Stream};
 
 /// The driver context of one device of this process, with the calls to make it current.
 pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
@@ -447,6 +445,38 @@ pub trait CopyCalls: StreamCalls {
     ) -> Result<(), Self::Error>;
 }
 
+/// Enqueues reductions of device memory on a stream. The methods that are given are those of a device without code for them.
+pub trait ReduceCalls: StreamCalls {
+    /// Loads the code for reductions, and returns what runs it.
+    ///
+    /// # Errors
+    /// Returns an error of kind `Unavailable` if the driver refuses the code, or the driver's error.
+    fn prepare_reduce(&self) -> Result<Option<Reducer>, Self::Error> {
+        Ok(None)
+    }
+
+    /// Enqueues a reduction on a stream, which at most `blocks` blocks of threads run.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    ///
+    /// # Safety
+    /// The stream is alive. [`prepare_reduce`](Self::prepare_reduce) has returned a reducer, which takes so many sources. The
+    /// spans are aligned to the elements, and stay valid as long as the reduction runs.
+    unsafe fn reduce(
+        &self,
+        stream: StreamHandle,
+        to: DevicePtr,
+        from: &[DevicePtr],
+        bytes: u64,
+        reduction: Reduction,
+        blocks: u32,
+    ) -> Result<(), Self::Error> {
+        let _ = (stream, to, from, bytes, reduction, blocks);
+        Err(Fault::Argument("the device has no code for reductions".to_owned()).into())
+    }
+}
+
 /// Captures and replays graphs, with which a probe tests that captures work on the device.
 pub trait GraphCalls: StreamCalls {
     /// Begins a capture of the stream's further work into a graph. Other threads are not affected.
@@ -499,7 +529,7 @@ pub trait GraphCalls: StreamCalls {
 }
 
 /// A GPU on whose streams the toolkit's engine can run.
-pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls {
+pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls + ReduceCalls {
     /// The stream type of the backend's users, such as a wrapper of a `cudaStream_t`.
     type Stream: AsRef<Stream> + peerlane_hal::Stream;
 
@@ -715,86 +745,4 @@ pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
 
     /// Returns whether the driver refused a method with this error, so that another method may work.
     fn is_refusal(error: &Self::Error) -> bool;
-}
-
-/// The options with which a backend opens a GPU fabric, as far as the toolkit reads them.
-pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
-    /// Returns the default options for the device with the given ordinal.
-    fn on_device(ordinal: u32) -> Self;
-
-    /// Returns whether a slower fallback, such as copies through host memory, is an error.
-    fn is_strict(&self) -> bool;
-
-    /// Returns how signals are written to peers, or `None` to choose it by a probe.
-    fn signal(&self) -> Option<SignalBy>;
-}
-
-/// A GPU that accesses the memory of other GPUs of the host.
-pub trait PeerDevice: RegionDevice {
-    /// The description of the device for the user, as discovery returns it.
-    type DeviceInfo: Debug;
-    /// The type of the options of the backend's fabric.
-    type Options: PeerOptions;
-    /// The type of the backend's engine.
-    type Engine: CopyEngine<Error = Self::Error, Local = Local<Self>, Remote = Remote<Self>>
-        + 'static;
-
-    /// Opens a context on the device that the options name.
-    ///
-    /// # Errors
-    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
-    /// device or if another process holds the device, and
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such device.
-    fn open(options: &Self::Options) -> Result<Arc<Self>, Self::Error>;
-
-    /// Returns the description of the device for the user.
-    fn info(&self) -> &Self::DeviceInfo;
-
-    /// Returns the UUID and the names of the device, which its peers get.
-    fn device_id(&self) -> DeviceId;
-
-    /// Returns whether this device and another one can access each other's memory, as the driver says.
-    ///
-    /// # Errors
-    /// Returns the driver's error.
-    fn reachability(&self, other: &DeviceId) -> Result<Reachability, Self::Error>;
-
-    /// Probes how a stream can write to a peer's flag. The flag is zero before and after.
-    ///
-    /// # Errors
-    /// Returns an error if no method works.
-    fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Self::Error>;
-
-    /// Returns whether the fabric must allocate flags in host memory, because its engines queue no waits.
-    fn needs_host_flags(&self, options: &Self::Options) -> bool {
-        let _ = options;
-        false
-    }
-
-    /// Returns the bandwidth over the slowest link in bytes per second, if all copy engines share a copy. Returns 0
-    /// where all engines are of one kind or the rate is unknown. The rate is part of the address that peers get.
-    fn striped_rate(&self, options: &Self::Options) -> u64 {
-        let _ = options;
-        0
-    }
-
-    /// Creates an engine that reaches the connected peers.
-    ///
-    /// # Errors
-    /// As [`Fabric::engine`](peerlane_hal::Fabric::engine).
-    fn engine(
-        context: &Arc<Self>,
-        options: &Self::Options,
-        request: EngineRequest,
-    ) -> Result<Self::Engine, Self::Error>;
-
-    /// Returns the toolkit's error inside a backend's error, or `None` if the error is the driver's.
-    fn fault(error: &Self::Error) -> Option<&Fault>;
-
-    /// Returns whether an error means that a device cannot access the memory that it was asked to map.
-    fn is_no_access(error: &Self::Error) -> bool;
-
-    /// Turns an error of the driver into the reason why a peer is not reachable. An error that is not the driver's
-    /// stays unchanged, and so does that of a lost device.
-    fn unreachable(error: Self::Error, text: String) -> Self::Error;
 }

@@ -5,6 +5,8 @@
 //! a side stream when one of these needs it: a signal to a peer with puts on that stream, a signal to this
 //! rank, or the end of the slice.
 
+use peerlane_hal::Reduction;
+
 use crate::device::{CopyKind, DevicePtr, Rows, StreamHandle};
 use crate::pieces;
 
@@ -64,6 +66,8 @@ pub(super) struct Emitter<'a, D: StreamDevice> {
     pub(super) words: Option<&'a mut SignalWords>,
     pub(super) bounce: Option<&'a BounceBuffers>,
     pub(super) piece_bytes_max: u64,
+    /// The largest number of blocks of threads that run a reduction.
+    pub(super) blocks: u32,
     pub(super) captured: bool,
     pub(super) busy: Option<Busy>,
     pub(super) commands: [usize; 2],
@@ -115,6 +119,26 @@ impl<D: StreamDevice> Emitter<'_, D> {
         // SAFETY: the rows are in one region of each side, which is alive (`submit`). `Step::extend` checked that they
         // do not overlap.
         unsafe { self.context.copy_rows(stream, dst, src, row_bytes as usize, rows, copy_kind) }
+    }
+
+    /// Enqueues a reduction behind the copies of this rank to itself, which are on the stream `own`.
+    pub(super) fn reduce(
+        &mut self,
+        (dst, srcs): (DevicePtr, &[DevicePtr]),
+        bytes: u64,
+        reduction: Reduction,
+        own: usize,
+    ) -> Result<(), D::Error> {
+        self.issue_all()?;
+        if let Some(side) = own.checked_sub(1) {
+            self.join(side)?;
+        }
+        self.flush()?;
+        self.all_must_follow();
+        self.commands[0] += 1;
+        // SAFETY: the spans are in regions that are alive (`submit`), and aligned (`resolve`). The slice was accepted because
+        // the device has a reducer (`check_slice`).
+        unsafe { self.context.reduce(self.main, dst, srcs, bytes, reduction, self.blocks) }
     }
 
     fn stream_for_put(&mut self, stream_index: usize) -> Result<StreamHandle, D::Error> {

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | put, get | on the main stream or a side stream; adjacent copies of one stream in one call, where the driver takes several |
 //! | adjacent signals, waits, resets | one batch of memory operations on the main stream |
+//! | reduction | a kernel on the main stream |
 //! | ticket | an event on the main stream at the end of a slice |
 //! | `completed` | queries these events, in a mode that captures of other threads tolerate |
 //! | `fork` | the caller's stream becomes the main stream until `join` |
@@ -54,12 +55,12 @@ use self::resources::{BounceBuffers, Event, OwnStream, PinnedPage};
 pub use self::steps::SelfCopy;
 use self::steps::{LinkCopy, OpResolver, SliceTotals, Step, StreamPlan, mark_link_copies};
 use crate::Fault;
-use crate::device::{EngineRequest, StreamHandle};
+use crate::device::{DevicePtr, EngineRequest, StreamHandle};
 pub use crate::device::{StreamDevice, StreamLimits};
 use crate::regions::{Local, Remote};
 use crate::{EngineState, TimedParker};
 use peerlane_hal::{
-    Caps, CopyEngine, Error as _, ErrorKind, LinkKind, Op, Rank, StreamOrdered, Ticket,
+    Caps, CopyEngine, Error as _, ErrorKind, LinkKind, Op, Rank, Reducer, StreamOrdered, Ticket,
 };
 
 /// How an engine writes signals to the flags of peers.
@@ -105,11 +106,13 @@ pub struct EngineSetup {
     pub staged: bool,
     /// The peers that use the same device as this rank.
     pub on_device: Vec<Rank>,
+    /// The largest number of blocks of threads that run a reduction, or `None` for the number that the device needs.
+    pub reduce_blocks: Option<u32>,
 }
 
 impl EngineSetup {
     /// Creates the parameters of an engine from the request of a fabric.
-    pub fn new(request: &EngineRequest, self_copy: SelfCopy) -> Self {
+    pub fn new(request: &EngineRequest, self_copy: SelfCopy, reduce_blocks: Option<u32>) -> Self {
         Self {
             rank: request.rank,
             peers: request.peers.iter().map(|peer| peer.peer).collect(),
@@ -122,6 +125,7 @@ impl EngineSetup {
                 .filter(|peer| peer.kind == LinkKind::Local)
                 .map(|peer| peer.peer)
                 .collect(),
+            reduce_blocks,
         }
     }
 }
@@ -137,11 +141,14 @@ pub struct Engine<D: StreamDevice> {
     /// The driver's streams, events and memory pages, which are dropped only if that cannot block.
     hardware: ManuallyDrop<Hardware<D>>,
     steps: Vec<Step>,
+    /// The addresses of the sources of the reductions of a slice.
+    sources: Vec<DevicePtr>,
     marks: Vec<LinkCopy>,
     batch: WordBatch<D>,
     copies: Vec<PendingCopies>,
     copies_together: bool,
     self_copy: SelfCopy,
+    reduce_blocks: Option<u32>,
     pending: Pending,
     forked: Option<Forked>,
     last_main: StreamHandle,
@@ -174,7 +181,8 @@ impl<D: StreamDevice> Engine<D> {
     /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that signals and
     /// waits need, and the driver's error.
     pub fn open(context: Arc<D>, setup: EngineSetup) -> Result<Self, D::Error> {
-        let EngineSetup { rank, peers, signal, self_copy, staged, on_device } = setup;
+        let EngineSetup { rank, peers, signal, self_copy, staged, on_device, reduce_blocks } =
+            setup;
         let relaxed = context.enter_relaxed()?;
         context.check_words()?;
         let limits = context.stream_limits()?;
@@ -227,6 +235,7 @@ impl<D: StreamDevice> Engine<D> {
             last_main: hardware.main.raw(),
             hardware: ManuallyDrop::new(hardware),
             steps: Vec::with_capacity(SLICE_OPS_MAX),
+            sources: Vec::new(),
             marks: Vec::with_capacity(SLICE_OPS_MAX),
             self_copy: match self_copy {
                 // A peer's memory may be on the far side of the host.
@@ -236,6 +245,7 @@ impl<D: StreamDevice> Engine<D> {
             batch: WordBatch::new(words_together),
             copies: (0..streams).map(|_| PendingCopies::with_capacity(SLICE_OPS_MAX)).collect(),
             copies_together,
+            reduce_blocks,
             pending: Pending::new(),
             forked: None,
             capture_ability,
@@ -282,9 +292,20 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
         self.state.caps()
     }
 
+    fn prepare_reduce(&mut self) -> Result<Option<Reducer>, D::Error> {
+        self.state.check()?;
+        let _relaxed = self.context.enter_relaxed()?;
+        let reducer = self.context.prepare_reduce()?.map(|reducer| {
+            let blocks_max = self.reduce_blocks.map_or(u32::MAX, |blocks| blocks.max(1));
+            Reducer { blocks: reducer.blocks.min(blocks_max), ..reducer }
+        });
+        self.state.set_reducer(reducer);
+        Ok(reducer)
+    }
+
     unsafe fn submit(&mut self, ops: &[Op<'_, Local<D>, Remote<D>>]) -> Result<Ticket, D::Error> {
         self.state.check_slice(ops)?;
-        let totals = steps::resolve(ops, &self.resolver, &mut self.steps)?;
+        let totals = steps::resolve(ops, &self.resolver, &mut self.steps, &mut self.sources)?;
         if let Some(Forked { stream, captured: Some(sides) }) = &self.forked {
             let (main, sides) = (stream.raw(), *sides);
             return match self.record(&totals, main, sides) {
@@ -347,7 +368,10 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
 
     fn compute_bytes(&mut self, ops: &[Op<'_, Local<D>, Remote<D>>], captured: bool) -> u64 {
         // `submit` refuses a slice that names an unknown peer.
-        let Ok(totals) = steps::resolve(ops, &self.resolver, &mut self.steps) else { return 0 };
+        let Ok(totals) = steps::resolve(ops, &self.resolver, &mut self.steps, &mut self.sources)
+        else {
+            return 0;
+        };
         let (sides, together) = match captured {
             true => (self.captured_sides(), false),
             false => (self.hardware.sides.len(), self.copies_together),
@@ -482,6 +506,7 @@ impl<D: StreamDevice> Engine<D> {
             words: hardware.words.as_mut(),
             bounce: hardware.bounces.as_ref().map(|[eager, _]| eager),
             piece_bytes_max: self.limits.piece_bytes_max,
+            blocks: self.state.reducer().map_or(0, |reducer| reducer.blocks),
             captured: false,
             busy: None,
             commands: [0; 2],
@@ -493,7 +518,7 @@ impl<D: StreamDevice> Engine<D> {
         let back =
             self.self_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), false);
         mark_link_copies(back, &self.steps, &mut self.marks);
-        emit_steps(&mut emitter, &self.steps, &self.marks, &mut self.stream_plan)?;
+        emit_steps(&mut emitter, (&self.steps, &self.marks, &self.sources), &mut self.stream_plan)?;
         emitter.end()?;
         // Plus the event of the ticket.
         let commands = emitter.commands() + 1;
@@ -534,6 +559,7 @@ impl<D: StreamDevice> Engine<D> {
             words: hardware.words.as_mut(),
             bounce: hardware.bounces.as_ref().map(|[_, captured]| captured),
             piece_bytes_max: self.limits.piece_bytes_max,
+            blocks: self.state.reducer().map_or(0, |reducer| reducer.blocks),
             captured: true,
             busy,
             commands: [0; 2],
@@ -541,7 +567,7 @@ impl<D: StreamDevice> Engine<D> {
         emitter.begin();
         let back = self.self_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), true);
         mark_link_copies(back, &self.steps, &mut self.marks);
-        emit_steps(&mut emitter, &self.steps, &self.marks, &mut self.stream_plan)?;
+        emit_steps(&mut emitter, (&self.steps, &self.marks, &self.sources), &mut self.stream_plan)?;
         emitter.end()
     }
 }
@@ -560,8 +586,7 @@ fn awaited(steps: &[Step]) -> impl Iterator<Item = Awaited> + Clone {
 
 fn emit_steps<D: StreamDevice>(
     emitter: &mut Emitter<'_, D>,
-    steps: &[Step],
-    marks: &[LinkCopy],
+    (steps, marks, sources): (&[Step], &[LinkCopy], &[DevicePtr]),
     stream_plan: &mut StreamPlan,
 ) -> Result<(), D::Error> {
     steps.iter().zip(marks).try_for_each(|(step, mark)| match (*step, *mark) {
@@ -587,5 +612,9 @@ fn emit_steps<D: StreamDevice>(
             emitter.signal(target, stream_plan.put_stream_index(target), (flag, value))
         }
         (Step::Wait { flag, value, reset, .. }, _) => emitter.wait(flag, value, reset),
+        (Step::Reduce { dst, srcs: (first, count), bytes, reduction }, _) => {
+            let srcs = &sources[first..first + count];
+            emitter.reduce((dst, srcs), bytes, reduction, stream_plan.own_stream_index())
+        }
     })
 }

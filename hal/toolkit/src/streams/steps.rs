@@ -24,8 +24,8 @@
 
 use crate::Fault;
 use crate::device::{CopyKind, DevicePtr, Rows, StreamLimits};
-use crate::{EngineRegion, PeerRegion, PeerSet};
-use peerlane_hal::{At, Op, Rank};
+use crate::{EngineRegion, PeerRegion, PeerSet, check_elements};
+use peerlane_hal::{At, Op, Rank, Reduction};
 
 use super::resources::BOUNCE_BYTES;
 
@@ -55,6 +55,13 @@ pub(super) enum Step {
         host: Option<u64>,
         value: u64,
         reset: bool,
+    },
+    Reduce {
+        dst: DevicePtr,
+        /// The position of the first source among the sources of the slice, and the number of sources.
+        srcs: (usize, usize),
+        bytes: u64,
+        reduction: Reduction,
     },
 }
 
@@ -97,13 +104,16 @@ impl OpResolver {
     }
 }
 
+/// Resolves the ops of a slice to `steps`, and the sources of its reductions to `sources`.
 pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     ops: &[Op<'_, L, R>],
     resolver: &OpResolver,
     steps: &mut Vec<Step>,
+    sources: &mut Vec<DevicePtr>,
 ) -> Result<SliceTotals, Fault> {
     let mut totals = SliceTotals::default();
     steps.clear();
+    sources.clear();
     for op in ops {
         match *op {
             Op::Put { dst, src, bytes } => {
@@ -130,6 +140,15 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
                     value,
                     reset,
                 });
+            }
+            Op::Reduce { bytes: 0, .. } => {}
+            Op::Reduce { dst, srcs, bytes, reduction } => {
+                let first = sources.len();
+                sources.extend(srcs.iter().map(|src| src.region.address_at(src.offset)));
+                let dst = dst.region.address_at(dst.offset);
+                let places = sources[first..].iter().copied().chain([dst, bytes]);
+                check_elements(places, reduction)?;
+                steps.push(Step::Reduce { dst, srcs: (first, srcs.len()), bytes, reduction });
             }
         }
     }
@@ -305,11 +324,16 @@ impl StreamPlan {
         self.peer_streams.min(self.streams_used)
     }
 
+    /// Returns the index of the stream for copies of this rank's block to itself.
+    pub(super) fn own_stream_index(&self) -> usize {
+        self.streams_used - 1
+    }
+
     /// Returns the index of the stream for a copy to or from `target`. Peers get their streams in rotation, in the
     /// order of submission.
     pub(super) fn stream_index(&mut self, target: Target) -> usize {
         let peer = match target {
-            Target::Own => return self.streams_used - 1,
+            Target::Own => return self.own_stream_index(),
             Target::Peer(peer) => peer,
         };
         let streams = self.peer_streams();
@@ -386,7 +410,7 @@ pub(super) enum LinkCopy {
 /// Marks the copies of a slice that take part in self copies over the link. Without `back_from`, all marks
 /// are [`LinkCopy::None`].
 ///
-/// Between two waits either all self copies go over the link or none, and none if two destinations overlap.
+/// Between two waits or reductions either all self copies go over the link or none, and none if two destinations overlap.
 /// So the order of self copies never matters.
 pub(super) fn mark_link_copies(
     back_from: Option<CopyBackFrom>,
@@ -398,7 +422,8 @@ pub(super) fn mark_link_copies(
     let Some(back_from) = back_from else { return };
     let mut begin = 0;
     while begin < steps.len() {
-        let length = steps[begin..].iter().position(|step| matches!(step, Step::Wait { .. }));
+        let ends = |step: &Step| matches!(step, Step::Wait { .. } | Step::Reduce { .. });
+        let length = steps[begin..].iter().position(ends);
         let end = length.map_or(steps.len(), |length| begin + length);
         if mark_between_waits(back_from, &steps[begin..end], &mut marks[begin..end]).is_none() {
             marks[begin..end].fill(LinkCopy::None);
@@ -615,7 +640,7 @@ mod tests {
         };
         let ops: Vec<Op<'_, Bytes, Bytes>> = puts.iter().copied().map(put).collect();
         let mut steps = Vec::new();
-        resolve(&ops, &resolver, &mut steps).unwrap();
+        resolve(&ops, &resolver, &mut steps, &mut Vec::new()).unwrap();
         steps
             .iter()
             .map(|step| match step {

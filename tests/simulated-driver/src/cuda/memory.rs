@@ -1,6 +1,6 @@
 //! Exports the calls on memory and streams that only CUDA has, or that differ from HIP's.
 
-use std::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use super::Cuda;
 use crate::calls::{Address, Block, Stream, calls};
@@ -13,7 +13,7 @@ use crate::runtime::copy::{self, Rows, Said};
 use crate::runtime::out::{Out, store};
 use crate::runtime::share::Handle;
 use crate::runtime::vmm::Properties;
-use crate::runtime::{Api, handles, memory, primary, share, stream, vmm, words};
+use crate::runtime::{Api, handles, kernel, memory, primary, share, stream, vmm, words};
 
 type Context = usize;
 
@@ -91,6 +91,34 @@ calls! {
         copy::fill_at_once::<Cuda>(address, value, bytes);
     [Cuda cuMemsetD32Async](address: Address, value: c_uint, count: usize, handle: Stream) =>
         copy::fill_words::<Cuda>(handle, address, value, count);
+
+    // Kernels of reductions.
+    [Cuda cuModuleLoadDataEx](
+        module: Out<'_, usize>,
+        text: *const c_char,
+        count: c_uint,
+        options: *const c_int,
+        values: *const *mut c_void,
+    ) => kernel::load::<Cuda>(module, text, (count, options, values));
+    [Cuda cuModuleUnload](module: usize) => kernel::unload::<Cuda>(module);
+    [Cuda cuModuleGetFunction](function: Out<'_, usize>, module: usize, name: *const c_char) =>
+        kernel::function::<Cuda>(function, module, name);
+    [Cuda cuLaunchKernel](
+        function: usize,
+        blocks: c_uint,
+        _blocks_y: c_uint,
+        _blocks_z: c_uint,
+        threads: c_uint,
+        _threads_y: c_uint,
+        _threads_z: c_uint,
+        _shared_bytes: c_uint,
+        handle: Stream,
+        parameters: *const *const c_void,
+        _extra: *const c_void,
+    ) => {
+        // SAFETY: the caller gives the parameters of the function, which is a kernel of a reduction.
+        unsafe { kernel::launch::<Cuda>(function, [blocks, threads], handle, parameters) }
+    };
 
     // Memory operations of a stream.
     [Cuda cuStreamWaitValue64_v2](

@@ -1,7 +1,7 @@
 //! Exports the C symbols of `libcuda.so.1` that Peerlane and its users' crates call, together with
 //! [`calls`](crate::calls).
 //!
-//! Left out: kernels, arrays, managed memory, pools beyond the default one, contexts other than
+//! Left out: other kernels than those of reductions, arrays, managed memory, pools beyond the default one, contexts other than
 //! primary ones.
 
 #![allow(non_snake_case, reason = "the vendor's names of the symbols")]

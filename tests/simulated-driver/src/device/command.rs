@@ -10,6 +10,7 @@ use super::fault::Fault;
 use super::graph::Launch;
 use super::jitter;
 use super::machine::memory;
+use super::reduce::Reduce;
 use super::session::Session;
 use super::settings::Setting;
 use super::words::Word;
@@ -37,6 +38,7 @@ pub(crate) enum Command {
     /// Blocks later commands until the completion is done.
     Await(Arc<Completion>),
     Launch(Launch),
+    Reduce(Reduce),
     Call(HostCall),
     /// Frees an allocation.
     Release(u64),
@@ -58,6 +60,10 @@ impl Command {
                 Ok(())
             }
             Self::Launch(launch) => launch.run(session),
+            Self::Reduce(reduce) => {
+                pause();
+                reduce.run(session, memory())
+            }
             Self::Call(call) => {
                 // SAFETY: the submitter promised that the function may be called with its data.
                 unsafe { (call.function)(call.data) };

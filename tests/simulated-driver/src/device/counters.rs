@@ -40,6 +40,8 @@ counters! {
     /// Words outside a batch.
     SingleWords = "single_words";
     Fills = "fills";
+    /// Kernels that reduced memory.
+    Reductions = "reductions";
     GraphLaunches = "graph_launches";
     DefaultStreamUses = "default_stream_uses";
     /// Objects that exist now.

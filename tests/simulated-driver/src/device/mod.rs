@@ -16,7 +16,7 @@
 //! | `machine.rs`, `session.rs`, `settings.rs`, `topology.rs` | the machine, its open devices, its configuration, its links |
 //! | `memory/` | address space, allocations and their sharing |
 //! | `queue.rs`, `command.rs`, `completion.rs`, `event.rs` | queues, their commands, and waiting for them |
-//! | `copy.rs`, `engines.rs`, `sdma.rs`, `words.rs`, `signal.rs` | what commands and engines do |
+//! | `copy.rs`, `engines.rs`, `sdma.rs`, `words.rs`, `signal.rs`, `reduce.rs` | what commands and engines do |
 //! | `capture.rs`, `graph.rs` | captures and graphs |
 //! | `fault.rs`, `script.rs`, `jitter.rs` | faults, injected results, random delays |
 //! | `counters.rs`, `log.rs` | what tests read |
@@ -36,6 +36,7 @@ pub(crate) mod log;
 pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod queue;
+pub(crate) mod reduce;
 pub(crate) mod script;
 pub(crate) mod sdma;
 pub(crate) mod session;

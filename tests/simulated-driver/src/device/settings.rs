@@ -79,6 +79,8 @@ settings! {
     LegacyShare = "LEGACY_IPC", Values::Words(&["off", "on", "refused"]), 1;
     /// Whether queues write and await words of 64 bits.
     LongWords = "WORDS_64", OFF_ON, 1;
+    /// Whether the driver accepts the text of kernels.
+    Ptx = "PTX", Values::Words(&["accepted", "refused"]), 0;
     /// The most words of a batch; the vendor asks for fewer than 256.
     BatchMax = "BATCH_MAX", Values::Number(1, 65_536), 255;
     /// The order of the words of a batch; `parallel` does all writes before it waits.

@@ -48,8 +48,10 @@ pub(crate) const NO_DEVICE: Code = Code(100);
 pub(crate) const INVALID_DEVICE: Code = Code(101);
 pub(crate) const INVALID_CONTEXT: Code = Code(201);
 pub(crate) const PEER_ACCESS_UNSUPPORTED: Code = Code(217);
+pub(crate) const INVALID_PTX: Code = Code(218);
 pub(crate) const INVALID_HANDLE: Code = Code(400);
 pub(crate) const ILLEGAL_STATE: Code = Code(401);
+pub(crate) const NOT_FOUND: Code = Code(500);
 pub(crate) const NOT_READY: Code = Code(600);
 pub(crate) const ILLEGAL_ADDRESS: Code = Code(700);
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = Code(704);
@@ -110,6 +112,13 @@ const WORDS: &[Words] = &[
         c"hipErrorPeerAccessUnsupported",
         c"no peer access between these devices",
     ),
+    both(
+        INVALID_PTX.0,
+        c"CUDA_ERROR_INVALID_PTX",
+        c"hipErrorInvalidKernelFile",
+        c"a PTX JIT compilation failed",
+    ),
+    both(NOT_FOUND.0, c"CUDA_ERROR_NOT_FOUND", c"hipErrorNotFound", c"named symbol not found"),
     both(
         INVALID_HANDLE.0,
         c"CUDA_ERROR_INVALID_HANDLE",

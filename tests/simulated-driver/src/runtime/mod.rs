@@ -20,7 +20,7 @@
 //! | `stream.rs`, `event.rs`, `graph.rs` | streams, events, captures and graphs |
 //! | `memory.rs`, `share.rs`, `pointer.rs` | allocations, their sharing by IPC, attributes of addresses |
 //! | `vmm.rs`, `blocks.rs` | virtual memory management, and the table of its blocks |
-//! | `copy.rs`, `batch_copy.rs`, `words.rs` | copies, several copies in one call, memory operations |
+//! | `copy.rs`, `batch_copy.rs`, `words.rs`, `kernel.rs` | copies, several copies in one call, memory operations, kernels |
 
 mod api;
 pub(crate) mod batch_copy;
@@ -31,6 +31,7 @@ pub(crate) mod copy;
 pub(crate) mod event;
 pub(crate) mod graph;
 pub(crate) mod handles;
+pub(crate) mod kernel;
 pub(crate) mod memory;
 pub(crate) mod out;
 pub(crate) mod pci;

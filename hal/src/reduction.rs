@@ -1,20 +1,15 @@
-//! Adds contributions of ranks element by element, on the processor.
+//! Combines arrays element by element, on the processor.
 //!
-//! The contributions are taken in the order of the plan, so a result is equal in every run and on every rank, bit by bit. Sums of
-//! `f16` and `bf16` are accumulated in `f32` and rounded once.
+//! The order of the sources is given, so a result is equal in every run, bit by bit. Sums of `f16` and `bf16` are accumulated in
+//! `f32` and rounded once.
 
 use std::fmt;
 use std::str::FromStr;
 
-use peerlane_hal::ErrorKind;
-use serde::{Deserialize, Serialize};
+use crate::element::{DType, UnknownName};
 
-use crate::element::DType;
-use crate::error::Error;
-
-/// The operator with which a reduction combines the contributions of all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// The operator with which a reduction combines elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operator {
     /// The sum. Integers wrap around.
@@ -24,7 +19,7 @@ pub enum Operator {
     Max,
     /// The smallest value. A number is preferred to a NaN.
     Min,
-    /// The sum divided by the number of ranks, for floating-point numbers.
+    /// The sum divided by the number of sources, for floating-point numbers.
     Average,
 }
 
@@ -41,24 +36,6 @@ impl Operator {
             Self::Average => "average",
         }
     }
-
-    pub(crate) fn check(self, dtype: DType) -> Result<(), Error> {
-        let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
-        let text = match (self, dtype) {
-            (_, DType::F8E4M3 | DType::F8E5M2) => {
-                format!(
-                    "dtype is {dtype}, expected an integer, f16, bf16, f32 or f64 in a reduction"
-                )
-            }
-            (Self::Average, _) if !is_float => {
-                format!(
-                    "operator is {self} for dtype {dtype}, expected sum, max or min for integers"
-                )
-            }
-            _ => return Ok(()),
-        };
-        Err(Error::new(ErrorKind::InvalidArgument, text))
-    }
 }
 
 impl fmt::Display for Operator {
@@ -68,34 +45,65 @@ impl fmt::Display for Operator {
 }
 
 impl FromStr for Operator {
-    type Err = Error;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|operator| operator.name() == text).ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            let text = format!("operator is {text:?}, expected one of {known}");
-            Error::new(ErrorKind::InvalidArgument, text)
-        })
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let found = Self::ALL.into_iter().find(|operator| operator.name() == text);
+        found.ok_or_else(|| UnknownName::new("operator", text, &Self::ALL.map(Self::name)))
     }
 }
 
-/// An operator on elements of a type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reduction {
-    pub(crate) operator: Operator,
-    pub(crate) dtype: DType,
+/// An operator on the elements of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reduction {
+    operator: Operator,
+    dtype: DType,
+}
+
+/// An error that says why a type of elements has no such reduction.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoReduction {
+    /// Elements of this type cannot be combined.
+    #[error("dtype is {0}, expected an integer, f16, bf16, f32 or f64 in a reduction")]
+    Elements(DType),
+    /// Integers of this type have no average.
+    #[error("operator is average for dtype {0}, expected sum, max or min for integers")]
+    Average(DType),
 }
 
 /// The accumulators of this many elements stay in the first-level cache.
 const BLOCK: usize = 512;
 
 impl Reduction {
+    /// Creates the reduction of elements of a type by an operator.
+    ///
+    /// # Errors
+    /// Returns [`NoReduction`] for 8-bit floating-point numbers, and for averages of integers.
+    pub const fn new(operator: Operator, dtype: DType) -> Result<Self, NoReduction> {
+        match (operator, dtype) {
+            (_, DType::F8E4M3 | DType::F8E5M2) => Err(NoReduction::Elements(dtype)),
+            (_, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
+            | (Operator::Sum | Operator::Max | Operator::Min, _) => Ok(Self { operator, dtype }),
+            (Operator::Average, _) => Err(NoReduction::Average(dtype)),
+        }
+    }
+
+    /// Returns the operator that combines the elements.
+    pub const fn operator(self) -> Operator {
+        self.operator
+    }
+
+    /// Returns the type of the elements.
+    pub const fn dtype(self) -> DType {
+        self.dtype
+    }
+
     /// Combines `bytes` bytes of every source, in their order, and writes the result to `target`.
     ///
     /// # Safety
-    /// Every pointer is aligned to the elements and valid for `bytes` bytes, and the target overlaps no source. Nobody else
-    /// writes the sources, or accesses the target.
-    pub(crate) unsafe fn run(self, target: *mut u8, sources: &[*const u8], bytes: usize) {
+    /// Every pointer is aligned to the elements and valid for `bytes` bytes. The target may be a source, and overlaps no
+    /// other. Nobody else writes the sources, or accesses the target.
+    pub unsafe fn run(self, target: *mut u8, sources: &[*const u8], bytes: usize) {
         let count = bytes / self.dtype.bytes();
         macro_rules! run {
             ($element:ty) => {
@@ -116,7 +124,7 @@ impl Reduction {
             DType::Bf16 => run!(BFloat),
             DType::F32 => run!(f32),
             DType::F64 => run!(f64),
-            DType::F8E4M3 | DType::F8E5M2 => unreachable!("`Operator::check` refuses it"),
+            DType::F8E4M3 | DType::F8E5M2 => unreachable!("`Reduction::new` refuses it"),
         }
     }
 }
@@ -192,7 +200,7 @@ unsafe fn reduce_blocks<T: Number>(
         if operator == Operator::Average {
             sums.iter_mut().for_each(|sum| *sum = T::multiply(*sum, scale));
         }
-        // SAFETY: the elements are inside of the target, which overlaps no source.
+        // SAFETY: the elements are inside of the target. The sources were read before, and are not borrowed any more.
         let target = unsafe { std::slice::from_raw_parts_mut(target.wrapping_add(begin), length) };
         for (value, sum) in target.iter_mut().zip(sums) {
             *value = T::narrow(*sum);
@@ -258,7 +266,7 @@ macro_rules! number {
 
 macro_rules! integers {
     ($($type:ident)*) => {
-        // `Operator::check` refuses averages of integers.
+        // `Reduction::new` refuses averages of integers.
         number! {$(
             $type, $type, |value| value, |sum| sum, $type::wrapping_add, |_| 1, |sum, _| sum;
         )*}
@@ -381,20 +389,14 @@ mod tests {
                 let sources: Vec<Vec<T>> =
                     (0..ranks).map(|_| (0..count).map(|_| random(rng)).collect()).collect();
                 for operator in Operator::ALL {
-                    if operator.check(dtype).is_err() {
-                        continue;
-                    }
+                    let Ok(reduction) = Reduction::new(operator, dtype) else { continue };
                     let mut target: Vec<T> = (0..count).map(|_| random(rng)).collect();
                     let pointers: Vec<*const u8> =
                         sources.iter().map(|source| source.as_ptr().cast()).collect();
                     let bytes = count * size_of::<T>();
                     // SAFETY: the vectors have this many bytes, are aligned and do not overlap.
                     unsafe {
-                        Reduction { operator, dtype }.run(
-                            target.as_mut_ptr().cast(),
-                            &pointers,
-                            bytes,
-                        );
+                        reduction.run(target.as_mut_ptr().cast(), &pointers, bytes);
                     }
                     for (at, found) in target.iter().enumerate() {
                         let values: Vec<T> = sources.iter().map(|source| source[at]).collect();
@@ -465,9 +467,19 @@ mod tests {
 
     #[test]
     fn types_and_operators_without_a_meaning_are_named() {
-        let text = |operator: Operator, dtype| operator.check(dtype).unwrap_err().to_string();
-        insta::assert_snapshot!(text(Operator::Average, DType::I32), @"operator is average for dtype i32, expected sum, max or min for integers");
-        insta::assert_snapshot!(text(Operator::Sum, DType::F8E4M3), @"dtype is f8e4m3, expected an integer, f16, bf16, f32 or f64 in a reduction");
-        insta::assert_snapshot!("product".parse::<Operator>().unwrap_err(), @r#"operator is "product", expected one of sum, max, min, average"#);
+        let text =
+            |operator: Operator, dtype| Reduction::new(operator, dtype).unwrap_err().to_string();
+        assert_eq!(
+            text(Operator::Average, DType::I32),
+            "operator is average for dtype i32, expected sum, max or min for integers"
+        );
+        assert_eq!(
+            text(Operator::Sum, DType::F8E4M3),
+            "dtype is f8e4m3, expected an integer, f16, bf16, f32 or f64 in a reduction"
+        );
+        assert_eq!(
+            "product".parse::<Operator>().unwrap_err().to_string(),
+            r#"operator is "product", expected one of sum, max, min, average"#
+        );
     }
 }

@@ -1,0 +1,219 @@
+//! Runs reductions with the kernels of `kernels/reduce.cu`.
+//!
+//! The driver compiles their PTX for its device when the first operation with a reduction is prepared, and caches the result.
+//! Users need no compiler and no runtime library.
+
+use std::ffi::{CStr, CString, c_void};
+
+use peerlane_hal::{DType, Operator, Reducer, Reduction};
+use peerlane_toolkit::device::{DevicePtr, ReduceCalls, StreamHandle};
+
+use crate::device::Context;
+use crate::error::{CudaResult, Error};
+use crate::sys::{self, CUfunction, CUmodule};
+
+const PTX: &str = include_str!("../kernels/reduce.ptx");
+
+/// As in `kernels/reduce.cu`.
+const SOURCES_MAX: usize = 128;
+const THREADS: u32 = 512;
+
+/// The types for which there are kernels, in the order of [`Kernels::functions`].
+const TYPES: [DType; 8] = [
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+    DType::F16,
+    DType::Bf16,
+    DType::F32,
+    DType::F64,
+];
+
+/// The kernels for reductions in one context.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    module: CUmodule,
+    /// For each type the kernel for sums, and that for the largest value.
+    functions: [[CUfunction; 2]; TYPES.len()],
+}
+
+/// The parameter of a kernel that holds the addresses of the sources.
+#[repr(C)]
+struct Sources([DevicePtr; SOURCES_MAX]);
+
+/// How a reduction is done with a kernel for another type.
+#[derive(Debug, PartialEq, Eq)]
+struct Recipe {
+    kernel: (usize, usize),
+    /// Is combined with the elements by an exclusive or when they are loaded and stored.
+    flip: u64,
+    divides: bool,
+}
+
+impl Recipe {
+    fn new(reduction: Reduction) -> Self {
+        let (operator, dtype) = (reduction.operator(), reduction.dtype());
+        let kernel_type = match dtype {
+            DType::I8 => DType::U8,
+            DType::I16 => DType::U16,
+            DType::I32 => DType::U32,
+            DType::I64 => DType::U64,
+            other => other,
+        };
+        // The sign bit of each element in a word.
+        let bits = 8 * dtype.bytes();
+        let sign =
+            (0..u64::BITS as usize / bits).fold(0, |sign, at| sign | 1 << (bits * (at + 1) - 1));
+        let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
+        let order = if dtype == kernel_type { 0 } else { sign };
+        let flip = match operator {
+            Operator::Max => order,
+            Operator::Min if is_float => sign,
+            Operator::Min => !order,
+            _ => 0,
+        };
+        let of_type = TYPES.iter().position(|dtype| *dtype == kernel_type);
+        let of_type = of_type.expect("`Reduction::new` refuses other types");
+        let is_sum = matches!(operator, Operator::Sum | Operator::Average);
+        let divides = operator == Operator::Average;
+        Self { kernel: (of_type, usize::from(!is_sum)), flip, divides }
+    }
+}
+
+impl Kernels {
+    /// Loads the kernels into the context, which is current.
+    fn load(context: &Context) -> Result<Self, Error> {
+        let driver = context.driver;
+        let load = context.require("cuModuleLoadDataEx", driver.module_load_data_ex)?;
+        let find = context.require("cuModuleGetFunction", driver.module_get_function)?;
+        context.require("cuLaunchKernel", driver.launch_kernel)?;
+        let ptx = CString::new(PTX).expect("the text has no zero");
+        let mut module = std::ptr::null_mut();
+        let mut log = [0_u8; 2048];
+        let mut options = [sys::JIT_ERROR_LOG_BUFFER, sys::JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
+        let count = options.len() as u32;
+        let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+        // SAFETY: the text ends with a zero; the arrays hold as many options as values; the results are stored in locals.
+        let code = unsafe { load(&raw mut module, ptx.as_ptr().cast(), count, options, values) };
+        if code != sys::CUDA_SUCCESS {
+            return Err(refused(context, code, &log));
+        }
+        let mut kernels = Self { module, functions: [[std::ptr::null_mut(); 2]; TYPES.len()] };
+        for (dtype, functions) in TYPES.iter().zip(&mut kernels.functions) {
+            for (function, operator) in functions.iter_mut().zip(["sum", "max"]) {
+                let name = CString::new(format!("reduce_{operator}_{dtype}"));
+                let name = name.expect("the name has no zero");
+                // SAFETY: the module is loaded; the result is stored in the table.
+                let code = unsafe { find(function, module, name.as_ptr()) };
+                context.check("cuModuleGetFunction", code)?;
+            }
+        }
+        Ok(kernels)
+    }
+
+    /// Unloads the kernels from the context, which is current. No kernel runs.
+    pub(crate) fn unload(&self, context: &Context) {
+        if let Some(unload) = context.driver.module_unload {
+            // SAFETY: the module was loaded once, and the caller does not use it afterwards.
+            let _ = unsafe { unload(self.module) };
+        }
+    }
+}
+
+#[cold]
+fn refused(context: &Context, code: sys::CUresult, log: &[u8]) -> Error {
+    let result = CudaResult::query(context.driver, code);
+    let log = CStr::from_bytes_until_nul(log).unwrap_or_default().to_string_lossy();
+    let reason = if log.trim().is_empty() { String::new() } else { format!(" ({})", log.trim()) };
+    let text = format!(
+        "the driver does not accept the kernels for reductions on {}: {result}{reason}; they need a device of compute capability \
+         7.0 or newer, and this driver needs its PTX compiler (libnvidia-ptxjitcompiler.so.1)",
+        context.label()
+    );
+    Error::Unavailable { text, result: Some(result) }
+}
+
+impl ReduceCalls for Context {
+    fn prepare_reduce(&self) -> Result<Option<Reducer>, Error> {
+        self.kernels.get_or_init(|| Kernels::load(self)).as_ref().map_err(Error::clone)?;
+        let blocks = self.info.multiprocessors.max(1);
+        Ok(Some(Reducer { sources_max: SOURCES_MAX, blocks, threads: THREADS }))
+    }
+
+    unsafe fn reduce(
+        &self,
+        stream: StreamHandle,
+        to: DevicePtr,
+        from: &[DevicePtr],
+        bytes: u64,
+        reduction: Reduction,
+        blocks: u32,
+    ) -> Result<(), Error> {
+        let launch = self.require("cuLaunchKernel", self.driver.launch_kernel)?;
+        let Some(Ok(kernels)) = self.kernels.get() else {
+            return Err(Error::unavailable("the kernels for reductions are not loaded"));
+        };
+        let Recipe { kernel: (of_type, of_operator), flip, divides } = Recipe::new(reduction);
+        let mut sources = Sources([0; SOURCES_MAX]);
+        sources.0[..from.len()].copy_from_slice(from);
+        let number = from.len() as u32;
+        let divisor = if divides { number } else { 1 };
+        let count = bytes / reduction.dtype().bytes() as u64;
+        let mut parameters = [
+            (&raw const to).cast_mut().cast::<c_void>(),
+            (&raw const sources).cast_mut().cast(),
+            (&raw const number).cast_mut().cast(),
+            (&raw const divisor).cast_mut().cast(),
+            (&raw const flip).cast_mut().cast(),
+            (&raw const count).cast_mut().cast(),
+        ];
+        // A thread loads at least 16 bytes of each source.
+        let needed = bytes.div_ceil(16 * u64::from(THREADS)).max(1);
+        let blocks = u32::try_from(needed).unwrap_or(u32::MAX).min(blocks);
+        let function = kernels.functions[of_type][of_operator];
+        let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+        // SAFETY: the parameters are those of the kernel, and the driver copies them. The caller vouches for the stream and the
+        // spans.
+        let code =
+            unsafe { launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream.0, parameters, none) };
+        self.check("cuLaunchKernel", code)
+    }
+}
+
+/// The kernels of a context, which are loaded once.
+pub(crate) type LazyKernels = std::sync::OnceLock<Result<Kernels, Error>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(operator: Operator, dtype: DType) -> (DType, usize, u64, bool) {
+        let reduction = Reduction::new(operator, dtype).unwrap();
+        let Recipe { kernel: (of_type, of_operator), flip, divides } = Recipe::new(reduction);
+        (TYPES[of_type], of_operator, flip, divides)
+    }
+
+    #[test]
+    fn extremes_of_any_type_are_the_largest_of_flipped_words() {
+        use Operator::{Average, Max, Min, Sum};
+        assert_eq!(recipe(Max, DType::U8), (DType::U8, 1, 0, false));
+        assert_eq!(recipe(Min, DType::U8), (DType::U8, 1, u64::MAX, false));
+        assert_eq!(recipe(Max, DType::I16), (DType::U16, 1, 0x8000_8000_8000_8000, false));
+        assert_eq!(recipe(Min, DType::I32), (DType::U32, 1, 0x7fff_ffff_7fff_ffff, false));
+        assert_eq!(recipe(Sum, DType::I64), (DType::U64, 0, 0, false));
+        assert_eq!(recipe(Min, DType::F64), (DType::F64, 1, 1 << 63, false));
+        assert_eq!(recipe(Max, DType::Bf16), (DType::Bf16, 1, 0, false));
+        assert_eq!(recipe(Average, DType::F16), (DType::F16, 0, 0, true));
+    }
+
+    #[test]
+    fn every_kernel_is_in_the_text() {
+        for dtype in TYPES {
+            for operator in ["sum", "max"] {
+                assert!(PTX.contains(&format!(".entry reduce_{operator}_{dtype}(")));
+            }
+        }
+    }
+}

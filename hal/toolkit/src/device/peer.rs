@@ -1,0 +1,96 @@
+//! Defines the traits with which a GPU backend gets the [fabric](crate::peers) of one host.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use peerlane_hal::CopyEngine;
+
+use super::DevicePtr;
+use super::traits::RegionDevice;
+use super::types::{EngineRequest, Reachability};
+use crate::Fault;
+use crate::peers::DeviceId;
+use crate::regions::{Local, Remote};
+use crate::streams::SignalBy;
+
+/// The options with which a backend opens a GPU fabric, as far as the toolkit reads them.
+pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
+    /// Returns the default options for the device with the given ordinal.
+    fn on_device(ordinal: u32) -> Self;
+
+    /// Returns whether a slower fallback, such as copies through host memory, is an error.
+    fn is_strict(&self) -> bool;
+
+    /// Returns how signals are written to peers, or `None` to choose it by a probe.
+    fn signal(&self) -> Option<SignalBy>;
+}
+
+/// A GPU that accesses the memory of other GPUs of the host.
+pub trait PeerDevice: RegionDevice {
+    /// The description of the device for the user, as discovery returns it.
+    type DeviceInfo: Debug;
+    /// The type of the options of the backend's fabric.
+    type Options: PeerOptions;
+    /// The type of the backend's engine.
+    type Engine: CopyEngine<Error = Self::Error, Local = Local<Self>, Remote = Remote<Self>>
+        + 'static;
+
+    /// Opens a context on the device that the options name.
+    ///
+    /// # Errors
+    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
+    /// device or if another process holds the device, and
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such device.
+    fn open(options: &Self::Options) -> Result<Arc<Self>, Self::Error>;
+
+    /// Returns the description of the device for the user.
+    fn info(&self) -> &Self::DeviceInfo;
+
+    /// Returns the UUID and the names of the device, which its peers get.
+    fn device_id(&self) -> DeviceId;
+
+    /// Returns whether this device and another one can access each other's memory, as the driver says.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    fn reachability(&self, other: &DeviceId) -> Result<Reachability, Self::Error>;
+
+    /// Probes how a stream can write to a peer's flag. The flag is zero before and after.
+    ///
+    /// # Errors
+    /// Returns an error if no method works.
+    fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Self::Error>;
+
+    /// Returns whether the fabric must allocate flags in host memory, because its engines queue no waits.
+    fn needs_host_flags(&self, options: &Self::Options) -> bool {
+        let _ = options;
+        false
+    }
+
+    /// Returns the bandwidth over the slowest link in bytes per second, if all copy engines share a copy. Returns 0
+    /// where all engines are of one kind or the rate is unknown. The rate is part of the address that peers get.
+    fn striped_rate(&self, options: &Self::Options) -> u64 {
+        let _ = options;
+        0
+    }
+
+    /// Creates an engine that reaches the connected peers.
+    ///
+    /// # Errors
+    /// As [`Fabric::engine`](peerlane_hal::Fabric::engine).
+    fn engine(
+        context: &Arc<Self>,
+        options: &Self::Options,
+        request: EngineRequest,
+    ) -> Result<Self::Engine, Self::Error>;
+
+    /// Returns the toolkit's error inside a backend's error, or `None` if the error is the driver's.
+    fn fault(error: &Self::Error) -> Option<&Fault>;
+
+    /// Returns whether an error means that a device cannot access the memory that it was asked to map.
+    fn is_no_access(error: &Self::Error) -> bool;
+
+    /// Turns an error of the driver into the reason why a peer is not reachable. An error that is not the driver's
+    /// stays unchanged, and so does that of a lost device.
+    fn unreachable(error: Self::Error, text: String) -> Self::Error;
+}

@@ -1,0 +1,117 @@
+//! Implements modules and launches, for the kernels of Peerlane's reductions only.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use super::Api;
+use super::call::refuse_during_capture;
+use super::code::{INVALID_PTX, INVALID_VALUE, NOT_FOUND, Outcome};
+use super::handles::{FUNCTIONS, MODULES, stream};
+use super::out::{Out, store};
+use crate::device::command::Command;
+use crate::device::machine::memory;
+use crate::device::reduce::Reduce;
+use crate::device::settings::Setting;
+
+/// As in Peerlane's kernels.
+const SOURCES_MAX: usize = 128;
+
+/// `CU_JIT_ERROR_LOG_BUFFER`.
+const ERROR_LOG: c_int = 5;
+const REFUSAL: &CStr = c"ptxas fatal: unsupported version";
+
+/// Loads the text of a module. Of the options only the buffer for errors is known.
+pub(crate) fn load<A: Api>(
+    module: Out<'_, usize>,
+    text: *const c_char,
+    options: (c_uint, *const c_int, *const *mut c_void),
+) -> Outcome {
+    A::current()?;
+    refuse_during_capture()?;
+    if text.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    if Setting::Ptx.is("refused") {
+        let (count, names, values) = options;
+        // SAFETY: the caller gives as many names of options as values.
+        let names = unsafe { std::slice::from_raw_parts(names, count as usize) };
+        // SAFETY: as above.
+        let values = unsafe { std::slice::from_raw_parts(values, count as usize) };
+        if let Some(log) = names.iter().position(|name| *name == ERROR_LOG) {
+            let text = REFUSAL.to_bytes_with_nul();
+            // SAFETY: the value is a buffer, which real drivers fill with longer texts.
+            unsafe { values[log].cast::<u8>().copy_from(text.as_ptr(), text.len()) };
+        }
+        return Err(INVALID_PTX);
+    }
+    // SAFETY: the caller gives a text that ends with a zero.
+    let text = unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| INVALID_PTX)?;
+    let names = text.split(".entry ").skip(1).filter_map(|rest| rest.split('(').next());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    if names.is_empty() {
+        return Err(INVALID_PTX);
+    }
+    store(module, MODULES.insert(Arc::new(names)))
+}
+
+pub(crate) fn unload<A: Api>(module: usize) -> Outcome {
+    A::current()?;
+    MODULES.remove(module).map(drop)
+}
+
+pub(crate) fn function<A: Api>(
+    function: Out<'_, usize>,
+    module: usize,
+    name: *const c_char,
+) -> Outcome {
+    A::current()?;
+    // SAFETY: the caller gives a text that ends with a zero.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| INVALID_VALUE)?;
+    let names = MODULES.find(module)?;
+    let name = names.iter().find(|known| *known == name).ok_or(NOT_FOUND)?;
+    store(function, FUNCTIONS.insert(Arc::new(name.clone())))
+}
+
+/// Launches a kernel with the parameters of a reduction.
+///
+/// # Safety
+/// `parameters` are as in `kernels/reduce.cu`.
+pub(crate) unsafe fn launch<A: Api>(
+    function: usize,
+    [blocks, threads]: [c_uint; 2],
+    handle: usize,
+    parameters: *const *const c_void,
+) -> Outcome {
+    let name = FUNCTIONS.find(function)?;
+    let queue = stream::<A>(handle)?;
+    if blocks == 0 || !(1..=1024).contains(&threads) || parameters.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller's.
+    let parameters = unsafe { std::slice::from_raw_parts(parameters, 6) };
+    // SAFETY: the caller's, for this value and the next ones.
+    let target = unsafe { parameters[0].cast::<u64>().read() };
+    // SAFETY: as above.
+    let places = unsafe { parameters[1].cast::<[u64; SOURCES_MAX]>().read() };
+    // SAFETY: as above.
+    let number = unsafe { parameters[2].cast::<u32>().read() } as usize;
+    // SAFETY: as above.
+    let divisor = unsafe { parameters[3].cast::<u32>().read() };
+    // SAFETY: as above.
+    let flip = unsafe { parameters[4].cast::<u64>().read() };
+    // SAFETY: as above.
+    let count = unsafe { parameters[5].cast::<u64>().read() };
+    if !(1..=SOURCES_MAX).contains(&number) {
+        return Err(INVALID_VALUE);
+    }
+    let sources: Arc<[u64]> = Arc::from(&places[..number]);
+    let reduction = Reduce::reduction(&name, flip, divisor, number).ok_or(INVALID_VALUE)?;
+    let element = reduction.dtype().bytes() as u64;
+    let bytes = count * element;
+    let is_valid = |place: &u64| place.is_multiple_of(element) && memory().holds(*place, bytes);
+    // A device reports such an address when the kernel runs.
+    if !sources.iter().chain([&target]).all(is_valid) {
+        return Err(INVALID_VALUE);
+    }
+    Ok(queue.submit(Command::Reduce(Reduce { target, sources, bytes, reduction }))?)
+}
