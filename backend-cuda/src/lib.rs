@@ -30,6 +30,7 @@
 //! | `Region::dma_buf`, `flush` | `cuMemGetHandleForAddressRange`; `cuFlushGPUDirectRDMAWrites` if the device does not keep the order of writes of NICs |
 //! | `Op::Put` | `cuMemcpyAsync`, on one of two streams; the self copy on a third, or back from a peer ([`SelfCopy`]) |
 //! | `Op::Signal`, `Op::Wait` | adjacent ops of a slice in one `cuStreamBatchMemOp`; a copy of 8 bytes if stream writes to a peer do not work |
+//! | `Op::Reduce` | a kernel of `kernels/reduce.cu` by `cuLaunchKernel`, which the driver has compiled when reductions were prepared |
 //! | `completed` | queries the event of the oldest slice, in a mode that captures of other threads tolerate |
 //! | `release` | writes the awaited values from a dedicated stream, or from one of a second context if that is stuck |
 //! | `fork`, `join` | the signals and waits run on the caller's stream itself, so most starts need no event |

@@ -55,7 +55,7 @@ pub use operation::{
     Part, Received, Started,
 };
 pub use options::GroupOptions;
-pub use report::{Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
+pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
 use shared::{Closed, Shared};

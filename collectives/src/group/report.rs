@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, Caps, LinkKind, Rank};
+use peerlane_hal::{BackendId, Caps, LinkKind, Rank, Reducer};
 
 use crate::collective::Collective;
 use crate::cost::Choice;
@@ -113,6 +113,16 @@ pub struct TierReport {
     pub compute_bytes: u64,
 }
 
+/// Describes what adds the contributions of a reduction on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AdditionReport {
+    /// The part of the device that adds.
+    pub reducer: Reducer,
+    /// The number of bytes of the result that it writes in each start.
+    pub bytes: u64,
+}
+
 /// A slower path, or one that uses compute units, that an operation takes because the best one is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -124,6 +134,8 @@ pub enum Fallback {
     },
     /// Data to a peer takes a slower path because the devices have no direct one.
     Link(LinkReport),
+    /// Compute units of the device add the contributions of a reduction.
+    Additions(AdditionReport),
     /// Compute units of the device execute copies, such as a copy from the rank's input to its output.
     Compute(TierReport),
     /// A host thread must poll an engine to finish operations on a stream.
@@ -136,7 +148,7 @@ impl Fallback {
         match self {
             Self::Staged { .. } => LinkKind::HostStaged.name(),
             Self::Link(link) => link.kind.name(),
-            Self::Compute(_) => "by compute units",
+            Self::Compute(_) | Self::Additions(_) => "by compute units",
             Self::Driven(_) => "driven by a thread",
         }
     }
@@ -169,6 +181,9 @@ impl fmt::Display for Fallback {
                      the driver has no copies without compute units; give each rank a device, and see \
                      `peerlane doctor`"
                 )
+            }
+            Self::Additions(AdditionReport { reducer, bytes }) => {
+                write!(f, "compute units add {bytes} bytes in {reducer}")
             }
             Self::Driven(LaneReport { lane, backend, .. }) => {
                 write!(

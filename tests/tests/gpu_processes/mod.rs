@@ -11,6 +11,7 @@ mod channels;
 mod heap;
 mod own_memory;
 mod parent;
+mod reductions;
 mod resized;
 mod shapes;
 mod streams;
@@ -90,11 +91,12 @@ enum Scenario {
     Resized,
     Heap,
     Channels,
+    Reductions,
 }
 
 impl Scenario {
     /// Those of every number of ranks up to four.
-    const SMALL: [Self; 10] = [
+    const SMALL: [Self; 11] = [
         Self::Shapes,
         Self::BackToBack,
         Self::Delayed,
@@ -105,6 +107,7 @@ impl Scenario {
         Self::Resized,
         Self::Heap,
         Self::Channels,
+        Self::Reductions,
     ];
 
     /// Returns whether these engines can run it: engines that the host drives take no streams.
@@ -131,6 +134,7 @@ impl Scenario {
             Self::Resized => resized::cases(),
             Self::Heap => heap::cases(),
             Self::Channels => channels::cases(),
+            Self::Reductions => reductions::cases(),
         }
     }
 }
@@ -149,6 +153,7 @@ impl fmt::Display for Scenario {
             Self::Resized => "resized",
             Self::Heap => "heap",
             Self::Channels => "channels",
+            Self::Reductions => "reductions",
         })
     }
 }

@@ -29,7 +29,7 @@ impl Group {
     /// Returns a builder for a reduce-scatter, in which every rank gets one block of the sum of all inputs.
     ///
     /// The input of each rank has a block of `block_len` elements for every rank, in rank order. The contributions are added in rank
-    /// order, on the processor of the rank that gets the block. [`operator`](OperationBuilder::operator) sets another operator.
+    /// order by the rank that gets the block, on its processor or by a kernel of its GPU. [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};

@@ -1,11 +1,12 @@
 //! Creates the report of which algorithm, engines and links a prepared operation uses.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use peerlane_hal::{Caps, Fabric as _, Rank, Reducer};
 
 use super::plan::OperationPlan;
-use crate::group::report::{Fallback, LaneReport, LinkReport, Report, TierReport};
+use crate::group::report::{AdditionReport, Fallback, LaneReport, LinkReport, Report, TierReport};
 use crate::group::segment::Fabrics;
 use crate::plan::{LaneId, Tier};
 use crate::run::port;
@@ -56,7 +57,8 @@ pub(super) fn report(
     let tiers: Vec<_> = tiers.iter().map(|&(tier, _)| tier_report(*rank, tier, lanes)).collect();
     let compute = tiers.iter().filter(|tier| tier.compute_bytes > 0);
     let compute = compute.map(|&tier| Fallback::Compute(tier));
-    let fallbacks = staged.chain(slow).chain(compute).chain(driven).collect();
+    let additions = lanes.iter().filter_map(additions).map(Fallback::Additions);
+    let fallbacks = staged.chain(slow).chain(additions).chain(compute).chain(driven).collect();
     let (shortest_block_bytes, longest_block_bytes) = layout.block_bytes_min_max();
     Report {
         collective: operation.spec.collective,
@@ -80,6 +82,18 @@ pub(super) fn report(
         proof: operation.proof.to_string(),
         shorter: Vec::new(),
     }
+}
+
+/// Returns what adds the contributions of a lane, if compute units do.
+fn additions(lane: &BoundLane) -> Option<AdditionReport> {
+    let reducer = lane.reducer.filter(|reducer| reducer.blocks > 0)?;
+    let mut targets = BTreeMap::new();
+    for step in &lane.program.steps {
+        if let port::BoundStep::Reduce { dst, bytes, .. } = *step {
+            targets.insert(dst.offset, bytes);
+        }
+    }
+    Some(AdditionReport { reducer, bytes: targets.values().sum() })
 }
 
 fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {

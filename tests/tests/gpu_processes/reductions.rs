@@ -1,0 +1,228 @@
+//! Adds blocks of all ranks: host starts, starts on a stream without a wait between them, and graphs.
+
+use peerlane_collectives::group::{MemoryRange, Operation};
+use peerlane_conformance::Outcome;
+use peerlane_hal::{ErrorKind, Rank};
+
+use super::Case;
+use crate::support::data::{block, check, same, unexpected};
+use crate::support::test_rank::{CaptureMode, TestRank};
+use crate::vendor::REDUCES;
+use crate::vendor::memory::{DeviceMemory, Pinned};
+use crate::vendor::stream::CallerStream;
+
+const STARTS: usize = 6;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goal {
+    ReduceScatter,
+    AllReduce,
+    AllReduceInPlace,
+    Reduce,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Host,
+    Stream,
+    Graph,
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    if !REDUCES {
+        return vec![Case::new("engines that do not add", refused)];
+    }
+    let goals = [Goal::ReduceScatter, Goal::AllReduce, Goal::AllReduceInPlace, Goal::Reduce];
+    let shapes =
+        [1, 777, 16_384, 200_001].into_iter().flat_map(|len| goals.map(|goal| (len, goal)));
+    let variants = shapes.flat_map(|shape| [By::Host, By::Stream, By::Graph].map(|by| (shape, by)));
+    let cases = variants.map(|((len, goal), by)| {
+        let name = format!("{goal:?} of {len} numbers by {by:?}");
+        Case::new(name, move |test_rank| run(test_rank, goal, len, by))
+    });
+    cases.chain([Case::new("no compute units", strict)]).collect()
+}
+
+fn refused(test_rank: &mut TestRank) -> Outcome {
+    let error = test_rank.group.all_reduce::<u32>(100).prepare().map(drop).unwrap_err();
+    let text = error.to_string();
+    let names_reason = text.contains("the engines of the device do not add");
+    check(error.kind() == ErrorKind::Unavailable && names_reason, || text)
+}
+
+/// Whoever forbids the use of compute units gets no reduction.
+fn strict(test_rank: &mut TestRank) -> Outcome {
+    let error = test_rank.group.all_reduce::<u32>(100).strict(true).prepare().map(drop);
+    let text = error.unwrap_err().to_string();
+    check(text.contains("compute units add"), || text)
+}
+
+fn run(test_rank: &mut TestRank, goal: Goal, len: usize, by: By) -> Outcome {
+    let (group, last) = (&mut test_rank.group, Rank::at(test_rank.ranks - 1));
+    let builder = match goal {
+        Goal::ReduceScatter => group.reduce_scatter::<u32>(len),
+        Goal::AllReduce => group.all_reduce(len),
+        Goal::AllReduceInPlace => group.all_reduce(len).in_place(),
+        Goal::Reduce => group.reduce(last, len),
+    };
+    let builder = if matches!(by, By::Graph) { builder.capturable() } else { builder };
+    let mut operation = builder.prepare().map_err(unexpected)?;
+    let shape = Shape::new(test_rank, goal, len);
+    let stream = test_rank.gpu.stream()?;
+    let mut book = Book::new(test_rank, shape)?;
+    match by {
+        By::Host => {
+            for _ in 0..STARTS {
+                book.fill(
+                    test_rank,
+                    &stream,
+                    address(&operation.input_memory().map_err(unexpected)?),
+                )?;
+                stream.finish()?;
+                operation.run().map_err(unexpected)?;
+                let output = operation.output_memory();
+                book.take(&stream, address(&output))?;
+            }
+        }
+        By::Stream => {
+            for _ in 0..STARTS {
+                book.start(test_rank, &stream, &mut operation)?;
+            }
+        }
+        By::Graph => book.replay(test_rank, &stream, &mut operation)?,
+    }
+    stream.finish()?;
+    book.check()
+}
+
+#[derive(Clone, Copy)]
+struct Shape {
+    me: usize,
+    ranks: usize,
+    input_bytes: usize,
+    /// The part of the sum that this rank gets.
+    begin: usize,
+    output_bytes: usize,
+}
+
+impl Shape {
+    fn new(test_rank: &TestRank, goal: Goal, len: usize) -> Self {
+        let (me, ranks, bytes) = (test_rank.me, test_rank.ranks, 4 * len);
+        let (input_bytes, begin, output_bytes) = match goal {
+            Goal::ReduceScatter => (ranks * bytes, me * bytes, bytes),
+            Goal::Reduce if me != ranks - 1 => (bytes, 0, 0),
+            _ => (bytes, 0, bytes),
+        };
+        Self { me, ranks, input_bytes, begin, output_bytes }
+    }
+
+    fn expected(&self, round: u64) -> Vec<u8> {
+        let span = self.begin..self.begin + self.output_bytes;
+        let mut sums = vec![0_u32; self.output_bytes / 4];
+        for rank in 0..self.ranks {
+            let words = block(rank, round, self.input_bytes)[span.clone()]
+                .chunks_exact(4)
+                .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
+                .collect::<Vec<_>>();
+            sums.iter_mut().zip(words).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
+        }
+        sums.into_iter().flat_map(u32::to_le_bytes).collect()
+    }
+}
+
+/// What goes in and comes out of several starts.
+struct Book {
+    shape: Shape,
+    sent: Pinned,
+    seen: Pinned,
+    rounds: Vec<u64>,
+    taken: usize,
+}
+
+impl Book {
+    fn new(test_rank: &TestRank, shape: Shape) -> Outcome<Self> {
+        // A graph has one start more, at once.
+        let sent = test_rank.gpu.pinned((STARTS + 1) * shape.input_bytes)?;
+        let seen = test_rank.gpu.pinned((STARTS + 1) * shape.output_bytes.max(1))?;
+        Ok(Self { shape, sent, seen, rounds: Vec::new(), taken: 0 })
+    }
+
+    /// Copies new numbers to `input`.
+    fn fill(&mut self, test_rank: &mut TestRank, stream: &CallerStream, input: u64) -> Outcome {
+        let (round, bytes) = (test_rank.next_round(), self.shape.input_bytes);
+        let offset = self.rounds.len() * bytes;
+        self.sent.write(offset, &block(self.shape.me, round, bytes));
+        self.rounds.push(round);
+        stream.copy_in(input, &self.sent, offset, bytes)
+    }
+
+    fn take(&mut self, stream: &CallerStream, output: u64) -> Outcome {
+        let bytes = self.shape.output_bytes;
+        self.taken += 1;
+        match bytes {
+            0 => Ok(()),
+            _ => stream.copy_out(&self.seen, (self.taken - 1) * bytes, output, bytes),
+        }
+    }
+
+    fn start(
+        &mut self,
+        test_rank: &mut TestRank,
+        stream: &CallerStream,
+        operation: &mut Operation<u32>,
+    ) -> Outcome {
+        let input = address(&operation.input_memory().map_err(unexpected)?);
+        self.fill(test_rank, stream, input)?;
+        let lease = operation.start_on(&stream.for_starts()).map_err(unexpected)?;
+        self.take(stream, address(&lease.output()))
+    }
+
+    /// Replays a graph of two starts, and starts once at once.
+    fn replay(
+        &mut self,
+        test_rank: &mut TestRank,
+        stream: &CallerStream,
+        operation: &mut Operation<u32>,
+    ) -> Outcome {
+        let Shape { input_bytes, output_bytes, .. } = self.shape;
+        let memory = |bytes: usize| -> Outcome<[DeviceMemory; 2]> {
+            Ok([test_rank.gpu.memory(bytes.max(1))?, test_rank.gpu.memory(bytes.max(1))?])
+        };
+        let (fresh, results) = (memory(input_bytes)?, memory(output_bytes)?);
+        let input = address(&operation.input_memory().map_err(unexpected)?);
+        let graph = stream.record(CaptureMode::ThreadLocal, || {
+            for (fresh, result) in fresh.iter().zip(&results) {
+                stream.copy(input, fresh.address, input_bytes)?;
+                let lease = operation.start_on(&stream.for_starts()).map_err(unexpected)?;
+                if output_bytes > 0 {
+                    stream.copy(result.address, address(&lease.output()), output_bytes)?;
+                }
+            }
+            Ok(())
+        })?;
+        for _ in 0..STARTS / 2 {
+            for fresh in &fresh {
+                self.fill(test_rank, stream, fresh.address)?;
+            }
+            graph.replay()?;
+            for result in &results {
+                self.take(stream, result.address)?;
+            }
+        }
+        self.start(test_rank, stream, operation)?;
+        stream.finish()
+    }
+
+    fn check(&self) -> Outcome {
+        let bytes = self.shape.output_bytes;
+        for (index, round) in self.rounds.iter().enumerate() {
+            let seen = self.seen.read(index * bytes, bytes);
+            same(format_args!("start {index}"), &seen, &self.shape.expected(*round))?;
+        }
+        Ok(())
+    }
+}
+
+fn address(memory: &MemoryRange) -> u64 {
+    memory.base.as_ptr() as u64
+}
