@@ -43,15 +43,9 @@ pub(crate) fn parser(goals: impl Iterator<Item = Goal>) -> impl TypedValueParser
 }
 
 impl Goal {
-    fn all() -> impl Iterator<Item = Self> {
-        let of = |&collective: &Collective| Self { collective, is_by_pair: false };
-        Self::copies().chain(Collective::REDUCTIONS.iter().map(of))
-    }
-
-    /// Returns the goals that only copy, whose results the program can check.
-    pub(crate) fn copies() -> impl Iterator<Item = Self> {
-        let of = |&collective: &Collective| Self { collective, is_by_pair: false };
-        Collective::ALL.iter().map(of).chain([BY_PAIR])
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let of = |collective: Collective| Self { collective, is_by_pair: false };
+        Collective::all().map(of).chain([BY_PAIR])
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -71,22 +65,25 @@ impl Goal {
     }
 
     pub(crate) fn takes_lengths(self) -> bool {
-        match self.collective.has_block_per_pair() {
-            true => self.is_by_pair,
-            false => !self.is_one_block(),
+        match self.collective {
+            collective if collective.is_reduction() => false,
+            collective if collective.has_block_per_pair() => self.is_by_pair,
+            _ => !self.is_one_block(),
         }
     }
 
     /// Returns whether all ranks receive the same single block, as in a broadcast.
     pub(crate) fn is_one_block(self) -> bool {
-        self.collective.has_equal_outputs() && self.collective.only_provider().is_some()
+        let only_provider = self.collective.only_provider();
+        self.collective.has_equal_outputs()
+            && (only_provider.is_some() || matches!(self.collective, Collective::Reduce { .. }))
     }
 
     pub(crate) fn with_root(self, RootOption { root }: RootOption) -> Result<Self> {
         if root != 0 && self.collective.root().is_none() {
             let name = self.collective.with_article();
             let text = format!("--root is {root}, but the collective is {name}, which has no root");
-            let rooted = Self::copies().filter(|goal| goal.collective.root().is_some());
+            let rooted = Self::all().filter(|goal| goal.collective.root().is_some());
             let names = rooted.map(Self::name).collect::<Vec<_>>().join(", ");
             let advice = format!("remove the option, or use a collective with a root: {names}");
             return Err(Failure::usage(text).with_advice(advice));
@@ -129,6 +126,10 @@ impl Goal {
                 &by_peer(lengths, rank, |from, to| to + ranks - from),
                 &by_peer(lengths, rank, |to, from| to + ranks - from),
             ),
+            // Each block is the part that a rank adds.
+            [lengths] if self.collective == Collective::AllReduce => {
+                BlockLens::from(lengths.iter().sum::<usize>())
+            }
             [lengths] => lengths.into(),
             tensors => BlockLens::tensors(tensors),
         }

@@ -151,7 +151,8 @@ impl Collective {
         Self::all().find(|one| one.name() == name)
     }
 
-    fn all() -> impl Iterator<Item = Self> {
+    /// Returns all collectives: those that only copy, then the reductions.
+    pub fn all() -> impl Iterator<Item = Self> {
         Self::ALL.iter().chain(Self::REDUCTIONS).copied()
     }
 

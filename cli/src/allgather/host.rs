@@ -16,7 +16,7 @@ use super::target::Backend;
 use super::timer::{Timing, TimingOptions};
 use super::topology;
 use crate::error::Result;
-use crate::ranks::data::{Mismatch, TestData, UNWRITTEN, overwrite};
+use crate::ranks::data::{Block, Mismatch, TestData, UNWRITTEN, overwrite};
 use crate::ranks::statistics::longest_of_each;
 
 struct HostBench {
@@ -148,7 +148,7 @@ fn fill(
     let numbering = setup.numbering(rank);
     if collective.has_equal_outputs() {
         for tensor in 0..operation.report().tensors {
-            data.fill(numbering.of_input(tensor), operation.input_piece_mut(tensor)?);
+            numbering.input(data, tensor).fill(operation.input_piece_mut(tensor)?);
         }
         return Ok(());
     }
@@ -156,7 +156,7 @@ fn fill(
     let mut input = operation.input_piece_mut(0)?;
     for (block, bytes) in blocks.into_iter().enumerate() {
         let (of_block, rest) = input.split_at_mut(bytes as usize);
-        data.fill(numbering.of_input(block), of_block);
+        numbering.input(data, block).fill(of_block);
         input = rest;
     }
     Ok(())
@@ -171,11 +171,15 @@ fn compare(
 ) -> Result<Comparison> {
     let (ranks, tensors) = (setup.ranks(), operation.report().tensors);
     let numbering = setup.numbering(rank);
+    let mut sum = numbering.sum(data);
+    let mut scratch = vec![0; Block::PIECE_BYTES];
     for tensor in 0..tensors {
         for source in Rank::all(ranks) {
             let found = operation.piece(tensor, source)?;
-            let number = numbering.of_output(tensor * ranks + source.index());
-            if let Err(wrong) = data.check(number, found) {
+            // The parts of a sum follow each other.
+            let mut of_source = numbering.output(data, tensor * ranks + source.index());
+            let expected = sum.as_mut().unwrap_or(&mut of_source);
+            if let Err(wrong) = expected.compare(found, &mut scratch) {
                 return Ok(Err(Difference::Byte(wrong)));
             }
         }

@@ -166,13 +166,20 @@ impl<'a> Setup<'a> {
             true => {
                 (0..layout.tensors()).map(|tensor| layout.input_piece_bytes(tensor, rank)).collect()
             }
-            false => Rank::all(layout.ranks()).map(|to| layout.block_bytes(rank, to)).collect(),
+            // A block of a sum is named by the rank that adds it.
+            false => Rank::all(layout.ranks())
+                .map(|to| {
+                    let of = if goal.collective.is_reduction() { to } else { rank };
+                    layout.block_bytes(of, to)
+                })
+                .collect(),
         })
     }
 
     pub(super) fn numbering(&self, rank: Rank) -> Numbering {
         let (rank, ranks) = (rank.index(), self.ranks());
-        Numbering { collective: self.options.goal.collective, rank, ranks }
+        let dtype = self.options.dtype;
+        Numbering { collective: self.options.goal.collective, dtype, rank, ranks }
     }
 
     /// Returns the predicted time of an operation, if rows show predictions.

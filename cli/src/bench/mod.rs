@@ -14,7 +14,7 @@ use crate::goal::{self, Goal, RootOption};
 #[group(skip)]
 pub(crate) struct Options {
     /// Select the collective
-    #[arg(value_parser = goal::parser(Goal::copies()))]
+    #[arg(value_parser = goal::parser(Goal::all()))]
     collective: Goal,
     #[command(flatten)]
     root: RootOption,

@@ -236,7 +236,7 @@ fn sections(text: &str) -> Vec<String> {
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
         // A step can begin with the name of a collective too, but only a header has a colon.
-        let mut goals = Collective::ALL.iter().chain(Collective::REDUCTIONS);
+        let mut goals = Collective::all();
         if goals.any(|one| line.trim_start().starts_with(one.name())) && line.contains(':')
             || (sections.is_empty() && !line.trim().is_empty())
         {

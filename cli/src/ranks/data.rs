@@ -3,10 +3,13 @@
 //! Every rank can generate the block of every rank, so the ranks have to agree only on the seed.
 //! Outputs are filled with a known byte before an all-gather whose result is compared; a byte that
 //! was never written is then visible.
+//!
+//! In a reduction, floating-point numbers are small integers, so that every order of additions gives the same sum.
 
 use std::fmt;
 
 use fastrand::Rng;
+use peerlane::DType;
 use peerlane::collective::Collective;
 
 /// The number of bytes that are generated and compared at a time, a multiple of 8, so that pieces
@@ -38,8 +41,18 @@ pub(crate) struct Mismatch {
 pub(crate) struct Block {
     data: TestData,
     number: usize,
-    generator: Rng,
+    content: Content,
     offset: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Random(Rng),
+    /// The sum of what each generator gives.
+    Sum {
+        generators: Vec<Rng>,
+        dtype: DType,
+    },
 }
 
 impl TestData {
@@ -54,7 +67,14 @@ impl TestData {
     /// Returns the test data of a block, to be generated or compared piece by piece. With several
     /// tensors, the pieces of all ranks are numbered tensor by tensor.
     pub(crate) fn block(&self, number: usize) -> Block {
-        Block { data: *self, number, generator: self.generator(number), offset: 0 }
+        let content = Content::Random(self.generator(number));
+        Block { data: *self, number, content, offset: 0 }
+    }
+
+    /// Returns the sum of the contributions with these numbers.
+    fn sum(&self, numbers: impl Iterator<Item = usize>, dtype: DType) -> Block {
+        let generators = numbers.map(|number| self.generator(number)).collect();
+        Block { data: *self, number: 0, content: Content::Sum { generators, dtype }, offset: 0 }
     }
 
     /// Neighbouring block numbers give unrelated bytes, because each number is mixed in by a generator of its own.
@@ -72,7 +92,7 @@ impl Block {
     pub(crate) const PIECE_BYTES: usize = CHUNK_BYTES;
 
     pub(crate) fn fill(&mut self, piece: &mut [u8]) {
-        self.generator.fill(piece);
+        self.content.fill(piece);
         self.offset += piece.len();
     }
 
@@ -80,7 +100,7 @@ impl Block {
     pub(crate) fn compare(&mut self, found: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
         for found in found.chunks(CHUNK_BYTES) {
             let expected = &mut scratch[..found.len()];
-            self.generator.fill(expected);
+            self.content.fill(expected);
             if *expected != *found {
                 return Err(self.mismatch(expected, found));
             }
@@ -98,30 +118,79 @@ impl Block {
     }
 }
 
-/// Assigns the numbers of test data to the blocks that a rank sends and receives.
+impl Content {
+    fn fill(&mut self, piece: &mut [u8]) {
+        match self {
+            Self::Random(generator) => generator.fill(piece),
+            Self::Sum { generators, dtype } => {
+                let mask = if is_float(*dtype) { 7 } else { u64::MAX };
+                for element in piece.chunks_exact_mut(dtype.bytes()) {
+                    let values = generators.iter_mut().map(|generator| generator.u64(..) & mask);
+                    let sum = values.fold(0, u64::wrapping_add);
+                    element.copy_from_slice(&encode(*dtype, sum)[..dtype.bytes()]);
+                }
+            }
+        }
+    }
+}
+
+fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
+}
+
+/// Returns the bytes of an element, whose value is a small integer if it is a floating-point number.
+fn encode(dtype: DType, value: u64) -> [u8; 8] {
+    let bits = match dtype {
+        DType::F64 => (value as f64).to_bits(),
+        DType::F32 => (value as f32).to_bits().into(),
+        DType::Bf16 => u64::from((value as f32).to_bits() >> 16),
+        DType::F16 if value > 0 => {
+            let exponent = u64::from(value.ilog2());
+            (15 + exponent) << 10 | (value << 10 >> exponent) & 0x3ff
+        }
+        _ => value,
+    };
+    bits.to_le_bytes()
+}
+
+/// Assigns test data to the blocks that a rank sends and receives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering {
     pub(crate) collective: Collective,
+    pub(crate) dtype: DType,
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
 }
 
 impl Numbering {
-    /// Returns the test data number of an input block, by tensor or by receiving rank.
-    pub(crate) fn of_input(&self, index: usize) -> usize {
-        match self.collective.has_equal_outputs() {
+    /// Returns the test data of an input block, by tensor or by receiving rank.
+    pub(crate) fn input(&self, data: TestData, index: usize) -> Block {
+        let number = match self.collective.has_equal_outputs() {
             true => index * self.ranks + self.rank,
             false => self.rank * self.ranks + index,
+        };
+        match self.collective.is_reduction() {
+            true => data.sum([number].into_iter(), self.dtype),
+            false => data.block(number),
         }
     }
 
-    /// Returns the test data number of an output block, which is counted by tensor and then by
-    /// rank.
-    pub(crate) fn of_output(&self, index: usize) -> usize {
-        match self.collective.has_equal_outputs() {
+    /// Returns the test data of an output block, which is counted by tensor and then by rank.
+    pub(crate) fn output(&self, data: TestData, index: usize) -> Block {
+        data.block(match self.collective.has_equal_outputs() {
             true => index,
             false => index * self.ranks + self.rank,
-        }
+        })
+    }
+
+    /// Returns the whole output of a reduction, or `None` if each block of an output is from one rank.
+    pub(crate) fn sum(&self, data: TestData) -> Option<Block> {
+        let Self { collective, dtype, rank, ranks } = *self;
+        let number = |from: usize| match collective.has_equal_outputs() {
+            true => from,
+            false => from * ranks + rank,
+        };
+        collective.is_reduction().then(|| data.sum((0..ranks).map(number), dtype))
     }
 }
 

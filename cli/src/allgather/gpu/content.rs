@@ -18,7 +18,7 @@ pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Spa
     let stream = gpu.stream()?;
     let mut staging = Vec::new();
     for (index, piece) in input.iter().enumerate() {
-        let mut block = data.block(numbering.of_input(index));
+        let mut block = numbering.input(data, index);
         for chunk in chunks(*piece) {
             staging.resize(chunk.bytes as usize, 0);
             block.fill(&mut staging);
@@ -44,13 +44,20 @@ pub(super) fn compare(
     numbering: Numbering,
     blocks: &[Span],
 ) -> Result<std::result::Result<(), Mismatch>> {
-    let numbered = blocks.iter().copied().enumerate();
-    let numbered: Vec<_> =
-        numbered.map(|(index, block)| (numbering.of_output(index), block)).collect();
+    if let Some(mut sum) = numbering.sum(data) {
+        // The parts of a sum follow each other.
+        for block in blocks {
+            if let Err(wrong) = compare_block(gpu, &mut sum, *block)? {
+                return Ok(Err(wrong));
+            }
+        }
+        return Ok(Ok(()));
+    }
+    let numbered: Vec<_> = blocks.iter().copied().enumerate().collect();
     for some in numbered.chunks(THREADS_MAX) {
         let compared: Vec<_> = thread::scope(|scope| {
-            let compare = |&(number, block): &(usize, Span)| {
-                scope.spawn(move || compare_block(gpu, data.block(number), block))
+            let compare = |&(index, block): &(usize, Span)| {
+                scope.spawn(move || compare_block(gpu, &mut numbering.output(data, index), block))
             };
             let threads: Vec<_> = some.iter().map(compare).collect();
             let lost = || {
@@ -71,7 +78,7 @@ pub(super) fn compare(
 
 fn compare_block(
     gpu: &Gpu,
-    mut expected: Block,
+    expected: &mut Block,
     block: Span,
 ) -> Result<std::result::Result<(), Mismatch>> {
     let stream = gpu.stream()?;

@@ -46,7 +46,7 @@ fn input<T: Element>(
     rank: Rank,
     block_length: u64,
 ) -> Result<Vec<Span>> {
-    if setup.options.in_place {
+    if setup.options.in_place && !setup.options.goal.collective.is_reduction() {
         let tensors = 0..operation.report().tensors;
         return tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?))).collect();
     }
