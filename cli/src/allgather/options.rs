@@ -14,6 +14,7 @@ use super::shape::{ShapeOptions, Sweep};
 use super::target::{self, TargetOptions};
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
+use crate::nccl;
 use crate::nics::NicOptions;
 use crate::options::{RunOptions, SweepOptions, check_needs, first_given, one_of};
 use crate::ranks::comm::{Settings, given};
@@ -212,16 +213,27 @@ impl Options {
             let text = format!("--blocks is not supported for {name}, whose blocks are equal");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
+        let is_reduction = collective.is_reduction();
         let of_all_gather = [
             ("--list", shape.list),
             ("--tensors", shape.tensors.is_some()),
-            ("--vs", self.vs.is_some()),
+            ("--vs", self.vs.is_some() && !is_reduction),
+            ("--limit", self.limit && is_reduction),
         ];
         if let Some(option) = first_given(of_all_gather) {
             let text = format!(
                 "{option} is supported only for an all-gather, but the collective is {name}"
             );
             return Err(Failure::usage(text).with_advice("remove the option"));
+        }
+        if self.in_place && self.graph && is_reduction {
+            let text = format!("--graph and --in-place cannot be used together for {name}");
+            let advice = "a graph holds several starts, and each would add to the sum of the one before: remove one of the two options";
+            return Err(Failure::usage(text).with_advice(advice));
+        }
+        if self.vs.is_some() && nccl::data_type(self.dtype).is_none() {
+            let text = format!("--dtype {} is not supported by NCCL", self.dtype);
+            return Err(Failure::usage(text).with_advice("use another type, or remove --vs"));
         }
         let known: Vec<_> = algorithms(collective).collect();
         let unknown = self.algorithm.named().find(|algorithm| !known.contains(algorithm));

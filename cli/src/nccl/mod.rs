@@ -8,10 +8,15 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
+use peerlane::DType;
+use peerlane::collective::Collective;
+
 use crate::error::{Failure, Result};
 use crate::library::LibrarySpec;
 
 mod sys;
+
+pub(crate) use sys::data_type;
 
 /// The file names and folders by which NCCL is found.
 pub(crate) const LIBRARY: LibrarySpec = LibrarySpec {
@@ -124,25 +129,56 @@ impl Communicator {
         Ok(Rc::new(Self { nccl: Rc::clone(nccl), raw }))
     }
 
-    /// Enqueues an all-gather of `bytes` from each rank on a stream. Collective.
+    /// Enqueues a collective on a stream. A reduction is a sum. Collective.
     ///
     /// # Safety
-    /// The stream belongs to this communicator's GPU. Input and output are device memory of `bytes`
-    /// and of `bytes` for each rank, and nothing else uses them until the stream has completed the
-    /// all-gather.
-    pub(crate) unsafe fn all_gather(
+    /// The stream belongs to this communicator's GPU. Input and output are device memory of the lengths that NCCL documents for
+    /// `count` elements, and nothing else uses them until the stream has completed the collective.
+    pub(crate) unsafe fn start(
         &self,
-        input: u64,
-        output: u64,
-        bytes: usize,
+        collective: Collective,
+        (input, output): (u64, u64),
+        (count, dtype): (usize, DType),
         stream: *mut c_void,
     ) -> Result<()> {
         let (input, output) = (input as *const c_void, output as *mut c_void);
         let Self { nccl, raw } = self;
-        // SAFETY: the communicator was created by `join`; the caller guarantees the rest.
-        let code =
-            unsafe { (nccl.functions.all_gather)(input, output, bytes, sys::UINT8, *raw, stream) };
-        nccl.check("ncclAllGather", code, *raw)
+        let (raw, functions) = (*raw, &nccl.functions);
+        let unsupported =
+            || Failure::usage(format!("NCCL does not support {collective} of {dtype}"));
+        let number = data_type(dtype).ok_or_else(unsupported)?;
+        let (call, code) = match collective {
+            Collective::AllGather => {
+                // SAFETY: the communicator was created by `join`; the caller guarantees the rest.
+                let code =
+                    unsafe { (functions.all_gather)(input, output, count, number, raw, stream) };
+                ("ncclAllGather", code)
+            }
+            Collective::AllReduce => {
+                // SAFETY: as above.
+                let code = unsafe {
+                    (functions.all_reduce)(input, output, count, number, sys::SUM, raw, stream)
+                };
+                ("ncclAllReduce", code)
+            }
+            Collective::ReduceScatter => {
+                // SAFETY: as above.
+                let code = unsafe {
+                    (functions.reduce_scatter)(input, output, count, number, sys::SUM, raw, stream)
+                };
+                ("ncclReduceScatter", code)
+            }
+            Collective::Reduce { root } => {
+                let (sum, root) = (sys::SUM, root.0 as c_int);
+                // SAFETY: as above.
+                let code = unsafe {
+                    (functions.reduce)(input, output, count, number, sum, root, raw, stream)
+                };
+                ("ncclReduce", code)
+            }
+            _ => return Err(unsupported()),
+        };
+        nccl.check(call, code, raw)
     }
 
     /// Allocates memory on the current GPU and registers it as a symmetric window. Collective.

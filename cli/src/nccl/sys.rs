@@ -5,6 +5,8 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use peerlane::DType;
+
 use crate::library::functions;
 
 /// A result code of NCCL, an integer because a newer library may have more codes.
@@ -12,8 +14,26 @@ pub(crate) type NcclResult = c_int;
 
 /// The NCCL result code `ncclSuccess`.
 pub(crate) const SUCCESS: NcclResult = 0;
-/// The NCCL data type `ncclUint8`.
-pub(crate) const UINT8: c_int = 1;
+/// The NCCL reduction `ncclSum`.
+pub(crate) const SUM: c_int = 0;
+
+/// Returns the NCCL data type (`ncclDataType_t`) of elements, or `None` if NCCL has none.
+pub(crate) fn data_type(dtype: DType) -> Option<c_int> {
+    Some(match dtype {
+        DType::I8 => 0,
+        DType::U8 => 1,
+        DType::I32 => 2,
+        DType::U32 => 3,
+        DType::I64 => 4,
+        DType::U64 => 5,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::F64 => 8,
+        DType::Bf16 => 9,
+        _ => return None,
+    })
+}
+
 /// The NCCL window flag `NCCL_WIN_COLL_SYMMETRIC`.
 pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
 /// The value of `NCCL_CTA_POLICY_DEFAULT`, the default policy for the use of thread blocks.
@@ -104,6 +124,12 @@ functions! {
         destroy = "ncclCommDestroy" (*mut Comm) -> NcclResult;
         all_gather = "ncclAllGather"
             (*const c_void, *mut c_void, usize, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        all_reduce = "ncclAllReduce"
+            (*const c_void, *mut c_void, usize, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        reduce_scatter = "ncclReduceScatter"
+            (*const c_void, *mut c_void, usize, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        reduce = "ncclReduce"
+            (*const c_void, *mut c_void, usize, c_int, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
         allocate = "ncclMemAlloc" (*mut *mut c_void, usize) -> NcclResult;
         free = "ncclMemFree" (*mut c_void) -> NcclResult;
         register = "ncclCommWindowRegister"

@@ -69,6 +69,25 @@ fn gathers_and_scatters_are_measured_and_checked() {
 }
 
 #[test]
+fn reductions_are_measured_and_checked() {
+    for ranks in [1, 2, 3, 5] {
+        let part = (ranks - 1) as f64 / ranks as f64;
+        for dtype in ["u8", "i16", "f16", "bf16", "f32", "f64"] {
+            let options = format!("--ranks {ranks} --dtype {dtype} {SMALL}");
+            let rows = |line: &str| run(&format!("bench {line} {options}")).rows();
+            check(&rows("all-reduce"), "all-reduce", 2.0 * part);
+            check(&rows("reduce-scatter"), "reduce-scatter", part);
+            let root = ranks - 1;
+            let reduced = rows(&format!("reduce --root {root}"));
+            check(&reduced, &format!("reduce to {root}"), 1.0);
+        }
+        let in_place = format!("--ranks {ranks} --dtype i64 --in-place {SMALL}");
+        let rows = run(&format!("bench all-reduce {in_place}")).rows();
+        check(&rows, "all-reduce", 2.0 * part);
+    }
+}
+
+#[test]
 fn all_to_alls_of_other_lengths_are_measured_and_checked() {
     for ranks in [1, 2, 3, 5] {
         let rows =
@@ -177,13 +196,25 @@ fn what_a_collective_lacks_is_refused() {
     error: --in-place is not supported for an all-to-all, which keeps its input
      help: remove the option
     ");
+    insta::assert_snapshot!(refused("bench reduce-scatter --in-place"), @r"
+    error: --in-place is not supported for a reduce-scatter, which keeps its input
+     help: remove the option
+    ");
+    insta::assert_snapshot!(refused("bench all-reduce --in-place --graph"), @r"
+    error: --graph and --in-place cannot be used together for all-reduce
+     help: a graph holds several starts, and each would add to the sum of the one before: remove one of the two options
+    ");
+    insta::assert_snapshot!(refused("bench all-reduce --vs nccl --dtype u16"), @r"
+    error: --dtype u16 is not supported by NCCL
+     help: use another type, or remove --vs
+    ");
     insta::assert_snapshot!(refused("bench all-to-all --algorithm ring"), @r"
     error: --algorithm ring does not support all-to-all
      help: use auto, all, direct or pull
     ");
     insta::assert_snapshot!(refused("plan --root 1"), @r"
     error: --root is 1, but the collective is an all-gather, which has no root
-     help: remove the option, or use a collective with a root: broadcast, gather, scatter
+     help: remove the option, or use a collective with a root: broadcast, gather, scatter, reduce
     ");
     insta::assert_snapshot!(refused("plan --collective broadcast --algorithm double-ring"), @"error: algorithm double-ring does not support broadcast, expected direct or pull or ring");
 }

@@ -1,11 +1,13 @@
-//! Runs NCCL's all-gather in the same processes, with NCCL's own settings, with symmetric windows
+//! Runs NCCL's collective in the same processes, with NCCL's own settings, with symmetric windows
 //! and on copy engines.
 
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::time::Duration;
 
+use peerlane::DType;
 use peerlane::bootstrap::Bootstrap;
+use peerlane::collective::Collective;
 
 use super::candidate::{Implementation, with_timeout};
 use super::device::{Gpu, Memory, Span, Stream};
@@ -20,7 +22,7 @@ pub(super) struct Baselines {
     timeout: Duration,
 }
 
-/// One of the three ways in which NCCL runs an all-gather, such as on copy engines.
+/// One of the three ways in which NCCL runs a collective, such as on copy engines.
 pub(super) struct NcclPath {
     pub(super) name: &'static str,
     /// The open communicator with its memory, or the reason why NCCL refuses it.
@@ -39,12 +41,15 @@ enum PathMemory {
     Window(Window),
 }
 
-struct NcclGather {
+struct NcclOperation {
     name: &'static str,
     communicator: Rc<Communicator>,
+    collective: Collective,
+    dtype: DType,
+    /// The number of elements that NCCL's call takes.
+    count: usize,
     input: u64,
-    output: Span,
-    block_bytes: usize,
+    output: Vec<Span>,
     stream: Rc<Stream>,
 }
 
@@ -53,13 +58,12 @@ const SYMMETRIC: &str = "symmetric";
 const COPY_ENGINES: &str = "copy engines";
 
 impl Baselines {
-    /// Loads NCCL and joins its communicators, with memory for blocks of up to `block_bytes`.
-    /// Collective.
+    /// Loads NCCL and joins its communicators, with memory for inputs and outputs of up to these lengths. Collective.
     pub(super) fn open(
         options: &Options,
         comm: &Comm,
         gpu: &Gpu,
-        block_bytes: u64,
+        (input_bytes, output_bytes): (u64, u64),
     ) -> Result<Self> {
         // The ranks exchange the result first, so that no rank waits inside NCCL for a rank that cannot
         // load it.
@@ -94,11 +98,10 @@ impl Baselines {
                 Communicator::join(&nccl, &id, rank, ranks, policy)
             })
         };
-        let output_bytes = block_bytes.saturating_mul(comm.ranks() as u64);
         let plain = join(Policy::Default)?;
         let state = OpenPath {
             communicator: Rc::clone(&plain),
-            input: PathMemory::Plain(gpu.allocate(block_bytes)?),
+            input: PathMemory::Plain(gpu.allocate(input_bytes)?),
             output: PathMemory::Plain(gpu.allocate(output_bytes)?),
         };
         let default = NcclPath { name: DEFAULT, state: Ok(state) };
@@ -107,7 +110,7 @@ impl Baselines {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
                 with_timeout("ncclCommWindowRegister", timeout, || communicator.window(bytes))
             };
-            let input = PathMemory::Window(window(block_bytes)?);
+            let input = PathMemory::Window(window(input_bytes)?);
             let output = PathMemory::Window(window(output_bytes)?);
             Ok(OpenPath { communicator, input, output })
         };
@@ -158,32 +161,52 @@ impl NcclPath {
         self.state.as_ref().err().map(String::as_str)
     }
 
-    /// Returns the NCCL all-gather of blocks with `block_bytes` bytes and the address of this
-    /// rank's block; `None` if NCCL refuses it.
+    /// Returns NCCL's collective with the input blocks of this rank, whose lengths are given; `None` if NCCL refuses it.
     pub(super) fn at(
         &self,
-        block_bytes: u64,
+        options: &Options,
         comm: &Comm,
-        in_place: bool,
+        block_bytes: &[u64],
         stream: &Rc<Stream>,
-    ) -> Option<(Box<dyn Implementation>, Span)> {
+    ) -> Option<(Box<dyn Implementation>, Vec<Span>)> {
         let Ok(OpenPath { communicator, input, output }) = &self.state else { return None };
-        let output = Span { address: output.address(), bytes: block_bytes * comm.ranks() as u64 };
-        let input = if in_place {
-            output.address + comm.rank().index() as u64 * block_bytes
-        } else {
-            input.address()
+        let Options { goal, dtype, in_place, .. } = options;
+        let (collective, rank) = (goal.collective, comm.rank());
+        let bytes: u64 = block_bytes.iter().sum();
+        let (output_blocks, own) = match collective {
+            Collective::AllGather => (vec![bytes; comm.ranks()], rank.index() as u64 * bytes),
+            Collective::ReduceScatter => (vec![block_bytes[rank.index()]], 0),
+            _ if collective.is_receiver(rank) => (vec![bytes], 0),
+            _ => (Vec::new(), 0),
         };
-        let gather = NcclGather {
+        let count = match collective {
+            Collective::ReduceScatter => block_bytes[rank.index()],
+            _ => bytes,
+        };
+        let output = output.address();
+        let input = if *in_place { output + own } else { input.address() };
+        let operation = NcclOperation {
             name: self.name,
             communicator: Rc::clone(communicator),
+            collective,
+            dtype: if collective.is_reduction() { *dtype } else { DType::U8 },
+            count: count as usize / if collective.is_reduction() { dtype.bytes() } else { 1 },
             input,
-            output,
-            block_bytes: block_bytes as usize,
+            output: consecutive(output, &output_blocks),
             stream: Rc::clone(stream),
         };
-        Some((Box::new(gather), Span { address: input, bytes: block_bytes }))
+        Some((Box::new(operation), consecutive(input, block_bytes)))
     }
+}
+
+/// Returns blocks of these lengths that follow each other in memory.
+fn consecutive(mut address: u64, bytes: &[u64]) -> Vec<Span> {
+    let block = |&bytes: &u64| {
+        let block = Span { address, bytes };
+        address += bytes;
+        block
+    };
+    bytes.iter().map(block).collect()
 }
 
 impl PathMemory {
@@ -195,7 +218,7 @@ impl PathMemory {
     }
 }
 
-impl Implementation for NcclGather {
+impl Implementation for NcclOperation {
     fn name(&self) -> &'static str {
         match self.name {
             SYMMETRIC => "NCCL with symmetric windows",
@@ -210,17 +233,16 @@ impl Implementation for NcclGather {
 
     fn start(&mut self) -> Result<()> {
         let stream: *mut c_void = self.stream.raw();
-        let Self { communicator, input, output, block_bytes, .. } = self;
+        let Self { communicator, collective, dtype, count, input, output, .. } = self;
+        // A rank without an output still names memory.
+        let output = output.first().map_or(*input, |block| block.address);
+        let (memory, elements) = ((*input, output), (*count, *dtype));
         // SAFETY: the memory fits the largest size and outlives the communicator; the stream belongs to
         // the same GPU.
-        unsafe { communicator.all_gather(*input, output.address, *block_bytes, stream) }?;
-        Ok(())
+        unsafe { communicator.start(*collective, memory, elements, stream) }
     }
 
     fn output(&self) -> Result<Vec<Span>> {
-        let bytes = self.block_bytes as u64;
-        let blocks = 0..self.output.bytes / bytes.max(1);
-        let block = |number| Span { address: self.output.address + number * bytes, bytes };
-        Ok(blocks.map(block).collect())
+        Ok(self.output.clone())
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use peerlane::ErrorKind;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::collective::Collective;
 
 use super::baselines::{Baselines, NcclPath};
 use super::candidate::{Candidate, with_timeout};
@@ -75,12 +74,12 @@ impl Bench for GpuBench {
             return Err(why);
         }
         let Measurement { setup, comm, .. } = run;
-        let input_bytes = setup.layout(at.block_length)?.input_bytes(comm.rank());
+        let blocks = setup.input_blocks(at.block_length, comm.rank())?;
         for path in self.baselines.iter().flat_map(|baselines| &baselines.paths) {
-            if let Some((gather, input)) = path.at(input_bytes, comm, options.in_place, &stream) {
-                let memory = (vec![input], 1);
-                let open = || Candidate::open(gather, &gpu, &stream, memory, options.graph);
-                candidates.push(with_timeout("NCCL's first all-gather", comm.timeout(), open)?);
+            if let Some((operation, input)) = path.at(options, comm, &blocks, &stream) {
+                let memory = (input, 1);
+                let open = || Candidate::open(operation, &gpu, &stream, memory, options.graph);
+                candidates.push(with_timeout("NCCL's first operation", comm.timeout(), open)?);
             }
         }
         Ok(Candidates { all: candidates, reports })
@@ -141,7 +140,7 @@ impl Bench for GpuBench {
                 || Baseline::missing(path.name, "it was not timed"),
                 |times| {
                     let (median, host) = (times.statistics.median, times.host.unwrap_or_default());
-                    let (collective, ranks) = (Collective::AllGather, setup.ranks());
+                    let (collective, ranks) = (setup.options.goal.collective, setup.ranks());
                     let busbw = bandwidths(collective, row.total_bytes, ranks, median).1;
                     Baseline::timed(path.name, median, ours, host, busbw)
                 },

@@ -5,7 +5,7 @@
 //! | `measure` | preparing, checking and timing candidates |
 //! | `candidate` | what is timed, eagerly or from a graph |
 //! | `gather` | Peerlane's all-gather |
-//! | `baselines` | NCCL's all-gathers |
+//! | `baselines` | NCCL's collectives |
 //! | `limit` | bare copies as the limit |
 //! | `overlap` | all-gathers and compute work together |
 //! | `timer` | times of starts on a stream |
@@ -67,7 +67,7 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
     }
     let baselines = match options.vs {
         None => None,
-        Some(_) => Some(Baselines::open(options, comm, &gpu, input_bytes)?),
+        Some(_) => Some(Baselines::open(options, comm, &gpu, largest)?),
     };
     let compute = options.overlap.map(|_| Compute::open(options, &gpu)).transpose()?;
     let mut bench = GpuBench { timer, limits, baselines, compute };
