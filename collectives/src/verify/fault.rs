@@ -103,6 +103,14 @@ pub enum Fault {
         /// The collective whose outputs hold different blocks.
         collective: Collective,
     },
+    /// A step gets a contribution to a reduction, although contributions are put into the inbox of the rank that adds them.
+    #[error(
+        "{location}: the step gets a contribution, expected a put by its rank, because only puts write to an inbox"
+    )]
+    ContributionByGet {
+        /// The location of the step that gets the contribution.
+        location: Location,
+    },
     /// A plan has no lane, not even lane 0.
     #[error("rank {rank}: the plan has no lanes, expected at least lane 0")]
     NoLane {
@@ -480,6 +488,7 @@ impl Fault {
             | Self::Reserved { .. }
             | Self::Collective { .. }
             | Self::UnequalOutputs { .. }
+            | Self::ContributionByGet { .. }
             | Self::NotRequired { .. }
             | Self::NotPlanned { .. } => FaultClass::Unknown,
             Self::NeverCopied { .. } | Self::NotArrived { .. } | Self::NeverReduced { .. } => {

@@ -230,6 +230,9 @@ impl StepCheck<'_> {
         let own_rank = self.location.rank;
         match self.location.step {
             Step::Put { peer, cell, from } => self.check_copy(peer, cell, from, own_rank),
+            Step::Get { from: Source::Input, .. } if self.plan.collective.is_reduction() => {
+                Err(Fault::ContributionByGet { location: self.location })
+            }
             Step::Get { peer, cell, from } => self.check_copy(peer, cell, from, peer),
             Step::Reduce { cell, from } => {
                 self.check_rank(from)?;

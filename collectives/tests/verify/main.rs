@@ -1,6 +1,7 @@
 //! Verifies correct plans, and one incorrect plan for each fault, with the text of the fault.
 
 use insta::assert_snapshot;
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::plan::{Algorithm, Lane, Plan, Tier};
 use peerlane_collectives::schedule;
 use peerlane_collectives::topology::Topology;
@@ -133,6 +134,15 @@ fn bytes_that_arrive_twice_are_refused() {
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), FaultClass::Twice);
     assert_snapshot!(fault, @"rank 0, lane 0, step 2 (put 0.0 output to 0): the step copies the rank's own block, which is already in its output, because the operation is in place");
+}
+
+#[test]
+fn contributions_that_are_fetched_are_refused() {
+    let mut plans = Form::Goal(Collective::AllReduce, Algorithm::Direct).plans(2, 1, false);
+    edit(&mut plans[0], "wait contributed 1.0", "get 1.0 input of 1\n wait contributed 1.0");
+    let fault = verify(&plans).unwrap_err();
+    assert_eq!(fault.class(), FaultClass::Unknown, "{fault}");
+    assert_snapshot!(fault, @"rank 0, lane 0, step 5 (get 1.0 input of 1): the step gets a contribution, expected a put by its rank, because only puts write to an inbox");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::processes::{finish, patience, ranks, says};
 use super::survivor::Phase;
 use crate::driver::MAX_CONNECTIONS;
 use crate::support::data::check;
-use crate::vendor::ENGINES;
+use crate::vendor::{ENGINES, REDUCES};
 
 /// The kind that takes streams.
 const STREAMS: &str = "streams";
@@ -44,14 +44,19 @@ struct Loss {
     engine: &'static str,
     /// Number of hardware queues that the streams of a rank share; by default each has its own, or the driver decides.
     connections: Option<u32>,
+    /// Whether the ranks add.
+    reduces: bool,
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranks, victim, phase, end, engine, connections } = self;
+        let Self { ranks, victim, phase, end, engine, connections, reduces } = self;
         write!(f, "peer_lost::{end:?}::{phase}::rank_{victim}_of_{ranks}")?;
         if let Some(connections) = connections {
             write!(f, "::connections_{connections}")?;
+        }
+        if *reduces {
+            write!(f, "::all_reduce")?;
         }
         if *engine == STREAMS { Ok(()) } else { write!(f, "::{engine}") }
     }
@@ -60,7 +65,7 @@ impl fmt::Display for Loss {
 pub(crate) fn faults() -> Vec<Fault> {
     let killed = |ranks, victim, phase| {
         let (end, engine) = (End::Killed, STREAMS);
-        Loss { ranks, victim, phase, end, engine, connections: None }
+        Loss { ranks, victim, phase, end, engine, connections: None, reduces: false }
     };
     let mut losses: Vec<Loss> = Phase::ALL.map(|phase| killed(3, 1, phase)).into();
     losses.push(killed(3, 0, Phase::WhileItPushes));
@@ -83,6 +88,14 @@ pub(crate) fn faults() -> Vec<Fault> {
             [Phase::BeforeItStarts, Phase::ReplayedMany].map(|phase| few(killed(2, 1, phase))),
         );
         losses.push(few(Loss { end: End::Stopped, ..killed(2, 0, Phase::DroppedReplays) }));
+    }
+    if REDUCES {
+        let phases =
+            [Phase::BeforeItStarts, Phase::HostWaits, Phase::WhileItPushes, Phase::ReplayedMany];
+        let killed = phases.map(|phase| Loss { reduces: true, ..killed(2, 1, phase) });
+        let silent = killed.iter().filter(|loss| loss.phase != Phase::WhileItPushes);
+        let silent: Vec<_> = silent.map(|loss| Loss { end: End::Silent, ..*loss }).collect();
+        losses.extend(killed.into_iter().chain(silent));
     }
     // Engines that the host drives lose peers while the host waits.
     for engine in ENGINES.iter().copied().filter(|engine| *engine != STREAMS) {
@@ -109,11 +122,12 @@ impl Loss {
 
     /// The victim ends once all others wait for it.
     fn run_rank(self, driver: GpuDriver) -> Outcome {
-        let Self { ranks: count, victim, phase, end, engine, connections } = self;
+        let Self { ranks: count, victim, phase, end, engine, connections, reduces } = self;
         let (_hub, mut children) = ranks(driver, "survive", count, |rank, player| {
             let timeout = self.timeout().as_millis();
             let player = player.value("PHASE", phase).value("TIMEOUT_MILLIS", timeout);
             let player = player.value("VICTIM", rank == victim).value("ENGINE", engine);
+            let player = player.value("REDUCES", reduces);
             let player = match connections {
                 Some(connections) => player
                     .variable("PEERLANE_SIM_CONNECTIONS", connections.to_string())

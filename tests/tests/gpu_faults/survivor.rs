@@ -105,7 +105,11 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let (phase, victim): (Phase, bool) = (parent.value("PHASE")?, parent.value("VICTIM")?);
     let timeout = Duration::from_millis(parent.value("TIMEOUT_MILLIS")?);
     let mut test_rank = TestRank::open(parent)?;
-    let builder = test_rank.group.all_gather::<u8>(phase.block_bytes(test_rank.gpu.driver));
+    let (bytes, group) = (phase.block_bytes(test_rank.gpu.driver), &mut test_rank.group);
+    let builder = match parent.value("REDUCES")? {
+        true => group.all_reduce::<u8>(bytes),
+        false => group.all_gather(bytes),
+    };
     let builder = builder.outputs(1).timeout(timeout);
     let builder = if phase.is_replayed() { builder.capturable() } else { builder };
     let mut gather = builder.prepare().map_err(unexpected)?;
