@@ -80,12 +80,16 @@ pub(crate) struct Options {
     #[arg(long, default_value = "auto", value_name = "HOW")]
     #[arg(value_parser = one_of([SelfCopy::Auto, SelfCopy::Local, SelfCopy::Link], self_copy_name))]
     pub(crate) self_copy: SelfCopy,
+    /// Set the largest number of blocks of threads that add in a reduction on an NVIDIA GPU, such as 32 to leave
+    /// most multiprocessors free [default: one for each multiprocessor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) reduce_blocks: Option<u32>,
     /// Select the engines that copy between AMD GPUs (backend rocm only), either streams (HIP streams),
     /// sdma (SDMA engines that the host drives), or auto (the lowest predicted time at each size)
     #[arg(long, default_value = "auto", value_name = "KIND", value_parser = target::engine_parser())]
     pub(crate) engine: EngineKind,
     /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units that
-    /// copy, such as the own block of a GPU, or to a thread that drives the copies
+    /// copy or add, such as the own block of a GPU, or to a thread that drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
     /// Set the element type, one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f16, bf16, f32
@@ -314,6 +318,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--graph", options.graph.to_string()),
         ("--strict", options.strict.to_string()),
         ("--self-copy", self_copy_name(&options.self_copy).to_owned()),
+        ("--reduce-blocks", given(options.reduce_blocks.map(|blocks| blocks.to_string()))),
         ("--engine", options.engine.name().to_owned()),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--overlap", given(options.overlap.map(|what| format!("{what:?}")))),

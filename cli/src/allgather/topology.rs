@@ -204,6 +204,7 @@ pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) ->
     fabrics.rdma = options.nics.options(rank_topology.local_rank, rank_topology.hosts == 1);
     fabrics.cuda.self_copy = options.self_copy;
     fabrics.rocm.self_copy = fabrics.cuda.self_copy;
+    fabrics.cuda.reduce_blocks = options.reduce_blocks;
     fabrics.rocm.engine = options.engine;
     fabrics
 }
