@@ -197,6 +197,7 @@ fn the_help_names_every_option() {
     --in-place
     --outputs <N>
     --self-copy <HOW>
+    --reduce-blocks <N>
     --engine <KIND>
     --strict
     --dtype <DTYPE>
