@@ -8,7 +8,7 @@ use std::{env, fs};
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::{self, Cost, Link, Links, Question, Traffic};
 use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::{Algorithm, FlagOrder, Source, Step, Tier};
+use peerlane_collectives::plan::{Algorithm, FlagOrder, Step, Tier};
 use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{LinkKind, Rank};
@@ -141,9 +141,7 @@ fn carried(
                     Tier::Local => 1,
                     Tier::Network => 2,
                 };
-                let is_contribution = shape.collective.is_reduction()
-                    && matches!(step, Step::Put { from: Source::Input, .. });
-                of_rank[to] += match is_contribution {
+                of_rank[to] += match step.contributes(shape.collective) {
                     true => layout.contribution(cell, receiver).bytes,
                     false => layout.cell(cell, receiver).bytes,
                 };

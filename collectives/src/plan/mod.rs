@@ -191,6 +191,13 @@ pub enum Step {
     },
 }
 
+impl Step {
+    /// Returns whether the step puts a contribution to a reduction into the inbox of the rank that adds it.
+    pub fn contributes(&self, collective: Collective) -> bool {
+        collective.is_reduction() && matches!(self, Self::Put { from: Source::Input, .. })
+    }
+}
+
 /// A sequence of steps that one engine executes in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -116,9 +116,7 @@ impl Binding<'_> {
                     BoundStep::Reduce { dst: BufferOffset { buffer, offset }, src, bytes }
                 }));
             }
-            Step::Put { peer, cell, from: Source::Input }
-                if self.plan.collective.is_reduction() =>
-            {
+            Step::Put { peer, cell, .. } if step.contributes(self.plan.collective) => {
                 let given = self.layout.contribution(cell, peer);
                 let (src, dst) = (self.own_contribution(&given), in_inbox(&given));
                 let bytes = given.bytes;

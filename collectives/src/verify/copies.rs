@@ -5,7 +5,7 @@ use peerlane_hal::Rank;
 use super::fault::Fault;
 use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
-use crate::plan::{Cell, LaneId, Source, Step};
+use crate::plan::{Cell, LaneId, Step};
 
 #[derive(Debug)]
 pub(super) struct Copies {
@@ -53,17 +53,17 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
     let (mut by_output, mut by_inbox, mut sums) = (none.clone(), none, Vec::new());
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
-        let (target, cell, from) = match step {
-            Step::Put { peer, cell, from } => (peer, cell, from),
-            Step::Get { cell, from, .. } => (own_rank, cell, from),
+        let (target, cell) = match step {
+            Step::Put { peer, cell, .. } => (peer, cell),
+            Step::Get { cell, .. } => (own_rank, cell),
             Step::Reduce { cell, from } => {
                 sums.push(Addition { rank: own_rank, cell, from, step: (lane, at) });
                 continue;
             }
             Step::Signal { .. } | Step::Wait { .. } => continue,
         };
-        let is_contribution = from == Source::Input && set.collective.is_reduction();
-        let copies = if is_contribution { &mut by_inbox } else { &mut by_output };
+        let contributes = step.contributes(set.collective);
+        let copies = if contributes { &mut by_inbox } else { &mut by_output };
         let back = symmetry.rotation_back(target);
         let (cell, rank) = (symmetry.rotated_cell(back, cell), symmetry.rotated(back, own_rank));
         copies[symmetry.number(target)].push(CellCopy { cell, rank, step: (lane, at) });

@@ -182,11 +182,8 @@ impl Explainer<'_> {
             }
             Step::Signal { .. } | Step::Wait { .. } => false,
         };
-        let is_input = |step: Step| {
-            let from_input = matches!(step, Step::Put { from: Source::Input, .. });
-            from_input && self.set.collective.is_reduction()
-        };
-        let mut steps = self.set.steps().filter(|&(_, _, step)| !is_input(step));
+        let collective = self.set.collective;
+        let mut steps = self.set.steps().filter(|&(_, _, step)| !step.contributes(collective));
         let (lane, at, step) = steps.find(|&(lane, _, step)| copies(lane, step))?;
         let same = |found: &(usize, usize, Step)| copies(found.0, found.2);
         let at = match step {

@@ -18,7 +18,7 @@ use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
 use super::{Coverage, Proof, follow, verify};
 use crate::collective::Collective;
-use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Source, Step, Tier};
+use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step, Tier};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
@@ -259,7 +259,7 @@ impl Sums {
     fn add_step(&mut self, collective: Collective, rank: Rank, step: Step) {
         self.steps += 1;
         match step {
-            Step::Put { peer, cell, from: Source::Input } if collective.is_reduction() => {
+            Step::Put { peer, cell, .. } if step.contributes(collective) => {
                 self.cell_sum = self.cell_sum.wrapping_add(hash_of_contribution(peer, cell));
             }
             Step::Put { peer, cell, .. } => {

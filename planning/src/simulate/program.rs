@@ -4,7 +4,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::layout::{FLAG_WORDS, FlagLayout, Layout};
-use peerlane_collectives::plan::{Flag, LaneId, Plan, Source, Step, Tier};
+use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
 
 /// The maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
 pub const STEPS_MAX: u32 = 1 << 29;
@@ -190,9 +190,7 @@ impl<'a> Compiler<'a> {
                         self.layout.chunks()
                     ));
                 }
-                let is_contribution = self.layout.collective().is_reduction()
-                    && matches!(step, Step::Put { from: Source::Input, .. });
-                let bytes = match is_contribution {
+                let bytes = match step.contributes(self.layout.collective()) {
                     true => self.layout.contribution(cell, receiver).bytes,
                     false => self.layout.cell(cell, receiver).bytes,
                 };
