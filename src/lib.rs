@@ -50,8 +50,7 @@ pub use peerlane_rocm as rocm;
 #[cfg(feature = "cudarc")]
 pub use interop::RegisterSlice;
 pub use open::{Backend, OpenOptions, from_env};
-pub use peerlane_collectives::element::Operator;
-pub use peerlane_collectives::element::{DType, Element};
+pub use peerlane_collectives::element::{DType, Element, Operator};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
     BlockLens, Buffer, Channel, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange,

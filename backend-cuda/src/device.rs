@@ -8,14 +8,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use peerlane_hal::{LinkKind, SharedQueues};
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{DeviceContext, shared_queues};
 
 use crate::error::Error;
-use crate::reduce::LazyKernels;
+use crate::reduce::Kernels;
 use crate::sys::{self, CUcontext, CUdevice, CUresult, CUuuid, Driver};
 
 const TEXT_BYTES: usize = 256;
@@ -340,7 +340,7 @@ pub struct Context {
     raw: CUcontext,
     is_second: bool,
     label: Arc<str>,
-    pub(crate) kernels: LazyKernels,
+    pub(crate) kernels: OnceLock<Kernels>,
 }
 
 /// The second CUDA context of each device, shared by all engines because a context takes half a GiB of device memory.
@@ -363,7 +363,7 @@ impl Context {
         if code != sys::CUDA_SUCCESS {
             return Err(Error::driver(driver, "cuDevicePrimaryCtxRetain", Some(&label), code));
         }
-        let kernels = LazyKernels::new();
+        let kernels = OnceLock::new();
         Ok(Arc::new(Self { driver, device, info, raw, is_second: false, label, kernels }))
     }
 
@@ -385,7 +385,7 @@ impl Context {
         let code = unsafe { pop(&raw mut popped) };
         self.check("cuCtxPopCurrent_v2", code)?;
         let (driver, device, label) = (self.driver, self.device, Arc::clone(&self.label));
-        let (info, kernels) = (self.info.clone(), LazyKernels::new());
+        let (info, kernels) = (self.info.clone(), OnceLock::new());
         let context = Self { driver, device, info, raw, is_second: true, label, kernels };
         let context = Arc::new(context);
         contexts.insert(device, Arc::downgrade(&context));
@@ -420,11 +420,6 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Some(Ok(kernels)) = self.kernels.take()
-            && let Ok(_entered) = self.enter()
-        {
-            kernels.unload(self);
-        }
         if !self.is_second {
             // SAFETY: `open` retained it once. A failure means that the context is already destroyed.
             let _ = unsafe { (self.driver.primary_ctx_release)(self.device) };

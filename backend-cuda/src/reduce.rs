@@ -10,7 +10,7 @@ use peerlane_toolkit::device::{DevicePtr, ReduceCalls, StreamHandle};
 
 use crate::device::Context;
 use crate::error::{CudaResult, Error};
-use crate::sys::{self, CUfunction, CUmodule};
+use crate::sys::{self, CUfunction};
 
 const PTX: &str = include_str!("../kernels/reduce.ptx");
 
@@ -30,10 +30,14 @@ const TYPES: [DType; 8] = [
     DType::F64,
 ];
 
-/// The kernels for reductions in one context.
+/// The results with which a driver refuses code: an invalid image, no code for the device, invalid PTX, no compiler, PTX of another
+/// version, no compilation, and an invalid source.
+const REFUSALS: [sys::CUresult; 7] = [200, 209, 218, 221, 222, 223, 300];
+
+/// The kernels for reductions in one context. They stay loaded as long as the context lives, because unloading may wait for streams that
+/// wait for peers.
 #[derive(Debug)]
 pub(crate) struct Kernels {
-    module: CUmodule,
     /// For each type the kernel for sums, and that for the largest value.
     functions: [[CUfunction; 2]; TYPES.len()],
 }
@@ -97,10 +101,11 @@ impl Kernels {
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
         // SAFETY: the text ends with a zero; the arrays hold as many options as values; the results are stored in locals.
         let code = unsafe { load(&raw mut module, ptx.as_ptr().cast(), count, options, values) };
-        if code != sys::CUDA_SUCCESS {
+        if REFUSALS.contains(&code) {
             return Err(refused(context, code, &log));
         }
-        let mut kernels = Self { module, functions: [[std::ptr::null_mut(); 2]; TYPES.len()] };
+        context.check("cuModuleLoadDataEx", code)?;
+        let mut kernels = Self { functions: [[std::ptr::null_mut(); 2]; TYPES.len()] };
         for (dtype, functions) in TYPES.iter().zip(&mut kernels.functions) {
             for (function, operator) in functions.iter_mut().zip(["sum", "max"]) {
                 let name = CString::new(format!("reduce_{operator}_{dtype}"));
@@ -111,14 +116,6 @@ impl Kernels {
             }
         }
         Ok(kernels)
-    }
-
-    /// Unloads the kernels from the context, which is current. No kernel runs.
-    pub(crate) fn unload(&self, context: &Context) {
-        if let Some(unload) = context.driver.module_unload {
-            // SAFETY: the module was loaded once, and the caller does not use it afterwards.
-            let _ = unsafe { unload(self.module) };
-        }
     }
 }
 
@@ -137,7 +134,10 @@ fn refused(context: &Context, code: sys::CUresult, log: &[u8]) -> Error {
 
 impl ReduceCalls for Context {
     fn prepare_reduce(&self) -> Result<Option<Reducer>, Error> {
-        self.kernels.get_or_init(|| Kernels::load(self)).as_ref().map_err(Error::clone)?;
+        if self.kernels.get().is_none() {
+            let kernels = Kernels::load(self)?;
+            self.kernels.get_or_init(|| kernels);
+        }
         let blocks = self.info.multiprocessors.max(1);
         Ok(Some(Reducer { sources_max: SOURCES_MAX, blocks, threads: THREADS }))
     }
@@ -152,7 +152,7 @@ impl ReduceCalls for Context {
         blocks: u32,
     ) -> Result<(), Error> {
         let launch = self.require("cuLaunchKernel", self.driver.launch_kernel)?;
-        let Some(Ok(kernels)) = self.kernels.get() else {
+        let Some(kernels) = self.kernels.get() else {
             return Err(Error::unavailable("the kernels for reductions are not loaded"));
         };
         let Recipe { kernel: (of_type, of_operator), flip, divides } = Recipe::new(reduction);
@@ -169,7 +169,7 @@ impl ReduceCalls for Context {
             (&raw const flip).cast_mut().cast(),
             (&raw const count).cast_mut().cast(),
         ];
-        // A thread loads at least 16 bytes of each source.
+        // More blocks would leave threads without a vector of 16 bytes.
         let needed = bytes.div_ceil(16 * u64::from(THREADS)).max(1);
         let blocks = u32::try_from(needed).unwrap_or(u32::MAX).min(blocks);
         let function = kernels.functions[of_type][of_operator];
@@ -181,9 +181,6 @@ impl ReduceCalls for Context {
         self.check("cuLaunchKernel", code)
     }
 }
-
-/// The kernels of a context, which are loaded once.
-pub(crate) type LazyKernels = std::sync::OnceLock<Result<Kernels, Error>>;
 
 #[cfg(test)]
 mod tests {

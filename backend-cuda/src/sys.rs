@@ -147,7 +147,6 @@ table! {
 
         // Kernels.
         module_load_data_ex = "cuModuleLoadDataEx" (*mut CUmodule, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
-        module_unload = "cuModuleUnload" (CUmodule);
         module_get_function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
         launch_kernel = "cuLaunchKernel" (CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
 

@@ -277,6 +277,37 @@ fn a_rank_that_is_lost_is_named_by_a_reduction() {
     }
 }
 
+/// Each node adds by itself, then the ranks of equal position in their nodes add, and each node gathers.
+#[test]
+fn subgroups_reduce_by_node() {
+    const NODE: usize = 3;
+    const LEN: usize = 3 * 700;
+    group::in_group(3 * NODE, |group| {
+        let me = group.rank().index();
+        let (node, place) = ((me / NODE) as u32, (me % NODE) as u32);
+        let mut local = group.split(Some(node), 0)?.expect("every rank has a node");
+        let mut across = group.split(Some(place), 0)?.expect("every rank has a place");
+        let mut scatter = local.reduce_scatter::<f32>(LEN / NODE).prepare()?;
+        let mut add = across.all_reduce::<f32>(LEN / NODE).in_place().prepare()?;
+        let mut gather = local.all_gather::<f32>(LEN / NODE).prepare()?;
+        for start in 0..3 {
+            let value = |rank: usize, at: usize| (rank * 10 + at % 7 + start) as f32;
+            let input = scatter.input_mut()?;
+            input.iter_mut().enumerate().for_each(|(at, one)| *one = value(me, at));
+            scatter.run()?;
+            add.input_mut()?.copy_from_slice(scatter.output()?);
+            add.run()?;
+            gather.input_mut()?.copy_from_slice(add.output()?);
+            gather.run()?;
+            let expected = |at| (0..3 * NODE).map(|rank| value(rank, at)).sum::<f32>();
+            assert!(gather.output()?.iter().enumerate().all(|(at, sum)| *sum == expected(at)));
+        }
+        drop((scatter, add, gather));
+        local.close()?;
+        across.close()
+    });
+}
+
 #[test]
 fn ranks_with_different_operators_and_types_without_one_are_refused() {
     let texts = group::in_group(2, |group| {

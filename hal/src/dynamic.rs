@@ -568,6 +568,7 @@ fn typed_op<'a, L: Region, R: 'static>(
 ///
 /// Collecting an emptied vector in place keeps its buffer, so a start allocates nothing.
 fn recycle<T, U>(mut values: Vec<T>) -> Vec<U> {
+    const { assert!(size_of::<T>() == size_of::<U>()) };
     values.clear();
     values.into_iter().map(|_| unreachable!("cleared above")).collect()
 }

@@ -86,7 +86,7 @@ pub enum Op<'a, L, R> {
     ///
     /// Only an engine that has [prepared](CopyEngine::prepare_reduce) reductions runs it.
     Reduce {
-        /// The destination, which may be one of the sources.
+        /// The destination, which may be one of the sources and overlaps no other.
         dst: At<'a, L>,
         /// The sources in the order in which they are combined, at least one.
         srcs: &'a [At<'a, L>],
@@ -213,8 +213,8 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// Returns the capabilities and limits of the engine, which never change.
     fn caps(&self) -> &Caps;
 
-    /// Prepares the engine for [reductions](Op::Reduce), and returns what runs them. Returns `None` if the engine cannot reduce, so
-    /// that the caller combines the memory by itself.
+    /// Prepares the engine for [reductions](Op::Reduce), and returns what runs them. Returns `None` if the engine cannot reduce;
+    /// the caller then combines the memory.
     ///
     /// # Errors
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if the device or its driver refuses the code for reductions; the error of the

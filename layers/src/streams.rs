@@ -122,7 +122,7 @@ impl<F: Fabric> StoredOp<F> {
             Op::Wait { flag, value, reset } => {
                 Self::Wait { flag: (flag.region, flag.word), value, reset }
             }
-            Op::Reduce { .. } => unreachable!("the layer prepares no reductions"),
+            Op::Reduce { .. } => unreachable!("`submit` refuses reductions"),
         }
     }
 
@@ -296,6 +296,10 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
                 "a slice has {seen} ops, expected at most {expected} (slice_ops_max of the \
                  engine); split it into several slices"
             );
+            return Err(Error::layer(ErrorKind::InvalidArgument, text));
+        }
+        if ops.iter().any(|op| matches!(op, Op::Reduce { .. })) {
+            let text = "a reduction was submitted to a layer that passes none on (prepare_reduce returns None)";
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
         let stream = self.forked.as_ref().unwrap_or(&self.own);

@@ -52,6 +52,7 @@ enum Content {
     Sum {
         generators: Vec<Rng>,
         dtype: DType,
+        mask: u64,
     },
 }
 
@@ -72,9 +73,10 @@ impl TestData {
     }
 
     /// Returns the sum of the contributions with these numbers.
-    fn sum(&self, numbers: impl Iterator<Item = usize>, dtype: DType) -> Block {
+    fn sum(&self, numbers: impl Iterator<Item = usize>, dtype: DType, ranks: usize) -> Block {
         let generators = numbers.map(|number| self.generator(number)).collect();
-        Block { data: *self, number: 0, content: Content::Sum { generators, dtype }, offset: 0 }
+        let content = Content::Sum { generators, dtype, mask: mask(dtype, ranks) };
+        Block { data: *self, number: 0, content, offset: 0 }
     }
 
     /// Neighbouring block numbers give unrelated bytes, because each number is mixed in by a generator of its own.
@@ -122,10 +124,9 @@ impl Content {
     fn fill(&mut self, piece: &mut [u8]) {
         match self {
             Self::Random(generator) => generator.fill(piece),
-            Self::Sum { generators, dtype } => {
-                let mask = if is_float(*dtype) { 7 } else { u64::MAX };
+            Self::Sum { generators, dtype, mask } => {
                 for element in piece.chunks_exact_mut(dtype.bytes()) {
-                    let values = generators.iter_mut().map(|generator| generator.u64(..) & mask);
+                    let values = generators.iter_mut().map(|generator| generator.u64(..) & *mask);
                     let sum = values.fold(0, u64::wrapping_add);
                     element.copy_from_slice(&encode(*dtype, sum)[..dtype.bytes()]);
                 }
@@ -134,8 +135,15 @@ impl Content {
     }
 }
 
-fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
+/// Returns the bits of an element that are random, so that floating-point numbers hold the sum of all ranks exactly.
+fn mask(dtype: DType, ranks: usize) -> u64 {
+    let largest = match dtype {
+        DType::Bf16 => 1 << 8,
+        DType::F16 => 1 << 11,
+        DType::F32 | DType::F64 => 1 << 24,
+        _ => return u64::MAX,
+    };
+    [7, 3, 1].into_iter().find(|mask| mask * ranks as u64 <= largest).unwrap_or(0)
 }
 
 /// Returns the bytes of an element, whose value is a small integer if it is a floating-point number.
@@ -170,7 +178,7 @@ impl Numbering {
             false => self.rank * self.ranks + index,
         };
         match self.collective.is_reduction() {
-            true => data.sum([number].into_iter(), self.dtype),
+            true => data.sum([number].into_iter(), self.dtype, self.ranks),
             false => data.block(number),
         }
     }
@@ -190,7 +198,7 @@ impl Numbering {
             true => from,
             false => from * ranks + rank,
         };
-        collective.is_reduction().then(|| data.sum((0..ranks).map(number), dtype))
+        collective.is_reduction().then(|| data.sum((0..ranks).map(number), dtype, ranks))
     }
 }
 

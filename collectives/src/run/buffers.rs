@@ -356,8 +356,8 @@ impl OperationBuffers {
         }
     }
 
-    /// Returns the buffers in which contributions are added.
-    pub(crate) fn added(&self) -> impl Iterator<Item = &RankRegions> {
+    /// Returns the inputs, the outputs and the inbox that this rank has.
+    pub(crate) fn data_buffers(&self) -> impl Iterator<Item = &RankRegions> {
         let buffers = self.inputs.iter().chain(&self.outputs).chain([&self.inbox]);
         buffers.filter(|buffer| buffer.local.is_some())
     }

@@ -211,7 +211,7 @@ impl Lane {
                 1
             } else {
                 let rest = &self.program.steps[next..];
-                let most = rest.len().min(self.port.caps().slice_ops_max);
+                let most = steps_of_ops(rest, self.port.caps().slice_ops_max);
                 let slice = &rest[..steps_before_wait(&rest[..most])];
                 // SAFETY: the caller guarantees the contract of `Port::submit`.
                 match unsafe { self.port.submit(slice, Start::Captured) } {
@@ -322,7 +322,7 @@ impl Lane {
     }
 
     /// A slice of steps ends before the next wait if the engine cannot queue waits, and before the next addition if the thread
-    /// adds. If steps are timed, each op is a slice of its own.
+    /// adds. A lane whose steps are timed submits each op as a slice of its own.
     fn slice_len(&self, rest: &[BoundStep]) -> usize {
         let caps = self.port.caps();
         let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };

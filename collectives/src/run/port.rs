@@ -93,7 +93,7 @@ pub(crate) struct EnginePort {
     engine: DynEngine,
     backend: BackendId,
     buffers: Arc<OperationBuffers>,
-    // The vectors are empty between calls, so that only their allocations are reused.
+    // The contents of the vectors are not used after a call, only their allocations.
     ops: Ops<'static>,
     sources: Vec<At<'static, DynRegion>>,
     addresses: Vec<*const u8>,
@@ -301,6 +301,7 @@ pub(crate) fn slices(
 ///
 /// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates nothing.
 pub(crate) fn recycle<T, U>(mut values: Vec<T>) -> Vec<U> {
+    const { assert!(size_of::<T>() == size_of::<U>()) };
     values.clear();
     values.into_iter().map(|_| unreachable!("cleared above")).collect()
 }

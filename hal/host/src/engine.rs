@@ -210,9 +210,13 @@ impl QueuedOp {
                 (reached, 0)
             }
             Self::Reduce { dst, number, bytes, reduction } => {
-                // Whole elements of any type. A small reduction is run at once, as a small copy.
-                let most = (bytes_max / *number).max(WAKE_DELAY_BYTES_MAX.min(bytes_max));
-                let now = (*bytes).min(most - most % WORD_BYTES as usize);
+                // Whole elements of any type.
+                let word = WORD_BYTES as usize;
+                let most = (bytes_max / *number).max(word).min(bytes_max);
+                let now = (*bytes).min(most - most % word);
+                if now.saturating_mul(*number) > WAKE_DELAY_BYTES_MAX {
+                    pending_wakes.flush();
+                }
                 let of_this = &mut sources.0.make_contiguous()[..*number];
                 // SAFETY: The check of the slice bounded the spans, and `submit` has checked that they are aligned. The contract of
                 // `submit` keeps the regions alive and excludes races.
@@ -263,6 +267,7 @@ unsafe impl CopyEngine for Engine {
 
     fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
         self.state.set_reducer(Some(REDUCER));
+        self.sources.0.reserve(REDUCER.sources_max);
         Ok(Some(REDUCER))
     }
 

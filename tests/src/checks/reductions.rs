@@ -110,14 +110,18 @@ fn sum() -> Reduction {
     Reduction::new(Operator::Sum, DType::U8).expect("bytes have a sum")
 }
 
-/// Copies blocks to places of the own rank and adds them at once, in one slice; the sum replaces one of its sources.
+/// Copies blocks to places of the own rank and adds them at once, in one slice; the sum replaces one of its sources. The same bytes
+/// are also put to a peer, from where an engine may copy them back.
 ///
 /// # Errors
 /// If the backend breaks the sentence.
 pub fn a_reduction_follows_the_copies_to_oneself_before_it<H: Harness>(harness: &H) -> Outcome {
-    on_each(harness, [1, 2], |me| {
-        let block = aligned(&me.caps, 300_000);
+    on_each(harness, 1..=3, |me| {
+        let block = aligned(&me.caps, 700_000);
         let (source, memory) = (me.bytes(2 * block)?, me.bytes(2 * block)?);
+        // Each rank writes to a part of its own.
+        let beside = me.bytes(2 * block * me.ranks as u64)?;
+        let part = 2 * block * me.me as u64;
         let places = [0, block].map(|offset| at(&memory.local, offset));
         let mut engine = prepared(me)?;
         for round in 0..4 {
@@ -127,7 +131,13 @@ pub fn a_reduction_follows_the_copies_to_oneself_before_it<H: Harness>(harness: 
             let copies =
                 [0, block].map(|offset| put((own, offset), (&source.local, offset), block));
             let add = Op::Reduce { dst: places[0], srcs: &places, bytes: block, reduction: sum() };
-            engine.run(&[copies[0], copies[1], add])?;
+            let peers = (1..me.ranks).map(|steps| &beside.remote[me.rank_after(steps)]);
+            let puts = [0, block].into_iter().flat_map(|at| {
+                let source = &source.local;
+                peers.clone().map(move |peer| put((peer, part + at), (source, at), block))
+            });
+            let ops: Vec<_> = copies.into_iter().chain(puts).chain([add]).collect();
+            engine.run(&ops)?;
             let (first, second) = sent.split_at(block as usize);
             let expected = reduced(sum(), &[first.to_vec(), second.to_vec()]);
             me.ensure_bytes("a sum behind copies", &memory.local, 0, &expected)?;

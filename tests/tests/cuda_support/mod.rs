@@ -13,9 +13,10 @@ pub(crate) use peerlane_cuda::{Context, Fabric, Local, Options};
 
 use crate::support::machine::Machine;
 
-/// The kinds of engines that there are.
 /// Whether the engines run reductions.
 pub(crate) const REDUCES: bool = true;
+
+/// The kinds of engines that there are.
 pub(crate) const ENGINES: &[&str] = &["streams"];
 
 /// Why there are no such engines here.

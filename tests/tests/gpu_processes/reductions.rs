@@ -46,7 +46,7 @@ pub(crate) fn cases() -> Vec<Case> {
 fn refused(test_rank: &mut TestRank) -> Outcome {
     let error = test_rank.group.all_reduce::<u32>(100).prepare().map(drop).unwrap_err();
     let text = error.to_string();
-    let names_reason = text.contains("the engines of the device do not add");
+    let names_reason = text.contains("engines of this fabric do not add");
     check(error.kind() == ErrorKind::Unavailable && names_reason, || text)
 }
 

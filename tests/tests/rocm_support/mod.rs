@@ -14,9 +14,10 @@ use peerlane_simulated_driver::Rocm;
 
 use crate::support::machine::Machine;
 
-/// The kinds of engines that there are.
 /// Whether the engines run reductions.
 pub(crate) const REDUCES: bool = false;
+
+/// The kinds of engines that there are.
 pub(crate) const ENGINES: &[&str] = &["streams", "sdma"];
 
 /// Why there are no such engines here.

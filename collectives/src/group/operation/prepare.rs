@@ -349,7 +349,7 @@ impl Preparation {
                 let reducer = engine.prepare_reduce();
                 let reducer = reducer.map_err(|e| Error::of_fabric("prepare additions", e))?;
                 lane.reducer = reducer;
-                check_adder(spec, reducer, layout.ranks(), view)?;
+                check_adder(spec, (reducer, lane.caps.kind), layout.ranks(), view)?;
             }
             let bytes = starts
                 .iter()
@@ -539,7 +539,7 @@ fn compute_bytes(
 /// Checks that the engine or a thread of this rank can add the contributions.
 fn check_adder(
     spec: &OperationSpec,
-    reducer: Option<Reducer>,
+    (reducer, kind): (Option<Reducer>, &str),
     ranks: usize,
     buffers: &OperationBuffers,
 ) -> Result<(), Error> {
@@ -554,13 +554,13 @@ fn check_adder(
         return Ok(());
     }
     let on_device = |buffer: &&RankRegions| buffer.memory().0.space() == Space::Device;
-    if buffers.added().find(on_device).is_some() {
+    if buffers.data_buffers().find(on_device).is_some() {
         return unavailable(format!(
-            "{name} adds in device memory, but the engines of the device do not add; use memory of the host"
+            "{name} adds in device memory, but {kind} engines of this fabric do not add; use memory of the host"
         ));
     }
     if spec.capturable {
-        let text = format!("capturable is set, expected it off in {name} that a thread adds");
+        let text = format!("capturable is set, expected it off, because a thread adds in {name}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     Ok(())

@@ -445,7 +445,7 @@ pub trait CopyCalls: StreamCalls {
     ) -> Result<(), Self::Error>;
 }
 
-/// Enqueues reductions of device memory on a stream. The methods that are given are those of a device without code for them.
+/// Enqueues reductions of device memory on a stream. The default methods are for a device without code for them.
 pub trait ReduceCalls: StreamCalls {
     /// Loads the code for reductions, and returns what runs it.
     ///

@@ -106,7 +106,7 @@ pub struct EngineSetup {
     pub staged: bool,
     /// The peers that use the same device as this rank.
     pub on_device: Vec<Rank>,
-    /// The largest number of blocks of threads that run a reduction, or `None` for the number that the device needs.
+    /// The largest number of blocks of threads that run a reduction, or `None` for the number that the device suggests.
     pub reduce_blocks: Option<u32>,
 }
 

@@ -143,6 +143,7 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
             }
             Op::Reduce { bytes: 0, .. } => {}
             Op::Reduce { dst, srcs, bytes, reduction } => {
+                totals.reduces = true;
                 let first = sources.len();
                 sources.extend(srcs.iter().map(|src| src.region.address_at(src.offset)));
                 let dst = dst.region.address_at(dst.offset);
@@ -269,6 +270,7 @@ pub(super) struct SliceTotals {
     pub(super) own_bytes_max: u64,
     pub(super) peer_bytes_max: u64,
     pub(super) more_copies: usize,
+    pub(super) reduces: bool,
 }
 
 /// Assigns a stream to each copy; index 0 is the main stream, the others are side streams.
@@ -394,6 +396,8 @@ impl SelfCopy {
             Self::Local => false,
             Self::Link => true,
         };
+        // A reduction waits for the stream of self copies, and not for those of peers.
+        let back = back && !totals.reduces;
         let back_from = if peer_streams > 1 { CopyBackFrom::Second } else { CopyBackFrom::First };
         back.then_some(back_from)
     }
@@ -410,7 +414,7 @@ pub(super) enum LinkCopy {
 /// Marks the copies of a slice that take part in self copies over the link. Without `back_from`, all marks
 /// are [`LinkCopy::None`].
 ///
-/// Between two waits or reductions either all self copies go over the link or none, and none if two destinations overlap.
+/// Between two waits either all self copies go over the link or none, and none if two destinations overlap.
 /// So the order of self copies never matters.
 pub(super) fn mark_link_copies(
     back_from: Option<CopyBackFrom>,
@@ -422,8 +426,7 @@ pub(super) fn mark_link_copies(
     let Some(back_from) = back_from else { return };
     let mut begin = 0;
     while begin < steps.len() {
-        let ends = |step: &Step| matches!(step, Step::Wait { .. } | Step::Reduce { .. });
-        let length = steps[begin..].iter().position(ends);
+        let length = steps[begin..].iter().position(|step| matches!(step, Step::Wait { .. }));
         let end = length.map_or(steps.len(), |length| begin + length);
         if mark_between_waits(back_from, &steps[begin..end], &mut marks[begin..end]).is_none() {
             marks[begin..end].fill(LinkCopy::None);
