@@ -147,6 +147,18 @@ pub unsafe extern "C" fn ncclAllGather(
     result(comm.gather(input, output, count, stream))
 }
 
+/// Exports calls that this library refuses: it has no arithmetic.
+macro_rules! refused {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> c_int {
+            INVALID_USAGE
+        }
+    )*};
+}
+
+refused! { ncclAllReduce ncclReduceScatter ncclReduce }
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(address: *mut u64, bytes: usize) -> c_int {
     // SAFETY: as in `ncclCommInitRankConfig`.

@@ -173,8 +173,9 @@ impl Case {
     }
 
     fn timeout(self) -> Duration {
-        // A group that is being opened has no start.
-        let opens = [Phase::Joined, Phase::Connecting, Phase::Opened, Phase::Preparing];
+        // Neither a group that is being opened nor an operation that is being prepared has the timeout of a start.
+        let opens =
+            [Phase::Joined, Phase::Connecting, Phase::Opened, Phase::Preparing, Phase::Importing];
         let is_short = self.end == End::Stopped && opens.contains(&self.phase);
         if is_short || self.phase == Phase::BeforeJoin { SHORT_TIMEOUT } else { KILLED_TIMEOUT }
     }
