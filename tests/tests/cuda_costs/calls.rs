@@ -125,7 +125,10 @@ pub(crate) fn calls(test_rank: &mut TestRank) -> Outcome {
         if looks.iter().any(|looks| *looks > LOOKS_MAX * STARTS as u64) {
             let _ = write!(wrong, "{form:?}: {LOOKS:?} {looks:?}; ");
         }
-        for (call, calls) in UNUSED.iter().zip(during(2)).filter(|(_, calls)| *calls > 0) {
+        // The thread of the watchdog may look meanwhile; a start that did so would do it every time.
+        let most = |call: &str| if call == "cuCtxSetCurrent" { STARTS as u64 / 2 } else { 0 };
+        let used = UNUSED.iter().zip(during(2)).filter(|(call, calls)| *calls > most(call));
+        for (call, calls) in used {
             let _ = write!(wrong, "{form:?}: {calls} calls of {call}, expected none; ");
         }
     }
