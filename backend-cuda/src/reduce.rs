@@ -1,7 +1,7 @@
 //! Runs reductions with the kernels of `kernels/reduce.cu`.
 //!
 //! The driver compiles their PTX for its device when the first operation with a reduction is prepared, and caches the result.
-//! Users need no compiler and no runtime library.
+//! Neither nvcc nor the CUDA runtime library is needed.
 
 use std::ffi::{CStr, CString, c_void};
 
@@ -50,7 +50,7 @@ struct Sources([DevicePtr; SOURCES_MAX]);
 #[derive(Debug, PartialEq, Eq)]
 struct Recipe {
     kernel: (usize, usize),
-    /// Is combined with the elements by an exclusive or when they are loaded and stored.
+    /// The mask with which the kernel combines all words by an exclusive or when it loads and stores them.
     flip: u64,
     divides: bool,
 }
@@ -69,11 +69,10 @@ impl Recipe {
         let bits = 8 * dtype.bytes();
         let sign =
             (0..u64::BITS as usize / bits).fold(0, |sign, at| sign | 1 << (bits * (at + 1) - 1));
-        let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
         let order = if dtype == kernel_type { 0 } else { sign };
         let flip = match operator {
             Operator::Max => order,
-            Operator::Min if is_float => sign,
+            Operator::Min if dtype.is_float() => sign,
             Operator::Min => !order,
             _ => 0,
         };

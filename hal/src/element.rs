@@ -76,6 +76,11 @@ impl DType {
         }
     }
 
+    /// Returns whether the elements are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F8E4M3 | Self::F8E5M2 | Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+
     /// Returns the size of one element in bytes, which is also its alignment.
     pub const fn bytes(self) -> usize {
         match self {

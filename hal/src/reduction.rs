@@ -63,7 +63,7 @@ pub struct Reduction {
 /// An error that says why a type of elements has no such reduction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoReduction {
-    /// Elements of this type cannot be combined.
+    /// The type has no arithmetic, as 8-bit floating-point numbers.
     #[error("dtype is {0}, expected an integer, f16, bf16, f32 or f64 in a reduction")]
     Elements(DType),
     /// Integers of this type have no average.
@@ -80,11 +80,12 @@ impl Reduction {
     /// # Errors
     /// Returns [`NoReduction`] for 8-bit floating-point numbers, and for averages of integers.
     pub const fn new(operator: Operator, dtype: DType) -> Result<Self, NoReduction> {
-        match (operator, dtype) {
-            (_, DType::F8E4M3 | DType::F8E5M2) => Err(NoReduction::Elements(dtype)),
-            (_, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
-            | (Operator::Sum | Operator::Max | Operator::Min, _) => Ok(Self { operator, dtype }),
-            (Operator::Average, _) => Err(NoReduction::Average(dtype)),
+        match operator {
+            _ if matches!(dtype, DType::F8E4M3 | DType::F8E5M2) => {
+                Err(NoReduction::Elements(dtype))
+            }
+            Operator::Average if !dtype.is_float() => Err(NoReduction::Average(dtype)),
+            _ => Ok(Self { operator, dtype }),
         }
     }
 

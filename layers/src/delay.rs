@@ -145,7 +145,7 @@ unsafe impl<F: Fabric> CopyEngine for Delay<F> {
         &self.caps
     }
 
-    /// Returns `None`, because the layer does not pass reductions on.
+    /// Returns `None`, because this layer does not support reductions.
     fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error> {
         Ok(None)
     }

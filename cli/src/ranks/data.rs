@@ -135,7 +135,7 @@ impl Content {
     }
 }
 
-/// Returns the bits of an element that are random, so that floating-point numbers hold the sum of all ranks exactly.
+/// Returns the mask of the random bits of an element. It keeps floating-point numbers so small that the sum over all ranks is exact.
 fn mask(dtype: DType, ranks: usize) -> u64 {
     let largest = match dtype {
         DType::Bf16 => 1 << 8,

@@ -58,7 +58,7 @@ pub(crate) fn run() -> Outcome {
     Err(format!("tidy: {} findings", findings.len()).into())
 }
 
-/// The PTX of the kernels is that of their source.
+/// Checks that the PTX of the kernels was generated from their source.
 fn check_kernels(tree: &Tree) -> Vec<Finding> {
     let text = |path| {
         let mut files = tree.files().iter();

@@ -161,7 +161,8 @@ impl NcclPath {
         self.state.as_ref().err().map(String::as_str)
     }
 
-    /// Returns NCCL's collective with the input blocks of this rank, whose lengths are given; `None` if NCCL refuses it.
+    /// Returns NCCL's collective and the input blocks of this rank, which have the lengths `block_bytes`. Returns `None` if NCCL
+    /// refuses the path.
     pub(super) fn at(
         &self,
         options: &Options,

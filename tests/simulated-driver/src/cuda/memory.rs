@@ -100,7 +100,6 @@ calls! {
         options: *const c_int,
         values: *const *mut c_void,
     ) => kernel::load::<Cuda>(module, text, (count, options, values));
-    [Cuda cuModuleUnload](module: usize) => kernel::unload::<Cuda>(module);
     [Cuda cuModuleGetFunction](function: Out<'_, usize>, module: usize, name: *const c_char) =>
         kernel::function::<Cuda>(function, module, name);
     [Cuda cuLaunchKernel](

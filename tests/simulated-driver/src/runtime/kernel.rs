@@ -54,11 +54,6 @@ pub(crate) fn load<A: Api>(
     store(module, MODULES.insert(Arc::new(names)))
 }
 
-pub(crate) fn unload<A: Api>(module: usize) -> Outcome {
-    A::current()?;
-    MODULES.remove(module).map(drop)
-}
-
 pub(crate) fn function<A: Api>(
     function: Out<'_, usize>,
     module: usize,
