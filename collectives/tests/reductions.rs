@@ -200,6 +200,16 @@ fn results_are_equal_to_the_reference_bit_by_bit() {
     }
 }
 
+/// Proves and runs 10,000 random reductions, which takes minutes: `cargo test --release -p peerlane-collectives --test reductions
+/// -- --ignored`.
+#[test]
+#[ignore = "takes minutes"]
+fn ten_thousand_random_reductions() {
+    for ranks in 1..=64 {
+        run_random(ranks, if ranks <= 16 { 500 } else { 42 });
+    }
+}
+
 #[test]
 fn many_ranks_reduce() {
     for ranks in [16, 33, 64] {

@@ -385,8 +385,8 @@ mod tests {
         expected: impl Fn(Operator, &[T]) -> Option<T>,
     ) {
         let rng = &mut fastrand::Rng::with_seed(dtype as u64);
-        for ranks in 1..=9 {
-            for count in [0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
+        for ranks in 1..=64 {
+            for count in [rng.usize(..9), BLOCK - 1, BLOCK, BLOCK + 1, 3 * rng.usize(..BLOCK)] {
                 let sources: Vec<Vec<T>> =
                     (0..ranks).map(|_| (0..count).map(|_| random(rng)).collect()).collect();
                 for operator in Operator::ALL {
