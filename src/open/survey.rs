@@ -3,7 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cfg_if::cfg_if;
 use peerlane_hal::ErrorKind;
 
 use crate::Error;
@@ -214,57 +213,56 @@ pub(super) fn gpus_text(count: usize) -> String {
     if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") }
 }
 
+#[cfg(feature = "cuda")]
 fn cuda_devices() -> Result<Vec<Device>, NoGpus> {
-    cfg_if! {
-        if #[cfg(feature = "cuda")] {
-            let devices = peerlane_cuda::discover().map_err(|error| match error {
-                peerlane_cuda::Error::Absent { text, .. } => NoGpus::Absent(text),
-                error => NoGpus::Broken(error.to_string()),
-            })?;
-            let device = |device: peerlane_cuda::Device| {
-                let product = Some(device.name);
-                Device { product, ..Device::new(device.ordinal, device.pci_bus_id) }
-            };
-            Ok(devices.into_iter().map(device).collect())
-        } else {
-            not_built_in(Backend::Cuda).map_err(NoGpus::Absent)
-        }
-    }
+    let devices = peerlane_cuda::discover().map_err(|error| match error {
+        peerlane_cuda::Error::Absent { text, .. } => NoGpus::Absent(text),
+        error => NoGpus::Broken(error.to_string()),
+    })?;
+    let device = |device: peerlane_cuda::Device| {
+        let product = Some(device.name);
+        Device { product, ..Device::new(device.ordinal, device.pci_bus_id) }
+    };
+    Ok(devices.into_iter().map(device).collect())
 }
 
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Result<Vec<Device>, NoGpus> {
+    not_built_in(Backend::Cuda).map_err(NoGpus::Absent)
+}
+
+#[cfg(feature = "rocm")]
 fn rocm_devices() -> Result<Vec<Device>, NoGpus> {
-    cfg_if! {
-        if #[cfg(feature = "rocm")] {
-            let devices = peerlane_rocm::discover().map_err(|error| match error {
-                peerlane_rocm::Error::Absent { text, .. } => NoGpus::Absent(text),
-                error => NoGpus::Broken(error.to_string()),
-            })?;
-            let device = |device: peerlane_rocm::Device| {
-                let product = Some(device.name);
-                Device { product, ..Device::new(device.ordinal, device.pci.to_string()) }
-            };
-            Ok(devices.into_iter().map(device).collect())
-        } else {
-            not_built_in(Backend::Rocm).map_err(NoGpus::Absent)
-        }
-    }
+    let devices = peerlane_rocm::discover().map_err(|error| match error {
+        peerlane_rocm::Error::Absent { text, .. } => NoGpus::Absent(text),
+        error => NoGpus::Broken(error.to_string()),
+    })?;
+    let device = |device: peerlane_rocm::Device| {
+        let product = Some(device.name);
+        Device { product, ..Device::new(device.ordinal, device.pci.to_string()) }
+    };
+    Ok(devices.into_iter().map(device).collect())
 }
 
+#[cfg(not(feature = "rocm"))]
+fn rocm_devices() -> Result<Vec<Device>, NoGpus> {
+    not_built_in(Backend::Rocm).map_err(NoGpus::Absent)
+}
+
+#[cfg(feature = "rdma")]
 fn rdma_devices() -> Result<Vec<Device>, String> {
-    cfg_if! {
-        if #[cfg(feature = "rdma")] {
-            let devices = peerlane_rdma::discover().map_err(|error| error.to_string())?;
-            if devices.is_empty() {
-                return Err("this machine has no RDMA device; run `peerlane doctor` for details".to_owned());
-            }
-            let device = |(ordinal, device): (u32, peerlane_rdma::Device)| {
-                Device::new(ordinal, device.name)
-            };
-            Ok((0..).zip(devices).map(device).collect())
-        } else {
-            not_built_in(Backend::Rdma)
-        }
+    let devices = peerlane_rdma::discover().map_err(|error| error.to_string())?;
+    if devices.is_empty() {
+        return Err("this machine has no RDMA device; run `peerlane doctor` for details".to_owned());
     }
+    let device =
+        |(ordinal, device): (u32, peerlane_rdma::Device)| Device::new(ordinal, device.name);
+    Ok((0..).zip(devices).map(device).collect())
+}
+
+#[cfg(not(feature = "rdma"))]
+fn rdma_devices() -> Result<Vec<Device>, String> {
+    not_built_in(Backend::Rdma)
 }
 
 #[cfg(not(all(feature = "cuda", feature = "rocm", feature = "rdma")))]

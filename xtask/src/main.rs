@@ -11,6 +11,7 @@
 //! | `bench` | measurements, their goals and the pages under docs/perf |
 //! | `bindgen` | bindings to HIP and the HSA runtime |
 //! | `kernels` | the PTX of the CUDA kernels |
+//! | `package` | the packaged crates, built as by a user |
 //! | `rocm` | releases of ROCm, fetched from Debian |
 //! | `workspace` | the packages and the program of the workspace |
 
@@ -23,6 +24,7 @@ mod bindgen;
 mod ci;
 mod deps;
 mod kernels;
+mod package;
 mod rocm;
 mod test;
 mod tidy;
@@ -61,6 +63,8 @@ enum Task {
     Tidy,
     /// Checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
     Deps,
+    /// Packages the crates that are published, and builds them from the packages alone.
+    Package,
     /// Measures Peerlane and other libraries, and writes docs/perf.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Task::Kernels { from } => kernels::run(from.as_deref()),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
+        Task::Package => package::run(),
         Task::Bench(bench) => bench::run(bench),
     };
     match outcome {
