@@ -82,7 +82,30 @@ pub mod planning {
     pub use peerlane_collectives::{cost, layout, plan, schedule, verify};
 }
 
-/// Runs the examples of the README as tests.
+/// Runs the examples of the README and of the book as tests.
 #[cfg(all(doctest, feature = "host"))]
-#[doc = include_str!("../README.md")]
-mod readme {}
+mod documentation {
+    macro_rules! pages {
+        ($($name:ident $page:literal)*) => {
+            $(#[doc = include_str!($page)] mod $name {})*
+        };
+    }
+
+    pages! {
+        readme "../README.md"
+        introduction "../docs/book/introduction.md"
+        getting_started "../docs/book/getting-started.md"
+        concepts "../docs/book/concepts.md"
+        runtime "../docs/book/uses/runtime.md"
+        operator "../docs/book/uses/operator.md"
+        porter "../docs/book/uses/porter.md"
+        host "../docs/book/backends/host.md"
+        cuda "../docs/book/backends/cuda.md"
+        rocm "../docs/book/backends/rocm.md"
+        rdma "../docs/book/backends/rdma.md"
+        troubleshooting "../docs/book/troubleshooting.md"
+        performance "../docs/book/performance.md"
+        comparison "../docs/book/comparison.md"
+        reference "../docs/book/reference.md"
+    }
+}

@@ -9,6 +9,7 @@
 //! | `tidy` | the rules of the tree |
 //! | `deps` | licences, advisories and the oldest Rust |
 //! | `bench` | measurements, their goals and the pages under docs/perf |
+//! | `book` | the book under docs/book |
 //! | `bindgen` | bindings to HIP and the HSA runtime |
 //! | `kernels` | the PTX of the CUDA kernels |
 //! | `package` | the packaged crates, built as by a user |
@@ -21,6 +22,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod bindgen;
+mod book;
 mod ci;
 mod deps;
 mod kernels;
@@ -63,6 +65,8 @@ enum Task {
     Tidy,
     /// Checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
     Deps,
+    /// Builds the book under docs/book, and checks its links.
+    Book,
     /// Packages the crates that are published, and builds them from the packages alone.
     Package,
     /// Measures Peerlane and other libraries, and writes docs/perf.
@@ -78,6 +82,7 @@ fn main() -> ExitCode {
         Task::Kernels { from } => kernels::run(from.as_deref()),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
+        Task::Book => book::run(),
         Task::Package => package::run(),
         Task::Bench(bench) => bench::run(bench),
     };

@@ -15,6 +15,7 @@ use peerlane::planning::{schedule, verify};
 use peerlane::topology::Topology;
 use serde::{Deserialize, Serialize};
 
+use super::drawing;
 use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::report::pretty_json;
@@ -105,6 +106,11 @@ impl Document {
             text += &layout_text(layout);
         }
         text
+    }
+
+    /// Returns a drawing of the plans, which are those of all ranks.
+    pub(super) fn svg(&self) -> String {
+        drawing::svg(&self.plans)
     }
 
     pub(super) fn json(&self) -> Result<String> {

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::report::print;
 
 mod document;
+mod drawing;
 mod options;
 
 use document::Document;
@@ -14,6 +15,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return print(&document::check(path)?);
     }
     let document = Document::make(options)?;
+    if let Some(svg) = &options.svg {
+        svg.write(&document.svg())?;
+    }
     let text = if options.plan.json { document.json()? } else { document.text() };
     print(&text)
 }

@@ -9,6 +9,7 @@ use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_ranks};
+use crate::report::OutputFile;
 use crate::units::Size;
 
 /// The maximum number of chunks in all plans that are printed or verified, because verifying more takes minutes.
@@ -44,6 +45,11 @@ pub(crate) struct Options {
     /// each rank, such as 1M,2M; this also prints byte offsets
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) block_bytes: Vec<Size>,
+    /// Draw the copies of all ranks into FILE.svg: ranks are columns, and copies are arrows, in the order in which flags let
+    /// them begin
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "rank")]
+    #[arg(value_parser = OutputFile::parser("--svg", "svg"))]
+    pub(super) svg: Option<OutputFile>,
     /// Print the plan of this rank only, such as 0; the plans of all ranks are verified in any case,
     /// unless they are too large
     #[arg(long, default_value = "all", value_name = "RANK")]
@@ -53,7 +59,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
         "collective", "root", "ranks", "nodes", "tiers", "algorithm", "chunks", "in_place", "outputs", "flags", "block_bytes", "rank",
-        "json",
+        "json", "svg",
     ])]
     pub(super) check: Option<PathBuf>,
 }

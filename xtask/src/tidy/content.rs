@@ -114,9 +114,12 @@ fn links(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Returns the paths that a line links to. Web pages, sections of the same page and Rust items are left out.
-fn link_targets(line: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+    let definition = line.starts_with('[').then(|| line.split_once("]: ")).flatten();
+    let definition = definition.map(|(_, target)| target).filter(|target| !target.contains(' '));
     targets
+        .chain(definition)
         .filter(|target| !target.contains("://") && !target.contains("::"))
         .filter_map(|target| target.split('#').next())
         .filter(|target| !target.is_empty())

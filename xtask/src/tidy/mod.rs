@@ -15,6 +15,8 @@ mod content;
 mod mirror;
 mod names;
 
+pub(crate) use content::link_targets;
+
 /// A violation of a rule, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Finding {

@@ -1,0 +1,167 @@
+//! `cargo xtask book`: builds the book with mdBook, and checks all links of its pages.
+//!
+//! The summary lists pages of the whole tree, while mdBook reads one folder. So the pages and the files that they link to are
+//! copied below target/book, at the same places relative to each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+use crate::tidy::link_targets;
+use crate::workspace;
+use peerlane_rxe_vm::process::{self, Outcome};
+
+const FOLDER: &str = "docs/book";
+
+pub(crate) fn run() -> Outcome {
+    if !process::answers(Command::new("mdbook").arg("--version")) {
+        let how = "cargo install --locked --no-default-features mdbook";
+        return Err(format!("mdbook is missing; run `{how}`").into());
+    }
+    let metadata = workspace::members()?;
+    let root = metadata.workspace_root.as_std_path();
+    let book = metadata.target_directory.as_std_path().join("book");
+    if book.exists() {
+        fs::remove_dir_all(&book)?;
+    }
+    copy_pages(root, &book.join("src"))?;
+    for name in ["book.toml", "book.css"] {
+        fs::copy(root.join(FOLDER).join(name), book.join(name))?;
+    }
+    process::run(Command::new("mdbook").arg("build").arg(&book))?;
+
+    let html = book.join("html");
+    let dead = dead_links(&html)?;
+    if !dead.is_empty() {
+        return Err(format!("links that lead nowhere:\n{}", dead.join("\n")).into());
+    }
+    println!("the book is {}", html.join("index.html").display());
+    Ok(())
+}
+
+/// Copies the pages of the summary and the files that they link to or include, and writes a summary relative to `to`.
+fn copy_pages(root: &Path, to: &Path) -> Outcome {
+    let mut summary = fs::read_to_string(root.join(FOLDER).join("SUMMARY.md"))?;
+    let links: BTreeSet<String> =
+        summary.lines().flat_map(link_targets).map(str::to_owned).collect();
+    let mut files = BTreeSet::new();
+    for link in links {
+        let page = normal(&Path::new(FOLDER).join(&link));
+        let text = fs::read_to_string(root.join(&page))
+            .map_err(|error| format!("{}: {error}", page.display()))?;
+        let includes =
+            text.split("{{#include ").skip(1).filter_map(|rest| rest.split([':', '}']).next());
+        let targets = text.lines().flat_map(link_targets).chain(includes);
+        let folder = page.parent().unwrap_or(Path::new(""));
+        files.extend(targets.map(|target| normal(&folder.join(target))));
+        summary = summary.replace(&format!("({link})"), &format!("({})", page.display()));
+        files.insert(page);
+    }
+    for file in files.iter().filter(|file| root.join(file).is_file()) {
+        let copy = to.join(file);
+        fs::create_dir_all(copy.parent().ok_or("a file is in a folder")?)?;
+        let content = fs::read(root.join(file))?;
+        fs::write(copy, String::from_utf8(content).map(|text| without_items(&text))?)?;
+    }
+    Ok(fs::write(to.join("SUMMARY.md"), summary)?)
+}
+
+/// Replaces links to Rust items, which only rustdoc resolves, by their texts.
+fn without_items(text: &str) -> String {
+    let mut parts = text.split("](crate::");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        if let Some(bracket) = plain.rfind('[') {
+            plain.remove(bracket);
+        }
+        plain.push_str(part.split_once(')').map_or(part, |(_, rest)| rest));
+    }
+    plain
+}
+
+/// Resolves `..` in a path without asking the file system.
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(normal.pop()),
+            Component::CurDir => {}
+            part => normal.push(part),
+        }
+    }
+    normal
+}
+
+/// Returns the links of all pages to files and sections that do not exist.
+fn dead_links(html: &Path) -> Outcome<Vec<String>> {
+    let mut pages = BTreeMap::new();
+    add_pages(html, &mut pages)?;
+    let mut dead = Vec::new();
+    for (page, text) in &pages {
+        let folder = page.parent().unwrap_or(html);
+        for link in attributes(text, "href").chain(attributes(text, "src")) {
+            if link.contains("://") || link.starts_with("data:") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, section) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { normal(&folder.join(file)) };
+            let has_section = |text: &String| attributes(text, "id").any(|id| id == section);
+            let is_there = match pages.get(&target) {
+                Some(text) => section.is_empty() || has_section(text),
+                None => target.exists(),
+            };
+            if !is_there {
+                dead.push(format!("{}: {link}", page.strip_prefix(html)?.display()));
+            }
+        }
+    }
+    Ok(dead)
+}
+
+/// Adds the text of every page that is a chapter.
+fn add_pages(folder: &Path, pages: &mut BTreeMap<PathBuf, String>) -> Outcome {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let is_chapter = path.extension().is_some_and(|extension| extension == "html")
+            && !["print.html", "404.html", "toc.html"].iter().any(|name| path.ends_with(name));
+        if path.is_dir() {
+            add_pages(&path, pages)?;
+        } else if is_chapter {
+            let text = fs::read_to_string(&path)?;
+            pages.insert(path, text);
+        }
+    }
+    Ok(())
+}
+
+fn attributes<'t>(html: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+    let start = format!(" {name}=\"");
+    let values: Vec<&str> =
+        html.split(&start).skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    values.into_iter()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_to_rust_items_become_their_texts() {
+        let text = "the [contract](crate::contract), [`Op`](crate::Op) and [a page](page.md)";
+        assert_eq!(without_items(text), "the contract, `Op` and [a page](page.md)");
+    }
+
+    #[test]
+    fn links_to_missing_files_and_sections_are_dead() {
+        let folder = std::env::temp_dir().join(format!("peerlane-book-{}", std::process::id()));
+        fs::create_dir_all(folder.join("uses")).unwrap();
+        fs::write(folder.join("a.html"), "<h1 id=\"top\"> <a href=\"uses/b.html#there\">").unwrap();
+        let links = ["../a.html#top", "../a.html#gone", "c.html", "#there", "https://example.org"];
+        let links: String = links.iter().map(|link| format!("<a href=\"{link}\">")).collect();
+        fs::write(folder.join("uses/b.html"), format!("<h2 id=\"there\">{links}")).unwrap();
+        let dead = dead_links(&folder).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(dead, ["uses/b.html: ../a.html#gone", "uses/b.html: c.html"]);
+    }
+}
