@@ -9,7 +9,8 @@ use peerlane_hal::{DynError, Error as _, ErrorKind, Rank};
 ///
 /// The text states what happened, to which rank, device or field, and what was found and expected. The error of a backend is the
 /// [`source`](std::error::Error::source).
-#[derive(Clone, Debug)]
+/// Its `Debug` form is the text with the kind, because a `main` that returns the error prints that.
+#[derive(Clone)]
 pub struct Error(Box<Body>);
 
 #[derive(Clone, Debug)]
@@ -68,6 +69,12 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.text)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} ({})", self.0.kind)
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::deps::{self, Verdict};
-use crate::{book, package, tidy, workspace};
+use crate::{book, examples, package, tidy, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 struct Step {
@@ -27,6 +27,7 @@ const STEPS: &[Step] = &[
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },
     Step { name: "book", run: || passed(book::run()) },
+    Step { name: "examples", run: || passed(examples::run()) },
     Step { name: "packages", run: || passed(package::run()) },
     Step { name: "oldest Rust", run: deps::oldest_rust },
     Step { name: "aarch64", run: deps::aarch64 },

@@ -11,6 +11,7 @@
 //! | `bench` | measurements, their goals and the pages under docs/perf |
 //! | `book` | the book under docs/book |
 //! | `bindgen` | bindings to HIP and the HSA runtime |
+//! | `examples` | the packages under examples |
 //! | `kernels` | the PTX of the CUDA kernels |
 //! | `package` | the packaged crates, built as by a user |
 //! | `rocm` | releases of ROCm, fetched from Debian |
@@ -25,6 +26,7 @@ mod bindgen;
 mod book;
 mod ci;
 mod deps;
+mod examples;
 mod kernels;
 mod package;
 mod rocm;
@@ -67,6 +69,8 @@ enum Task {
     Deps,
     /// Builds the book under docs/book, and checks its links.
     Book,
+    /// Builds and tests the packages under examples, which use Peerlane as other projects do.
+    Examples,
     /// Packages the crates that are published, and builds them from the packages alone.
     Package,
     /// Measures Peerlane and other libraries, and writes docs/perf.
@@ -83,6 +87,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
         Task::Book => book::run(),
+        Task::Examples => examples::run(),
         Task::Package => package::run(),
         Task::Bench(bench) => bench::run(bench),
     };
