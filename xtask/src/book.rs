@@ -62,13 +62,14 @@ fn copy_pages(root: &Path, to: &Path) -> Outcome {
         let copy = to.join(file);
         fs::create_dir_all(copy.parent().ok_or("a file is in a folder")?)?;
         let content = fs::read(root.join(file))?;
-        fs::write(copy, String::from_utf8(content).map(|text| without_items(&text))?)?;
+        fs::write(copy, String::from_utf8(content).map(|text| of_book(&text))?)?;
     }
     Ok(fs::write(to.join("SUMMARY.md"), summary)?)
 }
 
-/// Replaces links to Rust items, which only rustdoc resolves, by their texts.
-fn without_items(text: &str) -> String {
+/// Replaces links to Rust items, which only rustdoc resolves, by their texts, and links to the summary, which is no page.
+fn of_book(text: &str) -> String {
+    let text = text.replace("docs/book/SUMMARY.md", "docs/book/introduction.md");
     let mut parts = text.split("](crate::");
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn links_to_rust_items_become_their_texts() {
         let text = "the [contract](crate::contract), [`Op`](crate::Op) and [a page](page.md)";
-        assert_eq!(without_items(text), "the contract, `Op` and [a page](page.md)");
+        assert_eq!(of_book(text), "the contract, `Op` and [a page](page.md)");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! | file | schedules | collectives |
 //! | --- | --- | --- |
-//! | `direct.rs` | direct, pull | all; pull only all-gather and all-to-all |
+//! | `direct.rs` | direct, pull | all; pull no reductions |
 //! | `ring.rs` | ring, double ring | all-gather, broadcast (ring) |
 //! | `hierarchical.rs` | hierarchical, hierarchical ring | all-gather |
 //! | `steps.rs` | | steps and the order of peers, for all schedules |
