@@ -9,7 +9,7 @@
 //! | `report`, `trace` | tables, JSON lines, plots and trace files |
 //! | `calibration`, `text_file` | files that commands read |
 //! | `nccl`, `cublas`, `library` | libraries of vendors that are loaded at run time |
-//! | `manual` | completions of shells and manual pages |
+//! | `help`, `manual` | the help of the commands; completions of shells and manual pages |
 //! | `memory`, `error` | available memory; errors and exit codes |
 //!
 //! Exit codes: 0 success, 1 failure, 2 wrong command line.
@@ -17,7 +17,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod allgather;
 mod bench;
@@ -28,6 +28,7 @@ mod doctor;
 mod error;
 mod explain;
 mod goal;
+mod help;
 mod library;
 mod manual;
 mod memory;
@@ -63,7 +64,7 @@ enum Command {
     Explain(explain::Options),
     Calibrate(calibrate::Options),
     Doctor(doctor::Options),
-    /// Print the completions of a shell, which sources them
+    /// Print the completions of a shell, to be sourced by it
     Completions {
         shell: clap_complete::Shell,
     },
@@ -74,7 +75,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let matches = help::on_one_screen(Arguments::command()).get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let result = match arguments.command {
         Command::Allgather(options) => allgather::run(&options),
         Command::Bench(options) => bench::run(options),
         Command::Perf(options) => perf::run(&options),

@@ -29,6 +29,7 @@ const STEPS: &[Step] = &[
     Step { name: "book", run: || passed(book::run()) },
     Step { name: "examples", run: || passed(examples::run()) },
     Step { name: "packages", run: || passed(package::run()) },
+    Step { name: "API since the release", run: deps::semver },
     Step { name: "oldest Rust", run: deps::oldest_rust },
     Step { name: "aarch64", run: deps::aarch64 },
 ];

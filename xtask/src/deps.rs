@@ -90,6 +90,25 @@ pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     Ok(Verdict::Passed)
 }
 
+/// Compares the API of the published libraries with that of the last release, if cargo-semver-checks is installed.
+pub(crate) fn semver() -> Outcome<Verdict> {
+    if !process::answers(&mut cargo(["semver-checks", "--version"])) {
+        let why = "to check the API: cargo install --locked cargo-semver-checks";
+        return Ok(Verdict::Skipped(why.to_owned()));
+    }
+    let metadata = workspace::members()?;
+    let release = metadata.workspace_metadata["last-release"].as_str();
+    let release = release.ok_or("Cargo.toml has no workspace.metadata.last-release")?;
+    let commit = format!("{release}^{{commit}}");
+    if !process::answers(Command::new("git").args(["cat-file", "-e", &commit])) {
+        let why = format!("the history of this clone does not contain {release}");
+        return Ok(Verdict::Skipped(why));
+    }
+    let mut command = cargo(["semver-checks", "--workspace", "--baseline-rev", release]);
+    process::run(&mut command)?;
+    Ok(Verdict::Passed)
+}
+
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
 /// Compiles the libraries and programs for the other supported architecture, if its standard library is installed.

@@ -109,7 +109,7 @@ pub(crate) struct Options {
     /// streams); an algorithm that cannot be captured is not timed, and its row has the reason
     #[arg(long)]
     pub(crate) graph: bool,
-    /// Also time the all-gathers of another library in the same processes, in turn with Peerlane
+    /// Also time the all-gathers and reductions of another library in the same processes, in turn with Peerlane
     /// (backend cuda only)
     ///
     /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines. Only equal
@@ -218,16 +218,19 @@ impl Options {
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let is_reduction = collective.is_reduction();
-        let of_all_gather = [
-            ("--list", shape.list),
-            ("--tensors", shape.tensors.is_some()),
-            ("--vs", self.vs.is_some() && !is_reduction),
-            ("--limit", self.limit && is_reduction),
-        ];
+        let of_all_gather = [("--list", shape.list), ("--tensors", shape.tensors.is_some())];
         if let Some(option) = first_given(of_all_gather) {
             let text = format!(
                 "{option} is supported only for an all-gather, but the collective is {name}"
             );
+            return Err(Failure::usage(text).with_advice("remove the option"));
+        }
+        let limited = [
+            ("--vs", self.vs.is_some() && !is_reduction, "all-gathers and reductions"),
+            ("--limit", self.limit && is_reduction, "collectives that only copy"),
+        ];
+        if let Some((option, _, of)) = limited.into_iter().find(|(_, given, _)| *given) {
+            let text = format!("{option} is supported only for {of}, but the collective is {name}");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         if self.in_place && self.graph && is_reduction {

@@ -293,7 +293,7 @@ impl Outcome {
         let left = self.left();
         if self.killed_rest && !left.is_empty() {
             let ranks = if left.len() == 1 { "rank" } else { "ranks" };
-            text += &format!("; {ranks} {} did not end in time and were killed", list(&left));
+            text += &format!("; {ranks} {} did not end in time and had to be killed", list(&left));
         }
         Err(Failure::failed(text).with_advice(advice(*status)))
     }
@@ -420,7 +420,7 @@ mod tests {
     fn the_first_failure_and_the_killed_ranks_are_named() {
         let outcome = outcome(&[(3, 0), (2, EXIT_1)], true);
         insta::assert_snapshot!(outcome.result("checking 4 KiB").unwrap_err(), @"
-        error: rank 2 failed with exit status 1; last activity: checking 4 KiB; ranks 0, 1 did not end in time and were killed
+        error: rank 2 failed with exit status 1; last activity: checking 4 KiB; ranks 0, 1 did not end in time and had to be killed
          help: read the messages of that rank above, which begin with its number
         ");
     }

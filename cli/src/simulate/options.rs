@@ -13,7 +13,7 @@ use crate::report::OutputFile;
 use crate::text_file;
 use crate::units::{Delay, Rate, Size};
 
-/// Simulate an all-gather on modelled links to find its duration and its critical path
+/// Simulate a collective on modelled links to find its duration and its critical path
 ///
 /// The plans of all ranks are executed step by step on modelled links; no ranks and no devices are
 /// needed and no byte moves. By default the links are those of H200 GPUs with NVLink inside a node

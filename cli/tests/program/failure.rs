@@ -95,7 +95,7 @@ fn a_stopped_rank_is_killed_after_the_timeout_of_the_others() {
     signal(ranks[2], Signal::STOP);
     let (code, stderr) = end(child);
     assert_eq!(code, Some(1), "{stderr}");
-    assert!(stderr.contains("rank 2 did not end in time and were killed"), "{stderr}");
+    assert!(stderr.contains("rank 2 did not end in time and had to be killed"), "{stderr}");
     assert!(!ranks.iter().any(|rank| lives(*rank)));
 }
 

@@ -162,7 +162,7 @@ fn the_short_options_of_nccl_tests_are_understood() {
 
 #[test]
 fn the_help_names_every_option() {
-    let ended = run("allgather --help");
+    let ended = run("allgather --help-all");
     assert_eq!(ended.code, Some(0));
     let lines = ended.stdout.lines().map(str::trim_start);
     let options: Vec<_> =
@@ -214,5 +214,26 @@ fn the_help_names_every_option() {
     --seed <NUMBER>
     --json <FILE>
     -h, --help
+    --help-all
     ");
+}
+
+#[test]
+fn the_help_of_every_command_fits_one_screen() {
+    let commands = [
+        "allgather",
+        "bench",
+        "perf",
+        "plan",
+        "plan-buffers",
+        "simulate",
+        "explain",
+        "calibrate",
+        "doctor",
+    ];
+    for command in commands.into_iter().chain(["completions", "man"]) {
+        let [short, help] = ["-h", "--help"].map(|option| run(&format!("{command} {option}")));
+        assert_eq!(short.stdout, help.stdout, "{command}");
+        assert!(help.stdout.lines().count() <= 30, "{command}:\n{}", help.stdout);
+    }
 }
