@@ -50,8 +50,11 @@ fn copy_pages(root: &Path, to: &Path) -> Outcome {
         let page = normal(&Path::new(FOLDER).join(&link));
         let text = fs::read_to_string(root.join(&page))
             .map_err(|error| format!("{}: {error}", page.display()))?;
-        let includes =
-            text.split("{{#include ").skip(1).filter_map(|rest| rest.split([':', '}']).next());
+        let includes: Vec<Include<'_>> = includes(&text).collect();
+        for include in &includes {
+            include.check(&root.join(&page))?;
+        }
+        let includes = includes.iter().map(|include| include.file);
         let targets = text.lines().flat_map(link_targets).chain(includes);
         let folder = page.parent().unwrap_or(Path::new(""));
         files.extend(targets.map(|target| normal(&folder.join(target))));
@@ -65,6 +68,39 @@ fn copy_pages(root: &Path, to: &Path) -> Outcome {
         fs::write(copy, String::from_utf8(content).map(|text| of_book(&text))?)?;
     }
     Ok(fs::write(to.join("SUMMARY.md"), summary)?)
+}
+
+/// The place of a page at which mdBook includes a part of another page.
+struct Include<'t> {
+    file: &'t str,
+    /// The numbers of the first and the last line, if the part is given by lines.
+    lines: Option<(usize, usize)>,
+}
+
+fn includes(text: &str) -> impl Iterator<Item = Include<'_>> {
+    let places = text.split("{{#include ").skip(1).filter_map(|rest| rest.split("}}").next());
+    places.map(|place| {
+        let mut parts = place.split(':');
+        let file = parts.next().unwrap_or_default();
+        let lines = parts.next().zip(parts.next());
+        let number = |text: &str| text.parse::<usize>().ok();
+        let lines = lines.and_then(|(first, last)| number(first).zip(number(last)));
+        Include { file, lines }
+    })
+}
+
+impl Include<'_> {
+    /// Checks that lines given by number are rows of a table, because a new measurement can move them.
+    fn check(&self, page: &Path) -> Outcome {
+        let Some((first, last)) = self.lines else { return Ok(()) };
+        let text = fs::read_to_string(page.with_file_name("").join(self.file))?;
+        let line = |number: usize| text.lines().nth(number - 1);
+        if [first, last].iter().all(|at| line(*at).is_some_and(|line| line.starts_with('|'))) {
+            return Ok(());
+        }
+        let what = format!("lines {first} to {last} of {}", self.file);
+        Err(format!("{} includes {what}, which are no rows of a table", page.display()).into())
+    }
 }
 
 /// Replaces links to Rust items, which only rustdoc resolves, by their texts, and links to the summary, which is no page.
@@ -151,6 +187,21 @@ mod tests {
     fn links_to_rust_items_become_their_texts() {
         let text = "the [contract](crate::contract), [`Op`](crate::Op) and [a page](page.md)";
         assert_eq!(of_book(text), "the contract, `Op` and [a page](page.md)");
+    }
+
+    #[test]
+    fn included_lines_that_are_no_rows_are_refused() {
+        let text = "a {{#include ../perf/x.md:2:3}} and {{#include y.md:name}}";
+        let found: Vec<_> = includes(text).map(|include| (include.file, include.lines)).collect();
+        assert_eq!(found, [("../perf/x.md", Some((2, 3))), ("y.md", None)]);
+        let folder = std::env::temp_dir().join(format!("peerlane-include-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("x.md"), "text\n| a |\n| 1 |\n").unwrap();
+        let page = folder.join("page.md");
+        let is_accepted = [(2, 3), (1, 2), (3, 4)]
+            .map(|lines| Include { file: "x.md", lines: Some(lines) }.check(&page).is_ok());
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(is_accepted, [true, false, false]);
     }
 
     #[test]
