@@ -103,9 +103,11 @@ impl Include<'_> {
     }
 }
 
-/// Replaces links to Rust items, which only rustdoc resolves, by their texts, and links to the summary, which is no page.
+/// Replaces links to Rust items, which only rustdoc resolves, by their texts, and links to the summary, which is no page. The page
+/// of a `README.md` is `index.html`.
 fn of_book(text: &str) -> String {
     let text = text.replace("docs/book/SUMMARY.md", "docs/book/introduction.md");
+    let text = text.replace("/README.md)", "/index.html)");
     let mut parts = text.split("](crate::");
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
