@@ -97,6 +97,7 @@ mod documentation {
         getting_started "../docs/book/getting-started.md"
         concepts "../docs/book/concepts.md"
         runtime "../docs/book/uses/runtime.md"
+        c "../docs/book/uses/c.md"
         operator "../docs/book/uses/operator.md"
         porter "../docs/book/uses/porter.md"
         host "../docs/book/backends/host.md"

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::deps::{self, Verdict};
-use crate::{book, examples, package, tidy, workspace};
+use crate::{book, examples, header, package, tidy, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 struct Step {
@@ -26,6 +26,7 @@ const STEPS: &[Step] = &[
     Step { name: "feature powerset", run: || passed(feature_powerset()) },
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },
+    Step { name: "C header", run: || passed(header::run(true)) },
     Step { name: "book", run: || passed(book::run()) },
     Step { name: "examples", run: || passed(examples::run()) },
     Step { name: "packages", run: || passed(package::run()) },

@@ -12,6 +12,7 @@
 //! | `book` | the book under docs/book |
 //! | `bindgen` | bindings to HIP and the HSA runtime |
 //! | `examples` | the packages under examples |
+//! | `header` | the C header |
 //! | `kernels` | the PTX of the CUDA kernels |
 //! | `package` | the packaged crates, built as by a user |
 //! | `rocm` | releases of ROCm, fetched from Debian |
@@ -27,6 +28,7 @@ mod book;
 mod ci;
 mod deps;
 mod examples;
+mod header;
 mod kernels;
 mod package;
 mod rocm;
@@ -57,6 +59,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Generates the C header.
+    Header {
+        /// Only check that it is up to date.
+        #[arg(long)]
+        check: bool,
+    },
     /// Generates the PTX of the CUDA kernels with nvcc.
     Kernels {
         /// The PTX that `nvcc -ptx -O3 -arch=compute_75` has generated on another machine.
@@ -83,6 +91,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::run(),
         Task::Test(options) => test::run(&options),
         Task::Bindgen { check } => bindgen::run(check),
+        Task::Header { check } => header::run(check),
         Task::Kernels { from } => kernels::run(from.as_deref()),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),

@@ -93,6 +93,13 @@ impl<T: Element> Window<T> {
         self.len() == 0
     }
 
+    /// Returns a view of the same window with elements of another type, for operations on parts of an arena of bytes.
+    ///
+    /// The view keeps the window in use: drop it before the window is [released](crate::group::Group::release).
+    pub fn cast<U: Element>(&self) -> Window<U> {
+        Window { inner: Arc::clone(&self.inner), elements: PhantomData }
+    }
+
     /// Returns the address range of some elements of the window, for work on a stream or by a host thread.
     ///
     /// No operation on the elements may be open while a host thread uses them.

@@ -1,0 +1,109 @@
+/* Every misuse is an error with a text, and the library goes on. */
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#define REFUSED(call, word)                                                                           \
+    do {                                                                                              \
+        EXPECT((call) == PEERLANE_STATUS_INVALID_ARGUMENT);                                           \
+        if (strstr(peerlane_error_text(), word) == NULL) {                                            \
+            fprintf(stderr, "%s:%d: \"%s\" lacks \"%s\"\n", __FILE__, __LINE__, peerlane_error_text(), word); \
+            exit(1);                                                                                  \
+        }                                                                                             \
+    } while (0)
+
+int main(void) {
+    peerlane_group_options options = PEERLANE_GROUP_OPTIONS_INIT;
+    peerlane_group *group;
+    REFUSED(peerlane_group_open(&options, NULL), "NULL");
+    options.header_version = 77;
+    REFUSED(peerlane_group_open(&options, &group), "header");
+    EXPECT(group == NULL);
+    options.header_version = PEERLANE_HEADER_VERSION;
+    options.backend = "abacus";
+    REFUSED(peerlane_group_open(&options, &group), "abacus");
+    options.backend = "host";
+    CHECK(peerlane_group_open(&options, &group));
+
+    int foreign = 0;
+    peerlane_group *others[] = {NULL, (peerlane_group *)&foreign, (peerlane_group *)((char *)group + 1)};
+    const char *words[] = {"NULL", "no handle", "destroyed"};
+    for (int at = 0; at < 3; at++) {
+        uint32_t rank;
+        REFUSED(peerlane_group_rank(others[at], &rank, NULL), words[at]);
+        REFUSED(peerlane_group_barrier(others[at]), words[at]);
+        REFUSED(peerlane_group_check(others[at]), words[at]);
+        REFUSED(peerlane_group_close(others[at]), words[at]);
+        REFUSED(peerlane_group_destroy(others[at]), words[at]);
+        peerlane_window *window;
+        REFUSED(peerlane_window_allocate(others[at], 8, &window), words[at]);
+        EXPECT(window == NULL);
+    }
+    REFUSED(peerlane_operation_run((peerlane_operation *)group), "another kind");
+    REFUSED(peerlane_channel_flush((peerlane_channel *)group, 1), "another kind");
+    char small[2];
+    REFUSED(peerlane_group_selection(group, small, sizeof small), "expected at least");
+    REFUSED(peerlane_group_selection(group, NULL, 0), "expected at least");
+
+    peerlane_operation_options description = PEERLANE_OPERATION_OPTIONS_INIT;
+    peerlane_operation *operation;
+    REFUSED(peerlane_operation_prepare(group, NULL, &operation), "NULL");
+    REFUSED(peerlane_operation_prepare(group, &description, NULL), "NULL");
+    description.collective = 99;
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), "collective is 99");
+    description.collective = PEERLANE_COLLECTIVE_ALL_REDUCE;
+    description.dtype = 99;
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), "dtype is 99");
+    description.dtype = PEERLANE_DTYPE_I32;
+    description.reduction = 99;
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), "reduction is 99");
+    description.reduction = PEERLANE_REDUCTION_AVERAGE;
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), "average");
+    description.reduction = PEERLANE_REDUCTION_SUM;
+    description.algorithm = "guess";
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), "guess");
+    description.algorithm = NULL;
+    description.input = (peerlane_window *)group;
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), "another kind");
+    description.input = NULL;
+    description.count = 10;
+    CHECK(peerlane_operation_prepare(group, &description, &operation));
+    bool is_done;
+    REFUSED(peerlane_operation_wait(operation, 0, &is_done), "no start is open");
+    REFUSED(peerlane_operation_end_lease(operation), "leased");
+    REFUSED(peerlane_operation_start_on(operation, &foreign, NULL), "no streams");
+    REFUSED(peerlane_operation_resize(operation, 5, 0, 0), "resizable");
+    CHECK(peerlane_operation_start(operation));
+    REFUSED(peerlane_operation_run(operation), "a start is open");
+    REFUSED(peerlane_operation_wait(operation, 5, NULL), "is_done is NULL");
+    CHECK(peerlane_operation_wait(operation, -1, NULL));
+    CHECK(peerlane_operation_run(operation));
+    CHECK(peerlane_operation_destroy(operation));
+    REFUSED(peerlane_operation_run(operation), "destroyed");
+    REFUSED(peerlane_operation_destroy(operation), "destroyed");
+
+    peerlane_window *window;
+    CHECK(peerlane_window_allocate(group, 64, &window));
+    peerlane_channel *channel;
+    REFUSED(peerlane_channel_open(group, window, 0, &channel), "signals");
+    CHECK(peerlane_channel_open(group, window, 1, &channel));
+    REFUSED(peerlane_channel_put(channel, NULL, 7, 0, 8, 0), "7");
+    REFUSED(peerlane_channel_put(channel, NULL, 0, 60, 8, 0), "window");
+    REFUSED(peerlane_channel_put(channel, NULL, 0, SIZE_MAX, 8, 0), "window");
+    REFUSED(peerlane_channel_signal(channel, NULL, 0, 9), "9");
+    REFUSED(peerlane_channel_signal(channel, &foreign, 0, 0), "no streams");
+    CHECK(peerlane_channel_destroy(channel));
+    CHECK(peerlane_window_release(group, window));
+    REFUSED(peerlane_window_memory(window, NULL, NULL), "destroyed");
+
+    pid_t child = fork();
+    if (child == 0) _exit(peerlane_group_barrier(group) == PEERLANE_STATUS_INVALID_ARGUMENT ? 0 : 1);
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(peerlane_group_barrier(group));
+    CHECK(peerlane_group_close(group));
+    REFUSED(peerlane_group_barrier(group), "destroyed");
+    return 0;
+}

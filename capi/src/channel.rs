@@ -1,0 +1,213 @@
+//! Channels: puts, gets and signals between any two ranks, from the host or on a stream.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use peerlane::group::StreamMessages;
+use peerlane::hal::BackendId;
+use peerlane::{Channel, Error, Rank};
+
+use crate::group::{GROUPS, GroupHandle, clear};
+use crate::handle::Table;
+use crate::status::{Failure, Status, call};
+use crate::window::{WINDOWS, WindowHandle};
+
+/// Connections over a window to all ranks of a group.
+#[derive(Debug)]
+pub struct ChannelHandle(());
+
+struct ChannelObject {
+    channel: Mutex<Channel<u8>>,
+    backend: BackendId,
+}
+
+static CHANNELS: Table<ChannelObject> = Table::new("channel", 5);
+
+/// Runs `on_host` if the stream is NULL, and otherwise `on_stream`.
+fn send(
+    handle: *const ChannelHandle,
+    stream: *mut c_void,
+    on_host: impl FnOnce(&mut Channel<u8>) -> Result<(), Error>,
+    on_stream: impl FnOnce(&mut StreamMessages<'_, u8>) -> Result<(), Error>,
+) -> Status {
+    call(|| {
+        let object = CHANNELS.get(handle.addr())?;
+        let mut channel = object.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if stream.is_null() {
+            return Ok(on_host(&mut channel)?);
+        }
+        match object.backend {
+            BackendId::CUDA => {
+                // SAFETY: the C program keeps the stream alive as the header says.
+                let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
+                Ok(channel.on_stream(&stream, on_stream)?)
+            }
+            BackendId::ROCM => {
+                // SAFETY: as above.
+                let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
+                Ok(channel.on_stream(&stream, on_stream)?)
+            }
+            backend => Err(Failure::argument(format!(
+                "the group is on the backend {backend}, which has no streams; expected NULL"
+            ))),
+        }
+    })
+}
+
+fn range(begin: usize, bytes: usize) -> Range<usize> {
+    begin..begin.saturating_add(bytes)
+}
+
+/// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
+///
+/// Places in the window are in bytes. Where a function has a `stream`, NULL means the host, and a stream is as for
+/// `peerlane_operation_start_on`.
+///
+/// # Safety
+/// `channel` is NULL or points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_channel_open(
+    group: *mut GroupHandle,
+    window: *const WindowHandle,
+    signals: usize,
+    channel: *mut *mut ChannelHandle,
+) -> Status {
+    call(|| {
+        clear(channel, "channel")?;
+        let window = WINDOWS.get(window.addr())?;
+        let object = GROUPS.get(group.addr())?.with(|group| {
+            window.with(|window| {
+                let opened = group.channel(window, signals)?;
+                Ok(ChannelObject { channel: Mutex::new(opened), backend: group.selection().local })
+            })
+        })?;
+        let handle = CHANNELS.insert(object)?;
+        // SAFETY: `clear` has checked that it is not NULL, and the caller gives a valid place.
+        unsafe { channel.write(ptr::without_provenance_mut(handle)) };
+        Ok(())
+    })
+}
+
+/// Copies `bytes` bytes from place `from` of this rank's window to place `to` of the window of `peer`.
+///
+/// The source must not change until `peerlane_channel_flush`, or until the work on the stream has passed.
+///
+/// # Safety
+/// `stream` is NULL or a stream of the device of this rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_channel_put(
+    channel: *mut ChannelHandle,
+    stream: *mut c_void,
+    peer: u32,
+    from: usize,
+    bytes: usize,
+    to: usize,
+) -> Status {
+    let (peer, from) = (Rank(peer), range(from, bytes));
+    let of_stream = from.clone();
+    send(channel, stream, |host| host.put(peer, from, to), |queue| queue.put(peer, of_stream, to))
+}
+
+/// Copies as `peerlane_channel_put`, and then gives the peer a signal: when its wait returns, the bytes have arrived.
+///
+/// # Safety
+/// `stream` is NULL or a stream of the device of this rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_channel_put_signal(
+    channel: *mut ChannelHandle,
+    stream: *mut c_void,
+    peer: u32,
+    from: usize,
+    bytes: usize,
+    to: usize,
+    signal: usize,
+) -> Status {
+    let (peer, from) = (Rank(peer), range(from, bytes));
+    let of_stream = from.clone();
+    send(
+        channel,
+        stream,
+        |host| host.put_signal(peer, from, to, signal).map(drop),
+        |queue| queue.put_signal(peer, of_stream, to, signal),
+    )
+}
+
+/// Copies `bytes` bytes from place `from` of the window of `peer` to place `to` of this rank's window. They have arrived after
+/// `peerlane_channel_flush`, or for later work on the stream.
+///
+/// # Safety
+/// `stream` is NULL or a stream of the device of this rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_channel_get(
+    channel: *mut ChannelHandle,
+    stream: *mut c_void,
+    peer: u32,
+    from: usize,
+    bytes: usize,
+    to: usize,
+) -> Status {
+    let (peer, to) = (Rank(peer), range(to, bytes));
+    let of_stream = to.clone();
+    send(channel, stream, |host| host.get(peer, from, to), |queue| queue.get(peer, from, of_stream))
+}
+
+/// Gives a peer a signal, after all earlier puts to it and gets from it.
+///
+/// # Safety
+/// `stream` is NULL or a stream of the device of this rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_channel_signal(
+    channel: *mut ChannelHandle,
+    stream: *mut c_void,
+    peer: u32,
+    signal: usize,
+) -> Status {
+    let peer = Rank(peer);
+    send(
+        channel,
+        stream,
+        |host| host.signal(peer, signal).map(drop),
+        |queue| queue.signal(peer, signal),
+    )
+}
+
+/// Waits until a peer has given a signal once more than this rank has waited for, at most `timeout_ms` milliseconds on the host. On a stream, the
+/// later work waits, and the timeout is that of the group.
+///
+/// # Safety
+/// `stream` is NULL or a stream of the device of this rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_channel_wait(
+    channel: *mut ChannelHandle,
+    stream: *mut c_void,
+    peer: u32,
+    signal: usize,
+    timeout_ms: u64,
+) -> Status {
+    let (peer, timeout) = (Rank(peer), Duration::from_millis(timeout_ms));
+    send(
+        channel,
+        stream,
+        |host| host.wait(peer, signal, timeout).map(drop),
+        |queue| queue.wait(peer, signal).map(drop),
+    )
+}
+
+/// Waits until all puts and gets of this rank from the host are complete, at most `timeout_ms` milliseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms: u64) -> Status {
+    call(|| {
+        let object = CHANNELS.get(channel.addr())?;
+        let mut channel = object.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(channel.flush(Duration::from_millis(timeout_ms))?)
+    })
+}
+
+/// Destroys a channel.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_channel_destroy(channel: *mut ChannelHandle) -> Status {
+    call(|| CHANNELS.remove(channel.addr()).map(drop))
+}

@@ -1,0 +1,327 @@
+//! Groups: opening, splitting, barriers and ends.
+
+use std::ffi::{CStr, c_char};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use peerlane::bootstrap::Secret;
+use peerlane::bootstrap::environment::Environment;
+use peerlane::bootstrap::tcp::{HubOptions, TcpBootstrap};
+use peerlane::group::GroupEnd;
+use peerlane::{Backend, Deadline, Group, OpenOptions, Rank};
+
+use crate::handle::Table;
+use crate::status::{Failure, Status, call};
+use crate::{HEADER_VERSION, text_into};
+
+/// A group of ranks.
+#[derive(Debug)]
+pub struct GroupHandle(());
+
+/// The process through which ranks find each other.
+#[derive(Debug)]
+pub struct HubHandle(());
+
+/// How a group is opened. Begin with `PEERLANE_GROUP_OPTIONS_INIT`, and set what differs.
+#[repr(C)]
+#[derive(Debug)]
+pub struct GroupOptions {
+    /// `PEERLANE_HEADER_VERSION`.
+    pub header_version: u32,
+    /// The name of a backend, such as `"host"` or `"cuda"`; NULL selects the best one.
+    pub backend: *const c_char,
+    /// The number of the GPU of this rank, or -1 to select one.
+    pub device: i32,
+    /// The longest wait for a peer in milliseconds, or 0 for 30 s.
+    pub timeout_ms: u64,
+    /// The longest wait for the start of all ranks in milliseconds, or 0 for 120 s.
+    pub start_timeout_ms: u64,
+    /// Whether fallbacks, such as copies through host memory, are errors.
+    pub strict: bool,
+    /// The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment; the
+    /// fields below then have no effect.
+    pub hub: *const c_char,
+    /// The rank of this process, from 0.
+    pub rank: u32,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The secret of the job, of at least 16 bytes; NULL if the hub is on this host.
+    pub secret: *const c_char,
+}
+
+pub(crate) struct GroupObject {
+    /// `None` after the group was closed.
+    group: Mutex<Option<Group>>,
+    end: GroupEnd,
+    rank: u32,
+    ranks: u32,
+    selection: String,
+}
+
+pub(crate) static GROUPS: Table<GroupObject> = Table::new("group", 1);
+static HUBS: Table<peerlane::bootstrap::tcp::Hub> = Table::new("hub", 2);
+
+impl GroupObject {
+    /// Locks the group, so that calls of several threads take turns.
+    pub(crate) fn with<R>(
+        &self,
+        body: impl FnOnce(&mut Group) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let mut group = self.lock();
+        let group = group.as_mut().ok_or_else(|| Failure::argument("the group was closed"))?;
+        body(group)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Group>> {
+        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stores a group, and writes its handle to `to`.
+fn give(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
+    let object = GroupObject {
+        end: group.end()?,
+        rank: group.rank().0,
+        ranks: u32::try_from(group.ranks()).unwrap_or(u32::MAX),
+        selection: group.selection().to_string(),
+        group: Mutex::new(Some(group)),
+    };
+    let handle = GROUPS.insert(object)?;
+    // SAFETY: the callers have checked that `to` is not NULL, and the C program gives a valid place.
+    unsafe { to.write(ptr::without_provenance_mut(handle)) };
+    Ok(())
+}
+
+/// Refuses a NULL pointer for a result, and otherwise clears the result.
+pub(crate) fn clear<T>(to: *mut *mut T, name: &str) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(Failure::argument(format!(
+            "{name} is NULL, expected where to write the handle"
+        )));
+    }
+    // SAFETY: it is not NULL, and the C program gives a valid place.
+    unsafe { to.write(ptr::null_mut()) };
+    Ok(())
+}
+
+/// Returns the text of a C string; nothing for NULL.
+fn text<'t>(text: *const c_char, name: &str) -> Result<Option<&'t str>, Failure> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the C program gives a string that ends in zero and lives during the call.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(Some).map_err(|_| Failure::argument(format!("{name} is not UTF-8")))
+}
+
+pub(crate) fn check_header(version: u32) -> Result<(), Failure> {
+    if version == HEADER_VERSION {
+        return Ok(());
+    }
+    Err(Failure::argument(format!(
+        "header_version is {version}, expected {HEADER_VERSION}: the program was compiled with the header of another version, or \
+         the options were not initialised with the macro"
+    )))
+}
+
+/// Opens a group. Collective: all ranks call it.
+///
+/// On success `*group` is a handle that `peerlane_group_close` or `peerlane_group_destroy` must get. Calls with the same group from
+/// several threads take turns. `options` may be NULL, which means `PEERLANE_GROUP_OPTIONS_INIT`.
+///
+/// # Safety
+/// `options` and `group` are NULL or point to such objects.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_open(
+    options: *const GroupOptions,
+    group: *mut *mut GroupHandle,
+) -> Status {
+    call(|| {
+        clear(group, "group")?;
+        // SAFETY: the caller guarantees it.
+        let Some(given) = (unsafe { options.as_ref() }) else {
+            return give(OpenOptions::default().from_env()?, group);
+        };
+        check_header(given.header_version)?;
+        let mut options = OpenOptions::default().strict(given.strict);
+        if let Some(name) = text(given.backend, "backend")? {
+            let backend = name.parse::<Backend>();
+            options =
+                options.backend(backend.map_err(|error| Failure::argument(error.to_string()))?);
+        }
+        if let Ok(device) = u32::try_from(given.device) {
+            options = options.device(device);
+        }
+        if given.timeout_ms > 0 {
+            options = options.timeout(Duration::from_millis(given.timeout_ms));
+        }
+        if given.start_timeout_ms > 0 {
+            options = options.start_timeout(Duration::from_millis(given.start_timeout_ms));
+        }
+        let Some(hub) = text(given.hub, "hub")? else { return give(options.from_env()?, group) };
+        let mut environment = Environment::at_hub(hub, Rank(given.rank), given.ranks as usize);
+        if let Some(secret) = text(given.secret, "secret")? {
+            environment.secret = Some(Secret::new(secret)?);
+        }
+        let start = if given.start_timeout_ms > 0 { given.start_timeout_ms } else { 120_000 };
+        let deadline = Deadline::after(Duration::from_millis(start));
+        give(options.open(TcpBootstrap::join(&environment, deadline)?)?, group)
+    })
+}
+
+/// Opens a hub at an address such as `"127.0.0.1:0"`, through which `ranks` ranks open a group. It must stay open as long as the group.
+///
+/// `secret` has at least 16 bytes, or is NULL for an address of this host only.
+///
+/// # Safety
+/// The strings end in zero; `hub` is NULL or points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_hub_open(
+    address: *const c_char,
+    ranks: u32,
+    secret: *const c_char,
+    hub: *mut *mut HubHandle,
+) -> Status {
+    call(|| {
+        clear(hub, "hub")?;
+        let address = text(address, "address")?.unwrap_or("127.0.0.1:0");
+        let mut options = HubOptions::default();
+        if let Some(secret) = text(secret, "secret")? {
+            options = options.secret(Secret::new(secret)?);
+        }
+        let handle = HUBS.insert(options.bind(address, ranks as usize)?)?;
+        // SAFETY: it is not NULL, and the C program gives a valid place.
+        unsafe { hub.write(ptr::without_provenance_mut(handle)) };
+        Ok(())
+    })
+}
+
+/// Writes the address of a hub, such as `127.0.0.1:40123`, to `buffer`, as `peerlane_group_selection` writes its text.
+///
+/// # Safety
+/// `buffer` is NULL or has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_hub_address(
+    hub: *const HubHandle,
+    buffer: *mut c_char,
+    size: usize,
+) -> Status {
+    call(|| text_into(&HUBS.get(hub.addr())?.address().to_string(), buffer, size))
+}
+
+/// Closes a hub. Groups that were opened through it end.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_hub_close(hub: *mut HubHandle) -> Status {
+    call(|| HUBS.remove(hub.addr()).map(drop))
+}
+
+/// Writes the rank of this process to `rank` and the number of ranks to `ranks`; either may be NULL.
+///
+/// # Safety
+/// `rank` and `ranks` are NULL or point to numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_rank(
+    group: *const GroupHandle,
+    rank: *mut u32,
+    ranks: *mut u32,
+) -> Status {
+    call(|| {
+        let object = GROUPS.get(group.addr())?;
+        for (to, value) in [(rank, object.rank), (ranks, object.ranks)] {
+            if !to.is_null() {
+                // SAFETY: it is not NULL, so it points to a number.
+                unsafe { to.write(value) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Writes which backends and which GPU the group uses, and why, to `buffer`, as text that ends in zero.
+///
+/// If it does not fit into `size` bytes, the call fails and the error says how many are needed.
+///
+/// # Safety
+/// `buffer` is NULL or has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_selection(
+    group: *const GroupHandle,
+    buffer: *mut c_char,
+    size: usize,
+) -> Status {
+    call(|| text_into(&GROUPS.get(group.addr())?.selection, buffer, size))
+}
+
+/// Waits until all ranks have called it. Collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_group_barrier(group: *mut GroupHandle) -> Status {
+    call(|| GROUPS.get(group.addr())?.with(|group| Ok(group.barrier()?)))
+}
+
+/// Returns the error with which the group has ended, or `PEERLANE_STATUS_OK`. It does not wait, also while another thread uses the group.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_group_check(group: *const GroupHandle) -> Status {
+    call(|| Ok(GROUPS.get(group.addr())?.end.check()?))
+}
+
+/// Forms groups of the ranks that give the same color, ordered by key and then by rank. Collective.
+///
+/// A rank with a negative color gets no group: `*part` is NULL.
+///
+/// # Safety
+/// `part` is NULL or points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_split(
+    group: *mut GroupHandle,
+    color: i64,
+    key: i64,
+    part: *mut *mut GroupHandle,
+) -> Status {
+    call(|| {
+        clear(part, "part")?;
+        let color = match color {
+            ..0 => None,
+            color => Some(u32::try_from(color).map_err(|_| {
+                Failure::argument(format!("color is {color}, expected at most {}", u32::MAX))
+            })?),
+        };
+        let group = GROUPS.get(group.addr())?.with(|group| Ok(group.split(color, key)?))?;
+        group.map_or(Ok(()), |group| give(group, part))
+    })
+}
+
+/// Opens a group of the remaining ranks after `group` has ended because a rank was lost. Every remaining rank calls it.
+///
+/// # Safety
+/// `rest` is NULL or points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_shrink(
+    group: *mut GroupHandle,
+    rest: *mut *mut GroupHandle,
+) -> Status {
+    call(|| {
+        clear(rest, "rest")?;
+        give(GROUPS.get(group.addr())?.with(|group| Ok(group.shrink()?))?, rest)
+    })
+}
+
+/// Closes a group and destroys its handle, also if it fails. Collective. Destroy the operations, channels and windows of the group first.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_group_close(group: *mut GroupHandle) -> Status {
+    call(|| {
+        let object = GROUPS.remove(group.addr())?;
+        let group = object.lock().take();
+        group.map_or(Ok(()), |group| Ok(group.close()?))
+    })
+}
+
+/// Destroys a group without the other ranks. Unless it has ended, they lose this rank.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_group_destroy(group: *mut GroupHandle) -> Status {
+    call(|| {
+        let object = GROUPS.remove(group.addr())?;
+        drop(object.lock().take());
+        Ok(())
+    })
+}

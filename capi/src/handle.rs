@@ -1,0 +1,110 @@
+//! Handles of C programs, which are numbers that a table resolves, so that a wrong handle is an error and not undefined behaviour.
+//!
+//! A handle contains its slot in the table, the generation of the slot, the kind of the object, and a number of this copy of the
+//! library. Destroying an object raises the generation, and thus invalidates all copies of the handle.
+
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use peerlane::ErrorKind;
+
+use crate::status::Failure;
+
+const INDEX_BITS: u32 = 20;
+const GENERATION_BITS: u32 = 20;
+const KIND_BITS: u32 = 4;
+const INDEX_MAX: usize = (1 << INDEX_BITS) - 1;
+
+/// The objects of one kind.
+pub(crate) struct Table<T> {
+    /// The name of the kind in errors.
+    name: &'static str,
+    kind: usize,
+    slots: RwLock<Vec<Slot<T>>>,
+}
+
+struct Slot<T> {
+    generation: usize,
+    object: Option<Arc<T>>,
+}
+
+impl<T> Table<T> {
+    pub(crate) const fn new(name: &'static str, kind: usize) -> Self {
+        assert!(kind > 0 && kind < 1 << KIND_BITS);
+        Self { name, kind, slots: RwLock::new(Vec::new()) }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Slot<T>>> {
+        self.slots.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Slot<T>>> {
+        self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Stores an object and returns its handle.
+    pub(crate) fn insert(&self, object: T) -> Result<usize, Failure> {
+        let mut slots = self.write();
+        let free = slots.iter().position(|slot| slot.object.is_none());
+        let index = free.unwrap_or(slots.len());
+        if index > INDEX_MAX {
+            let text = format!("there are {INDEX_MAX} objects of the kind {}", self.name);
+            return Err(Failure::new(ErrorKind::OutOfMemory, text));
+        }
+        if free.is_none() {
+            slots.push(Slot { generation: 0, object: None });
+        }
+        slots[index].object = Some(Arc::new(object));
+        Ok(self.handle(index, slots[index].generation))
+    }
+
+    fn handle(&self, index: usize, generation: usize) -> usize {
+        let generation = generation % (1 << GENERATION_BITS);
+        let number =
+            (self.kind << (INDEX_BITS + GENERATION_BITS)) | (generation << INDEX_BITS) | index;
+        number | (copy() << (INDEX_BITS + GENERATION_BITS + KIND_BITS))
+    }
+
+    /// Returns the object of a handle.
+    pub(crate) fn get(&self, handle: usize) -> Result<Arc<T>, Failure> {
+        let slots = self.read();
+        let slot = slots.get(handle & INDEX_MAX);
+        let object = slot.filter(|slot| self.handle(handle & INDEX_MAX, slot.generation) == handle);
+        object.and_then(|slot| slot.object.clone()).ok_or_else(|| self.wrong(handle))
+    }
+
+    /// Removes the object of a handle. Calls in progress keep it until they return.
+    pub(crate) fn remove(&self, handle: usize) -> Result<Arc<T>, Failure> {
+        self.get(handle)?;
+        let mut slots = self.write();
+        let slot = &mut slots[handle & INDEX_MAX];
+        slot.generation += 1;
+        slot.object.take().ok_or_else(|| self.wrong(handle))
+    }
+
+    fn wrong(&self, handle: usize) -> Failure {
+        let name = self.name;
+        let of_copy = handle >> (INDEX_BITS + GENERATION_BITS + KIND_BITS) == copy();
+        let kind = (handle >> (INDEX_BITS + GENERATION_BITS)) & ((1 << KIND_BITS) - 1);
+        let text = match handle {
+            0 => format!("the {name} is NULL, expected a handle"),
+            _ if !of_copy => {
+                format!(
+                    "the {name} {handle:#x} is no handle of this library, or of another copy of it in this process"
+                )
+            }
+            _ if kind != self.kind => {
+                format!("{handle:#x} is the handle of another kind of object, expected a {name}")
+            }
+            _ => format!("the {name} {handle:#x} has been destroyed"),
+        };
+        Failure::new(ErrorKind::InvalidArgument, text)
+    }
+}
+
+/// Returns a number that differs between copies of the library in a process, because it comes from an address of this copy.
+fn copy() -> usize {
+    static MARK: u8 = 0;
+    let address = (&raw const MARK).addr();
+    // No pointer of a Linux process has these bits, so a pointer is never a handle.
+    (address >> 12 ^ address >> 24) & 0x7fff | 0x8000
+}

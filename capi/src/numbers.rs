@@ -1,0 +1,71 @@
+//! The numbers of collectives, element types and reductions in the header.
+
+/// A collective. The numbers are those of `peerlane_operation_options`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum CollectiveNumber {
+    /// Every rank gets the block of every rank.
+    AllGather = 0,
+    /// Every rank gets the block of the root.
+    Broadcast = 1,
+    /// Every rank gets a different block from every rank.
+    AllToAll = 2,
+    /// The root gets the block of every rank.
+    Gather = 3,
+    /// Every rank gets a different block from the root.
+    Scatter = 4,
+    /// Every rank gets one block of the reduction of all inputs.
+    ReduceScatter = 5,
+    /// Every rank gets the reduction of all inputs.
+    AllReduce = 6,
+    /// The root gets the reduction of all inputs.
+    Reduce = 7,
+}
+
+/// The type of elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum DTypeNumber {
+    /// `uint8_t`
+    U8 = 0,
+    /// `uint16_t`
+    U16 = 1,
+    /// `uint32_t`
+    U32 = 2,
+    /// `uint64_t`
+    U64 = 3,
+    /// `int8_t`
+    I8 = 4,
+    /// `int16_t`
+    I16 = 5,
+    /// `int32_t`
+    I32 = 6,
+    /// `int64_t`
+    I64 = 7,
+    /// 8 bits, 4 of exponent and 3 of mantissa; it cannot be reduced.
+    F8E4M3 = 8,
+    /// 8 bits, 5 of exponent and 2 of mantissa; it cannot be reduced.
+    F8E5M2 = 9,
+    /// IEEE half precision.
+    F16 = 10,
+    /// The upper half of a `float`.
+    BF16 = 11,
+    /// `float`
+    F32 = 12,
+    /// `double`
+    F64 = 13,
+}
+
+/// How a reduction joins elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum ReductionNumber {
+    /// The sum, which wraps around for integers.
+    Sum = 0,
+    /// The largest element.
+    Max = 1,
+    /// The smallest element.
+    Min = 2,
+    /// The sum divided by the number of ranks, for floating-point types.
+    Average = 3,
+}

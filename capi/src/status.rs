@@ -1,0 +1,152 @@
+//! Errors as C programs see them: a status from each call, and the text and the rank of the last error of the thread.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use peerlane::{Error, ErrorKind};
+
+/// The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The call has succeeded.
+    Ok = 0,
+    /// The local device stopped working.
+    DeviceLost = 1,
+    /// A peer has ended or can no longer be reached; `peerlane_error_rank` names it.
+    PeerLost = 2,
+    /// A call did not complete before its deadline.
+    Timeout = 3,
+    /// A remote key is malformed or names freed memory.
+    InvalidKey = 4,
+    /// Values that must be equal on all ranks differ; `peerlane_error_rank` names a rank.
+    Mismatch = 5,
+    /// An argument is invalid: a handle that is NULL, foreign or destroyed, a size, a range.
+    InvalidArgument = 6,
+    /// Memory, handles or file descriptors are exhausted.
+    OutOfMemory = 7,
+    /// The queue of an engine has no room.
+    QueueFull = 8,
+    /// The group was aborted.
+    Aborted = 9,
+    /// A device, driver, library or permission is missing; the text says what to install.
+    Unavailable = 10,
+    /// Another failure, or a bug of the library.
+    Other = 11,
+}
+
+impl From<ErrorKind> for Status {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::DeviceLost => Self::DeviceLost,
+            ErrorKind::PeerLost => Self::PeerLost,
+            ErrorKind::Timeout => Self::Timeout,
+            ErrorKind::InvalidKey => Self::InvalidKey,
+            ErrorKind::Mismatch => Self::Mismatch,
+            ErrorKind::InvalidArgument => Self::InvalidArgument,
+            ErrorKind::OutOfMemory => Self::OutOfMemory,
+            ErrorKind::QueueFull => Self::QueueFull,
+            ErrorKind::Aborted => Self::Aborted,
+            ErrorKind::Unavailable => Self::Unavailable,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// An error of a call.
+pub(crate) struct Failure {
+    status: Status,
+    text: String,
+    rank: i32,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self { status: kind.into(), text: text.into(), rank: -1 }
+    }
+
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidArgument, text)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let rank = error.peer().and_then(|peer| i32::try_from(peer.0).ok());
+        Self { status: error.kind().into(), text: error.to_string(), rank: rank.unwrap_or(-1) }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<(CString, i32)> = RefCell::new((CString::default(), -1));
+}
+
+static IN_CHILD: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn enter_child() {
+    IN_CHILD.store(true, Ordering::Relaxed);
+}
+
+/// Runs the body of a call, and keeps its error for the thread. A panic does not leave the library.
+pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
+    static WATCH_FORKS: Once = Once::new();
+    WATCH_FORKS.call_once(|| {
+        // SAFETY: the handler only stores a flag. If it cannot be registered, forked children are not told apart.
+        unsafe { libc::pthread_atfork(None, None, Some(enter_child)) };
+    });
+    let checked = || {
+        if IN_CHILD.load(Ordering::Relaxed) {
+            let text = "this process was forked from one that uses Peerlane; use Peerlane in the parent, or after `exec`";
+            return Err(Failure::argument(text));
+        }
+        body()
+    };
+    let failure = match catch_unwind(AssertUnwindSafe(checked)) {
+        Ok(Ok(())) => return Status::Ok,
+        Ok(Err(failure)) => failure,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            Failure::new(ErrorKind::Other, format!("a bug of Peerlane: {text}"))
+        }
+    };
+    let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+    LAST.with(|last| *last.borrow_mut() = (text, failure.rank));
+    failure.status
+}
+
+/// Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_error_text() -> *const c_char {
+    LAST.with(|last| last.borrow().0.as_ptr())
+}
+
+/// Returns the rank that the last error of this thread is about, or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_error_rank() -> i32 {
+    LAST.with(|last| last.borrow().1)
+}
+
+/// Returns the name of a status, such as `peer lost`. The text is constant.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_status_name(status: i32) -> *const c_char {
+    const NAMES: [&CStr; 12] = [
+        c"ok",
+        c"device lost",
+        c"peer lost",
+        c"timeout",
+        c"invalid key",
+        c"mismatch",
+        c"invalid argument",
+        c"out of memory",
+        c"queue full",
+        c"aborted",
+        c"unavailable",
+        c"other",
+    ];
+    let name = usize::try_from(status).ok().and_then(|status| NAMES.get(status));
+    name.copied().unwrap_or(c"unknown status").as_ptr()
+}

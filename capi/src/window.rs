@@ -1,0 +1,130 @@
+//! Windows: memory of every rank that operations and channels use.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::Mutex;
+
+use peerlane::Window;
+
+use crate::group::{GROUPS, GroupHandle, clear};
+use crate::handle::Table;
+use crate::status::{Failure, Status, call};
+
+/// Registered memory of the same size on every rank.
+#[derive(Debug)]
+pub struct WindowHandle(());
+
+pub(crate) struct WindowObject {
+    /// `None` after the window was released.
+    window: Mutex<Option<Window<u8>>>,
+}
+
+pub(crate) static WINDOWS: Table<WindowObject> = Table::new("window", 3);
+
+impl WindowObject {
+    pub(crate) fn with<R>(
+        &self,
+        body: impl FnOnce(&Window<u8>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let window = self.window.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        body(window.as_ref().ok_or_else(|| Failure::argument("the window was released"))?)
+    }
+}
+
+fn give(window: Window<u8>, to: *mut *mut WindowHandle) -> Result<(), Failure> {
+    let handle = WINDOWS.insert(WindowObject { window: Mutex::new(Some(window)) })?;
+    // SAFETY: `clear` has checked that it is not NULL, and the C program gives a valid place.
+    unsafe { to.write(ptr::without_provenance_mut(handle)) };
+    Ok(())
+}
+
+/// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs. Collective.
+///
+/// # Safety
+/// `window` is NULL or points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_window_allocate(
+    group: *mut GroupHandle,
+    bytes: usize,
+    window: *mut *mut WindowHandle,
+) -> Status {
+    call(|| {
+        clear(window, "window")?;
+        let of_group = GROUPS.get(group.addr())?;
+        give(of_group.with(|group| Ok(group.window::<u8>(bytes)?))?, window)
+    })
+}
+
+/// Opens a window over memory of the caller, such as an arena that `cuMemAlloc` has allocated, of equal size on every rank. Collective.
+///
+/// The memory must stay allocated until `peerlane_window_release` has returned, or until all ranks have destroyed a group that has
+/// ended with an error. On the host backend it must be memory that other processes can map, unless the ranks are threads.
+///
+/// # Safety
+/// `memory` has `bytes` bytes, which only operations and channels over the window access while they are open. `window` is NULL or
+/// points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_window_over(
+    group: *mut GroupHandle,
+    memory: *mut c_void,
+    bytes: usize,
+    window: *mut *mut WindowHandle,
+) -> Status {
+    call(|| {
+        clear(window, "window")?;
+        let memory = NonNull::new(memory.cast::<u8>())
+            .ok_or_else(|| Failure::argument("memory is NULL, expected an address"))?;
+        let opened = GROUPS.get(group.addr())?.with(|group| {
+            // SAFETY: the caller guarantees it.
+            let buffer = unsafe { group.register_at::<u8>(memory, bytes) }?;
+            Ok(group.window_over(buffer)?)
+        });
+        give(opened?, window)
+    })
+}
+
+/// Writes the address and the size of the window on this rank; either may be NULL. The address is a device address on GPUs.
+///
+/// # Safety
+/// `address` and `bytes` are NULL or point to such values.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_window_memory(
+    window: *const WindowHandle,
+    address: *mut *mut c_void,
+    bytes: *mut usize,
+) -> Status {
+    call(|| {
+        WINDOWS.get(window.addr())?.with(|window| {
+            let memory = window.memory(0..window.len())?;
+            write(&memory, address, bytes);
+            Ok(())
+        })
+    })
+}
+
+/// Writes an address and a number of bytes, where the pointers are not NULL.
+pub(crate) fn write(memory: &peerlane::MemoryRange, address: *mut *mut c_void, bytes: *mut usize) {
+    if !address.is_null() {
+        // SAFETY: it is not NULL, and the C program gives a valid place.
+        unsafe { address.write(memory.base.as_ptr().cast()) };
+    }
+    if !bytes.is_null() {
+        // SAFETY: as above.
+        unsafe { bytes.write(usize::try_from(memory.bytes).unwrap_or(usize::MAX)) };
+    }
+}
+
+/// Gives the memory of a window back on all ranks and destroys its handle. Collective. Destroy its operations and channels before.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_window_release(
+    group: *mut GroupHandle,
+    window: *mut WindowHandle,
+) -> Status {
+    call(|| {
+        let of_group = GROUPS.get(group.addr())?;
+        let object = WINDOWS.remove(window.addr())?;
+        let window = object.window.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let window = window.ok_or_else(|| Failure::argument("the window was released"))?;
+        of_group.with(|group| Ok(group.release(window)?))
+    })
+}

@@ -1,0 +1,79 @@
+//! Compiles the C programs with all warnings, and runs each as four processes.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use peerlane_c as _;
+
+const RANKS: usize = 4;
+
+/// Compiles a program against the shared library of this build.
+fn compile(compiler: &str, source: &str) -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let test = std::env::current_exe().unwrap();
+    let libraries = test.parent().unwrap();
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{compiler}"));
+    let compiled = Command::new(compiler)
+        .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(package.join("include"))
+        .arg(package.join("examples").join(source))
+        .arg("-o")
+        .arg(&program)
+        .arg("-L")
+        .arg(libraries)
+        .args(["-lpeerlane_c", &format!("-Wl,-rpath,{}", libraries.display())])
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    program
+}
+
+/// Runs a program as `ranks` processes, which all must succeed.
+fn run(program: &Path, ranks: usize) {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap().port();
+    let spawn = |rank: usize| {
+        Command::new(program)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<Child> = (0..ranks).map(spawn).collect();
+    let ended = children.into_iter().map(|mut child| child.wait().unwrap().success());
+    assert_eq!(ended.collect::<Vec<_>>(), vec![true; ranks], "{}", program.display());
+}
+
+fn compile_and_run(source: &str, ranks: usize) {
+    run(&compile("cc", source), ranks);
+    if Command::new("clang").arg("--version").output().is_ok() {
+        run(&compile("clang", source), ranks);
+    }
+}
+
+#[test]
+fn blocks_are_gathered_and_summed() {
+    compile_and_run("all_gather.c", RANKS);
+}
+
+#[test]
+fn puts_and_signals_go_around_a_ring() {
+    compile_and_run("ring.c", RANKS);
+}
+
+#[test]
+fn starts_have_sizes_of_their_own() {
+    compile_and_run("sizes.c", RANKS);
+}
+
+#[test]
+fn a_lost_rank_is_named() {
+    compile_and_run("lost_rank.c", RANKS);
+}
+
+#[test]
+fn misuses_are_errors() {
+    compile_and_run("misuses.c", 1);
+}
