@@ -15,7 +15,14 @@ fn compile(compiler: &str, source: &str) -> PathBuf {
     let libraries = test.parent().unwrap();
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{compiler}"));
     let compiled = Command::new(compiler)
-        .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
+        .args([
+            if source.ends_with(".c") { "-std=c11" } else { "-std=c++17" },
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-I",
+        ])
         .arg(package.join("include"))
         .arg(package.join("examples").join(source))
         .arg("-o")
@@ -47,9 +54,12 @@ fn run(program: &Path, ranks: usize) {
 }
 
 fn compile_and_run(source: &str, ranks: usize) {
-    run(&compile("cc", source), ranks);
-    if Command::new("clang").arg("--version").output().is_ok() {
-        run(&compile("clang", source), ranks);
+    let compilers = if source.ends_with(".c") { ["cc", "clang"] } else { ["c++", "clang++"] };
+    for (number, compiler) in compilers.into_iter().enumerate() {
+        // Not every machine has the second one.
+        if number == 0 || Command::new(compiler).arg("--version").output().is_ok() {
+            run(&compile(compiler, source), ranks);
+        }
     }
 }
 
@@ -71,6 +81,11 @@ fn starts_have_sizes_of_their_own() {
 #[test]
 fn a_lost_rank_is_named() {
     compile_and_run("lost_rank.c", RANKS);
+}
+
+#[test]
+fn the_interface_of_cpp_owns_its_handles() {
+    compile_and_run("wrapper.cpp", RANKS);
 }
 
 #[test]

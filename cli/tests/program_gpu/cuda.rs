@@ -366,7 +366,7 @@ fn a_killed_rank_is_named_and_the_others_end() {
 
 #[test]
 fn a_stopped_rank_is_named_while_graphs_run() {
-    let stderr = lose_rank_1("--timeout 2 --graph", rustix::process::Signal::STOP);
+    let stderr = lose_rank_1("--timeout 4 --graph", rustix::process::Signal::STOP);
     assert!(stderr.contains("rank 1 does not answer"), "{stderr}");
     assert!(!stderr.contains("did not complete within"), "{stderr}");
 }

@@ -1,0 +1,60 @@
+// The C++ interface: an all-gather, a channel, a split, and an error as an exception.
+#include <cstdio>
+#include <cstdlib>
+
+#include "peerlane.hpp"
+
+#define EXPECT(condition)                                                            \
+    do {                                                                             \
+        if (!(condition)) {                                                          \
+            std::fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+            std::exit(1);                                                            \
+        }                                                                            \
+    } while (0)
+
+int main() try {
+    peerlane::Group group;
+    const std::uint32_t rank = group.rank(), ranks = group.ranks();
+    constexpr std::size_t count = 300;
+    {
+        auto gather = group.prepare(peerlane::operation_options(PEERLANE_COLLECTIVE_ALL_GATHER, peerlane::dtype<float>, count));
+        for (int start = 0; start < 5; start++) {
+            float *input = gather.input().as<float>();
+            for (std::size_t at = 0; at < count; at++) input[at] = static_cast<float>(rank * 10);
+            gather.start();
+            while (!gather.wait_for(std::chrono::milliseconds(100))) {}
+            const float *output = gather.output().as<float>();
+            for (std::size_t at = 0; at < ranks * count; at++) EXPECT(output[at] == static_cast<float>(at / count * 10));
+        }
+        EXPECT(!gather.report().empty());
+    }
+    auto part = group.split(rank % 2, 0);
+    EXPECT(part.has_value());
+    auto window = part->allocate(64);
+    {
+        auto channel = part->channel(window, 1);
+        auto *words = window.memory().as<std::uint64_t>();
+        words[0] = rank;
+        channel.put_signal(0, 0, 8, 8 * (1 + part->rank()), 0);
+        channel.flush(std::chrono::seconds(10));
+        if (part->rank() == 0) {
+            for (std::uint32_t from = 0; from < part->ranks(); from++) {
+                channel.wait(from, 0, std::chrono::seconds(10));
+                EXPECT(words[1 + from] == from * 2 + rank % 2);
+            }
+        }
+    }
+    part->release(std::move(window));
+    part->close();
+    try {
+        group.prepare(peerlane::operation_options(PEERLANE_COLLECTIVE_BROADCAST, 99, count));
+        EXPECT(false);
+    } catch (const peerlane::Error &error) {
+        EXPECT(error.status() == PEERLANE_STATUS_INVALID_ARGUMENT && !error.rank());
+    }
+    group.close();
+    return 0;
+} catch (const peerlane::Error &error) {
+    std::fprintf(stderr, "%s: %s\n", peerlane_status_name(error.status()), error.what());
+    return 1;
+}

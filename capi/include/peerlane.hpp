@@ -1,0 +1,300 @@
+/*
+ * The C++17 interface of Peerlane: owners of the handles of peerlane.h. Errors are exceptions of the type peerlane::Error.
+ *
+ * peerlane.h documents what each call does. Objects can be moved, and not copied. Destroy operations, channels and windows before
+ * their group; `close` and `release` are collective, and destructors are not.
+ */
+#ifndef PEERLANE_HPP
+#define PEERLANE_HPP
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "peerlane.h"
+
+namespace peerlane {
+
+/// The error of a call, with its kind and the rank that it is about, if there is one.
+class Error : public std::runtime_error {
+public:
+    Error(peerlane_status status, const std::string &text, int rank)
+        : std::runtime_error(text), status_(status), rank_(rank) {}
+
+    peerlane_status status() const noexcept { return status_; }
+
+    std::optional<std::uint32_t> rank() const noexcept {
+        if (rank_ < 0) return std::nullopt;
+        return static_cast<std::uint32_t>(rank_);
+    }
+
+private:
+    peerlane_status status_;
+    int rank_;
+};
+
+inline void check(peerlane_status status) {
+    if (status != PEERLANE_STATUS_OK) throw Error(status, peerlane_error_text(), peerlane_error_rank());
+}
+
+/// A part of memory of a host or a device.
+struct Memory {
+    void *address = nullptr;
+    std::size_t bytes = 0;
+
+    template <typename T> T *as() const noexcept { return static_cast<T *>(address); }
+};
+
+namespace detail {
+
+template <typename Call>
+std::string text(Call call) {
+    for (std::vector<char> buffer(1024);; buffer.resize(4 * buffer.size())) {
+        peerlane_status status = call(buffer.data(), buffer.size());
+        if (status == PEERLANE_STATUS_OK) return buffer.data();
+        if (buffer.size() > (std::size_t{1} << 24)) check(status);
+    }
+}
+
+/// Owns a handle and destroys it.
+template <typename T, peerlane_status (*Destroy)(T *)>
+class Owner {
+public:
+    Owner() = default;
+    explicit Owner(T *handle) noexcept : handle_(handle) {}
+    Owner(Owner &&other) noexcept : handle_(other.take()) {}
+    Owner &operator=(Owner &&other) noexcept {
+        if (this != &other) {
+            reset();
+            handle_ = other.take();
+        }
+        return *this;
+    }
+    Owner(const Owner &) = delete;
+    Owner &operator=(const Owner &) = delete;
+    ~Owner() { reset(); }
+
+    T *get() const noexcept { return handle_; }
+    T *take() noexcept { return std::exchange(handle_, nullptr); }
+
+private:
+    void reset() noexcept {
+        if (T *handle = take()) static_cast<void>(Destroy(handle));
+    }
+
+    T *handle_ = nullptr;
+};
+
+template <typename T> struct DType;
+template <> struct DType<std::uint8_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_U8; };
+template <> struct DType<std::uint16_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_U16; };
+template <> struct DType<std::uint32_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_U32; };
+template <> struct DType<std::uint64_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_U64; };
+template <> struct DType<std::int8_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_I8; };
+template <> struct DType<std::int16_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_I16; };
+template <> struct DType<std::int32_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_I32; };
+template <> struct DType<std::int64_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_I64; };
+template <> struct DType<float> { static constexpr std::uint32_t value = PEERLANE_DTYPE_F32; };
+template <> struct DType<double> { static constexpr std::uint32_t value = PEERLANE_DTYPE_F64; };
+
+}  // namespace detail
+
+/// The number of an element type, such as `dtype<float>`.
+template <typename T> inline constexpr std::uint32_t dtype = detail::DType<T>::value;
+
+inline peerlane_group_options group_options() {
+    peerlane_group_options options{};
+    options.header_version = PEERLANE_HEADER_VERSION;
+    options.device = -1;
+    return options;
+}
+
+inline peerlane_operation_options operation_options(peerlane_collective collective, std::uint32_t dtype, std::size_t count) {
+    peerlane_operation_options options{};
+    options.header_version = PEERLANE_HEADER_VERSION;
+    options.collective = collective;
+    options.dtype = dtype;
+    options.count = count;
+    return options;
+}
+
+class Operation {
+public:
+    explicit Operation(peerlane_operation *handle) noexcept : owner_(handle) {}
+
+    Memory input() const { return memory(peerlane_operation_input); }
+    Memory output() const { return memory(peerlane_operation_output); }
+    void run() { check(peerlane_operation_run(get())); }
+    void start() { check(peerlane_operation_start(get())); }
+    void wait() { check(peerlane_operation_wait(get(), -1, nullptr)); }
+
+    bool wait_for(std::chrono::milliseconds limit) {
+        bool is_done = false;
+        check(peerlane_operation_wait(get(), limit.count(), &is_done));
+        return is_done;
+    }
+
+    void resize(std::size_t count, std::size_t input_begin = 0, std::size_t output_begin = 0) {
+        check(peerlane_operation_resize(get(), count, input_begin, output_begin));
+    }
+
+    /// Places a start on a stream, and returns the address of its output.
+    void *start_on(void *stream) {
+        void *output = nullptr;
+        check(peerlane_operation_start_on(get(), stream, &output));
+        return output;
+    }
+
+    void end_lease() { check(peerlane_operation_end_lease(get())); }
+    void check_starts() const { check(peerlane_operation_check(get())); }
+    peerlane_operation *get() const noexcept { return owner_.get(); }
+    std::string report() const {
+        return detail::text([this](char *buffer, std::size_t size) { return peerlane_operation_report(get(), buffer, size); });
+    }
+
+private:
+    template <typename Call>
+    Memory memory(Call call) const {
+        Memory memory;
+        check(call(get(), &memory.address, &memory.bytes));
+        return memory;
+    }
+
+    detail::Owner<peerlane_operation, peerlane_operation_destroy> owner_;
+};
+
+class Channel {
+public:
+    using Limit = std::chrono::milliseconds;
+
+    explicit Channel(peerlane_channel *handle) noexcept : owner_(handle) {}
+
+    void put(std::uint32_t peer, std::size_t from, std::size_t bytes, std::size_t to, void *stream = nullptr) {
+        check(peerlane_channel_put(get(), stream, peer, from, bytes, to));
+    }
+
+    void put_signal(std::uint32_t peer, std::size_t from, std::size_t bytes, std::size_t to, std::size_t signal, void *stream = nullptr) {
+        check(peerlane_channel_put_signal(get(), stream, peer, from, bytes, to, signal));
+    }
+
+    void get(std::uint32_t peer, std::size_t from, std::size_t bytes, std::size_t to, void *stream = nullptr) {
+        check(peerlane_channel_get(get(), stream, peer, from, bytes, to));
+    }
+
+    void signal(std::uint32_t peer, std::size_t signal, void *stream = nullptr) {
+        check(peerlane_channel_signal(get(), stream, peer, signal));
+    }
+
+    void wait(std::uint32_t peer, std::size_t signal, Limit limit, void *stream = nullptr) {
+        check(peerlane_channel_wait(get(), stream, peer, signal, static_cast<std::uint64_t>(limit.count())));
+    }
+
+    void flush(Limit limit) { check(peerlane_channel_flush(get(), static_cast<std::uint64_t>(limit.count()))); }
+    peerlane_channel *get() const noexcept { return owner_.get(); }
+
+private:
+    detail::Owner<peerlane_channel, peerlane_channel_destroy> owner_;
+};
+
+/// A window, which `Group::release` gives back. If it is only dropped, its memory stays until the group ends.
+class Window {
+public:
+    explicit Window(peerlane_window *handle) noexcept : handle_(handle) {}
+    Window(Window &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    Window &operator=(Window &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+
+    Memory memory() const {
+        Memory memory;
+        check(peerlane_window_memory(handle_, &memory.address, &memory.bytes));
+        return memory;
+    }
+
+    peerlane_window *get() const noexcept { return handle_; }
+
+private:
+    peerlane_window *handle_;
+};
+
+class Group {
+public:
+    /// Opens a group from the environment of a launcher, or as the options say. Collective.
+    explicit Group(const peerlane_group_options &options = group_options()) : owner_(open(options)) {}
+
+    std::uint32_t rank() const { return size(true); }
+    std::uint32_t ranks() const { return size(false); }
+    void barrier() { check(peerlane_group_barrier(get())); }
+    void check_end() const { check(peerlane_group_check(get())); }
+    void close() { check(peerlane_group_close(owner_.take())); }
+    peerlane_group *get() const noexcept { return owner_.get(); }
+
+    std::string selection() const {
+        return detail::text([this](char *buffer, std::size_t size) { return peerlane_group_selection(get(), buffer, size); });
+    }
+
+    /// Returns nothing on a rank with a negative color.
+    std::optional<Group> split(std::int64_t color, std::int64_t key) {
+        peerlane_group *part = nullptr;
+        check(peerlane_group_split(get(), color, key, &part));
+        return part == nullptr ? std::nullopt : std::optional<Group>(Group(part));
+    }
+
+    Group shrink() {
+        peerlane_group *rest = nullptr;
+        check(peerlane_group_shrink(get(), &rest));
+        return Group(rest);
+    }
+
+    Operation prepare(const peerlane_operation_options &options) {
+        peerlane_operation *operation = nullptr;
+        check(peerlane_operation_prepare(get(), &options, &operation));
+        return Operation(operation);
+    }
+
+    Window allocate(std::size_t bytes) {
+        peerlane_window *window = nullptr;
+        check(peerlane_window_allocate(get(), bytes, &window));
+        return Window(window);
+    }
+
+    Window window_over(void *memory, std::size_t bytes) {
+        peerlane_window *window = nullptr;
+        check(peerlane_window_over(get(), memory, bytes, &window));
+        return Window(window);
+    }
+
+    void release(Window window) { check(peerlane_window_release(get(), window.get())); }
+
+    Channel channel(const Window &window, std::size_t signals) {
+        peerlane_channel *channel = nullptr;
+        check(peerlane_channel_open(get(), window.get(), signals, &channel));
+        return Channel(channel);
+    }
+
+private:
+    explicit Group(peerlane_group *handle) noexcept : owner_(handle) {}
+
+    static peerlane_group *open(const peerlane_group_options &options) {
+        peerlane_group *group = nullptr;
+        check(peerlane_group_open(&options, &group));
+        return group;
+    }
+
+    std::uint32_t size(bool of_rank) const {
+        std::uint32_t rank = 0, ranks = 0;
+        check(peerlane_group_rank(get(), &rank, &ranks));
+        return of_rank ? rank : ranks;
+    }
+
+    detail::Owner<peerlane_group, peerlane_group_destroy> owner_;
+};
+
+}  // namespace peerlane
+
+#endif
