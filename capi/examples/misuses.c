@@ -14,6 +14,58 @@
         }                                                                                             \
     } while (0)
 
+static peerlane_operation_options description = PEERLANE_OPERATION_OPTIONS_INIT;
+
+static void bad_group(void *group, const char *word) {
+    uint32_t rank;
+    char text[256];
+    peerlane_group *part;
+    peerlane_window *window;
+    peerlane_channel *channel;
+    peerlane_operation *operation;
+    REFUSED(peerlane_group_rank(group, &rank, NULL), word);
+    REFUSED(peerlane_group_selection(group, text, sizeof text), word);
+    REFUSED(peerlane_group_barrier(group), word);
+    REFUSED(peerlane_group_check(group), word);
+    REFUSED(peerlane_group_split(group, 0, 0, &part), word);
+    REFUSED(peerlane_group_shrink(group, &part), word);
+    REFUSED(peerlane_group_close(group), word);
+    REFUSED(peerlane_group_destroy(group), word);
+    REFUSED(peerlane_window_allocate(group, 8, &window), word);
+    REFUSED(peerlane_window_over(group, text, sizeof text, &window), word);
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), word);
+    REFUSED(peerlane_channel_open(group, NULL, 1, &channel), "");
+    EXPECT(part == NULL && window == NULL && operation == NULL && channel == NULL);
+}
+
+static void bad_object(peerlane_group *group, void *object, const char *word) {
+    char text[256];
+    bool is_done;
+    void *address;
+    REFUSED(peerlane_operation_input(object, &address, NULL), word);
+    REFUSED(peerlane_operation_output(object, &address, NULL), word);
+    REFUSED(peerlane_operation_resize(object, 1, 0, 0), word);
+    REFUSED(peerlane_operation_run(object), word);
+    REFUSED(peerlane_operation_start(object), word);
+    REFUSED(peerlane_operation_wait(object, 0, &is_done), word);
+    REFUSED(peerlane_operation_start_on(object, NULL, NULL), word);
+    REFUSED(peerlane_operation_end_lease(object), word);
+    REFUSED(peerlane_operation_check(object), word);
+    REFUSED(peerlane_operation_report(object, text, sizeof text), word);
+    REFUSED(peerlane_operation_destroy(object), word);
+    REFUSED(peerlane_window_memory(object, &address, NULL), word);
+    REFUSED(peerlane_window_release(group, object), word);
+    REFUSED(peerlane_channel_put(object, NULL, 0, 0, 1, 0), word);
+    REFUSED(peerlane_channel_put_signal(object, NULL, 0, 0, 1, 0, 0), word);
+    REFUSED(peerlane_channel_get(object, NULL, 0, 0, 1, 0), word);
+    REFUSED(peerlane_channel_signal(object, NULL, 0, 0), word);
+    REFUSED(peerlane_channel_wait(object, NULL, 0, 0, 1), word);
+    REFUSED(peerlane_channel_flush(object, 1), word);
+    REFUSED(peerlane_channel_destroy(object), word);
+    REFUSED(peerlane_hub_address(object, text, sizeof text), word);
+    REFUSED(peerlane_hub_close(object), word);
+}
+
 int main(void) {
     peerlane_group_options options = PEERLANE_GROUP_OPTIONS_INIT;
     peerlane_group *group;
@@ -28,18 +80,12 @@ int main(void) {
     CHECK(peerlane_group_open(&options, &group));
 
     int foreign = 0;
-    peerlane_group *others[] = {NULL, (peerlane_group *)&foreign, (peerlane_group *)((char *)group + 1)};
-    const char *words[] = {"NULL", "no handle", "destroyed"};
-    for (int at = 0; at < 3; at++) {
-        uint32_t rank;
-        REFUSED(peerlane_group_rank(others[at], &rank, NULL), words[at]);
-        REFUSED(peerlane_group_barrier(others[at]), words[at]);
-        REFUSED(peerlane_group_check(others[at]), words[at]);
-        REFUSED(peerlane_group_close(others[at]), words[at]);
-        REFUSED(peerlane_group_destroy(others[at]), words[at]);
-        peerlane_window *window;
-        REFUSED(peerlane_window_allocate(others[at], 8, &window), words[at]);
-        EXPECT(window == NULL);
+    void *wrong[] = {NULL, &foreign, (char *)group + 1, (char *)group + 0x100000};
+    const char *groups[] = {"NULL", "no handle", "destroyed", "destroyed"};
+    const char *others[] = {"NULL", "no handle", "another kind", "another kind"};
+    for (int at = 0; at < 4; at++) {
+        bad_group(wrong[at], groups[at]);
+        bad_object(group, wrong[at], others[at]);
     }
     REFUSED(peerlane_operation_run((peerlane_operation *)group), "another kind");
     REFUSED(peerlane_channel_flush((peerlane_channel *)group, 1), "another kind");
@@ -47,7 +93,6 @@ int main(void) {
     REFUSED(peerlane_group_selection(group, small, sizeof small), "expected at least");
     REFUSED(peerlane_group_selection(group, NULL, 0), "expected at least");
 
-    peerlane_operation_options description = PEERLANE_OPERATION_OPTIONS_INIT;
     peerlane_operation *operation;
     REFUSED(peerlane_operation_prepare(group, NULL, &operation), "NULL");
     REFUSED(peerlane_operation_prepare(group, &description, NULL), "NULL");

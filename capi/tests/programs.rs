@@ -89,6 +89,15 @@ fn the_interface_of_cpp_owns_its_handles() {
 }
 
 #[test]
+fn handles_of_another_copy_of_the_library_are_refused() {
+    let program = compile("cc", "twice.c");
+    let library = std::env::current_exe().unwrap().with_file_name("libpeerlane_c.so");
+    let copy = program.with_file_name("libpeerlane_copy.so");
+    std::fs::copy(library, &copy).unwrap();
+    assert!(Command::new(program).arg(copy).status().unwrap().success());
+}
+
+#[test]
 fn misuses_are_errors() {
     compile_and_run("misuses.c", 1);
 }
