@@ -17,7 +17,7 @@
 static peerlane_operation_options description = PEERLANE_OPERATION_OPTIONS_INIT;
 
 static void bad_group(void *group, const char *word) {
-    uint32_t rank;
+    uint32_t rank = 0;
     char text[256];
     peerlane_group *part;
     peerlane_window *window;
@@ -28,6 +28,8 @@ static void bad_group(void *group, const char *word) {
     REFUSED(peerlane_group_barrier(group), word);
     REFUSED(peerlane_group_check(group), word);
     REFUSED(peerlane_group_split(group, 0, 0, &part), word);
+    REFUSED(peerlane_group_subgroup(group, &rank, 1, &part), word);
+    REFUSED(peerlane_group_subgroup(group, NULL, 1, &part), "NULL");
     REFUSED(peerlane_group_shrink(group, &part), word);
     REFUSED(peerlane_group_close(group), word);
     REFUSED(peerlane_group_destroy(group), word);

@@ -39,6 +39,15 @@ int main(void) {
     CHECK(peerlane_operation_destroy(gather));
     CHECK(peerlane_window_release(group, window));
     CHECK(peerlane_group_close(group));
+
+    /* The same ranks again, by a list. */
+    uint32_t members[RANKS_MAX];
+    for (uint32_t at = 0; at < ranks; at++) members[at] = 2 * at + world_rank % 2;
+    CHECK(peerlane_group_subgroup(world, members, ranks, &group));
+    uint32_t again;
+    CHECK(peerlane_group_rank(group, &again, NULL));
+    EXPECT(again == rank);
+    CHECK(peerlane_group_close(group));
     CHECK(peerlane_group_close(world));
     return 0;
 }

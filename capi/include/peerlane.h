@@ -348,6 +348,15 @@ peerlane_status peerlane_group_split(peerlane_group *group,
                                      int64_t key,
                                      peerlane_group **part);
 
+// Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`; each gives the list of its own group.
+//
+// # Safety
+// `ranks` has `count` numbers; `part` is NULL or points to a handle.
+peerlane_status peerlane_group_subgroup(peerlane_group *group,
+                                        const uint32_t *ranks,
+                                        size_t count,
+                                        peerlane_group **part);
+
 // Opens a group of the remaining ranks after `group` has ended because a rank was lost. Every remaining rank calls it.
 //
 // # Safety
@@ -434,7 +443,8 @@ peerlane_status peerlane_operation_end_lease(peerlane_operation *operation);
 // Returns the error with which a start on a stream or a replay of a graph has failed, or `PEERLANE_STATUS_OK`.
 peerlane_status peerlane_operation_check(peerlane_operation *operation);
 
-// Writes how the operation runs, its engines and its fallbacks, to `buffer`, as `peerlane_group_selection` writes its text.
+// Writes how the operation runs, its engines and its fallbacks, to `buffer` as one JSON object, as `peerlane_group_selection`
+// writes its text. The fields are those of the JSON lines of the program `peerlane`.
 //
 // # Safety
 // `buffer` is NULL or has `size` bytes.

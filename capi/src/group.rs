@@ -291,6 +291,29 @@ pub unsafe extern "C" fn peerlane_group_split(
     })
 }
 
+/// Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`; each gives the list of its own group.
+///
+/// # Safety
+/// `ranks` has `count` numbers; `part` is NULL or points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_subgroup(
+    group: *mut GroupHandle,
+    ranks: *const u32,
+    count: usize,
+    part: *mut *mut GroupHandle,
+) -> Status {
+    call(|| {
+        clear(part, "part")?;
+        if ranks.is_null() {
+            return Err(Failure::argument("ranks is NULL, expected a list"));
+        }
+        // SAFETY: the caller guarantees it.
+        let ranks = unsafe { std::slice::from_raw_parts(ranks, count) };
+        let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
+        give(GROUPS.get(group.addr())?.with(|group| Ok(group.subgroup(&ranks)?))?, part)
+    })
+}
+
 /// Opens a group of the remaining ranks after `group` has ended because a rank was lost. Every remaining rank calls it.
 ///
 /// # Safety

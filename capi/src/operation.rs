@@ -6,12 +6,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use peerlane::collective::Collective;
-use peerlane::group::OperationBuilder;
+use peerlane::group::{OperationBuilder, Report};
 use peerlane::hal::BackendId;
 use peerlane::{
     DType, Deadline, Element, Group, Lease, MemoryRange, Operation, Operator, OwnedStart, Part,
     Rank, Window,
 };
+
+use serde_json::{Value, json};
 
 use crate::group::{GROUPS, GroupHandle, check_header, clear};
 use crate::handle::Table;
@@ -255,8 +257,30 @@ where
     }
 
     fn report(&mut self) -> Result<String, Failure> {
-        Ok(self.idle()?.report().to_string())
+        Ok(json(self.idle()?.report()).to_string())
     }
+}
+
+fn json(report: &Report) -> Value {
+    let lanes = report.lanes.iter().map(|lane| {
+        json!({
+            "lane": lane.lane.0, "tier": lane.tier.to_string(), "backend": lane.backend.to_string(), "kind": lane.kind,
+            "queued_waits": lane.queued_waits, "polled": lane.polled,
+        })
+    });
+    let tiers = report.tiers.iter().map(|tier| {
+        json!({
+            "tier": tier.tier.to_string(), "put_bytes": tier.put_bytes, "got_bytes": tier.got_bytes,
+            "own_bytes": tier.own_bytes, "compute_bytes": tier.compute_bytes,
+        })
+    });
+    json!({
+        "collective": report.collective.to_string(), "algorithm": report.algorithm.to_string(), "ranks": report.ranks,
+        "chunks": report.chunks, "outputs": report.outputs, "capturable": report.capturable,
+        "input_bytes": report.input_bytes, "output_bytes": report.output_bytes, "total_bytes": report.total_bytes,
+        "lanes": lanes.collect::<Vec<_>>(), "tiers": tiers.collect::<Vec<_>>(),
+        "fallbacks": report.fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>(), "proof": report.proof,
+    })
 }
 
 pub(crate) struct OperationObject {
@@ -559,7 +583,8 @@ pub extern "C" fn peerlane_operation_check(operation: *mut OperationHandle) -> S
     call(|| with(operation, |operation, _| operation.check()))
 }
 
-/// Writes how the operation runs, its engines and its fallbacks, to `buffer`, as `peerlane_group_selection` writes its text.
+/// Writes how the operation runs, its engines and its fallbacks, to `buffer` as one JSON object, as `peerlane_group_selection`
+/// writes its text. The fields are those of the JSON lines of the program `peerlane`.
 ///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.
