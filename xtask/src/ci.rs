@@ -4,6 +4,7 @@
 //! powerset, the oldest Rust) and for tests. The steps behind one that fails run as well.
 
 use std::fmt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::deps::{self, Verdict};
@@ -26,8 +27,8 @@ const STEPS: &[Step] = &[
     Step { name: "feature powerset", run: || passed(feature_powerset()) },
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },
-    Step { name: "C header", run: || passed(header::run(true)) },
-    Step { name: "book", run: || passed(book::run()) },
+    Step { name: "C header", run: || with_tool("cbindgen", || header::run(true)) },
+    Step { name: "book", run: || with_tool("mdbook", book::run) },
     Step { name: "examples", run: || passed(examples::run()) },
     Step { name: "packages", run: || passed(package::run()) },
     Step { name: "API since the release", run: deps::semver },
@@ -62,6 +63,14 @@ fn run_step(step: &Step) -> Row {
 
 fn passed(outcome: Outcome) -> Outcome<Verdict> {
     outcome.map(|()| Verdict::Passed)
+}
+
+/// Runs a step that needs a program, or skips it where that is not installed.
+fn with_tool(tool: &str, run: impl Fn() -> Outcome) -> Outcome<Verdict> {
+    match process::answers(Command::new(tool).arg("--version")) {
+        true => passed(run()),
+        false => Ok(Verdict::Skipped(format!("to check it: cargo install --locked {tool}"))),
+    }
 }
 
 /// Checks all targets. Other sets of features differ only in the crates of [`feature_powerset`].
