@@ -401,7 +401,7 @@ peerlane_status peerlane_operation_output(peerlane_operation *operation,
 
 // Sets the number of elements of a block, and the places in the windows in elements, for the next starts of a resizable operation.
 //
-// All ranks set the same number before the same start. Places have no effect where the memory is that of the operation.
+// All ranks set the same number before the same start. A place of 0 means the place with which the operation was prepared.
 peerlane_status peerlane_operation_resize(peerlane_operation *operation,
                                           size_t count,
                                           size_t input_begin,

@@ -2,16 +2,15 @@
 
 use std::ffi::c_void;
 use std::ops::Range;
-use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use peerlane::group::StreamMessages;
 use peerlane::hal::BackendId;
 use peerlane::{Channel, Error, Rank};
 
-use crate::group::{GROUPS, GroupHandle, clear};
-use crate::handle::Table;
+use crate::group::{GROUPS, GroupHandle};
+use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
 use crate::window::{WINDOWS, WindowHandle};
 
@@ -35,7 +34,7 @@ fn send(
 ) -> Status {
     call(|| {
         let object = CHANNELS.get(handle.addr())?;
-        let mut channel = object.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channel = lock(&object.channel);
         if stream.is_null() {
             return Ok(on_host(&mut channel)?);
         }
@@ -84,10 +83,7 @@ pub unsafe extern "C" fn peerlane_channel_open(
                 Ok(ChannelObject { channel: Mutex::new(opened), backend: group.selection().local })
             })
         })?;
-        let handle = CHANNELS.insert(object)?;
-        // SAFETY: `clear` has checked that it is not NULL, and the caller gives a valid place.
-        unsafe { channel.write(ptr::without_provenance_mut(handle)) };
-        Ok(())
+        CHANNELS.give(object, channel)
     })
 }
 
@@ -201,7 +197,7 @@ pub unsafe extern "C" fn peerlane_channel_wait(
 pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms: u64) -> Status {
     call(|| {
         let object = CHANNELS.get(channel.addr())?;
-        let mut channel = object.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channel = lock(&object.channel);
         Ok(channel.flush(Duration::from_millis(timeout_ms))?)
     })
 }

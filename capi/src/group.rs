@@ -1,8 +1,7 @@
 //! Groups: opening, splitting, barriers and ends.
 
 use std::ffi::{CStr, c_char};
-use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use peerlane::bootstrap::Secret;
@@ -11,7 +10,7 @@ use peerlane::bootstrap::tcp::{HubOptions, TcpBootstrap};
 use peerlane::group::GroupEnd;
 use peerlane::{Backend, Deadline, Group, OpenOptions, Rank};
 
-use crate::handle::Table;
+use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
 use crate::{HEADER_VERSION, text_into};
 
@@ -68,13 +67,9 @@ impl GroupObject {
         &self,
         body: impl FnOnce(&mut Group) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let mut group = self.lock();
+        let mut group = lock(&self.group);
         let group = group.as_mut().ok_or_else(|| Failure::argument("the group was closed"))?;
         body(group)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Group>> {
-        self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,26 +82,11 @@ fn give(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
         selection: group.selection().to_string(),
         group: Mutex::new(Some(group)),
     };
-    let handle = GROUPS.insert(object)?;
-    // SAFETY: the callers have checked that `to` is not NULL, and the C program gives a valid place.
-    unsafe { to.write(ptr::without_provenance_mut(handle)) };
-    Ok(())
-}
-
-/// Refuses a NULL pointer for a result, and otherwise clears the result.
-pub(crate) fn clear<T>(to: *mut *mut T, name: &str) -> Result<(), Failure> {
-    if to.is_null() {
-        return Err(Failure::argument(format!(
-            "{name} is NULL, expected where to write the handle"
-        )));
-    }
-    // SAFETY: it is not NULL, and the C program gives a valid place.
-    unsafe { to.write(ptr::null_mut()) };
-    Ok(())
+    GROUPS.give(object, to)
 }
 
 /// Returns the text of a C string; nothing for NULL.
-fn text<'t>(text: *const c_char, name: &str) -> Result<Option<&'t str>, Failure> {
+pub(crate) fn text<'t>(text: *const c_char, name: &str) -> Result<Option<&'t str>, Failure> {
     if text.is_null() {
         return Ok(None);
     }
@@ -190,10 +170,7 @@ pub unsafe extern "C" fn peerlane_hub_open(
         if let Some(secret) = text(secret, "secret")? {
             options = options.secret(Secret::new(secret)?);
         }
-        let handle = HUBS.insert(options.bind(address, ranks as usize)?)?;
-        // SAFETY: it is not NULL, and the C program gives a valid place.
-        unsafe { hub.write(ptr::without_provenance_mut(handle)) };
-        Ok(())
+        HUBS.give(options.bind(address, ranks as usize)?, hub)
     })
 }
 
@@ -334,7 +311,7 @@ pub unsafe extern "C" fn peerlane_group_shrink(
 pub extern "C" fn peerlane_group_close(group: *mut GroupHandle) -> Status {
     call(|| {
         let object = GROUPS.remove(group.addr())?;
-        let group = object.lock().take();
+        let group = lock(&object.group).take();
         group.map_or(Ok(()), |group| Ok(group.close()?))
     })
 }
@@ -344,7 +321,7 @@ pub extern "C" fn peerlane_group_close(group: *mut GroupHandle) -> Status {
 pub extern "C" fn peerlane_group_destroy(group: *mut GroupHandle) -> Status {
     call(|| {
         let object = GROUPS.remove(group.addr())?;
-        drop(object.lock().take());
+        drop(lock(&object.group).take());
         Ok(())
     })
 }

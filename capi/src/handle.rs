@@ -3,7 +3,8 @@
 //! A handle contains its slot in the table, the generation of the slot, the kind of the object, and a number of this copy of the
 //! library. Destroying an object raises the generation, and thus invalidates all copies of the handle.
 
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use peerlane::ErrorKind;
 
@@ -33,17 +34,9 @@ impl<T> Table<T> {
         Self { name, kind, slots: RwLock::new(Vec::new()) }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Vec<Slot<T>>> {
-        self.slots.read().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Slot<T>>> {
-        self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Stores an object and returns its handle.
-    pub(crate) fn insert(&self, object: T) -> Result<usize, Failure> {
-        let mut slots = self.write();
+    /// Stores an object and writes its handle to `to`, which [`clear`] has checked.
+    pub(crate) fn give<H>(&self, object: T, to: *mut *mut H) -> Result<(), Failure> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let free = slots.iter().position(|slot| slot.object.is_none());
         let index = free.unwrap_or(slots.len());
         if index > INDEX_MAX {
@@ -54,7 +47,10 @@ impl<T> Table<T> {
             slots.push(Slot { generation: 0, object: None });
         }
         slots[index].object = Some(Arc::new(object));
-        Ok(self.handle(index, slots[index].generation))
+        let handle = self.handle(index, slots[index].generation);
+        // SAFETY: it is not NULL, and the C program gives a valid place.
+        unsafe { to.write(ptr::without_provenance_mut(handle)) };
+        Ok(())
     }
 
     fn handle(&self, index: usize, generation: usize) -> usize {
@@ -66,19 +62,22 @@ impl<T> Table<T> {
 
     /// Returns the object of a handle.
     pub(crate) fn get(&self, handle: usize) -> Result<Arc<T>, Failure> {
-        let slots = self.read();
-        let slot = slots.get(handle & INDEX_MAX);
-        let object = slot.filter(|slot| self.handle(handle & INDEX_MAX, slot.generation) == handle);
-        object.and_then(|slot| slot.object.clone()).ok_or_else(|| self.wrong(handle))
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.get(handle & INDEX_MAX).filter(|slot| self.is_of(slot, handle));
+        slot.and_then(|slot| slot.object.clone()).ok_or_else(|| self.wrong(handle))
     }
 
     /// Removes the object of a handle. Calls in progress keep it until they return.
     pub(crate) fn remove(&self, handle: usize) -> Result<Arc<T>, Failure> {
-        self.get(handle)?;
-        let mut slots = self.write();
-        let slot = &mut slots[handle & INDEX_MAX];
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.get_mut(handle & INDEX_MAX).filter(|slot| self.is_of(slot, handle));
+        let slot = slot.ok_or_else(|| self.wrong(handle))?;
         slot.generation += 1;
         slot.object.take().ok_or_else(|| self.wrong(handle))
+    }
+
+    fn is_of(&self, slot: &Slot<T>, handle: usize) -> bool {
+        self.handle(handle & INDEX_MAX, slot.generation) == handle
     }
 
     fn wrong(&self, handle: usize) -> Failure {
@@ -99,6 +98,22 @@ impl<T> Table<T> {
         };
         Failure::new(ErrorKind::InvalidArgument, text)
     }
+}
+
+/// Refuses a NULL pointer for a handle, and otherwise clears the handle.
+pub(crate) fn clear<T>(to: *mut *mut T, name: &str) -> Result<(), Failure> {
+    if to.is_null() {
+        let text = format!("{name} is NULL, expected where to write the handle");
+        return Err(Failure::argument(text));
+    }
+    // SAFETY: it is not NULL, and the C program gives a valid place.
+    unsafe { to.write(ptr::null_mut()) };
+    Ok(())
+}
+
+/// Locks an object, also after a panic in another call.
+pub(crate) fn lock<T>(object: &Mutex<T>) -> MutexGuard<'_, T> {
+    object.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns a number that differs between copies of the library in a process, because it comes from an address of this copy.

@@ -69,3 +69,57 @@ pub enum ReductionNumber {
     /// The sum divided by the number of ranks, for floating-point types.
     Average = 3,
 }
+
+#[cfg(test)]
+mod tests {
+    use peerlane::collective::Collective;
+    use peerlane::{DType, Operator};
+
+    use super::{CollectiveNumber as C, DTypeNumber as D, ReductionNumber as R};
+
+    #[test]
+    fn the_numbers_are_the_positions_in_the_lists_of_the_library() {
+        let name = |number: &dyn std::fmt::Debug| format!("{number:?}").to_lowercase();
+        let collectives = [
+            C::AllGather,
+            C::Broadcast,
+            C::AllToAll,
+            C::Gather,
+            C::Scatter,
+            C::ReduceScatter,
+            C::AllReduce,
+            C::Reduce,
+        ];
+        let names = Collective::all().map(|it| it.name().replace('-', ""));
+        assert!(names.eq(collectives.iter().map(|it| name(it))));
+        let dtypes = [
+            D::U8,
+            D::U16,
+            D::U32,
+            D::U64,
+            D::I8,
+            D::I16,
+            D::I32,
+            D::I64,
+            D::F8E4M3,
+            D::F8E5M2,
+            D::F16,
+            D::BF16,
+            D::F32,
+            D::F64,
+        ];
+        assert!(
+            DType::ALL.iter().map(|it| it.name().to_owned()).eq(dtypes.iter().map(|it| name(it)))
+        );
+        let reductions = [R::Sum, R::Max, R::Min, R::Average];
+        assert!(
+            Operator::ALL
+                .iter()
+                .map(|it| it.name().to_owned())
+                .eq(reductions.iter().map(|it| name(it)))
+        );
+        assert!(collectives.iter().zip(0..).all(|(it, at)| *it as u32 == at));
+        assert!(dtypes.iter().zip(0..).all(|(it, at)| *it as u32 == at));
+        assert!(reductions.iter().zip(0..).all(|(it, at)| *it as u32 == at));
+    }
+}

@@ -1,8 +1,8 @@
 //! Operations: description, preparation, starts on the host and on streams, reports.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
@@ -12,11 +12,10 @@ use peerlane::{
     DType, Deadline, Element, Group, Lease, MemoryRange, Operation, Operator, OwnedStart, Part,
     Rank, Window,
 };
-
 use serde_json::{Value, json};
 
-use crate::group::{GROUPS, GroupHandle, check_header, clear};
-use crate::handle::Table;
+use crate::group::{GROUPS, GroupHandle, check_header, text};
+use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
 use crate::text_into;
 use crate::window::{WINDOWS, WindowHandle, write};
@@ -67,21 +66,6 @@ pub struct OperationOptions {
     pub output: *const WindowHandle,
     /// The place of the output in its window, in elements.
     pub output_begin: usize,
-}
-
-/// The collectives, by their numbers in the header.
-fn collective(number: u32, root: Rank) -> Result<Collective, Failure> {
-    Ok(match number {
-        0 => Collective::AllGather,
-        1 => Collective::Broadcast { root },
-        2 => Collective::AllToAll,
-        3 => Collective::Gather { root },
-        4 => Collective::Scatter { root },
-        5 => Collective::ReduceScatter,
-        6 => Collective::AllReduce,
-        7 => Collective::Reduce { root },
-        _ => return Err(Failure::argument(format!("collective is {number}, expected 0 to 7"))),
-    })
 }
 
 /// An operation of any type.
@@ -147,6 +131,15 @@ impl<T: Element> State<T> {
             Self::Failed => Err(Failure::argument("a start has failed; destroy the operation")),
         }
     }
+
+    /// Takes the operation out of the state, which is `Failed` until the caller sets another one.
+    fn take(&mut self) -> Result<Box<Operation<T>>, Failure> {
+        self.idle()?;
+        match std::mem::replace(self, Self::Failed) {
+            Self::Idle(operation) => Ok(operation),
+            _ => unreachable!("checked above"),
+        }
+    }
 }
 
 impl<T: Element> Operate for State<T>
@@ -158,9 +151,7 @@ where
     }
 
     fn start(&mut self) -> Result<(), Failure> {
-        self.idle()?;
-        let Self::Idle(operation) = std::mem::replace(self, Self::Failed) else { return Ok(()) };
-        *self = Self::Started(Box::new(operation.into_started()?));
+        *self = Self::Started(Box::new(self.take()?.into_started()?));
         Ok(())
     }
 
@@ -184,11 +175,7 @@ where
         stream: *mut c_void,
         backend: BackendId,
     ) -> Result<MemoryRange, Failure> {
-        self.idle()?;
-        let Self::Idle(operation) = std::mem::replace(self, Self::Failed) else {
-            return Err(Failure::argument("the operation is not idle"));
-        };
-        let raw = Box::into_raw(operation);
+        let raw = Box::into_raw(self.take()?);
         // SAFETY: the operation stays at its place until the lease has ended.
         let operation = unsafe { &mut *raw };
         let lease = match backend {
@@ -295,8 +282,22 @@ fn with<R>(
     body: impl FnOnce(&mut dyn Operate, BackendId) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     let object = OPERATIONS.get(handle.addr())?;
-    let mut operation = object.operation.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut operation = lock(&object.operation);
     body(&mut **operation, object.backend)
+}
+
+/// Returns the value with a number of the header.
+fn numbered<T>(
+    field: &str,
+    number: u32,
+    values: impl IntoIterator<Item = T>,
+) -> Result<T, Failure> {
+    let mut values: Vec<T> = values.into_iter().collect();
+    if (number as usize) < values.len() {
+        return Ok(values.swap_remove(number as usize));
+    }
+    let last = values.len() - 1;
+    Err(Failure::argument(format!("{field} is {number}, expected 0 to {last}")))
 }
 
 /// Options whose pointers have been read.
@@ -378,23 +379,12 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             true => Ok(None),
             false => WINDOWS.get(handle.addr())?.with(|window| Ok(Some(window.cast()))),
         };
-        let operator = Operator::ALL.get(options.reduction as usize).copied();
-        let operator = operator.ok_or_else(|| {
-            Failure::argument(format!(
-                "reduction is {}, expected 0 to {}",
-                options.reduction,
-                Operator::ALL.len() - 1
-            ))
-        })?;
-        let algorithm = match options.algorithm.is_null() {
-            true => None,
-            // SAFETY: the caller gives a string that ends in zero.
-            false => Some(unsafe { CStr::from_ptr(options.algorithm) }),
-        };
-        let algorithm = algorithm.map(|name| name.to_string_lossy().parse());
-        let algorithm = algorithm
-            .transpose()
-            .map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
+        let collective = numbered("collective", options.collective, Collective::all())?;
+        let operator = numbered("reduction", options.reduction, Operator::ALL)?;
+        let dtype = numbered("dtype", options.dtype, DType::ALL)?;
+        let algorithm = text(options.algorithm, "algorithm")?.map(str::parse).transpose();
+        let algorithm =
+            algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
         let (operation_object, backend) = object.with(|group| {
             let lens = if options.counts.is_null() {
                 Ok(options.count)
@@ -404,7 +394,7 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
                 Err(counts.to_vec())
             };
             let request = Request {
-                collective: collective(options.collective, Rank(options.root))?,
+                collective: collective.with_root(Rank(options.root)),
                 operator,
                 lens,
                 algorithm,
@@ -412,41 +402,27 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
                 output: window(options.output)?,
             };
             let backend = group.selection().local;
-            let dtype = DType::ALL.get(options.dtype as usize);
             let prepared = match dtype {
-                Some(DType::U8) => prepare::<u8>(group, options, request),
-                Some(DType::U16) => prepare::<u16>(group, options, request),
-                Some(DType::U32) => prepare::<u32>(group, options, request),
-                Some(DType::U64) => prepare::<u64>(group, options, request),
-                Some(DType::I8) => prepare::<i8>(group, options, request),
-                Some(DType::I16) => prepare::<i16>(group, options, request),
-                Some(DType::I32) => prepare::<i32>(group, options, request),
-                Some(DType::I64) => prepare::<i64>(group, options, request),
-                Some(DType::F8E4M3) => {
-                    prepare::<peerlane::element::F8E4M3>(group, options, request)
-                }
-                Some(DType::F8E5M2) => {
-                    prepare::<peerlane::element::F8E5M2>(group, options, request)
-                }
-                Some(DType::F16) => prepare::<half::f16>(group, options, request),
-                Some(DType::Bf16) => prepare::<half::bf16>(group, options, request),
-                Some(DType::F32) => prepare::<f32>(group, options, request),
-                Some(DType::F64) => prepare::<f64>(group, options, request),
-                _ => {
-                    let last = DType::ALL.len() - 1;
-                    Err(Failure::argument(format!(
-                        "dtype is {}, expected 0 to {last}",
-                        options.dtype
-                    )))
-                }
+                DType::U8 => prepare::<u8>(group, options, request),
+                DType::U16 => prepare::<u16>(group, options, request),
+                DType::U32 => prepare::<u32>(group, options, request),
+                DType::U64 => prepare::<u64>(group, options, request),
+                DType::I8 => prepare::<i8>(group, options, request),
+                DType::I16 => prepare::<i16>(group, options, request),
+                DType::I32 => prepare::<i32>(group, options, request),
+                DType::I64 => prepare::<i64>(group, options, request),
+                DType::F8E4M3 => prepare::<peerlane::element::F8E4M3>(group, options, request),
+                DType::F8E5M2 => prepare::<peerlane::element::F8E5M2>(group, options, request),
+                DType::F16 => prepare::<half::f16>(group, options, request),
+                DType::Bf16 => prepare::<half::bf16>(group, options, request),
+                DType::F32 => prepare::<f32>(group, options, request),
+                DType::F64 => prepare::<f64>(group, options, request),
+                dtype => Err(Failure::argument(format!("dtype {dtype} is not supported"))),
             };
             Ok((prepared?, backend))
         })?;
-        let handle = OPERATIONS
-            .insert(OperationObject { operation: Mutex::new(operation_object), backend })?;
-        // SAFETY: `clear` has checked that it is not NULL, and the caller gives a valid place.
-        unsafe { operation.write(ptr::without_provenance_mut(handle)) };
-        Ok(())
+        let object = OperationObject { operation: Mutex::new(operation_object), backend };
+        OPERATIONS.give(object, operation)
     })
 }
 
@@ -462,11 +438,7 @@ pub unsafe extern "C" fn peerlane_operation_input(
     address: *mut *mut c_void,
     bytes: *mut usize,
 ) -> Status {
-    call(|| {
-        let memory = with(operation, |operation, _| operation.memory(false))?;
-        write(&memory, address, bytes);
-        Ok(())
-    })
+    memory(operation, address, bytes, false)
 }
 
 /// Writes the address and the size in bytes of the output of the last start on this rank, as `peerlane_operation_input`.
@@ -479,8 +451,17 @@ pub unsafe extern "C" fn peerlane_operation_output(
     address: *mut *mut c_void,
     bytes: *mut usize,
 ) -> Status {
+    memory(operation, address, bytes, true)
+}
+
+fn memory(
+    operation: *mut OperationHandle,
+    address: *mut *mut c_void,
+    bytes: *mut usize,
+    of_output: bool,
+) -> Status {
     call(|| {
-        let memory = with(operation, |operation, _| operation.memory(true))?;
+        let memory = with(operation, |operation, _| operation.memory(of_output))?;
         write(&memory, address, bytes);
         Ok(())
     })
@@ -488,7 +469,7 @@ pub unsafe extern "C" fn peerlane_operation_output(
 
 /// Sets the number of elements of a block, and the places in the windows in elements, for the next starts of a resizable operation.
 ///
-/// All ranks set the same number before the same start. Places have no effect where the memory is that of the operation.
+/// All ranks set the same number before the same start. A place of 0 means the place with which the operation was prepared.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_resize(
     operation: *mut OperationHandle,

@@ -1,13 +1,13 @@
 //! Windows: memory of every rank that operations and channels use.
 
 use std::ffi::c_void;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Mutex;
 
 use peerlane::Window;
 
-use crate::group::{GROUPS, GroupHandle, clear};
-use crate::handle::Table;
+use crate::group::{GROUPS, GroupHandle};
+use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
 
 /// Registered memory of the same size on every rank.
@@ -26,16 +26,13 @@ impl WindowObject {
         &self,
         body: impl FnOnce(&Window<u8>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let window = self.window.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let window = lock(&self.window);
         body(window.as_ref().ok_or_else(|| Failure::argument("the window was released"))?)
     }
 }
 
 fn give(window: Window<u8>, to: *mut *mut WindowHandle) -> Result<(), Failure> {
-    let handle = WINDOWS.insert(WindowObject { window: Mutex::new(Some(window)) })?;
-    // SAFETY: `clear` has checked that it is not NULL, and the C program gives a valid place.
-    unsafe { to.write(ptr::without_provenance_mut(handle)) };
-    Ok(())
+    WINDOWS.give(WindowObject { window: Mutex::new(Some(window)) }, to)
 }
 
 /// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs. Collective.
@@ -123,7 +120,7 @@ pub extern "C" fn peerlane_window_release(
     call(|| {
         let of_group = GROUPS.get(group.addr())?;
         let object = WINDOWS.remove(window.addr())?;
-        let window = object.window.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let window = lock(&object.window).take();
         let window = window.ok_or_else(|| Failure::argument("the window was released"))?;
         of_group.with(|group| Ok(group.release(window)?))
     })
