@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::tidy::link_targets;
+use crate::tidy::{link_path, link_targets};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
 
@@ -42,30 +42,32 @@ pub(crate) fn run() -> Outcome {
 
 /// Copies the pages of the summary and the files that they link to or include, and writes a summary relative to `to`.
 fn copy_pages(root: &Path, to: &Path) -> Outcome {
-    let mut summary = fs::read_to_string(root.join(FOLDER).join("SUMMARY.md"))?;
+    let place = format!("{FOLDER}/SUMMARY.md");
+    let mut summary = fs::read_to_string(root.join(&place))?;
     let links: BTreeSet<String> =
         summary.lines().flat_map(link_targets).map(str::to_owned).collect();
     let mut files = BTreeSet::new();
     for link in links {
-        let page = normal(&Path::new(FOLDER).join(&link));
-        let text = fs::read_to_string(root.join(&page))
-            .map_err(|error| format!("{}: {error}", page.display()))?;
+        let page = link_path(&place, &link);
+        let text =
+            fs::read_to_string(root.join(&page)).map_err(|error| format!("{page}: {error}"))?;
         let includes: Vec<Include<'_>> = includes(&text).collect();
         for include in &includes {
             include.check(&root.join(&page))?;
         }
         let includes = includes.iter().map(|include| include.file);
         let targets = text.lines().flat_map(link_targets).chain(includes);
-        let folder = page.parent().unwrap_or(Path::new(""));
-        files.extend(targets.map(|target| normal(&folder.join(target))));
-        summary = summary.replace(&format!("({link})"), &format!("({})", page.display()));
+        files.extend(targets.map(|target| link_path(&page, target)));
+        summary = summary.replace(&format!("({link})"), &format!("({page})"));
         files.insert(page);
     }
     for file in files.iter().filter(|file| root.join(file).is_file()) {
         let copy = to.join(file);
         fs::create_dir_all(copy.parent().ok_or("a file is in a folder")?)?;
-        let content = fs::read(root.join(file))?;
-        fs::write(copy, String::from_utf8(content).map(|text| of_book(&text))?)?;
+        match file.ends_with(".md") {
+            true => fs::write(copy, of_book(&fs::read_to_string(root.join(file))?))?,
+            false => drop(fs::copy(root.join(file), copy)?),
+        }
     }
     Ok(fs::write(to.join("SUMMARY.md"), summary)?)
 }
@@ -73,7 +75,7 @@ fn copy_pages(root: &Path, to: &Path) -> Outcome {
 /// The place of a page at which mdBook includes a part of another page.
 struct Include<'t> {
     file: &'t str,
-    /// The numbers of the first and the last line, if the part is given by lines.
+    /// The numbers of the first and last lines to include, if the place gives line numbers.
     lines: Option<(usize, usize)>,
 }
 
@@ -119,32 +121,22 @@ fn of_book(text: &str) -> String {
     plain
 }
 
-/// Resolves `..` in a path without asking the file system.
-fn normal(path: &Path) -> PathBuf {
-    let mut normal = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => drop(normal.pop()),
-            Component::CurDir => {}
-            part => normal.push(part),
-        }
-    }
-    normal
-}
-
 /// Returns the links of all pages to files and sections that do not exist.
 fn dead_links(html: &Path) -> Outcome<Vec<String>> {
     let mut pages = BTreeMap::new();
     add_pages(html, &mut pages)?;
     let mut dead = Vec::new();
     for (page, text) in &pages {
-        let folder = page.parent().unwrap_or(html);
+        let of_page = page.to_string_lossy();
         for link in attributes(text, "href").chain(attributes(text, "src")) {
             if link.contains("://") || link.starts_with("data:") || link.starts_with("mailto:") {
                 continue;
             }
             let (file, section) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { page.clone() } else { normal(&folder.join(file)) };
+            let target = match file {
+                "" => page.clone(),
+                file => PathBuf::from(link_path(&of_page, file)),
+            };
             let has_section = |text: &String| attributes(text, "id").any(|id| id == section);
             let is_there = match pages.get(&target) {
                 Some(text) => section.is_empty() || has_section(text),

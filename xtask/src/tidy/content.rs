@@ -127,6 +127,13 @@ pub(crate) fn link_targets(line: &str) -> impl Iterator<Item = &str> {
 }
 
 fn resolves(tree: &Tree, page: &str, target: &str) -> bool {
+    let path = link_path(page, target);
+    let inside = |file: &str| file.strip_prefix(&path).is_some_and(|rest| rest.starts_with('/'));
+    tree.files().iter().any(|file| file.path == path || inside(&file.path))
+}
+
+/// Returns the path that a link of a page names, without `.` and `..`.
+pub(crate) fn link_path(page: &str, target: &str) -> String {
     let mut folders: Vec<&str> = page.split('/').collect();
     folders.pop();
     for part in target.trim_end_matches('/').split('/') {
@@ -136,9 +143,7 @@ fn resolves(tree: &Tree, page: &str, target: &str) -> bool {
             part => folders.push(part),
         }
     }
-    let path = folders.join("/");
-    let inside = |file: &str| file.strip_prefix(&path).is_some_and(|rest| rest.starts_with('/'));
-    tree.files().iter().any(|file| file.path == path || inside(&file.path))
+    folders.join("/")
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ mod content;
 mod mirror;
 mod names;
 
-pub(crate) use content::link_targets;
+pub(crate) use content::{link_path, link_targets};
 
 /// A violation of a rule, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
