@@ -64,7 +64,7 @@ enum Command {
     Explain(explain::Options),
     Calibrate(calibrate::Options),
     Doctor(doctor::Options),
-    /// Print the completions of a shell, to be sourced by it
+    /// Print the completions for a shell, which are loaded with `source`
     Completions {
         shell: clap_complete::Shell,
     },
@@ -75,7 +75,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let matches = help::on_one_screen(Arguments::command()).get_matches();
+    let program = help::on_one_screen(Arguments::command());
+    let matches = program.clone().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let result = match arguments.command {
         Command::Allgather(options) => allgather::run(&options),
@@ -87,8 +88,8 @@ fn main() -> ExitCode {
         Command::Explain(options) => explain::run(&options),
         Command::Calibrate(options) => calibrate::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Completions { shell } => manual::completions(Arguments::command(), shell),
-        Command::Man { command } => manual::print(Arguments::command(), command.as_deref()),
+        Command::Completions { shell } => manual::completions(program, shell),
+        Command::Man { command } => manual::print(program, command.as_deref()),
     };
     let Err(failure) = result else { return ExitCode::SUCCESS };
     if !failure.is_quiet() {
