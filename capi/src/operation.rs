@@ -6,13 +6,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
-use peerlane::group::{OperationBuilder, Report};
-use peerlane::hal::BackendId;
-use peerlane::{
-    DType, Deadline, Element, Group, Lease, MemoryRange, Operation, Operator, OwnedStart, Part,
-    Rank, Window,
-};
-use serde_json::{Value, json};
+use peerlane::{BlockLens, DType, Error, Operator, Part, Rank};
+use peerlane_bindings::{AnyOperation, Request};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
 use crate::handle::{Table, clear, lock};
@@ -68,222 +63,15 @@ pub struct OperationOptions {
     pub output_begin: usize,
 }
 
-/// An operation of any type.
-trait Operate: Send {
-    fn run(&mut self) -> Result<(), Failure>;
-    fn start(&mut self) -> Result<(), Failure>;
-    fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Failure>;
-    fn start_on(&mut self, stream: *mut c_void, backend: BackendId)
-    -> Result<MemoryRange, Failure>;
-    fn end_lease(&mut self) -> Result<(), Failure>;
-    fn resize(&mut self, part: Part<'_>) -> Result<(), Failure>;
-    fn memory(&mut self, of_output: bool) -> Result<MemoryRange, Failure>;
-    fn check(&mut self) -> Result<(), Failure>;
-    fn report(&mut self) -> Result<String, Failure>;
-}
-
-enum State<T: Element> {
-    Idle(Box<Operation<T>>),
-    Started(Box<OwnedStart<T>>),
-    Leased(Leased<T>),
-    Failed,
-}
-
-/// An operation with the lease that borrows it.
-struct Leased<T: Element> {
-    /// `None` after the lease has ended.
-    lease: Option<Lease<'static, T>>,
-    operation: *mut Operation<T>,
-}
-
-// SAFETY: the pointer is that of a box that nothing else has, and operations and leases may move to other threads.
-unsafe impl<T: Element> Send for Leased<T> where Operation<T>: Send {}
-
-impl<T: Element> Leased<T> {
-    fn end(mut self) -> Box<Operation<T>> {
-        self.lease = None;
-        let operation = std::mem::replace(&mut self.operation, ptr::null_mut());
-        // SAFETY: it came from a box, and the lease has ended.
-        unsafe { Box::from_raw(operation) }
-    }
-}
-
-impl<T: Element> Drop for Leased<T> {
-    fn drop(&mut self) {
-        self.lease = None;
-        if !self.operation.is_null() {
-            // SAFETY: it came from a box, and the lease has ended.
-            drop(unsafe { Box::from_raw(self.operation) });
-        }
-    }
-}
-
-impl<T: Element> State<T> {
-    fn idle(&mut self) -> Result<&mut Operation<T>, Failure> {
-        match self {
-            Self::Idle(operation) => Ok(operation),
-            Self::Started(_) => {
-                Err(Failure::argument("a start is open; call peerlane_operation_wait first"))
-            }
-            Self::Leased(..) => Err(Failure::argument(
-                "a start on a stream is leased; call peerlane_operation_end_lease first",
-            )),
-            Self::Failed => Err(Failure::argument("a start has failed; destroy the operation")),
-        }
-    }
-
-    /// Takes the operation out of the state, which is `Failed` until the caller sets another one.
-    fn take(&mut self) -> Result<Box<Operation<T>>, Failure> {
-        self.idle()?;
-        match std::mem::replace(self, Self::Failed) {
-            Self::Idle(operation) => Ok(operation),
-            _ => unreachable!("checked above"),
-        }
-    }
-}
-
-impl<T: Element> Operate for State<T>
-where
-    Operation<T>: Send,
-{
-    fn run(&mut self) -> Result<(), Failure> {
-        Ok(self.idle()?.run()?)
-    }
-
-    fn start(&mut self) -> Result<(), Failure> {
-        *self = Self::Started(Box::new(self.take()?.into_started()?));
-        Ok(())
-    }
-
-    fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Failure> {
-        let Self::Started(started) = self else {
-            return Err(Failure::argument("no start is open; call peerlane_operation_start first"));
-        };
-        let is_done = match limit {
-            Some(Duration::ZERO) => started.poll()?,
-            Some(limit) => started.wait_until(Deadline::after(limit))?,
-            None => true,
-        };
-        if is_done && let Self::Started(started) = std::mem::replace(self, Self::Failed) {
-            *self = Self::Idle(Box::new(started.wait()?));
-        }
-        Ok(is_done)
-    }
-
-    fn start_on(
-        &mut self,
-        stream: *mut c_void,
-        backend: BackendId,
-    ) -> Result<MemoryRange, Failure> {
-        let raw = Box::into_raw(self.take()?);
-        // SAFETY: the operation stays at its place until the lease has ended.
-        let operation = unsafe { &mut *raw };
-        let lease = match backend {
-            BackendId::CUDA => {
-                // SAFETY: the C program keeps the stream alive as the header says.
-                let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
-                operation.start_on(&stream)
-            }
-            BackendId::ROCM => {
-                // SAFETY: as above.
-                let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
-                operation.start_on(&stream)
-            }
-            _ => {
-                // SAFETY: it came from a box, and there is no lease.
-                *self = Self::Idle(unsafe { Box::from_raw(raw) });
-                return Err(Failure::argument(format!(
-                    "the group is on the backend {backend}, which has no streams; use peerlane_operation_run"
-                )));
-            }
-        };
-        match lease {
-            Ok(lease) => {
-                let output = lease.output();
-                *self = Self::Leased(Leased { lease: Some(lease), operation: raw });
-                Ok(output)
-            }
-            Err(error) => {
-                // SAFETY: as above.
-                *self = Self::Idle(unsafe { Box::from_raw(raw) });
-                Err(error.into())
-            }
-        }
-    }
-
-    fn end_lease(&mut self) -> Result<(), Failure> {
-        match std::mem::replace(self, Self::Failed) {
-            Self::Leased(leased) => {
-                *self = Self::Idle(leased.end());
-                Ok(())
-            }
-            other => {
-                *self = other;
-                Err(Failure::argument("no start on a stream is leased"))
-            }
-        }
-    }
-
-    fn resize(&mut self, part: Part<'_>) -> Result<(), Failure> {
-        self.idle()?.resize(part)?;
-        Ok(())
-    }
-
-    fn memory(&mut self, of_output: bool) -> Result<MemoryRange, Failure> {
-        let operation = self.idle()?;
-        Ok(if of_output { operation.output_memory() } else { operation.input_memory()? })
-    }
-
-    fn check(&mut self) -> Result<(), Failure> {
-        match self {
-            // SAFETY: the pointer is valid, and a check only reads.
-            Self::Leased(leased) => Ok(unsafe { &*leased.operation }.check()?),
-            Self::Started(_) => Ok(()),
-            _ => Ok(self.idle()?.check()?),
-        }
-    }
-
-    fn report(&mut self) -> Result<String, Failure> {
-        Ok(json(self.idle()?.report()).to_string())
-    }
-}
-
-fn json(report: &Report) -> Value {
-    let lanes = report.lanes.iter().map(|lane| {
-        json!({
-            "lane": lane.lane.0, "tier": lane.tier.to_string(), "backend": lane.backend.to_string(), "kind": lane.kind,
-            "queued_waits": lane.queued_waits, "polled": lane.polled,
-        })
-    });
-    let tiers = report.tiers.iter().map(|tier| {
-        json!({
-            "tier": tier.tier.to_string(), "put_bytes": tier.put_bytes, "got_bytes": tier.got_bytes,
-            "own_bytes": tier.own_bytes, "compute_bytes": tier.compute_bytes,
-        })
-    });
-    json!({
-        "collective": report.collective.to_string(), "algorithm": report.algorithm.to_string(), "ranks": report.ranks,
-        "chunks": report.chunks, "outputs": report.outputs, "capturable": report.capturable,
-        "input_bytes": report.input_bytes, "output_bytes": report.output_bytes, "total_bytes": report.total_bytes,
-        "lanes": lanes.collect::<Vec<_>>(), "tiers": tiers.collect::<Vec<_>>(),
-        "fallbacks": report.fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>(), "proof": report.proof,
-    })
-}
-
-pub(crate) struct OperationObject {
-    operation: Mutex<Box<dyn Operate>>,
-    backend: BackendId,
-}
-
-static OPERATIONS: Table<OperationObject> = Table::new("operation", 4);
+static OPERATIONS: Table<Mutex<AnyOperation>> = Table::new("operation", 4);
 
 fn with<R>(
     handle: *const OperationHandle,
-    body: impl FnOnce(&mut dyn Operate, BackendId) -> Result<R, Failure>,
+    body: impl FnOnce(&mut AnyOperation) -> Result<R, Error>,
 ) -> Result<R, Failure> {
     let object = OPERATIONS.get(handle.addr())?;
-    let mut operation = lock(&object.operation);
-    body(&mut **operation, object.backend)
+    let mut operation = lock(&object);
+    Ok(body(&mut operation)?)
 }
 
 /// Returns the value with a number of the header.
@@ -298,59 +86,6 @@ fn numbered<T>(
     }
     let last = values.len() - 1;
     Err(Failure::argument(format!("{field} is {number}, expected 0 to {last}")))
-}
-
-/// Options whose pointers have been read.
-struct Request {
-    collective: Collective,
-    operator: Operator,
-    lens: Result<usize, Vec<usize>>,
-    algorithm: Option<peerlane::Algorithm>,
-    input: Option<Window<u8>>,
-    output: Option<Window<u8>>,
-}
-
-fn prepare<T: Element>(
-    group: &mut Group,
-    options: &OperationOptions,
-    request: Request,
-) -> Result<Box<dyn Operate>, Failure>
-where
-    Operation<T>: Send,
-{
-    let mut builder: OperationBuilder<'_, T> = match request.lens {
-        Ok(len) => group.operation(request.collective, len),
-        Err(lens) => group.operation(request.collective, lens),
-    };
-    if request.collective.is_reduction() {
-        builder = builder.operator(request.operator);
-    }
-    if let Some(algorithm) = request.algorithm {
-        builder = builder.algorithm(algorithm);
-    }
-    if options.chunks > 0 {
-        builder = builder.chunks(options.chunks);
-    }
-    if options.timeout_ms > 0 {
-        builder = builder.timeout(Duration::from_millis(options.timeout_ms));
-    }
-    if options.strict {
-        builder = builder.strict(true);
-    }
-    if let Some(window) = &request.input {
-        builder = builder.input_from(&window.cast(), options.input_begin);
-    }
-    if let Some(window) = &request.output {
-        builder = builder.output_into(&window.cast(), options.output_begin);
-    }
-    for (is_set, set) in [
-        (options.in_place, OperationBuilder::in_place as fn(_) -> _),
-        (options.capturable, OperationBuilder::capturable),
-        (options.resizable, OperationBuilder::resizable),
-    ] {
-        builder = if is_set { set(builder) } else { builder };
-    }
-    Ok(Box::new(State::Idle(Box::new(builder.prepare()?))))
 }
 
 /// Prepares an operation: plans and verifies it, and takes memory. Collective.
@@ -385,44 +120,35 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
         let algorithm = text(options.algorithm, "algorithm")?.map(str::parse).transpose();
         let algorithm =
             algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
-        let (operation_object, backend) = object.with(|group| {
-            let lens = if options.counts.is_null() {
-                Ok(options.count)
+        let windows = [
+            (window(options.input)?, options.input_begin),
+            (window(options.output)?, options.output_begin),
+        ];
+        let [input, output] = windows.map(|(window, begin)| window.map(|window| (window, begin)));
+        let prepared = object.with(|group| {
+            let lens: BlockLens = if options.counts.is_null() {
+                options.count.into()
             } else {
                 // SAFETY: the caller gives one number for each rank.
-                let counts = unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) };
-                Err(counts.to_vec())
+                unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
             };
             let request = Request {
-                collective: collective.with_root(Rank(options.root)),
                 operator,
-                lens,
                 algorithm,
-                input: window(options.input)?,
-                output: window(options.output)?,
+                chunks: (options.chunks > 0).then_some(options.chunks),
+                in_place: options.in_place,
+                capturable: options.capturable,
+                resizable: options.resizable,
+                strict: options.strict,
+                timeout: (options.timeout_ms > 0)
+                    .then(|| Duration::from_millis(options.timeout_ms)),
+                input,
+                output,
+                ..Request::new(collective.with_root(Rank(options.root)), dtype, lens)
             };
-            let backend = group.selection().local;
-            let prepared = match dtype {
-                DType::U8 => prepare::<u8>(group, options, request),
-                DType::U16 => prepare::<u16>(group, options, request),
-                DType::U32 => prepare::<u32>(group, options, request),
-                DType::U64 => prepare::<u64>(group, options, request),
-                DType::I8 => prepare::<i8>(group, options, request),
-                DType::I16 => prepare::<i16>(group, options, request),
-                DType::I32 => prepare::<i32>(group, options, request),
-                DType::I64 => prepare::<i64>(group, options, request),
-                DType::F8E4M3 => prepare::<peerlane::element::F8E4M3>(group, options, request),
-                DType::F8E5M2 => prepare::<peerlane::element::F8E5M2>(group, options, request),
-                DType::F16 => prepare::<half::f16>(group, options, request),
-                DType::Bf16 => prepare::<half::bf16>(group, options, request),
-                DType::F32 => prepare::<f32>(group, options, request),
-                DType::F64 => prepare::<f64>(group, options, request),
-                dtype => Err(Failure::argument(format!("dtype {dtype} is not supported"))),
-            };
-            Ok((prepared?, backend))
+            Ok(request.prepare(group)?)
         })?;
-        let object = OperationObject { operation: Mutex::new(operation_object), backend };
-        OPERATIONS.give(object, operation)
+        OPERATIONS.give(Mutex::new(prepared), operation)
     })
 }
 
@@ -461,7 +187,10 @@ fn memory(
     of_output: bool,
 ) -> Status {
     call(|| {
-        let memory = with(operation, |operation, _| operation.memory(of_output))?;
+        let memory = with(operation, |operation| match of_output {
+            true => operation.output_memory(),
+            false => operation.input_memory(),
+        })?;
         write(&memory, address, bytes);
         Ok(())
     })
@@ -485,14 +214,14 @@ pub extern "C" fn peerlane_operation_resize(
         if output_begin > 0 {
             part = part.output(output_begin);
         }
-        with(operation, |operation, _| operation.resize(part))
+        with(operation, |operation| operation.resize(part))
     })
 }
 
 /// Starts the operation and waits until the output is complete. Collective.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_run(operation: *mut OperationHandle) -> Status {
-    call(|| with(operation, |operation, _| operation.run()))
+    call(|| with(operation, |operation| operation.run()))
 }
 
 /// Starts the operation. `peerlane_operation_wait` finishes the start. Collective.
@@ -500,7 +229,7 @@ pub extern "C" fn peerlane_operation_run(operation: *mut OperationHandle) -> Sta
 /// Processors of the host move bytes only in calls of the library, unless a device does.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_start(operation: *mut OperationHandle) -> Status {
-    call(|| with(operation, |operation, _| operation.start()))
+    call(|| with(operation, |operation| operation.start()))
 }
 
 /// Waits for a start, at most `limit_ms` milliseconds: 0 does not wait, and a negative number waits up to the timeout of the operation.
@@ -522,7 +251,7 @@ pub unsafe extern "C" fn peerlane_operation_wait(
                 "is_done is NULL, expected where to write whether the output is complete",
             ));
         }
-        let done = with(operation, |operation, _| operation.wait(limit))?;
+        let done = with(operation, |operation| operation.wait(limit))?;
         if !is_done.is_null() {
             // SAFETY: it is not NULL, and the caller gives a valid place.
             unsafe { is_done.write(done) };
@@ -546,7 +275,10 @@ pub unsafe extern "C" fn peerlane_operation_start_on(
     output: *mut *mut c_void,
 ) -> Status {
     call(|| {
-        let memory = with(operation, |operation, backend| operation.start_on(stream, backend))?;
+        let memory = with(operation, |operation| {
+            // SAFETY: the caller guarantees it.
+            unsafe { operation.start_on(stream) }
+        })?;
         write(&memory, output, ptr::null_mut());
         Ok(())
     })
@@ -555,13 +287,13 @@ pub unsafe extern "C" fn peerlane_operation_start_on(
 /// Says that what reads the output of the last start on a stream is on that stream, so that the operation can be started again.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_end_lease(operation: *mut OperationHandle) -> Status {
-    call(|| with(operation, |operation, _| operation.end_lease()))
+    call(|| with(operation, |operation| operation.end_lease()))
 }
 
 /// Returns the error with which a start on a stream or a replay of a graph has failed, or `PEERLANE_STATUS_OK`.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_check(operation: *mut OperationHandle) -> Status {
-    call(|| with(operation, |operation, _| operation.check()))
+    call(|| with(operation, |operation| operation.check()))
 }
 
 /// Writes how the operation runs, its engines and its fallbacks, to `buffer` as one JSON object, as `peerlane_group_selection`
@@ -575,7 +307,7 @@ pub unsafe extern "C" fn peerlane_operation_report(
     buffer: *mut c_char,
     size: usize,
 ) -> Status {
-    call(|| text_into(&with(operation, |operation, _| operation.report())?, buffer, size))
+    call(|| text_into(&with(operation, |operation| operation.report())?, buffer, size))
 }
 
 /// Destroys an operation. If a start is open, the call waits for it.

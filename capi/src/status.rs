@@ -3,8 +3,6 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerlane::{Error, ErrorKind};
 
@@ -84,24 +82,10 @@ thread_local! {
     static LAST: RefCell<(CString, i32)> = RefCell::new((CString::default(), -1));
 }
 
-static IN_CHILD: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn enter_child() {
-    IN_CHILD.store(true, Ordering::Relaxed);
-}
-
 /// Runs the body of a call, and keeps its error for the thread. A panic does not leave the library.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
-    static WATCH_FORKS: Once = Once::new();
-    WATCH_FORKS.call_once(|| {
-        // SAFETY: the handler only stores a flag. If it cannot be registered, forked children are not told apart.
-        unsafe { libc::pthread_atfork(None, None, Some(enter_child)) };
-    });
     let checked = || {
-        if IN_CHILD.load(Ordering::Relaxed) {
-            let text = "this process was forked from one that uses Peerlane; use Peerlane in the parent, or after `exec`";
-            return Err(Failure::argument(text));
-        }
+        peerlane_bindings::check_process()?;
         body()
     };
     let failure = match catch_unwind(AssertUnwindSafe(checked)) {

@@ -1,0 +1,407 @@
+//! Operations whose element type is known only at run time, and which own the state of their last start.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::time::Duration;
+
+use peerlane::collective::Collective;
+use peerlane::group::{OperationBuilder, Report};
+use peerlane::hal::BackendId;
+use peerlane::{
+    Algorithm, BlockLens, DType, Deadline, Element, Error, ErrorKind, Group, Lease, MemoryRange,
+    Operation, Operator, OwnedStart, Part, Window, element,
+};
+
+use crate::report;
+
+/// What an operation does, as [`Group::operation`] and the methods of its builder say it.
+#[derive(Debug)]
+pub struct Request {
+    /// The collective.
+    pub collective: Collective,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The lengths of the blocks in elements.
+    pub lens: BlockLens,
+    /// How a reduction joins elements; other collectives ignore it.
+    pub operator: Operator,
+    /// The algorithm, or `None` for the fastest one.
+    pub algorithm: Option<Algorithm>,
+    /// The number of chunks of a block, or `None` for the best number.
+    pub chunks: Option<u32>,
+    /// Whether the input of a rank is its block of the output.
+    pub in_place: bool,
+    /// Whether starts can be recorded into graphs.
+    pub capturable: bool,
+    /// Whether each start can have its own lengths and places.
+    pub resizable: bool,
+    /// Whether the lengths and places of starts are compared also where the host cannot read the flags directly.
+    pub check_starts: bool,
+    /// Whether fallbacks are errors.
+    pub strict: bool,
+    /// The timeout of a start, or `None` for that of the group.
+    pub timeout: Option<Duration>,
+    /// The window of the input with the element at which the input begins, or `None` for memory of the operation.
+    pub input: Option<(Window<u8>, usize)>,
+    /// The window of the output with the element at which the output begins, or `None` for memory of the operation.
+    pub output: Option<(Window<u8>, usize)>,
+}
+
+impl Request {
+    /// Creates a request without options and windows.
+    pub fn new(collective: Collective, dtype: DType, lens: BlockLens) -> Self {
+        Self {
+            collective,
+            dtype,
+            lens,
+            operator: Operator::Sum,
+            algorithm: None,
+            chunks: None,
+            in_place: false,
+            capturable: false,
+            resizable: false,
+            check_starts: false,
+            strict: false,
+            timeout: None,
+            input: None,
+            output: None,
+        }
+    }
+
+    /// Prepares the operation. Collective.
+    ///
+    /// # Errors
+    /// As [`OperationBuilder::prepare`].
+    pub fn prepare(self, group: &mut Group) -> Result<AnyOperation, Error> {
+        let backend = group.selection().local;
+        let state = match self.dtype {
+            DType::U8 => self.prepare_as::<u8>(group),
+            DType::U16 => self.prepare_as::<u16>(group),
+            DType::U32 => self.prepare_as::<u32>(group),
+            DType::U64 => self.prepare_as::<u64>(group),
+            DType::I8 => self.prepare_as::<i8>(group),
+            DType::I16 => self.prepare_as::<i16>(group),
+            DType::I32 => self.prepare_as::<i32>(group),
+            DType::I64 => self.prepare_as::<i64>(group),
+            DType::F8E4M3 => self.prepare_as::<element::F8E4M3>(group),
+            DType::F8E5M2 => self.prepare_as::<element::F8E5M2>(group),
+            DType::F16 => self.prepare_as::<half::f16>(group),
+            DType::Bf16 => self.prepare_as::<half::bf16>(group),
+            DType::F32 => self.prepare_as::<f32>(group),
+            DType::F64 => self.prepare_as::<f64>(group),
+            dtype => Err(invalid(format!("the element type {dtype} is not supported"))),
+        }?;
+        Ok(AnyOperation { state, backend })
+    }
+
+    fn prepare_as<T: Element>(self, group: &mut Group) -> Result<Box<dyn Operate>, Error>
+    where
+        Operation<T>: Send,
+    {
+        let mut builder: OperationBuilder<'_, T> = group.operation(self.collective, self.lens);
+        if self.collective.is_reduction() {
+            builder = builder.operator(self.operator);
+        }
+        if let Some(algorithm) = self.algorithm {
+            builder = builder.algorithm(algorithm);
+        }
+        if let Some(chunks) = self.chunks {
+            builder = builder.chunks(chunks);
+        }
+        if let Some(timeout) = self.timeout {
+            builder = builder.timeout(timeout);
+        }
+        if self.strict {
+            builder = builder.strict(true);
+        }
+        if self.check_starts {
+            builder = builder.check_starts(true);
+        }
+        if let Some((window, begin)) = &self.input {
+            builder = builder.input_from(&window.cast(), *begin);
+        }
+        if let Some((window, begin)) = &self.output {
+            builder = builder.output_into(&window.cast(), *begin);
+        }
+        for (is_set, set) in [
+            (self.in_place, OperationBuilder::in_place as fn(_) -> _),
+            (self.capturable, OperationBuilder::capturable),
+            (self.resizable, OperationBuilder::resizable),
+        ] {
+            builder = if is_set { set(builder) } else { builder };
+        }
+        Ok(Box::new(State::Idle(Box::new(builder.prepare()?))))
+    }
+}
+
+/// An operation of any element type.
+pub struct AnyOperation {
+    state: Box<dyn Operate>,
+    backend: BackendId,
+}
+
+impl AnyOperation {
+    /// Starts the operation and waits until its output is complete. Collective.
+    ///
+    /// # Errors
+    /// As [`Operation::run`], and if a start is open.
+    pub fn run(&mut self) -> Result<(), Error> {
+        self.state.run()
+    }
+
+    /// Starts the operation; [`wait`](Self::wait) finishes the start. Collective.
+    ///
+    /// # Errors
+    /// As [`Operation::start`], and if a start is open.
+    pub fn start(&mut self) -> Result<(), Error> {
+        self.state.start()
+    }
+
+    /// Waits for the open start, at most `limit`, or up to its timeout. Returns whether it is complete.
+    ///
+    /// # Errors
+    /// As [`OwnedStart::wait_until`], and if no start is open.
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+        self.state.wait(limit)
+    }
+
+    /// Enqueues a start on a stream of the vendor, and returns the output. [`end_lease`](Self::end_lease) must follow. Collective.
+    ///
+    /// # Errors
+    /// As [`Operation::start_on`], and if a start is open or leased.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the device of this rank. It lives until the operation was started on another one or was dropped.
+    pub unsafe fn start_on(&mut self, stream: *mut c_void) -> Result<MemoryRange, Error> {
+        self.state.start_on(stream, self.backend)
+    }
+
+    /// Says that what reads the output of the last start on a stream is on that stream.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if no start is leased.
+    pub fn end_lease(&mut self) -> Result<(), Error> {
+        self.state.end_lease()
+    }
+
+    /// Sets lengths and places of the next starts.
+    ///
+    /// # Errors
+    /// As [`Operation::resize`], and if a start is open.
+    pub fn resize(&mut self, part: Part<'_>) -> Result<(), Error> {
+        self.state.resize(part)
+    }
+
+    /// Returns the address range of the input.
+    ///
+    /// # Errors
+    /// As [`Operation::input_memory`], and if a start is open.
+    pub fn input_memory(&mut self) -> Result<MemoryRange, Error> {
+        self.state.memory(false)
+    }
+
+    /// Returns the address range of the output of the last start.
+    ///
+    /// # Errors
+    /// If a start is open.
+    pub fn output_memory(&mut self) -> Result<MemoryRange, Error> {
+        self.state.memory(true)
+    }
+
+    /// Returns the error with which a start on a stream has ended the group, if one has.
+    ///
+    /// # Errors
+    /// As [`Operation::check`].
+    pub fn check(&mut self) -> Result<(), Error> {
+        self.state.check()
+    }
+
+    /// Returns the report as one JSON object.
+    ///
+    /// # Errors
+    /// If a start is open.
+    pub fn report(&mut self) -> Result<String, Error> {
+        Ok(report::json(self.state.report()?).to_string())
+    }
+}
+
+impl fmt::Debug for AnyOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnyOperation").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+trait Operate: Send {
+    fn run(&mut self) -> Result<(), Error>;
+    fn start(&mut self) -> Result<(), Error>;
+    fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error>;
+    fn start_on(&mut self, stream: *mut c_void, backend: BackendId) -> Result<MemoryRange, Error>;
+    fn end_lease(&mut self) -> Result<(), Error>;
+    fn resize(&mut self, part: Part<'_>) -> Result<(), Error>;
+    fn memory(&mut self, of_output: bool) -> Result<MemoryRange, Error>;
+    fn check(&mut self) -> Result<(), Error>;
+    fn report(&mut self) -> Result<&Report, Error>;
+}
+
+enum State<T: Element> {
+    Idle(Box<Operation<T>>),
+    Started(Box<OwnedStart<T>>),
+    Leased(Leased<T>),
+    Failed,
+}
+
+/// An operation with the lease that borrows it.
+struct Leased<T: Element> {
+    /// `None` after the lease has ended.
+    lease: Option<Lease<'static, T>>,
+    operation: *mut Operation<T>,
+}
+
+// SAFETY: the pointer is that of a box that nothing else has, and operations and leases may move to other threads.
+unsafe impl<T: Element> Send for Leased<T> where Operation<T>: Send {}
+
+impl<T: Element> Leased<T> {
+    fn end(mut self) -> Box<Operation<T>> {
+        self.lease = None;
+        let operation = std::mem::replace(&mut self.operation, ptr::null_mut());
+        // SAFETY: it came from a box, and the lease has ended.
+        unsafe { Box::from_raw(operation) }
+    }
+}
+
+impl<T: Element> Drop for Leased<T> {
+    fn drop(&mut self) {
+        self.lease = None;
+        if !self.operation.is_null() {
+            // SAFETY: it came from a box, and the lease has ended.
+            drop(unsafe { Box::from_raw(self.operation) });
+        }
+    }
+}
+
+impl<T: Element> State<T> {
+    fn idle(&mut self) -> Result<&mut Operation<T>, Error> {
+        match self {
+            Self::Idle(operation) => Ok(operation),
+            Self::Started(_) => Err(invalid("a start is open; wait for it first")),
+            Self::Leased(..) => Err(invalid("a start on a stream is leased; end the lease first")),
+            Self::Failed => Err(invalid("a start has failed; prepare another operation")),
+        }
+    }
+
+    /// Takes the operation out of the state, which is `Failed` until the caller sets another one.
+    fn take(&mut self) -> Result<Box<Operation<T>>, Error> {
+        self.idle()?;
+        match std::mem::replace(self, Self::Failed) {
+            Self::Idle(operation) => Ok(operation),
+            _ => unreachable!("checked above"),
+        }
+    }
+}
+
+impl<T: Element> Operate for State<T>
+where
+    Operation<T>: Send,
+{
+    fn run(&mut self) -> Result<(), Error> {
+        self.idle()?.run()
+    }
+
+    fn start(&mut self) -> Result<(), Error> {
+        *self = Self::Started(Box::new(self.take()?.into_started()?));
+        Ok(())
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+        let Self::Started(started) = self else {
+            return Err(invalid("no start is open; start the operation first"));
+        };
+        let is_done = match limit {
+            Some(Duration::ZERO) => started.poll()?,
+            Some(limit) => started.wait_until(Deadline::after(limit))?,
+            None => true,
+        };
+        if is_done && let Self::Started(started) = std::mem::replace(self, Self::Failed) {
+            *self = Self::Idle(Box::new(started.wait()?));
+        }
+        Ok(is_done)
+    }
+
+    fn start_on(&mut self, stream: *mut c_void, backend: BackendId) -> Result<MemoryRange, Error> {
+        let raw = Box::into_raw(self.take()?);
+        // SAFETY: the operation stays at its place until the lease has ended.
+        let operation = unsafe { &mut *raw };
+        let lease = match backend {
+            BackendId::CUDA => {
+                // SAFETY: the caller of `AnyOperation::start_on` keeps the stream alive.
+                let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
+                operation.start_on(&stream)
+            }
+            BackendId::ROCM => {
+                // SAFETY: as above.
+                let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
+                operation.start_on(&stream)
+            }
+            _ => {
+                // SAFETY: it came from a box, and there is no lease.
+                *self = Self::Idle(unsafe { Box::from_raw(raw) });
+                return Err(invalid(format!(
+                    "the group is on the backend {backend}, which has no streams; start the operation on the host"
+                )));
+            }
+        };
+        match lease {
+            Ok(lease) => {
+                let output = lease.output();
+                *self = Self::Leased(Leased { lease: Some(lease), operation: raw });
+                Ok(output)
+            }
+            Err(error) => {
+                // SAFETY: as above.
+                *self = Self::Idle(unsafe { Box::from_raw(raw) });
+                Err(error)
+            }
+        }
+    }
+
+    fn end_lease(&mut self) -> Result<(), Error> {
+        match std::mem::replace(self, Self::Failed) {
+            Self::Leased(leased) => {
+                *self = Self::Idle(leased.end());
+                Ok(())
+            }
+            other => {
+                *self = other;
+                Err(invalid("no start on a stream is leased"))
+            }
+        }
+    }
+
+    fn resize(&mut self, part: Part<'_>) -> Result<(), Error> {
+        self.idle()?.resize(part)?;
+        Ok(())
+    }
+
+    fn memory(&mut self, of_output: bool) -> Result<MemoryRange, Error> {
+        let operation = self.idle()?;
+        Ok(if of_output { operation.output_memory() } else { operation.input_memory()? })
+    }
+
+    fn check(&mut self) -> Result<(), Error> {
+        match self {
+            // SAFETY: the pointer is valid, and a check only reads.
+            Self::Leased(leased) => unsafe { &*leased.operation }.check(),
+            Self::Started(_) => Ok(()),
+            _ => self.idle()?.check(),
+        }
+    }
+
+    fn report(&mut self) -> Result<&Report, Error> {
+        Ok(self.idle()?.report())
+    }
+}

@@ -1,0 +1,27 @@
+//! The report of an operation as JSON.
+
+use peerlane::group::Report;
+use serde_json::{Value, json};
+
+/// The fields are those of the JSON lines of the program `peerlane`.
+pub(crate) fn json(report: &Report) -> Value {
+    let lanes = report.lanes.iter().map(|lane| {
+        json!({
+            "lane": lane.lane.0, "tier": lane.tier.to_string(), "backend": lane.backend.to_string(), "kind": lane.kind,
+            "queued_waits": lane.queued_waits, "polled": lane.polled,
+        })
+    });
+    let tiers = report.tiers.iter().map(|tier| {
+        json!({
+            "tier": tier.tier.to_string(), "put_bytes": tier.put_bytes, "got_bytes": tier.got_bytes,
+            "own_bytes": tier.own_bytes, "compute_bytes": tier.compute_bytes,
+        })
+    });
+    json!({
+        "collective": report.collective.to_string(), "algorithm": report.algorithm.to_string(), "ranks": report.ranks,
+        "chunks": report.chunks, "outputs": report.outputs, "capturable": report.capturable,
+        "input_bytes": report.input_bytes, "output_bytes": report.output_bytes, "total_bytes": report.total_bytes,
+        "lanes": lanes.collect::<Vec<_>>(), "tiers": tiers.collect::<Vec<_>>(),
+        "fallbacks": report.fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>(), "proof": report.proof,
+    })
+}
