@@ -185,6 +185,12 @@ impl AnyOperation {
         self.state.end_lease()
     }
 
+    /// Ends the lease of the last start on a stream if there is one, as [`end_lease`](Self::end_lease).
+    pub fn end_lease_if_any(&mut self) {
+        // The only error is that no start is leased.
+        let _ = self.state.end_lease();
+    }
+
     /// Sets lengths and places of the next starts.
     ///
     /// # Errors

@@ -30,6 +30,7 @@ const STEPS: &[Step] = &[
     Step { name: "C header", run: || with_tool("cbindgen", || header::run(true)) },
     Step { name: "book", run: || with_tool("mdbook", book::run) },
     Step { name: "examples", run: || passed(examples::run()) },
+    Step { name: "Python", run: crate::test::python::run_if_possible },
     Step { name: "packages", run: || passed(package::run()) },
     Step { name: "API since the release", run: deps::semver },
     Step { name: "oldest Rust", run: deps::oldest_rust },

@@ -5,7 +5,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `ci` | the gate: all steps, and a table of them |
-//! | `test` | the tests of the backends, and of RDMA in a virtual machine |
+//! | `test` | the tests of the backends, of RDMA in a virtual machine, and of the Python package |
 //! | `tidy` | the rules of the tree |
 //! | `deps` | licences, advisories and the oldest Rust |
 //! | `bench` | measurements, their goals and the pages under docs/perf |
@@ -81,6 +81,8 @@ enum Task {
     Examples,
     /// Packages the crates that are published, and builds them from the packages alone.
     Package,
+    /// Builds the wheel of the Python package, optimised.
+    Wheel,
     /// Measures Peerlane and other libraries, and writes docs/perf.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         Task::Book => book::run(),
         Task::Examples => examples::run(),
         Task::Package => package::run(),
+        Task::Wheel => test::python::build_wheel(),
         Task::Bench(bench) => bench::run(bench),
     };
     match outcome {

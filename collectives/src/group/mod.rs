@@ -303,6 +303,32 @@ impl Group {
         Ok(self.barrier.insert(barrier))
     }
 
+    /// Sends `mine` to every rank and returns what each rank sent, in rank order. Collective.
+    ///
+    /// It is for the control plane of a caller, such as the addresses of another library: the bytes, at most 16 MiB from all ranks
+    /// together, pass through the hub. [`all_gather`](Self::all_gather) is for data.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// # in_process::run(3, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let mine = vec![7; group.rank().index()];
+    /// assert_eq!(group.exchange(&mine)?, [vec![], vec![7], vec![7, 7]]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// The reason why the group has ended, or the rank that did not come in time.
+    pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let offer = Offer::default().blob(mine.to_vec());
+        let offers = agree(&self.shared, "exchange", Ok(offer), Deadline::after(self.timeout()))?;
+        Ok(offers.into_iter().flat_map(|offer| offer.blobs).collect())
+    }
+
     /// Opens a new group of the ranks that remain after a rank was lost.
     ///
     /// Every remaining rank calls it. The ranks keep their order and are numbered from 0, and the topology, timeout and other

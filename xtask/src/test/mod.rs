@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs the tests of all backends, or of one.
+//! `cargo xtask test`: runs the tests of all backends, of one, or of the Python package.
 
 use std::fmt;
 use std::fs;
@@ -14,6 +14,7 @@ use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 mod changed;
 mod programs;
+pub(crate) mod python;
 mod rdma;
 mod rocm;
 
@@ -21,7 +22,7 @@ mod rocm;
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
-    /// The backend to test; without it, all that this machine can run.
+    /// The backend or package to test; without it, all that this machine can run.
     #[command(subcommand)]
     backend: Option<Backend>,
     /// Also run the test programs that take long, and the RDMA tests in the virtual machine.
@@ -32,7 +33,7 @@ pub(crate) struct Options {
     changed: Option<String>,
 }
 
-/// The backend whose tests run.
+/// The backend or package whose tests run.
 #[derive(Debug, Subcommand)]
 enum Backend {
     /// The reference backend over host memory.
@@ -47,6 +48,8 @@ enum Backend {
     Rocm(rocm::Options),
     /// NICs with RDMA.
     Rdma(rdma::Options),
+    /// The Python package.
+    Python(python::Options),
     /// Every backend; one that cannot be tested here is a failure.
     All,
 }
@@ -113,6 +116,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
         Some(Backend::Cuda { require_device }) => CUDA.test(*require_device),
         Some(Backend::Rocm(options)) => rocm::run(options),
         Some(Backend::Rdma(options)) => rdma::run(options),
+        Some(Backend::Python(options)) => python::run(options),
         Some(Backend::All) => {
             // Fetched first, because the tests of the bindings skip what is missing.
             crate::rocm::releases()?;

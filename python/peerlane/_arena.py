@@ -1,0 +1,119 @@
+"""Memory at equal places on all ranks, out of which arrays and tensors are cut."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+
+from peerlane import _native
+
+_ALIGNMENT = 512
+_WINDOW_BYTES_MIN = 1 << 20
+_GROWTH_BYTES_MAX = 256 << 20
+
+
+class Block:
+    """A range of a window, which is freed when its last user is gone."""
+
+    __slots__ = ("arena", "begin", "nbytes", "number", "window")
+
+    def __init__(self, arena: Arena, number: int, window: _native.Window, begin: int, nbytes: int):
+        self.arena, self.number, self.window, self.begin, self.nbytes = arena, number, window, begin, nbytes
+
+    @property
+    def memory(self) -> _native.Memory:
+        address = self.window.address + self.begin
+        return _native.Memory(address, self.nbytes, "u8", self.arena.device, self)
+
+    def __del__(self):
+        self.arena.freed.append(self.number)
+
+
+class Arena:
+    """Allocates blocks at places that are equal on all ranks, without a message for most of them.
+
+    All ranks allocate the same sizes in the same order. They free at different times, so a block that is free here is used
+    again only when the ranks have told each other that it is free on all of them. They do so when there is no other room.
+    """
+
+    def __init__(self, group: _native.Group):
+        self.group = group
+        self.device = group.memory_device
+        self.windows: list[_native.Window] = []
+        # The free ranges of each window as (begin, end), sorted.
+        self.free: list[list[tuple[int, int]]] = []
+        # The blocks in use: window number, begin and end by block number.
+        self.blocks: dict[int, tuple[int, int, int]] = {}
+        self.count = 0
+        # The numbers of blocks that this rank has freed since the last exchange.
+        self.freed: list[int] = []
+        # The number of ranks that have freed a block.
+        self.freed_by: dict[int, int] = {}
+        self.exchanges = 0
+        self.lock = threading.RLock()
+
+    def allocate(self, nbytes: int) -> Block:
+        """Allocates a block. Collective: every rank allocates the same sizes in the same order."""
+        with self.lock:
+            taken = max(nbytes, 1) + -max(nbytes, 1) % _ALIGNMENT
+            found = self._take(taken)
+            if found is None and self.blocks:
+                self._exchange_freed()
+                found = self._take(taken)
+            if found is None:
+                total = sum(window.nbytes for window in self.windows)
+                self.reserve(max(2 * taken, min(total, _GROWTH_BYTES_MAX), _WINDOW_BYTES_MIN))
+                found = self._take(taken)
+            index, begin = found
+            number, self.count = self.count, self.count + 1
+            self.blocks[number] = (index, begin, begin + taken)
+            return Block(self, number, self.windows[index], begin, nbytes)
+
+    def reserve(self, nbytes: int) -> None:
+        """Opens one more window. Collective."""
+        window = self.group.allocate_window(nbytes + -nbytes % _ALIGNMENT)
+        self.windows.append(window)
+        self.free.append([(0, window.nbytes)])
+
+    def find(self, address: int, nbytes: int) -> tuple[_native.Window, int] | None:
+        """Returns the window that contains a range of memory, and the place of the range in it."""
+        for window in self.windows:
+            begin = address - window.address
+            if 0 <= begin and begin + nbytes <= window.nbytes:
+                return window, begin
+        return None
+
+    def report(self) -> dict:
+        """Returns the bytes of the arena and how often ranks told each other what they have freed."""
+        in_use = sum(end - begin for _, begin, end in self.blocks.values())
+        return {"bytes": sum(w.nbytes for w in self.windows), "bytes_in_use": in_use, "exchanges": self.exchanges}
+
+    def _take(self, nbytes: int) -> tuple[int, int] | None:
+        for index, ranges in enumerate(self.free):
+            for at, (begin, end) in enumerate(ranges):
+                if end - begin >= nbytes:
+                    ranges[at : at + 1] = [(begin + nbytes, end)] if end - begin > nbytes else []
+                    return index, begin
+        return None
+
+    def _exchange_freed(self) -> None:
+        self.exchanges += 1
+        count = len(self.freed)
+        mine, self.freed[:count] = array("Q", self.freed[:count]), []
+        for theirs in self.group.exchange(mine.tobytes()):
+            for number in array("Q", theirs):
+                self.freed_by[number] = self.freed_by.get(number, 0) + 1
+        for number in sorted(n for n, ranks in self.freed_by.items() if ranks == self.group.ranks):
+            del self.freed_by[number]
+            index, begin, end = self.blocks.pop(number)
+            self.free[index] = _joined(sorted([*self.free[index], (begin, end)]))
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if joined and joined[-1][1] == begin:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    return joined

@@ -1,0 +1,319 @@
+"""Collectives on arrays of the caller: prepared operations that are kept, and copies where memory is not Peerlane's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from peerlane import _native
+from peerlane._arena import Arena
+from peerlane._arrays import CPU, ITEMSIZE, View, view
+from peerlane._errors import InvalidArgument
+from peerlane._group import Future
+
+_OPERATIONS_MAX = 64
+_REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
+# Of these, all ranks use one array as input and output.
+_IN_PLACE = ("broadcast", "all-reduce")
+
+Place = tuple[_native.Window, int]
+Copy = tuple[int, int, int]
+
+
+class Collectives:
+    """The calls of one group."""
+
+    def __init__(self, group: _native.Group):
+        self.group = group
+        self.arena = Arena(group)
+        self.operations: OrderedDict[tuple, _native.Operation] = OrderedDict()
+        self.hits = self.misses = self.copied = self.calls = 0
+        # Memory for arrays that are not in a window: inputs first, then outputs.
+        self.scratch: _native.Window | None = None
+        self.open: Future | None = None
+        self.is_cpu = group.memory_device == CPU
+
+    def call(self, collective: str, input: Any, output: Any, *, counts: Sequence[int] | None = None,
+             splits: tuple[Sequence[int], Sequence[int]] | None = None, root: int = 0, reduction: str = "sum", stream: Any = None,
+             wait: bool = True, timeout: float | None = None) -> Any:  # fmt: skip
+        """Starts a collective, and waits for it if `wait` is set."""
+        source, target = self._views(collective, input, output, root)
+        count = self._count(collective, source, target, counts, splits, root)
+        if self.is_cpu:
+            future = self._start(collective, source, target, count, root, reduction)
+            future._result = output
+            return future.wait(timeout) if wait else future
+        from peerlane import _gpu
+
+        future = _gpu.start(self, collective, source, target, count, root, reduction, stream, output)
+        return future.wait() if wait else future
+
+    def finish(self) -> None:
+        """Waits for the last start, which the next one of the host must follow."""
+        if self.open is not None:
+            self.open.wait()
+            self.open = None
+
+    def is_open(self) -> bool:
+        """Returns whether a start is in progress."""
+        return self.open is not None and not self.open._is_done
+
+    def clear(self) -> None:
+        """Drops the operations and the memory for copies."""
+        self.operations.clear()
+        self.scratch = None
+
+    def report(self) -> dict:
+        """Returns the counts of calls and the memory."""
+        prepared = {"kept": len(self.operations), "hits": self.hits, "misses": self.misses}
+        memory = {**self.arena.report(), "bytes_for_copies": self.scratch.nbytes if self.scratch else 0}
+        return {"calls": self.calls, "calls_with_copies": self.copied, "operations": prepared, "memory": memory}
+
+    # Arguments
+
+    def _views(self, collective: str, input: Any, output: Any, root: int) -> tuple[View | None, View | None]:
+        rank = self.group.rank
+        if not 0 <= root < self.group.ranks:
+            raise InvalidArgument(f"root is {root}, expected a rank below {self.group.ranks}")
+        needs_input = collective != "scatter" or rank == root
+        needs_output = collective not in ("gather", "reduce") or rank == root
+        source = self._view("input", input) if needs_input else None
+        target = self._view("output", output) if needs_output else None
+        if target is not None and target.is_readonly:
+            raise InvalidArgument("output is read-only, expected an array that can be written")
+        if source is not None and target is not None and source.dtype != target.dtype:
+            raise InvalidArgument(f"output has elements of {target.dtype}, expected {source.dtype} as in the input")
+        return source, target
+
+    def _view(self, name: str, array: Any) -> View:
+        seen = view(name, array)
+        expected = tuple(self.group.memory_device)
+        if seen.device != expected:
+            text = f"{name} is on {_device(seen.device)}, expected {_device(expected)}, the device of this rank's group"
+            raise InvalidArgument(text)
+        return seen
+
+    def _count(self, collective: str, source: View | None, target: View | None, counts: Any, splits: Any, root: int) -> Any:
+        ranks, rank = self.group.ranks, self.group.rank
+        if splits is not None:
+            send, receive = (list(lens) for lens in splits)
+            if collective != "all-to-all":
+                raise InvalidArgument(f"splits are given, expected none: a {collective} has `counts`")
+            for name, lens, seen in (("send", send, source), ("receive", receive, target)):
+                if len(lens) != ranks or sum(lens) != seen.count:
+                    text = f"splits, {name}: {lens} for {seen.count} elements, expected {ranks} numbers with that sum"
+                    raise InvalidArgument(text)
+            return send, receive
+        if counts is not None:
+            counts = list(counts)
+            if len(counts) != ranks or min(counts) < 0:
+                raise InvalidArgument(f"counts is {counts}, expected {ranks} numbers, one for each rank")
+            blocks, total = counts[rank], sum(counts)
+        elif collective in _REDUCTIONS[1:] or collective == "broadcast":
+            blocks = total = counts = (source or target).count
+        else:
+            small, large = (target, source) if collective in ("scatter", "reduce-scatter") else (source, target)
+            if collective == "all-to-all":
+                if source.count % ranks:
+                    raise InvalidArgument(f"input has {source.count} elements, expected a multiple of {ranks}, the number of ranks")
+                counts, blocks, total = source.count // ranks, source.count, source.count
+            else:
+                counts = (small or large).count if small else large.count // ranks
+                blocks, total = counts, ranks * counts
+        takes_all = collective in ("scatter", "reduce-scatter")
+        expected = (total, blocks) if takes_all else (blocks, total)
+        for name, seen, expect in (("input", source, expected[0]), ("output", target, expected[1])):
+            if seen is not None and seen.count != expect:
+                raise InvalidArgument(f"{name} has {seen.count} elements, expected {expect} for {ranks} ranks")
+        return counts
+
+    # Starts
+
+    def place(self, seen: View | None) -> Place | None:
+        """Returns the window and the byte at which an array begins, or None if it is in no window."""
+        return None if seen is None else self.arena.find(seen.address, seen.nbytes)
+
+    def plan(self, collective: str, source: View | None, target: View | None, count: Any, root: int) -> Start:
+        """Chooses the places of input and output, and which of them are copied. Equal on all ranks."""
+        self.calls += 1
+        dtype = (source or target).dtype
+        size, ranks, rank = ITEMSIZE[dtype], self.group.ranks, self.group.rank
+        start = Start(collective, dtype, count, source, target)
+        if isinstance(count, tuple):
+            # The other ranks do not know the sizes of this one, so the blocks are in rows that are long enough for all.
+            longest = max(*count[0], *count[1]).to_bytes(8, "little")
+            longest = max(int.from_bytes(theirs, "little") for theirs in self.group.exchange(longest))
+            self._use_scratch(start, ranks * longest * size, ranks * longest * size, True, True)
+            start.pitch = self.scratch.nbytes // (2 * ranks * size)
+            start.input, start.output = (self.scratch, ranks * start.pitch * size), (self.scratch, 0)
+            return start
+        each = count if isinstance(count, list) else [count] * ranks
+        total = sum(each) * size
+        if collective in _IN_PLACE:
+            start.is_in_place = True
+            start.output = self.place(target)
+            if start.output is None:
+                self._use_scratch(start, 0, count * size, False, True)
+            is_source = collective == "all-reduce" or rank == root
+            start.copies_input = is_source and (start.copies_output or source.address != target.address)
+            start.copies_output &= collective == "all-reduce" or rank != root
+            return start
+        start.input, start.output = self.place(source), self.place(target)
+        if collective == "all-gather":
+            start.own_begin = sum(each[:rank]) * size
+            is_block = source.address == target.address + start.own_begin
+            if start.output is None:
+                self._use_scratch(start, 0, total, False, True)
+            if start.input is None or is_block or start.copies_output or isinstance(count, list):
+                # The input is, or is copied to, this rank's block of the output.
+                start.is_in_place, start.input = True, None
+                start.copies_input = start.copies_output or not is_block
+            return start
+        takes_all = collective in ("scatter", "reduce-scatter", "all-to-all")
+        gives_all = collective in ("gather", "all-to-all")
+        inner = max(each) * size
+        input_bytes = total if takes_all else (count if collective == "reduce" else max(each)) * size
+        output_bytes = total if gives_all else inner
+        # Only the root has an input to scatter, or an output, so all ranks use memory for copies.
+        one_sided = collective in ("scatter", "gather", "reduce")
+        needs = [one_sided or place is None for place in (start.input, start.output)]
+        if any(needs):
+            self._use_scratch(start, input_bytes, output_bytes, *needs)
+        return start
+
+    def _use_scratch(self, start: Start, input_bytes: int, output_bytes: int, input: bool, output: bool) -> None:
+        """Takes memory for copies of the input, the output or both."""
+        self.copied += 1
+        output_begin = input_bytes + -input_bytes % 512
+        if self.scratch is None or self.scratch.nbytes < output_begin + output_bytes:
+            self._grow_scratch(output_begin + output_bytes)
+        if input:
+            start.input, start.copies_input = (self.scratch, 0), start.source is not None
+        if output:
+            start.output, start.copies_output = (self.scratch, output_begin), start.target is not None
+
+    def _grow_scratch(self, nbytes: int) -> None:
+        self.finish()
+        old = self.scratch
+        if old is not None:
+            for key in [key for key in self.operations if id(old) in key]:
+                self.operations.pop(key).drop()
+            self.scratch = None
+            self.group.release(old)
+            nbytes = max(nbytes, 2 * old.nbytes)
+        nbytes = max(nbytes, 1 << 16)
+        self.scratch = self.group.allocate_window(nbytes + -nbytes % 512)
+
+    def operation(self, start: Start, root: int, reduction: str, capturable: bool = False) -> _native.Operation:
+        """Returns the prepared operation of a start, with its size and places set."""
+        size = ITEMSIZE[start.dtype]
+        places = [place and (place[0], place[1] // size) for place in (start.input, start.output)]
+        names = (start.collective, start.dtype, start.is_in_place, capturable, root, *(place and id(place[0]) for place in places))
+        if start.collective in _REDUCTIONS:
+            key = (*names, reduction, str(start.count), *(place and place[1] for place in places))
+        else:
+            key = (*names, "rows" if isinstance(start.count, tuple) else str(start.count) if isinstance(start.count, list) else "")
+        found = self.operations.get(key)
+        if found is not None:
+            self.hits += 1
+            self.operations.move_to_end(key)
+        else:
+            self.misses += 1
+            found = self._prepare(start, places, root, reduction, capturable)
+            self.operations[key] = found
+            if len(self.operations) > _OPERATIONS_MAX:
+                self.operations.popitem(last=False)[1].drop()
+        if start.collective not in _REDUCTIONS:
+            input, output = (place and place[1] for place in places)
+            found.resize(start.count, None if start.is_in_place else input, output)
+        return found
+
+    def _prepare(self, start: Start, places: list, root: int, reduction: str, capturable: bool) -> _native.Operation:
+        options: dict[str, Any] = {"root": root, "in_place": start.is_in_place, "capturable": capturable}
+        ranks, size = self.group.ranks, ITEMSIZE[start.dtype]
+        if start.collective in _REDUCTIONS:
+            options |= {"reduction": reduction, "output": places[1]}
+            if not start.is_in_place:
+                options["input"] = places[0]
+            return self.group.prepare(start.collective, start.dtype, start.count, **options)
+        # The largest operation that its windows can hold, so that one operation serves all sizes and places.
+        takes, gives = {"all-gather": (1, ranks), "broadcast": (1, 1), "all-to-all": (ranks, ranks), "gather": (1, ranks),
+                        "scatter": (ranks, 1)}[start.collective]  # fmt: skip
+        windows = [place[0] if place else None for place in places]
+        if start.is_in_place:
+            count, begin = windows[1].nbytes // (gives * size), None
+        elif windows[0] is windows[1]:
+            count = windows[1].nbytes // ((takes + gives) * size)
+            begin = gives * count
+        else:
+            count, begin = min(windows[0].nbytes // (takes * size), windows[1].nbytes // (gives * size)), 0
+        if isinstance(start.count, tuple):
+            count = ([count] * ranks, [count] * ranks)
+        elif isinstance(start.count, list):
+            count = start.count
+            begin = begin and (sum(count) if gives > 1 else max(count))
+        options["output"] = (windows[1], 0)
+        if begin is not None:
+            options["input"] = (windows[0], begin)
+        return self.group.prepare(start.collective, start.dtype, count, resizable=True, check_starts=True, **options)
+
+    def _start(self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str) -> Future:
+        self.finish()
+        start = self.plan(collective, source, target, count, root)
+        for copy in start.copies_in():
+            ctypes.memmove(*copy)
+        operation = self.operation(start, root, reduction)
+        operation.start()
+
+        def finish() -> None:
+            for copy in start.copies_out():
+                ctypes.memmove(*copy)
+
+        self.open = Future(operation, None, finish)
+        return self.open
+
+
+class Start:
+    """One start: its places, and the copies before and after it."""
+
+    def __init__(self, collective: str, dtype: str, count: Any, source: View | None, target: View | None):
+        self.collective, self.dtype, self.count, self.source, self.target = collective, dtype, count, source, target
+        self.input: Place | None = None
+        self.output: Place | None = None
+        self.is_in_place = self.copies_input = self.copies_output = False
+        # The byte of the output at which this rank's block begins, in place.
+        self.own_begin = 0
+        # The elements of a row, if the blocks have sizes that other ranks do not know.
+        self.pitch: int | None = None
+
+    def copies_in(self) -> list[Copy]:
+        """Returns the copies before the start: destination, source and bytes."""
+        if self.pitch is not None:
+            return [(row, block, nbytes) for row, block, nbytes in self._rows(self.input, self.count[0], self.source) if nbytes]
+        if not self.copies_input:
+            return []
+        window, begin = self.output if self.is_in_place else self.input
+        return [(window.address + begin + self.own_begin, self.source.address, self.source.nbytes)]
+
+    def copies_out(self) -> list[Copy]:
+        """Returns the copies after the start."""
+        if self.pitch is not None:
+            return [(block, row, nbytes) for row, block, nbytes in self._rows(self.output, self.count[1], self.target) if nbytes]
+        if not self.copies_output:
+            return []
+        window, begin = self.output
+        return [(self.target.address, window.address + begin, self.target.nbytes)]
+
+    def _rows(self, place: Place, lens: list[int], array: View) -> list[Copy]:
+        size, block, rows = ITEMSIZE[self.dtype], array.address, []
+        for rank, length in enumerate(lens):
+            rows.append((place[0].address + place[1] + rank * self.pitch * size, block, length * size))
+            block += length * size
+        return rows
+
+
+def _device(device: tuple[int, int]) -> str:
+    names = {1: "the CPU", 2: "GPU {} of CUDA", 10: "GPU {} of ROCm"}
+    return names.get(device[0], "a device of another kind").format(device[1])

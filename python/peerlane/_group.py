@@ -1,0 +1,344 @@
+"""Groups of ranks, prepared operations, and the futures of starts."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from peerlane import _native
+from peerlane._arrays import ITEMSIZE, dtype_name
+from peerlane._errors import InvalidArgument
+
+_OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+class Future:
+    """A start that may still be in progress."""
+
+    def __init__(self, operation: Any, result: Any = None, finish: Any = None):
+        self._operation, self._result, self._finish, self._is_done = operation, result, finish, False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits until the output is complete, and returns the output.
+
+        `timeout` is in seconds; if it passes, `TimeoutError` is raised and the start goes on. Ctrl-C ends the wait in the same way.
+        Raises `PeerLost` or `Timeout` with the rank if the start fails; the group has ended then.
+        """
+        if not self._is_done:
+            self._operation.wait(timeout)
+            self._complete()
+        return self._result
+
+    def done(self) -> bool:
+        """Returns whether the output is complete, without waiting."""
+        if not self._is_done and self._operation.is_done():
+            self._complete()
+        return self._is_done
+
+    def _complete(self) -> None:
+        self._is_done = True
+        if self._finish is not None:
+            self._finish()
+
+
+class Operation:
+    """A prepared collective operation, which can start any number of times.
+
+    `input` and `output` are `Memory`: `numpy.asarray(operation.input)` and `torch.from_dlpack(operation.input)` are views of it.
+    """
+
+    def __init__(self, native: _native.Operation):
+        self._native = native
+
+    @property
+    def input(self) -> _native.Memory:
+        """The input of this rank: elements of the type of the operation. Fill it before a start."""
+        return self._native.input
+
+    @property
+    def output(self) -> _native.Memory:
+        """The output of the last start. With two outputs in turn, ask again after each start."""
+        return self._native.output
+
+    def run(self, timeout: float | None = None) -> None:
+        """Starts the operation and waits until the output is complete. Collective.
+
+        Raises `PeerLost` or `Timeout` with the rank, which ends the group; `TimeoutError` after `timeout` seconds, which does not.
+        """
+        self._native.run(timeout)
+
+    def start(self) -> Future:
+        """Starts the operation and returns a future. Collective."""
+        self._native.start()
+        return Future(self._native)
+
+    def start_on(self, stream: Any) -> _native.Memory:
+        """Enqueues a start on a stream of the GPU and returns the output of this start. Collective.
+
+        `stream` is a `torch.cuda.Stream`, an object with `__cuda_stream__`, or the handle as a number; no default stream. It must live until the
+        operation has started on another one. Enqueue what reads the output before the next start. On a stream that is captured, the start is
+        recorded; that needs `capturable=True`.
+        """
+        return self._native.start_on(stream_handle(stream))
+
+    def resize(self, count: int | Sequence[int] | tuple[list[int], list[int]], *, input: int | None = None,
+               output: int | None = None) -> None:  # fmt: skip
+        """Sets the number of elements of a block of the next starts, and where input and output begin in their windows, in elements.
+
+        It needs `resizable=True`. All ranks set the same. `count` can be a list with one number for each rank, or, for an all-to-all, a pair of lists:
+        what this rank sends to and receives from each rank.
+        """
+        self._native.resize(count, input, output)
+
+    def check(self) -> None:
+        """Raises the error of a start on a stream or of a replayed graph, if there was one. It does not wait."""
+        self._native.check()
+
+    def report(self) -> dict:
+        """Returns how the operation runs: algorithm, engines, bytes by tier, fallbacks and what was proven."""
+        return json.loads(self._native.report())
+
+    def drop(self) -> None:
+        """Gives the operation up before the garbage collector does. Its memory is used again after all ranks have done so."""
+        self._native.drop()
+
+
+class Window:
+    """Memory of the same size on every rank, which operations use by place."""
+
+    def __init__(self, native: _native.Window, keep: Any = None):
+        self._native, self._keep = native, keep
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self._native.nbytes
+
+    @property
+    def address(self) -> int:
+        """The address on this rank: of the host, or of the device."""
+        return self._native.address
+
+    def memory(self, begin: int = 0, nbytes: int | None = None, dtype: Any = "u8") -> _native.Memory:
+        """Returns `nbytes` bytes from byte `begin` on, as elements of a type."""
+        return self._native.memory(begin, nbytes, dtype_name(dtype))
+
+
+class Group:
+    """A group of ranks. `peerlane.init` and `peerlane.open` make one.
+
+    As a context manager it is closed at the end of the block, or abandoned if an exception leaves the block.
+    """
+
+    def __init__(self, native: _native.Group):
+        from peerlane._collectives import Collectives
+
+        self._native = native
+        self._calls = Collectives(native)
+        self.is_closed = False
+        _OPEN.add(self)
+
+    rank: int = property(lambda self: self._native.rank, doc="The rank of this process, from 0.")
+    size: int = property(lambda self: self._native.ranks, doc="The number of ranks.")
+    backend: str = property(lambda self: self._native.backend, doc='The backend inside a node, such as "host" or "cuda".')
+    device: int | None = property(lambda self: self._native.device, doc="The number of this rank's GPU, or None.")
+    selection: str = property(lambda self: self._native.selection, doc="Which backends and which GPU are used, and why.")
+
+    def __repr__(self) -> str:
+        return f"<peerlane.Group: rank {self.rank} of {self.size}, {self.selection}>"
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    # Control
+
+    def barrier(self) -> None:
+        """Waits until all ranks have called it. Collective."""
+        self._calls.finish()
+        self._native.barrier()
+
+    def check(self) -> None:
+        """Raises the error with which the group has ended, if it has. It does not wait."""
+        self._native.check()
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Sends `data` to every rank and returns what each rank sent, in rank order. Collective, for small control messages."""
+        return self._native.exchange(data)
+
+    def split(self, color: int | None, key: int = 0) -> Group | None:
+        """Forms groups of the ranks with the same color, ordered by key and then by rank. Collective. None gets no group."""
+        part = self._native.split(color, key)
+        return None if part is None else Group(part)
+
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        """Forms a group of a list of ranks, in its order. Collective: every rank gives the list of its own group."""
+        return Group(self._native.subgroup(list(ranks)))
+
+    def shrink(self) -> Group:
+        """Opens a group of the remaining ranks after a rank was lost. Every remaining rank calls it."""
+        return Group(self._native.shrink())
+
+    def close(self) -> None:
+        """Closes the group, after the work of all ranks. Collective. A second call does nothing."""
+        if not self.is_closed:
+            self._calls.finish()
+            self.is_closed = True
+            self._calls.clear()
+            self._native.close()
+
+    def abandon(self) -> None:
+        """Leaves the group without the other ranks, which lose this rank."""
+        self.is_closed = True
+        self._native.abandon()
+
+    # Operations and memory
+
+    def prepare(self, collective: str, dtype: Any, count: int | Sequence[int] | tuple[list[int], list[int]], *, root: int = 0,
+                reduction: str = "sum", algorithm: str | None = None, chunks: int | None = None, in_place: bool = False,
+                capturable: bool = False, resizable: bool = False, check_starts: bool = False, strict: bool = False,
+                timeout: float | None = None, input: tuple[Window, int] | None = None,
+                output: tuple[Window, int] | None = None) -> Operation:  # fmt: skip
+        """Prepares an operation: plans and verifies it, and takes memory. Collective.
+
+        `collective` is "all-gather", "broadcast", "all-to-all", "gather", "scatter", "reduce-scatter", "all-reduce" or "reduce". `count` is the number
+        of elements of a block: what a rank gives to an output, and of the whole array in an all-reduce and a reduce; or one number
+        for each rank; or, for an all-to-all, a pair of lists. `input` and `output` are a window and the element at which they begin; without them the
+        operation has memory of its own. `timeout` is in seconds.
+
+        Raises `Mismatch` with the rank and the option that differs between ranks, and `InvalidArgument`.
+        """
+        counts = count if isinstance(count, int | tuple) else list(count)
+        native = self._native.prepare(
+            collective, dtype_name(dtype), counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
+            in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict, timeout=timeout,
+            input=input and (input[0]._native, input[1]), output=output and (output[0]._native, output[1]),
+        )  # fmt: skip
+        return Operation(native)
+
+    def window(self, nbytes: int) -> Window:
+        """Allocates a window of zeroed memory of `nbytes` bytes on every rank: device memory if the group uses GPUs. Collective."""
+        return Window(self._native.allocate_window(nbytes))
+
+    def window_over(self, array: Any) -> Window:
+        """Opens a window over memory of the caller, such as a tensor that `cudaMalloc` has allocated, of equal size on every rank. Collective.
+
+        The window keeps the array. On the host backend, the memory must be one that other processes can map, unless the ranks are threads. Memory of
+        PyTorch's caching allocator works if it is not `expandable_segments`.
+        """
+        from peerlane._arrays import view
+
+        seen = view("array", array)
+        return Window(self._native.window_over(seen.address, seen.nbytes), array)
+
+    def release(self, window: Window) -> None:
+        """Gives the memory of a window back on every rank. Collective. Drop its operations on all ranks before."""
+        self._native.release(window._native)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "f32") -> Any:
+        """Allocates an array at equal places on all ranks, so that collectives need no copy. Collective: every rank allocates alike.
+
+        Returns an array of NumPy, or on GPUs a tensor of PyTorch (`peerlane.torch.empty` returns a tensor on both). The values are undefined.
+        """
+        if self._native.memory_device != (1, 0):
+            from peerlane.torch import empty
+
+            return empty(shape, dtype=dtype, group=self)
+        import numpy
+
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        dtype = {"bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        names = {"i": "int", "u": "uint", "f": "float"}
+        if isinstance(dtype, str) and dtype in ITEMSIZE:
+            dtype = f"{names[dtype[0]]}{8 * ITEMSIZE[dtype]}"
+        dtype = numpy.dtype(dtype)
+        block = self._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
+        return numpy.frombuffer(block.memory, dtype, math.prod(shape)).reshape(shape)
+
+    def reserve(self, nbytes: int) -> None:
+        """Takes memory for `empty` and for copies in advance. Collective."""
+        self._calls.arena.reserve(nbytes)
+
+    # Collectives on arrays
+
+    def all_gather(self, input: Any, output: Any, **options: Any) -> Any:
+        """Gathers the input of every rank to the output of every rank, in rank order. Collective.
+
+        `input` has n elements and `output` n times the number of ranks. With `counts`, a list, rank r gives `counts[r]` elements. Both are contiguous
+        arrays on the memory of the group: anything with DLPack or the buffer protocol. Arrays of `empty` are not copied.
+
+        All collectives here take: `stream` (GPUs: the stream on which to enqueue; default is PyTorch's current one), `wait` (False returns a `Future`)
+        and `timeout` in seconds. They return the output. Raise `InvalidArgument` for an array that does not fit, `Mismatch`, `PeerLost` or `Timeout`
+        with the rank.
+        """
+        return self._calls.call("all-gather", input, output, **options)
+
+    def broadcast(self, array: Any, root: int = 0, **options: Any) -> Any:
+        """Copies the array of rank `root` to that of every rank. Collective. Options as for `all_gather`."""
+        return self._calls.call("broadcast", array, array, root=root, **options)
+
+    def all_to_all(self, input: Any, output: Any, **options: Any) -> Any:
+        """Sends block r of the input to rank r, as block number of this rank in its output. Collective.
+
+        With `splits=(send, receive)`, two lists, the blocks have sizes of their own, in elements; this costs an exchange for each call. Options as
+        for `all_gather`.
+        """
+        return self._calls.call("all-to-all", input, output, **options)
+
+    def gather(self, input: Any, output: Any = None, root: int = 0, **options: Any) -> Any:
+        """Gathers the input of every rank to the output of rank `root`; other ranks need none. Collective. Options as for `all_gather`."""
+        return self._calls.call("gather", input, output, root=root, **options)
+
+    def scatter(self, input: Any, output: Any, root: int = 0, **options: Any) -> Any:
+        """Sends block r of the input of rank `root` to the output of rank r. Collective. Options as for `all_gather`."""
+        return self._calls.call("scatter", input, output, root=root, **options)
+
+    def reduce_scatter(self, input: Any, output: Any, reduction: str = "sum", **options: Any) -> Any:
+        """Reduces the inputs of all ranks, and gives block r of the result to rank r. Collective. Options as for `all_gather`.
+
+        `reduction` is "sum", "max", "min", or, for floating point, "average". Every rank adds in rank order, so results are equal in every run.
+        """
+        return self._calls.call("reduce-scatter", input, output, reduction=reduction, **options)
+
+    def all_reduce(self, input: Any, output: Any = None, reduction: str = "sum", **options: Any) -> Any:
+        """Reduces the inputs of all ranks to every rank; in place without `output`. Collective. Options as for `reduce_scatter`."""
+        return self._calls.call("all-reduce", input, input if output is None else output, reduction=reduction, **options)
+
+    def reduce(self, input: Any, output: Any = None, root: int = 0, reduction: str = "sum", **options: Any) -> Any:
+        """Reduces the inputs of all ranks to rank `root`; other ranks need no output. Collective. Options as for `reduce_scatter`."""
+        return self._calls.call("reduce", input, output, root=root, reduction=reduction, **options)
+
+    def report(self) -> dict:
+        """Returns what the calls on arrays did: prepared operations, hits of the cache, calls with copies, and memory."""
+        return {"rank": self.rank, "size": self.size, "selection": self.selection, **self._calls.report()}
+
+
+def stream_handle(stream: Any) -> int:
+    """Returns the handle of a stream."""
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return stream.__cuda_stream__()[1]
+    for name in ("cuda_stream", "ptr", "handle"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    text = f"stream is a {type(stream).__name__}, expected a torch.cuda.Stream, an object with `__cuda_stream__` or a number"
+    raise InvalidArgument(text)
+
+
+def end_process() -> None:
+    """Leaves the open groups when the interpreter ends. The other ranks lose this rank."""
+    for group in list(_OPEN):
+        if not group.is_closed:
+            if group._calls.is_open():
+                print(f"peerlane: rank {group.rank} ends with a start in progress; wait for it, then close the group", file=sys.stderr)
+            group.abandon()

@@ -1,0 +1,98 @@
+//! What every call does: errors become exceptions, and a wait is detached from the interpreter and ends at Ctrl-C.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use peerlane::{Error, ErrorKind};
+use peerlane_bindings::check_process;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+/// How often a wait looks for signals such as that of Ctrl-C.
+pub(crate) const SIGNALS: Duration = Duration::from_millis(50);
+
+/// Converts an error to `peerlane.Error`.
+pub(crate) fn raised(error: &Error) -> PyErr {
+    Python::attach(|py| {
+        let made = py.import(intern!(py, "peerlane._errors")).and_then(|module| {
+            let rank = error.peer().map(|peer| peer.0);
+            module.call_method1("of_native", (error.kind().to_string(), error.to_string(), rank))
+        });
+        made.map_or_else(|failed| failed, PyErr::from_value)
+    })
+}
+
+pub(crate) fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+pub(crate) fn invalid_argument(text: impl Into<String>) -> PyErr {
+    raised(&invalid(text))
+}
+
+/// Makes a short call of the library without the interpreter.
+pub(crate) fn short<R: Send>(
+    py: Python<'_>,
+    body: impl FnOnce() -> Result<R, Error> + Send,
+) -> PyResult<R> {
+    py.detach(|| {
+        check_process()?;
+        body()
+    })
+    .map_err(|error| raised(&error))
+}
+
+/// Makes a call that can wait for other ranks on a thread, so that Ctrl-C ends it. The call itself then goes on up to its deadline.
+pub(crate) fn long<R: Send + 'static>(
+    py: Python<'_>,
+    body: impl FnOnce() -> Result<R, Error> + Send + 'static,
+) -> PyResult<R> {
+    check_process().map_err(|error| raised(&error))?;
+    let (sender, receiver) = channel();
+    let thread = std::thread::Builder::new().name("peerlane call".to_owned());
+    let spawned = thread.spawn(move || {
+        // Nobody receives after Ctrl-C.
+        let _ = sender.send(body());
+    });
+    spawned.map_err(|error| {
+        raised(&Error::new(ErrorKind::OutOfMemory, format!("cannot start a thread: {error}")))
+    })?;
+    let receiver = Mutex::new(receiver);
+    loop {
+        match py.detach(|| lock(&receiver).recv_timeout(SIGNALS)) {
+            Ok(result) => return result.map_err(|error| raised(&error)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                let text = "a bug of Peerlane: the call panicked, see the text above";
+                return Err(raised(&Error::new(ErrorKind::Other, text)));
+            }
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a time in seconds as a duration.
+pub(crate) fn seconds(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
+    let convert = |value: f64| {
+        let duration = Duration::try_from_secs_f64(value).ok();
+        let fits = duration.filter(|duration| !duration.is_zero());
+        fits.ok_or_else(|| {
+            invalid_argument(format!("{name} is {value}, expected a positive number of seconds"))
+        })
+    };
+    value.map(convert).transpose()
+}
+
+/// Drops an object of the library, which may wait, without the interpreter; in a forked child, forgets it.
+pub(crate) fn drop_detached<T: Send>(object: Option<T>) {
+    if check_process().is_err() {
+        std::mem::forget(object);
+        return;
+    }
+    let mut object = Some(object);
+    Python::try_attach(|py| py.detach(|| drop(object.take())));
+}

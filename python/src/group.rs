@@ -1,0 +1,406 @@
+//! Groups, windows and hubs.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use peerlane::bootstrap::Secret;
+use peerlane::bootstrap::environment::Environment;
+use peerlane::bootstrap::tcp::{self, HubOptions, TcpBootstrap};
+use peerlane::collective::Collective;
+use peerlane::group::GroupEnd;
+use peerlane::hal::{BackendId, Space};
+use peerlane::{Backend, BlockLens, DType, Deadline, Error, OpenOptions, Operator, Rank};
+use peerlane_bindings::Request;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::call::{drop_detached, invalid, invalid_argument, lock, long, raised, seconds, short};
+use crate::memory::{self, Memory};
+use crate::operation::Operation;
+
+/// A group of ranks.
+#[pyclass(frozen)]
+pub(crate) struct Group {
+    inner: Arc<Inner>,
+    end: GroupEnd,
+    #[pyo3(get)]
+    rank: u32,
+    #[pyo3(get)]
+    ranks: usize,
+    /// Which backends and which GPU the group uses, and why.
+    #[pyo3(get)]
+    selection: String,
+    backend: BackendId,
+    device: Option<u32>,
+}
+
+/// `None` after the group was closed.
+struct Inner(Mutex<Option<peerlane::Group>>);
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        drop_detached(lock(&self.0).take());
+    }
+}
+
+impl Inner {
+    fn with<R>(
+        &self,
+        body: impl FnOnce(&mut peerlane::Group) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let mut group = lock(&self.0);
+        body(group.as_mut().ok_or_else(|| invalid("the group was closed"))?)
+    }
+}
+
+impl Group {
+    fn new(group: peerlane::Group) -> Result<Self, Error> {
+        let selection = group.selection();
+        Ok(Self {
+            end: group.end()?,
+            rank: group.rank().0,
+            ranks: group.ranks(),
+            selection: selection.to_string(),
+            backend: selection.local,
+            device: selection.device,
+            inner: Arc::new(Inner(Mutex::new(Some(group)))),
+        })
+    }
+
+    /// Makes a call that can wait for other ranks.
+    fn long<R: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut peerlane::Group) -> Result<R, Error> + Send + 'static,
+    ) -> PyResult<R> {
+        let inner = Arc::clone(&self.inner);
+        long(py, move || inner.with(body))
+    }
+
+    fn window(&self, window: peerlane::Window<u8>) -> Result<Window, Error> {
+        let memory = window.memory(0..window.len())?;
+        Ok(Window {
+            address: memory.base.as_ptr().expose_provenance(),
+            nbytes: window.len(),
+            device: memory::device(memory.space, self.backend, self.device),
+            window: Mutex::new(Some(window)),
+        })
+    }
+}
+
+fn secret(text: Option<&str>) -> PyResult<Option<Secret>> {
+    text.map(Secret::new).transpose().map_err(|error| raised(&error))
+}
+
+/// Parses a name of which `-` and `_` are equal.
+fn named<T>(
+    field: &str,
+    name: &str,
+    values: impl IntoIterator<Item = (&'static str, T)>,
+) -> PyResult<T> {
+    let values: Vec<_> = values.into_iter().collect();
+    let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+    let text = format!("{field} is {name:?}, expected one of {}", names.join(", "));
+    let found = values.into_iter().find(|(known, _)| *known == name.replace('_', "-"));
+    found.map(|(_, value)| value).ok_or_else(|| invalid_argument(text))
+}
+
+/// The lengths of blocks: equal, by rank, or what this rank sends and receives.
+#[derive(FromPyObject)]
+pub(crate) enum Lens {
+    Equal(usize),
+    ByRank(Vec<usize>),
+    SendReceive(Vec<usize>, Vec<usize>),
+}
+
+#[pymethods]
+impl Group {
+    /// Opens a group of the launcher, or of the ranks that join a hub. Collective.
+    #[staticmethod]
+    #[pyo3(signature = (*, hub=None, rank=0, ranks=1, secret=None, backend=None, network=None, device=None, timeout=None,
+                        start_timeout=None, strict=false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn open(
+        py: Python<'_>,
+        hub: Option<&str>,
+        rank: u32,
+        ranks: usize,
+        secret: Option<&str>,
+        backend: Option<&str>,
+        network: Option<&str>,
+        device: Option<u32>,
+        timeout: Option<f64>,
+        start_timeout: Option<f64>,
+        strict: bool,
+    ) -> PyResult<Self> {
+        let parse = |name: &str| name.parse::<Backend>().map_err(|error| raised(&error));
+        let mut options = OpenOptions::default().strict(strict);
+        if let Some(name) = backend {
+            options = options.backend(parse(name)?);
+        }
+        if let Some(name) = network {
+            options = options.network(parse(name)?);
+        }
+        if let Some(device) = device {
+            options = options.device(device);
+        }
+        let (timeout, start) =
+            (seconds("timeout", timeout)?, seconds("start_timeout", start_timeout)?);
+        if let Some(timeout) = timeout {
+            options = options.timeout(timeout);
+        }
+        if let Some(start) = start {
+            options = options.start_timeout(start);
+        }
+        let environment = hub.map(|hub| Environment::at_hub(hub, Rank(rank), ranks));
+        let secret = self::secret(secret)?;
+        let group = long(py, move || {
+            let Some(mut environment) = environment else { return options.from_env() };
+            if secret.is_some() {
+                environment.secret = secret;
+            }
+            let start = start.unwrap_or(Duration::from_secs(120).max(timeout.unwrap_or_default()));
+            options.open(TcpBootstrap::join(&environment, Deadline::after(start))?)
+        })?;
+        Self::new(group).map_err(|error| raised(&error))
+    }
+
+    /// The name of the backend inside a node.
+    #[getter]
+    fn backend(&self) -> String {
+        self.backend.to_string()
+    }
+
+    /// The number of this rank's GPU in its driver, or `None`.
+    #[getter]
+    fn device(&self) -> Option<u32> {
+        self.device
+    }
+
+    /// The device of memory of the group, as in DLPack: (1, 0) for the host.
+    #[getter]
+    fn memory_device(&self) -> (i32, i32) {
+        let on_gpu = self.backend == BackendId::CUDA || self.backend == BackendId::ROCM;
+        let space = if on_gpu { Space::Device } else { Space::Host };
+        memory::device(space, self.backend, self.device)
+    }
+
+    /// Waits until all ranks have called it.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        self.long(py, peerlane::Group::barrier)
+    }
+
+    /// Gathers bytes of every rank.
+    fn exchange<'py>(&self, py: Python<'py>, data: Vec<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let all = self.long(py, move |group| group.exchange(&data))?;
+        Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+    }
+
+    /// Raises the error with which the group has ended, if it has. It does not wait.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        short(py, || self.end.check())
+    }
+
+    /// Forms groups of the ranks that give the same color.
+    fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
+        let part = self.long(py, move |group| group.split(color, key))?;
+        part.map(Self::new).transpose().map_err(|error| raised(&error))
+    }
+
+    /// Forms a group of the ranks of a list.
+    fn subgroup(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Self> {
+        let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
+        let part = self.long(py, move |group| group.subgroup(&ranks))?;
+        Self::new(part).map_err(|error| raised(&error))
+    }
+
+    /// Opens a group of the ranks that remain.
+    fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
+        let rest = self.long(py, |group| group.shrink())?;
+        Self::new(rest).map_err(|error| raised(&error))
+    }
+
+    /// Closes the group. A second call does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = Arc::clone(&self.inner);
+        long(py, move || {
+            let group = lock(&inner.0).take();
+            group.map_or(Ok(()), peerlane::Group::close)
+        })
+    }
+
+    /// Gives the group up without the other ranks, which lose this rank unless it is closed.
+    fn abandon(&self) {
+        drop_detached(lock(&self.inner.0).take());
+    }
+
+    /// Opens a window of zeroed memory of `nbytes` bytes on every rank.
+    fn allocate_window(&self, py: Python<'_>, nbytes: usize) -> PyResult<Window> {
+        let window = self.long(py, move |group| group.window::<u8>(nbytes))?;
+        self.window(window).map_err(|error| raised(&error))
+    }
+
+    /// Opens a window over memory of the caller, who keeps it allocated until the window is released.
+    fn window_over(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<Window> {
+        if address == 0 {
+            return Err(invalid_argument("address is 0, expected memory of the caller"));
+        }
+        let window = self.long(py, move |group| {
+            let base = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+            let base = base.expect("the address is not 0");
+            // SAFETY: the documentation of `Group.window_over` in Python requires it.
+            let buffer = unsafe { group.register_at::<u8>(base, nbytes) }?;
+            group.window_over(buffer)
+        })?;
+        self.window(window).map_err(|error| raised(&error))
+    }
+
+    /// Gives the memory of a window back on every rank.
+    fn release(&self, py: Python<'_>, window: &Window) -> PyResult<()> {
+        let window = lock(&window.window).take();
+        let window = window.ok_or_else(|| invalid_argument("the window was released"))?;
+        self.long(py, move |group| group.release(window))
+    }
+
+    /// Prepares an operation.
+    #[pyo3(signature = (collective, dtype, lens, *, root=0, reduction="sum", algorithm=None, chunks=None, in_place=false,
+                        capturable=false, resizable=false, check_starts=false, strict=false, timeout=None, input=None, output=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn prepare(
+        slf: &Bound<'_, Self>,
+        collective: &str,
+        dtype: &str,
+        lens: Lens,
+        root: u32,
+        reduction: &str,
+        algorithm: Option<&str>,
+        chunks: Option<u32>,
+        in_place: bool,
+        capturable: bool,
+        resizable: bool,
+        check_starts: bool,
+        strict: bool,
+        timeout: Option<f64>,
+        input: Option<(Py<Window>, usize)>,
+        output: Option<(Py<Window>, usize)>,
+    ) -> PyResult<Operation> {
+        let collectives = Collective::all().map(|it| (it.name(), it));
+        let collective = named("collective", collective, collectives)?.with_root(Rank(root));
+        let operators = Operator::ALL.into_iter().map(|it| (it.name(), it));
+        let dtype: DType = memory::dtype(dtype)?;
+        let lens = match lens {
+            Lens::Equal(len) => BlockLens::from(len),
+            Lens::ByRank(lens) => lens.into(),
+            Lens::SendReceive(send, receive) => BlockLens::send_receive(&send, &receive),
+        };
+        let algorithm = algorithm.map(|name| {
+            name.parse().map_err(|error| invalid_argument(format!("algorithm: {error}")))
+        });
+        let part = |window: &Option<(Py<Window>, usize)>| {
+            let cast = |(window, begin): &(Py<Window>, usize)| {
+                window.get().cast().map(|window| (window, *begin))
+            };
+            window.as_ref().map(cast).transpose()
+        };
+        let request = Request {
+            operator: named("reduction", reduction, operators)?,
+            algorithm: algorithm.transpose()?,
+            chunks,
+            in_place,
+            capturable,
+            resizable,
+            check_starts,
+            strict,
+            timeout: seconds("timeout", timeout)?,
+            input: part(&input)?,
+            output: part(&output)?,
+            ..Request::new(collective, dtype, lens)
+        };
+        let this = slf.get();
+        let prepared = this.long(slf.py(), move |group| request.prepare(group))?;
+        Ok(Operation::new(prepared, dtype, this.backend, this.device))
+    }
+}
+
+/// Memory of the same size on every rank.
+#[pyclass(frozen)]
+pub(crate) struct Window {
+    /// `None` after the window was released.
+    window: Mutex<Option<peerlane::Window<u8>>>,
+    /// The address on this rank.
+    #[pyo3(get)]
+    address: usize,
+    #[pyo3(get)]
+    nbytes: usize,
+    device: (i32, i32),
+}
+
+impl Window {
+    fn cast(&self) -> PyResult<peerlane::Window<u8>> {
+        let window = lock(&self.window);
+        let window = window.as_ref().ok_or_else(|| invalid_argument("the window was released"))?;
+        Ok(window.cast())
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        drop_detached(lock(&self.window).take());
+    }
+}
+
+#[pymethods]
+impl Window {
+    /// Returns `nbytes` bytes of the window from `begin` on, as elements of a type.
+    #[pyo3(signature = (begin=0, nbytes=None, dtype="u8"))]
+    fn memory(
+        slf: &Bound<'_, Self>,
+        begin: usize,
+        nbytes: Option<usize>,
+        dtype: &str,
+    ) -> PyResult<Memory> {
+        let this = slf.get();
+        let nbytes = nbytes.unwrap_or(this.nbytes.saturating_sub(begin));
+        let window = this.cast()?;
+        let memory = window.memory(begin..begin.saturating_add(nbytes));
+        let memory = memory.map_err(|error| raised(&error))?;
+        let owner = slf.clone().into_any().unbind();
+        Ok(Memory::within(&memory.into(), memory::dtype(dtype)?, this.device, owner))
+    }
+}
+
+/// The process through which ranks find each other.
+#[pyclass(frozen)]
+pub(crate) struct Hub {
+    hub: Mutex<Option<tcp::Hub>>,
+    /// The address at which ranks join.
+    #[pyo3(get)]
+    address: String,
+}
+
+#[pymethods]
+impl Hub {
+    /// Opens a hub for `ranks` ranks at an address such as "127.0.0.1:0".
+    #[new]
+    #[pyo3(signature = (address, ranks, secret=None))]
+    fn new(py: Python<'_>, address: &str, ranks: usize, secret: Option<&str>) -> PyResult<Self> {
+        let mut options = HubOptions::default();
+        if let Some(secret) = self::secret(secret)? {
+            options = options.secret(secret);
+        }
+        let hub = short(py, || options.bind(address, ranks))?;
+        Ok(Self { address: hub.address().to_string(), hub: Mutex::new(Some(hub)) })
+    }
+
+    /// Closes the hub. Groups that were opened through it end.
+    fn close(&self) {
+        drop_detached(lock(&self.hub).take());
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,184 @@
+//! Prepared operations.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use peerlane::hal::BackendId;
+use peerlane::{DType, Error, Part};
+use peerlane_bindings::AnyOperation;
+use pyo3::exceptions::PyTimeoutError;
+use pyo3::prelude::*;
+
+use crate::call::{SIGNALS, drop_detached, invalid, lock, seconds, short};
+use crate::group::Lens;
+use crate::memory::{Memory, RawRange};
+
+/// A prepared collective operation, which can start any number of times.
+#[pyclass(frozen)]
+pub(crate) struct Operation {
+    operation: Mutex<Option<AnyOperation>>,
+    dtype: DType,
+    backend: BackendId,
+    device: Option<u32>,
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        drop_detached(lock(&self.operation).take());
+    }
+}
+
+impl Operation {
+    pub(crate) fn new(
+        operation: AnyOperation,
+        dtype: DType,
+        backend: BackendId,
+        device: Option<u32>,
+    ) -> Self {
+        Self { operation: Mutex::new(Some(operation)), dtype, backend, device }
+    }
+
+    fn with<R>(
+        &self,
+        body: impl FnOnce(&mut AnyOperation) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let mut operation = lock(&self.operation);
+        body(operation.as_mut().ok_or_else(|| invalid("the operation was dropped"))?)
+    }
+
+    /// Like `with`, after the caller has enqueued what reads the output of the last start on a stream.
+    fn next<R>(
+        &self,
+        body: impl FnOnce(&mut AnyOperation) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        self.with(|operation| {
+            operation.end_lease_if_any();
+            body(operation)
+        })
+    }
+
+    fn view(slf: &Bound<'_, Self>, place: &RawRange) -> Memory {
+        let this = slf.get();
+        let device = place.device(this.backend, this.device);
+        Memory::within(place, this.dtype, device, slf.clone().into_any().unbind())
+    }
+}
+
+#[pymethods]
+impl Operation {
+    /// The input of this rank.
+    #[getter]
+    fn input(slf: &Bound<'_, Self>) -> PyResult<Memory> {
+        let this = slf.get();
+        let place = short(slf.py(), || this.next(|it| it.input_memory().map(RawRange::from)))?;
+        Ok(Self::view(slf, &place))
+    }
+
+    /// The output of the last start.
+    #[getter]
+    fn output(slf: &Bound<'_, Self>) -> PyResult<Memory> {
+        let this = slf.get();
+        let place = short(slf.py(), || this.next(|it| it.output_memory().map(RawRange::from)))?;
+        Ok(Self::view(slf, &place))
+    }
+
+    /// Starts the operation and waits until the output is complete.
+    #[pyo3(signature = (timeout=None))]
+    fn run(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let first = if timeout.is_some() { Duration::ZERO } else { SIGNALS };
+        let is_done = short(py, || {
+            self.next(|operation| {
+                operation.start()?;
+                operation.wait(Some(first))
+            })
+        })?;
+        if is_done { Ok(()) } else { self.wait(py, timeout) }
+    }
+
+    /// Starts the operation; `wait` finishes the start.
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        short(py, || self.next(AnyOperation::start))
+    }
+
+    /// Waits until the output of the open start is complete.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = seconds("timeout", timeout)?;
+        let begun = Instant::now();
+        loop {
+            let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
+            let pause = left.unwrap_or(SIGNALS).min(SIGNALS);
+            if short(py, || self.with(|operation| operation.wait(Some(pause))))? {
+                return Ok(());
+            }
+            py.check_signals()?;
+            if left == Some(Duration::ZERO) {
+                let text = format!(
+                    "the start is not complete after {} s; it goes on, and `wait` can be called again",
+                    limit.unwrap_or_default().as_secs_f64()
+                );
+                return Err(PyTimeoutError::new_err(text));
+            }
+        }
+    }
+
+    /// Returns whether the output of the open start is complete, without waiting.
+    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
+        short(py, || self.with(|operation| operation.wait(Some(Duration::ZERO))))
+    }
+
+    /// Enqueues a start on a stream of CUDA or ROCm, by its handle, and returns the output.
+    fn start_on(slf: &Bound<'_, Self>, stream: usize) -> PyResult<Memory> {
+        let this = slf.get();
+        let place = short(slf.py(), || {
+            this.next(|operation| {
+                let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
+                // SAFETY: the documentation of `Operation.start_on` in Python requires a stream that lives.
+                unsafe { operation.start_on(stream) }.map(RawRange::from)
+            })
+        })?;
+        Ok(Self::view(slf, &place))
+    }
+
+    /// Sets lengths and places, in elements, of the next starts.
+    #[pyo3(signature = (lens, input=None, output=None))]
+    fn resize(
+        &self,
+        py: Python<'_>,
+        lens: Lens,
+        input: Option<usize>,
+        output: Option<usize>,
+    ) -> PyResult<()> {
+        short(py, || {
+            let mut part = match &lens {
+                Lens::Equal(len) => Part::len(*len),
+                Lens::ByRank(lens) => Part::lens(lens),
+                Lens::SendReceive(send, receive) => Part::send_receive(send, receive),
+            };
+            if let Some(begin) = input {
+                part = part.input(begin);
+            }
+            if let Some(begin) = output {
+                part = part.output(begin);
+            }
+            self.next(|operation| operation.resize(part))
+        })
+    }
+
+    /// Raises the error with which a start on a stream or a replay of a graph has failed.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        short(py, || self.with(AnyOperation::check))
+    }
+
+    /// Returns how the operation runs, as JSON.
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
+        short(py, || self.next(|operation| operation.report()))
+    }
+
+    /// Gives the operation up. Its memory is used again after all ranks have done so.
+    fn drop(&self) {
+        drop_detached(lock(&self.operation).take());
+    }
+}

@@ -1,0 +1,1 @@
+"""The tests run on the host backend; each starts processes of its own."""

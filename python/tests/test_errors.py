@@ -1,0 +1,244 @@
+"""Bad input, lost ranks, Ctrl-C, forks and the end of the interpreter."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy
+import pytest
+
+import peerlane
+
+
+def bad_arguments(group):
+    size = group.size
+    good, output = numpy.zeros(4, "float32"), numpy.zeros(4 * size, "float32")
+    readonly = numpy.zeros(4 * size, "float32")
+    readonly.flags.writeable = False
+    with pytest.raises(peerlane.InvalidArgument, match="expected a contiguous array"):
+        group.all_gather(numpy.zeros((4, 4), "float32")[:, :1], output)
+    with pytest.raises(peerlane.InvalidArgument, match=r"output has 3 elements, expected 8 for 2 ranks"):
+        group.all_gather(good, numpy.zeros(3, "float32"))
+    with pytest.raises(peerlane.InvalidArgument, match="output has elements of f64, expected f32"):
+        group.all_gather(good, numpy.zeros(4 * size))
+    with pytest.raises(peerlane.InvalidArgument, match="read-only"):
+        group.all_gather(good, readonly)
+    with pytest.raises(peerlane.InvalidArgument, match="is a list, expected a tensor"):
+        group.all_gather([1, 2], output)
+    with pytest.raises(peerlane.InvalidArgument, match="root is 7"):
+        group.broadcast(good, root=7)
+    with pytest.raises(peerlane.InvalidArgument, match="3 elements, expected a multiple of 2"):
+        group.all_to_all(numpy.zeros(3), numpy.zeros(3))
+    with pytest.raises(peerlane.InvalidArgument, match="expected 2 numbers with that sum"):
+        group.all_to_all(numpy.zeros(3), numpy.zeros(3), splits=([1, 1], [2, 1]))
+    with pytest.raises(peerlane.InvalidArgument, match='reduction is "product", expected one of sum'):
+        group.all_reduce(good, reduction="product")
+    with pytest.raises(peerlane.InvalidArgument, match='collective is "all-sum"'):
+        group.prepare("all-sum", "f32", 1)
+    with pytest.raises(peerlane.InvalidArgument, match="timeout is -1"):
+        peerlane.open(timeout=-1)
+    with pytest.raises(peerlane.InvalidArgument, match="init was called before"):
+        peerlane.init()
+    with pytest.raises(peerlane.InvalidArgument, match="a start is open"):
+        gather = group.prepare("all-gather", "f32", 1)
+        future = gather.start()
+        try:
+            gather.run()
+        finally:
+            future.wait()
+    assert isinstance(peerlane.InvalidArgument(""), ValueError)
+    # The group goes on.
+    group.all_gather(good, output)
+
+
+def test_bad_arguments_are_errors():
+    peerlane.spawn(bad_arguments, 2)
+
+
+def different_on_ranks(group):
+    count = 3 + group.rank
+    with pytest.raises(peerlane.Mismatch) as caught:
+        group.prepare("all-gather", "f32", count)
+    assert caught.value.rank == 1 and caught.value.kind == "mismatch" and "ranks disagree" in str(caught.value)
+    dtype = ["float32", "int32"][group.rank]
+    with pytest.raises(peerlane.Mismatch, match="dtype"):
+        group.all_gather(numpy.zeros(2, dtype), numpy.zeros(4, dtype))
+    group.all_gather(numpy.zeros(100, "int8"), numpy.zeros(200, "int8"))
+    with pytest.raises(peerlane.Error) as caught:
+        group.all_gather(numpy.zeros(count, "int8"), numpy.zeros(2 * count, "int8"))
+    assert "rank 0" in str(caught.value) and "rank 1" in str(caught.value), caught.value
+    print(caught.value)
+    group.abandon()
+
+
+def test_ranks_that_differ_are_named():
+    peerlane.spawn(different_on_ranks, 2, timeout=5)
+
+
+def a_lost_rank(group):
+    array = numpy.full(1000, group.rank)
+    group.all_reduce(array)
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL) if os.fork() == 0 else group.abandon()
+        return None
+    with pytest.raises(peerlane.PeerLost) as caught:
+        for _ in range(100):
+            group.all_reduce(array)
+    assert caught.value.rank == 1 and isinstance(caught.value, ConnectionError)
+    with pytest.raises(peerlane.Error):
+        group.check()
+    with group.shrink() as rest:
+        total = rest.all_reduce(numpy.ones(3))
+        assert rest.size == 2 and total.tolist() == [2, 2, 2]
+    group.abandon()
+    return "went on"
+
+
+def test_a_lost_rank_is_named_and_the_others_go_on():
+    assert peerlane.spawn(a_lost_rank, 3) == ["went on", None, "went on"]
+
+
+def killed(group):
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(peerlane.PeerLost) as caught:
+        group.barrier()
+    assert caught.value.rank == 1
+    group.abandon()
+
+
+def test_a_killed_rank_is_named():
+    with pytest.raises(peerlane.Error, match="the process ended with status -9") as caught:
+        peerlane.spawn(killed, 2)
+    assert caught.value.rank == 1
+
+
+def late_start(group):
+    gather = group.prepare("all-gather", "f32", 1)
+    if group.rank == 1:
+        time.sleep(1)
+        gather.run()
+        return
+    future = gather.start()
+    assert not future.done()
+    with pytest.raises(TimeoutError, match=r"is not complete after 0.1 s; it goes on"):
+        future.wait(timeout=0.1)
+    future.wait()
+
+
+def test_a_wait_with_a_limit_can_be_repeated():
+    peerlane.spawn(late_start, 2)
+
+
+def interrupted(group, call):
+    if group.rank == 1:
+        time.sleep(3)
+        group.abandon()
+        return True
+    thread = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    thread.start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        if call == "barrier":
+            group.barrier()
+        elif call == "prepare":
+            group.prepare("all-gather", "f32", 1)
+        else:
+            group.all_gather(numpy.zeros(1), numpy.zeros(2))
+    took = time.monotonic() - begun
+    group.abandon()
+    return took < 2
+
+
+@pytest.mark.parametrize("call", ["barrier", "prepare", "all_gather"])
+def test_ctrl_c_ends_a_wait(call):
+    assert peerlane.spawn(interrupted, 2, call) == [True, True]
+
+
+def forked(group):
+    gather = group.prepare("all-gather", "f32", 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            gather.run()
+        except peerlane.InvalidArgument as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    # Objects that a child drops stay with the parent.
+    child = os.fork()
+    if child == 0:
+        del gather
+        group._native.abandon()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    gather.run()
+
+
+def test_a_forked_child_gets_an_error():
+    peerlane.spawn(forked, 2)
+
+
+def run(program, *arguments):
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_interpreter_ends_with_open_objects():
+    ended = run("import peerlane; group = peerlane.init(); gather = group.prepare('all-gather', 'f32', 4); memory = gather.input")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_interpreter_ends_with_a_start_in_progress():
+    program = """
+import numpy, peerlane, os
+hub = peerlane.Hub("127.0.0.1:0", 2)
+import subprocess, sys
+other = subprocess.Popen([sys.executable, "-c", '''
+import sys, peerlane
+group = peerlane.open(hub=sys.argv[1], rank=1, ranks=2, backend="host")
+group.prepare("all-gather", "f64", 8192)
+sys.stdin.read()
+''', hub.address], stdin=subprocess.PIPE)
+group = peerlane.open(hub=hub.address, rank=0, ranks=2, backend="host")
+gather = group.prepare("all-gather", "f64", 8192)
+future = gather.start()
+sys.exit(3)
+"""
+    ended = run(program)
+    assert ended.returncode == 3, ended.stderr
+
+
+def test_the_first_page_of_the_documentation_runs():
+    program = """
+import numpy, peerlane
+
+def work(group):
+    mine = numpy.full(4, group.rank, "float32")
+    all = group.empty((group.size, 4), "float32")
+    group.all_gather(mine, all)
+    return all[:, 0].tolist()
+
+print(peerlane.spawn(work, 3, method="fork"))
+"""
+    assert run(program).stdout.strip() == str([[0.0, 1.0, 2.0]] * 3)
+
+
+def test_a_function_that_fails_is_named():
+    with pytest.raises(peerlane.Error, match=r"rank 1 failed: (?s:.)*ZeroDivisionError") as caught:
+        peerlane.spawn(fails_on_rank_1, 3)
+    assert caught.value.rank == 1
+
+
+def fails_on_rank_1(group):
+    if group.rank == 1:
+        return 1 // 0
+    group.barrier()
+    return None
+
+
+def test_the_program_is_found():
+    ended = subprocess.run([sys.executable, "-m", "peerlane", "doctor"], capture_output=True, text=True, timeout=60)
+    assert "host" in ended.stdout or "has no program peerlane" in ended.stderr

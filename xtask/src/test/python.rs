@@ -1,0 +1,131 @@
+//! `cargo xtask test python`: checks the native module, builds the wheel of the Python package, and tests it as installed.
+//!
+//! `cargo xtask wheel` builds the wheel alone. The tools are in virtual environments below `target/`, so that nothing is installed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+
+use crate::deps::Verdict;
+use crate::workspace;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
+
+/// Options of `cargo xtask test python`.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Options {
+    /// Also run the tests with PyTorch on the CPU; its packages take 6 GB below target/.
+    #[arg(long)]
+    torch: bool,
+}
+
+/// The packages that the checks need.
+const TOOLS: [&str; 4] = ["maturin>=1.9,<2", "ruff>=0.9", "numpy", "pytest"];
+/// The versions of PyTorch that the tests accept begin here, and the newest one that was tried ends it.
+const TORCH: [&str; 3] = ["torch==2.11.0", "numpy", "pytest"];
+const PYTHON: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
+
+/// Runs the checks and tests.
+pub(super) fn run(options: &Options) -> Outcome {
+    let folders = Folders::new()?;
+    let tools = folders.environment("tools", &TOOLS)?;
+    folders.check(&tools)?;
+    let wheel = folders.wheel(&tools, false)?;
+    folders.test(&tools, &wheel, &["tests"])?;
+    if options.torch {
+        let torch = folders.environment("torch", &TORCH)?;
+        folders.test(&torch, &wheel, &["tests/with_torch"])?;
+    }
+    Ok(())
+}
+
+/// Runs the checks and tests, or says what is missing for them.
+pub(crate) fn run_if_possible() -> Outcome<Verdict> {
+    if !process::answers(Command::new("python3").args(["-c", PYTHON])) {
+        return Ok(Verdict::Skipped("it needs Python 3.11 with venv".into()));
+    }
+    if let Err(error) = Folders::new()?.environment("tools", &TOOLS) {
+        return Ok(Verdict::Skipped(format!("its tools cannot be installed: {error}")));
+    }
+    run(&Options::default()).map(|()| Verdict::Passed)
+}
+
+/// Builds the wheel, optimised.
+pub(crate) fn build_wheel() -> Outcome {
+    let folders = Folders::new()?;
+    let tools = folders.environment("tools", &TOOLS)?;
+    println!("{}", folders.wheel(&tools, true)?.display());
+    Ok(())
+}
+
+struct Folders {
+    package: PathBuf,
+    target: PathBuf,
+    root_target: PathBuf,
+}
+
+impl Folders {
+    fn new() -> Outcome<Self> {
+        let metadata = workspace::members()?;
+        let root_target = metadata.target_directory.into_std_path_buf();
+        let package = metadata.workspace_root.join("python").into_std_path_buf();
+        Ok(Self { package, target: root_target.join("python"), root_target })
+    }
+
+    /// Returns the `bin` of a virtual environment with some packages.
+    fn environment(&self, name: &str, packages: &[&str]) -> Outcome<PathBuf> {
+        let folder = self.target.join(name);
+        let programs = folder.join("bin");
+        if !programs.join("pip").exists() {
+            process::run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+        }
+        process::run(Command::new(programs.join("pip")).args(["install", "-q"]).args(packages))?;
+        Ok(programs)
+    }
+
+    fn check(&self, tools: &Path) -> Outcome {
+        let cargo = |arguments: &[&str]| {
+            let mut command = cargo([]);
+            command.args(arguments).current_dir(&self.package);
+            command.env("CARGO_TARGET_DIR", &self.target).env("PYO3_PYTHON", tools.join("python"));
+            process::run(&mut command)
+        };
+        cargo(&["fmt", "--check"])?;
+        cargo(&["clippy", "--locked", "--", "-D", "warnings"])?;
+        for arguments in [["format", "--check"], ["check", "--quiet"]] {
+            let mut ruff = Command::new(tools.join("ruff"));
+            process::run(ruff.args(arguments).arg("--no-cache").current_dir(&self.package))?;
+        }
+        Ok(())
+    }
+
+    /// Builds the wheel with the program `peerlane` in it, and returns its file.
+    fn wheel(&self, tools: &Path, is_release: bool) -> Outcome<PathBuf> {
+        let profile = if is_release { "release" } else { "dev" };
+        process::run(&mut cargo(["build", "-p", "peerlane-cli", "--profile", profile]))?;
+        let built = if is_release { "release" } else { "debug" };
+        let program = self.root_target.join(built).join("peerlane");
+        let packaged = self.package.join("peerlane/bin/peerlane");
+        std::fs::create_dir_all(packaged.parent().expect("it is in a folder"))?;
+        std::fs::copy(program, &packaged)?;
+        process::run(Command::new("strip").arg(&packaged))?;
+        let wheels = self.target.join("wheels");
+        if wheels.exists() {
+            std::fs::remove_dir_all(&wheels)?;
+        }
+        let mut maturin = Command::new(tools.join("maturin"));
+        maturin.args(["build", "--locked", "--strip", "--profile", profile, "--out"]).arg(&wheels);
+        maturin.arg("--interpreter").arg(tools.join("python")).current_dir(&self.package);
+        process::run(maturin.env("CARGO_TARGET_DIR", &self.target))?;
+        let wheel = std::fs::read_dir(&wheels)?.next().ok_or("maturin has built no wheel")??;
+        Ok(wheel.path())
+    }
+
+    fn test(&self, environment: &Path, wheel: &Path, tests: &[&str]) -> Outcome {
+        let mut pip = Command::new(environment.join("pip"));
+        process::run(pip.args(["install", "-q", "--force-reinstall", "--no-deps"]).arg(wheel))?;
+        // The folder of the package is no place for modules, so that the tests import the installed wheel.
+        let mut pytest = Command::new(environment.join("pytest"));
+        process::run(pytest.args(tests).current_dir(&self.package))
+    }
+}
