@@ -32,14 +32,14 @@ _default: Group | None = None
 atexit.register(end_process)
 
 
-def open(*, hub: str | None = None, rank: int = 0, ranks: int = 1, secret: str | None = None, backend: str | None = None,
+def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int = 1, secret: str | None = None, backend: str | None = None,
          network: str | None = None, device: int | None = None, timeout: float | None = None, start_timeout: float | None = None,
          strict: bool = False) -> Group:  # fmt: skip
     """Opens a group. Collective: all ranks call it.
 
     Without `hub`, rank, size and address come from the environment of the launcher (torchrun, mpirun, srun); without a launcher the group has one rank.
-    `hub` is the address of a `Hub`, such as "10.0.0.1:29501"; `rank` and `ranks` are then given too, and `secret`, of at least 16 characters, between
-    hosts. `backend` and `network` are "host", "cuda", "rocm" or "rdma"; by default the best ones. `device` is the number of the GPU. `timeout` is
+    `hub` is the address of a `Hub`, such as "10.0.0.1:29501", with `rank`, `ranks` and, between hosts, the hub's `secret`; rank 0 can give the `Hub` itself,
+    which then lives as long as the group. `backend` and `network` are "host", "cuda", "rocm" or "rdma"; by default the best ones. `device` is the number of the GPU. `timeout` is
     the longest wait for a rank in seconds (30), `start_timeout` that for the start of all ranks (120). `strict` makes fallbacks errors.
 
     Raises `Timeout` or `PeerLost` with the rank that is missing, `Mismatch`, `Unavailable` with what to install.

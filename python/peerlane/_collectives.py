@@ -15,8 +15,6 @@ from peerlane._group import Future
 
 _OPERATIONS_MAX = 64
 _REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
-# Of these, all ranks use one array as input and output.
-_IN_PLACE = ("broadcast", "all-reduce")
 
 Place = tuple[_native.Window, int]
 Copy = tuple[int, int, int]
@@ -34,6 +32,7 @@ class Collectives:
         self.scratch: _native.Window | None = None
         self.open: Future | None = None
         self.is_cpu = group.memory_device == CPU
+        self.streams: Any = None
 
     def call(self, collective: str, input: Any, output: Any, *, counts: Sequence[int] | None = None,
              splits: tuple[Sequence[int], Sequence[int]] | None = None, root: int = 0, reduction: str = "sum", stream: Any = None,
@@ -45,10 +44,15 @@ class Collectives:
             future = self._start(collective, source, target, count, root, reduction)
             future._result = output
             return future.wait(timeout) if wait else future
-        from peerlane import _gpu
+        if self.streams is None:
+            from peerlane._gpu import Streams
 
-        future = _gpu.start(self, collective, source, target, count, root, reduction, stream, output)
-        return future.wait() if wait else future
+            self.streams = Streams(self)
+        future = self.streams.start(collective, source, target, count, root, reduction, stream, wait)
+        if future is None:
+            return output
+        future._result = output
+        return future
 
     def finish(self) -> None:
         """Waits for the last start, which the next one of the host must follow."""
@@ -151,16 +155,19 @@ class Collectives:
             return start
         each = count if isinstance(count, list) else [count] * ranks
         total = sum(each) * size
-        if collective in _IN_PLACE:
-            start.is_in_place = True
-            start.output = self.place(target)
+        start.input, start.output = self.place(source), self.place(target)
+        if collective == "broadcast":
+            start.is_in_place, start.input = True, None
             if start.output is None:
                 self._use_scratch(start, 0, count * size, False, True)
-            is_source = collective == "all-reduce" or rank == root
-            start.copies_input = is_source and (start.copies_output or source.address != target.address)
-            start.copies_output &= collective == "all-reduce" or rank != root
+                start.copies_input, start.copies_output = rank == root, rank != root
             return start
-        start.input, start.output = self.place(source), self.place(target)
+        if collective == "all-reduce":
+            # Out of place, because an operation in place adds in another order.
+            needs = [start.input is None or source.address == target.address, start.output is None]
+            if any(needs):
+                self._use_scratch(start, count * size, count * size, *needs)
+            return start
         if collective == "all-gather":
             start.own_begin = sum(each[:rank]) * size
             is_block = source.address == target.address + start.own_begin

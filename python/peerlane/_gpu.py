@@ -11,7 +11,7 @@ from peerlane._group import stream_handle
 
 
 class StreamFuture:
-    """A start on a stream. Its output is complete for work that is enqueued after `wait`."""
+    """A start on a stream of its own. Work that is enqueued after `wait` finds the output complete."""
 
     def __init__(self, group: _native.Group, event: Any, result: Any):
         self._group, self._event, self._result = group, event, result
@@ -29,8 +29,6 @@ class StreamFuture:
         self._group.check()
         return self._event.query()
 
-    is_completed = done
-
     def synchronize(self) -> Any:
         """Waits on the host until the output is complete, and raises if the start failed."""
         self._event.synchronize()
@@ -38,51 +36,63 @@ class StreamFuture:
         return self._result
 
 
-def start(calls: Any, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str,
-          stream: Any, result: Any) -> StreamFuture:  # fmt: skip
-    """Enqueues a start on a stream, with the copies before and after it."""
-    torch = _torch()
-    device = calls.group.memory_device[1]
-    current = torch.cuda.current_stream(device)
-    if stream is not None:
-        current = stream if isinstance(stream, torch.cuda.Stream) else torch.cuda.ExternalStream(stream_handle(stream), device)
-    used = current
-    if current.cuda_stream == 0:
+class Streams:
+    """The streams of one group."""
+
+    def __init__(self, calls: Any):
+        self.calls, self.torch = calls, _torch()
+        self.device: int = calls.group.memory_device[1]
+        self.side: Any = None
+        # The stream and the event of the last start that used the memory for copies.
+        self.last_copies: tuple[int, Any] | None = None
+
+    def start(
+        self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str, stream: Any, wait: bool
+    ) -> StreamFuture | None:
+        """Enqueues a start with the copies before and after it; on a stream of its own unless `wait` is set."""
+        torch, calls = self.torch, self.calls
+        caller = torch.cuda.current_stream(self.device)
+        if stream is not None:
+            is_torch = isinstance(stream, torch.cuda.Stream)
+            caller = stream if is_torch else torch.cuda.ExternalStream(stream_handle(stream), self.device)
+        used = caller
         # The library takes no default stream, which synchronises with all others.
-        if getattr(calls, "side_stream", None) is None:
-            calls.side_stream, calls.copied_at = torch.cuda.Stream(device), None
-        used = calls.side_stream
-        used.wait_stream(current)
-    with torch.cuda.stream(used):
-        planned = calls.plan(collective, source, target, count, root)
-        copies = planned.copies_in(), planned.copies_out()
-        operation = calls.operation(planned, root, reduction, torch.cuda.is_current_stream_capturing())
-        last = getattr(calls, "copied_at", None)
-        if (copies[0] or copies[1]) and last is not None and last[0] != used.cuda_stream:
-            used.wait_event(last[1])
-        for copy in copies[0]:
-            _copy(torch, device, *copy)
-        operation.start_on(used.cuda_stream)
-        for copy in copies[1]:
-            _copy(torch, device, *copy)
-        event = used.record_event()
-        if copies[0] or copies[1]:
-            calls.copied_at = (used.cuda_stream, event)
-    if used is not current:
-        current.wait_stream(used)
-    return StreamFuture(calls.group, event, result)
+        if caller.cuda_stream == 0 or not wait:
+            if self.side is None:
+                self.side = torch.cuda.Stream(self.device)
+            used = self.side
+            used.wait_stream(caller)
+        with torch.cuda.stream(used):
+            planned = calls.plan(collective, source, target, count, root)
+            before, after = planned.copies_in(), planned.copies_out()
+            operation = calls.operation(planned, root, reduction, torch.cuda.is_current_stream_capturing())
+            if (before or after) and self.last_copies is not None and self.last_copies[0] != used.cuda_stream:
+                used.wait_event(self.last_copies[1])
+            for copy in before:
+                self._copy(*copy)
+            operation.start_on(used.cuda_stream)
+            for copy in after:
+                self._copy(*copy)
+            if before or after or not wait:
+                event = used.record_event()
+                if before or after:
+                    self.last_copies = (used.cuda_stream, event)
+        if wait:
+            if used is not caller:
+                caller.wait_stream(used)
+            return None
+        for view in (source, target):
+            # The caching allocator must not reuse the memory before the stream is done with it.
+            if view is not None and isinstance(view.owner, torch.Tensor):
+                view.owner.record_stream(used)
+        return StreamFuture(calls.group, event, None)
 
-
-def tensor(torch: Any, memory: _native.Memory) -> Any:
-    """Returns a tensor of bytes over memory of the library."""
-    return torch.from_dlpack(memory)
-
-
-def _copy(torch: Any, device: int, to: int, begin: int, nbytes: int) -> None:
-    kind = 10 if torch.version.hip else 2
-    ends = (torch.from_dlpack(_native.Memory(address, nbytes, "u8", (kind, device), None)) for address in (to, begin))
-    destination, source = ends
-    destination.copy_(source, non_blocking=True)
+    def _copy(self, to: int, begin: int, nbytes: int) -> None:
+        if nbytes:
+            device = self.calls.group.memory_device
+            ends = (self.torch.from_dlpack(_native.Memory(address, nbytes, "u8", device, None)) for address in (to, begin))
+            destination, source = ends
+            destination.copy_(source, non_blocking=True)
 
 
 def _torch() -> Any:

@@ -37,8 +37,8 @@ class Memory:
 class Hub:
     """The process through which ranks find each other.
 
-    `address` is one such as "127.0.0.1:0"; `secret` has at least 16 characters, and is needed for an address that other hosts reach. The hub must
-    live as long as the groups that were opened through it.
+    `address` is one such as "127.0.0.1:0"; `secret` has at least 16 characters, and is needed for an address that other hosts reach. A hub serves
+    one group. It must live as long as the group: rank 0 gives it to `peerlane.open`, or the launcher keeps it.
     """
 
     def __init__(self, address: str, ranks: int, secret: str | None = None) -> None: ...
@@ -46,7 +46,7 @@ class Hub:
     def address(self) -> str:
         """The address at which ranks join."""
     def close(self) -> None:
-        """Closes the hub. Groups that were opened through it end."""
+        """Closes the hub. The group that was opened through it ends."""
 
 class Window:
     """Memory of the same size on every rank."""
@@ -80,7 +80,7 @@ class Group:
     @staticmethod
     def open(
         *,
-        hub: str | None = None,
+        hub: str | Hub | None = None,
         rank: int = 0,
         ranks: int = 1,
         secret: str | None = None,

@@ -114,6 +114,13 @@ pub(crate) enum Lens {
     SendReceive(Vec<usize>, Vec<usize>),
 }
 
+/// The address of a hub, or, for rank 0, the hub itself, which then lives as long as the group.
+#[derive(FromPyObject)]
+enum HubArgument {
+    Own(Py<Hub>),
+    Address(String),
+}
+
 #[pymethods]
 impl Group {
     /// Opens a group of the launcher, or of the ranks that join a hub. Collective.
@@ -123,7 +130,7 @@ impl Group {
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
         py: Python<'_>,
-        hub: Option<&str>,
+        hub: Option<HubArgument>,
         rank: u32,
         ranks: usize,
         secret: Option<&str>,
@@ -153,15 +160,40 @@ impl Group {
         if let Some(start) = start {
             options = options.start_timeout(start);
         }
-        let environment = hub.map(|hub| Environment::at_hub(hub, Rank(rank), ranks));
+        let (environment, own_hub) = match hub {
+            None => (None, None),
+            Some(HubArgument::Address(hub)) => {
+                (Some(Environment::at_hub(&hub, Rank(rank), ranks)), None)
+            }
+            Some(HubArgument::Own(hub)) => {
+                let taken = lock(&hub.get().hub).take();
+                let hub = taken.ok_or_else(|| {
+                    invalid_argument(
+                        "hub was closed or given to another group, expected an open hub",
+                    )
+                })?;
+                if rank != 0 {
+                    return Err(invalid_argument(format!(
+                        "rank is {rank}, expected 0 for the rank that gives its hub; other ranks give its address"
+                    )));
+                }
+                (None, Some(hub))
+            }
+        };
         let secret = self::secret(secret)?;
         let group = long(py, move || {
+            let deadline = || {
+                let longer = Duration::from_secs(120).max(timeout.unwrap_or_default());
+                Deadline::after(start.unwrap_or(longer))
+            };
+            if let Some(hub) = own_hub {
+                return options.open(TcpBootstrap::join_with_hub(hub, deadline())?);
+            }
             let Some(mut environment) = environment else { return options.from_env() };
             if secret.is_some() {
                 environment.secret = secret;
             }
-            let start = start.unwrap_or(Duration::from_secs(120).max(timeout.unwrap_or_default()));
-            options.open(TcpBootstrap::join(&environment, Deadline::after(start))?)
+            options.open(TcpBootstrap::join(&environment, deadline())?)
         })?;
         Self::new(group).map_err(|error| raised(&error))
     }

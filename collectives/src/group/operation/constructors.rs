@@ -52,8 +52,8 @@ impl Group {
 
     /// Returns a builder for an all-reduce of `len` elements, in which every rank gets the sum of all inputs.
     ///
-    /// Each rank adds the contributions to a part of the elements, in rank order, and passes the result on, so all ranks get equal
-    /// bits. [`operator`](OperationBuilder::operator) sets another operator.
+    /// Each rank adds the contributions to a part of the elements and passes the result on, so all ranks get equal bits. It adds in
+    /// rank order, or, [in place](OperationBuilder::in_place), its own contribution first. [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};

@@ -1,0 +1,124 @@
+"""All-gathers of parameters on copy engines for FSDP2 (`torch.distributed.fsdp.fully_shard`).
+
+    for block in model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    gather = peerlane.fsdp.enable(model)
+    ...
+    print(gather.report())
+
+Gradients are reduced by PyTorch as before, unless `reduce_scatter=True`. Where Peerlane cannot serve a call, PyTorch's own does, with one warning that
+says why; the report counts these calls.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any
+
+import peerlane.torch
+from peerlane._errors import InvalidArgument, OutOfMemory, Unavailable
+from peerlane._group import Group
+from peerlane.torch import dist, torch
+
+
+def enable(model: torch.nn.Module, process_group: Any = None, *, reduce_scatter: bool = False, **options: Any) -> AllGather:
+    """Sets the all-gather of all FSDP2 modules of a model. Collective.
+
+    `process_group` is that over which parameters are sharded, by default that of all ranks; `options` are those of `peerlane.torch.group_of`. With
+    `reduce_scatter`, gradients are reduced by Peerlane too, in rank order.
+
+    Raises `Unavailable` if PyTorch has no custom all-gathers, and `InvalidArgument` if the model has no FSDP2 module.
+    """
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:
+        raise Unavailable(f"PyTorch {torch.__version__} has no FSDP2: pip install --upgrade torch") from None
+    if not hasattr(FSDPModule, "set_custom_all_gather"):
+        raise Unavailable(f"FSDP2 of PyTorch {torch.__version__} takes no custom all-gather: pip install --upgrade torch")
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not modules:
+        raise InvalidArgument("the model has no FSDP2 module, expected one; call fully_shard first")
+    gather = AllGather(peerlane.torch.group_of(process_group, **options), process_group)
+    for module in modules:
+        module.set_custom_all_gather(gather)
+        if reduce_scatter:
+            module.set_custom_reduce_scatter(gather.reduce_scatter)
+    return gather
+
+
+class _Hook:
+    """What both hooks share: the check of the group, and PyTorch's own collective where it does not fit."""
+
+    def __init__(self, group: Group, process_group: Any):
+        self.group, self.ranks = group, dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        self.calls = 0
+        # Calls that PyTorch has served, by reason.
+        self.fallbacks: Counter[str] = Counter()
+
+    def reason(self, process_group: Any, tensor: torch.Tensor) -> str | None:
+        """Returns why Peerlane cannot serve a call, equal on all ranks."""
+        if (ranks := dist.get_process_group_ranks(process_group)) != self.ranks:
+            return f"the module is sharded over the ranks {ranks}, and the group has {self.ranks}"
+        kind, expected = tensor.device.type, self.group._native.memory_device
+        if (kind == "cpu") != (expected == (1, 0)):
+            return f"the parameters are on the device {kind}, and the group is on {self.group.selection}"
+        return None
+
+    def fall_back(self, reason: str) -> None:
+        """Counts a call that PyTorch serves, and warns once for each reason."""
+        if not self.fallbacks[reason]:
+            warnings.warn(f"FSDP2 uses PyTorch's own collective, because {reason}", RuntimeWarning, stacklevel=4)
+        self.fallbacks[reason] += 1
+
+    def report(self) -> dict:
+        """Returns the calls that Peerlane and PyTorch have served, with the reasons, and the report of the group."""
+        return {"calls": self.calls, "fallbacks": dict(self.fallbacks), "group": self.group.report()}
+
+
+class AllGather(_Hook):
+    """The all-gather of FSDP2 modules, for `FSDPModule.set_custom_all_gather`. `enable` makes and sets one."""
+
+    def __init__(self, group: Group, process_group: Any = None):
+        super().__init__(group, process_group)
+        self.reduce_scatter = ReduceScatter(group, process_group)
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocates the output of a gather, in which each rank fills its block."""
+        if (device.type == "cpu") == (self.group._native.memory_device == (1, 0)):
+            try:
+                return peerlane.torch.empty(*size, dtype=dtype, group=self.group)
+            except OutOfMemory as error:  # on all ranks
+                self.fall_back(str(error))
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+        """Gathers the blocks of all ranks."""
+        reason = self.reason(group, output_tensor)
+        if reason is not None:
+            self.fall_back(reason)
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+        self.calls += 1
+        return peerlane.torch.all_gather_into_tensor(output_tensor, input_tensor, self.group, async_op)
+
+
+class ReduceScatter(_Hook):
+    """The reduce-scatter of FSDP2 modules, for `FSDPModule.set_custom_reduce_scatter`."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocates the input or the output, which are copied: the places of reductions are fixed."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        """Reduces the gradients of all ranks and gives each rank its block."""
+        reason = self.reason(group, input_tensor)
+        try:
+            peerlane.torch._reduction(op)
+        except InvalidArgument as error:
+            reason = reason or str(error)
+        if reason is not None:
+            self.fall_back(reason)
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group=group, async_op=async_op)
+        self.calls += 1
+        return peerlane.torch.reduce_scatter_tensor(output_tensor, input_tensor, op, self.group, async_op)

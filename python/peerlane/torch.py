@@ -1,0 +1,268 @@
+"""Collectives on tensors, with the signatures of `torch.distributed`.
+
+`group` is a `peerlane.Group`, or a `ProcessGroup` of PyTorch for which a group is opened at first use, or None for the default one. On a GPU, calls are
+enqueued on the current stream, and with `async_op=True` on a stream of their own. Tensors must be contiguous. A tensor of `empty` is gathered without a
+copy; others are copied to memory of the library. Nothing here is differentiable.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peerlane import _native
+from peerlane import group as default_group
+from peerlane import open as open_group
+from peerlane._errors import Error, InvalidArgument, Unavailable
+from peerlane._group import Group
+
+_OLDEST = (2, 8)
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    raise Unavailable(f"peerlane.torch needs PyTorch {_OLDEST[0]}.{_OLDEST[1]} or newer: pip install torch ({error})") from None
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
+    raise Unavailable(f"PyTorch is {torch.__version__}, expected {_OLDEST[0]}.{_OLDEST[1]} or newer: pip install --upgrade torch")
+
+_groups: dict[str, Group] = {}
+
+
+def group_of(process_group: Any = None, **options: Any) -> Group:
+    """Returns the group of the ranks of a `ProcessGroup`; None is the default one. Collective when it is first called.
+
+    `options` are those of `peerlane.open`. By default, ranks use the current GPU if PyTorch has one, and host memory otherwise.
+    """
+    process_group = process_group or dist.group.WORLD
+    known = _groups.get(process_group.group_name)
+    if known is not None and not known.is_closed:
+        return known
+    ranks = dist.get_process_group_ranks(process_group)
+    rank, seen = dist.get_rank(process_group), [None] * len(ranks)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    dist.all_gather_object(seen, f"{socket.gethostname()} {boot}", group=process_group)
+    said: list[Any] = [None]
+    hub = None
+    if rank == 0:
+        try:
+            secret = secrets.token_hex(16)
+            hub = _native.Hub(f"{'127.0.0.1' if len(set(seen)) == 1 else _own_address()}:0", len(ranks), secret)
+            said = [(hub.address, secret)]
+        except Error as error:
+            said = [error]
+    dist.broadcast_object_list(said, src=ranks[0], group=process_group)
+    if isinstance(said[0], Error):
+        raise said[0]
+    if "backend" not in options and "device" not in options and torch.cuda.is_available():
+        options |= {"backend": "rocm" if torch.version.hip else "cuda", "device": torch.cuda.current_device()}
+    elif "backend" not in options:
+        options["backend"] = "host"
+    address, secret = said[0]
+    group = open_group(hub=hub or address, rank=rank, ranks=len(ranks), secret=secret, **options)
+    _groups[process_group.group_name] = group
+    return group
+
+
+def close(process_group: Any = None) -> None:
+    """Closes the group of a `ProcessGroup`. Collective. Call it before `destroy_process_group`."""
+    group = _groups.pop((process_group or dist.group.WORLD).group_name, None)
+    if group is not None:
+        group.close()
+
+
+def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
+    """Allocates a tensor at equal places on all ranks, so that collectives need no copy. Collective: every rank allocates alike.
+
+    It is on the device of the group. The values are undefined. Its memory is used again after all ranks have freed it.
+    """
+    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+    dtype = _dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = _group(group)._calls.arena.allocate(nbytes).memory
+    return torch.from_dlpack(memory)[:nbytes].view(dtype).view(shape)
+
+
+def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
+    """Gathers the tensor of every rank to `output_tensor`, as `torch.distributed.all_gather_into_tensor`."""
+    return _call(group, async_op, "all-gather", input_tensor, output_tensor)
+
+
+def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
+    """Gathers the tensor of every rank to a list of tensors, whose sizes may differ, as `torch.distributed.all_gather`."""
+    counts = [each.numel() for each in tensor_list]
+    flat = torch.empty(sum(counts), dtype=tensor.dtype, device=tensor.device)
+    options = {} if len(set(counts)) == 1 else {"counts": counts}
+    return _to_list(_call(group, async_op, "all-gather", tensor, flat, **options), flat, tensor_list, async_op)
+
+
+def broadcast(tensor: Any, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None) -> Work | None:
+    """Copies the tensor of rank `src` to all ranks, as `torch.distributed.broadcast`."""
+    return _call(group, async_op, "broadcast", tensor, tensor, root=_root(group, src, group_src))
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Sends part r of `input` to rank r, as `torch.distributed.all_to_all_single`. Split sizes are of dimension 0, and cost an exchange."""
+    if output_split_sizes is None and input_split_sizes is None:
+        return _call(group, async_op, "all-to-all", input, output)
+    size = _group(group).size
+    splits = []
+    for tensor, lens in ((input, input_split_sizes), (output, output_split_sizes)):
+        row = math.prod(tensor.shape[1:])
+        lens = lens or [tensor.shape[0] // size] * size
+        splits.append([length * row for length in lens])
+    return _call(group, async_op, "all-to-all", input, output, splits=tuple(splits))
+
+
+def gather(
+    tensor: Any,
+    gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Gathers the tensor of every rank to a list on rank `dst`, as `torch.distributed.gather`."""
+    root, of = _root(group, dst, group_dst), _group(group)
+    flat = torch.empty(of.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device) if of.rank == root else None
+    work = _call(of, async_op, "gather", tensor, flat, root=root)
+    return work if flat is None else _to_list(work, flat, gather_list, async_op)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Sends tensor r of a list on rank `src` to rank r, as `torch.distributed.scatter`."""
+    root, of = _root(group, src, group_src), _group(group)
+    flat = torch.cat([each.reshape(-1) for each in scatter_list]) if of.rank == root else None
+    return _call(of, async_op, "scatter", flat, tensor, root=root)
+
+
+def reduce_scatter_tensor(output: Any, input: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
+    """Reduces the inputs and gives part r to rank r, as `torch.distributed.reduce_scatter_tensor`: SUM, AVG, MAX or MIN, in rank order."""
+    return _call(group, async_op, "reduce-scatter", input, output, reduction=_reduction(op))
+
+
+def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
+    """Reduces a tensor in place on every rank, as `torch.distributed.all_reduce`: SUM, AVG, MAX or MIN, in rank order."""
+    return _call(group, async_op, "all-reduce", tensor, tensor, reduction=_reduction(op))
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduces a tensor in place on rank `dst`, as `torch.distributed.reduce`."""
+    root = _root(group, dst, group_dst)
+    return _call(group, async_op, "reduce", tensor, tensor, root=root, reduction=_reduction(op))
+
+
+def barrier(group: Any = None) -> None:
+    """Waits on the host until all ranks have called it."""
+    _group(group).barrier()
+
+
+def report(group: Any = None) -> dict:
+    """Returns what the calls did: prepared operations, hits of the cache, calls with copies, and memory."""
+    return _group(group).report()
+
+
+class Work(dist.Work):
+    """A call with `async_op=True`."""
+
+    def __init__(self, future: Any, finish: Any = None):
+        super().__init__()
+        self._future, self._finish = future, finish
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Waits for the call: on a GPU, the current stream does; otherwise the host, at most `timeout`, a `timedelta`."""
+        seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+        self._future.wait(seconds or None)
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether the output is complete, without waiting."""
+        return self._future.done()
+
+
+def _call(group: Any, async_op: bool, collective: str, input: Any, output: Any, **options: Any) -> Work | None:
+    for tensor in (input, output):
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise InvalidArgument(f"{collective} got a {type(tensor).__name__}, expected a tensor")
+    done = _group(group)._calls.call(collective, input, output, wait=not async_op, **options)
+    return Work(done) if async_op else None
+
+
+def _to_list(work: Work | None, flat: Any, tensors: list[Any], async_op: bool) -> Work | None:
+    def copy() -> None:
+        for part, tensor in zip(flat.split([each.numel() for each in tensors]), tensors):
+            tensor.copy_(part.view(tensor.shape))
+
+    if not async_op:
+        copy()
+        return None
+    work._finish = copy
+    return work
+
+
+def _group(group: Any) -> Group:
+    if isinstance(group, Group):
+        return group
+    if group is None and not dist.is_initialized():
+        return default_group()
+    return group_of(group)
+
+
+def _root(group: Any, rank: int | None, group_rank: int | None) -> int:
+    if group_rank is not None:
+        return group_rank
+    if isinstance(group, Group) or not dist.is_initialized():
+        return rank or 0
+    return dist.get_group_rank(group or dist.group.WORLD, rank or 0)
+
+
+def _reduction(op: Any) -> str:
+    names = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "average", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
+    for known, name in names.items():
+        if op == known:
+            return name
+    raise InvalidArgument(f"op is {op}, expected SUM, AVG, MAX or MIN")
+
+
+def _dtype(dtype: Any) -> torch.dtype:
+    names = {"bf16": torch.bfloat16, "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
+    if isinstance(dtype, str):
+        kinds = {"i": "int", "u": "uint", "f": "float"}
+        return names.get(dtype) or getattr(torch, f"{kinds[dtype[0]]}{dtype[1:]}")
+    return dtype or torch.get_default_dtype()
+
+
+def _own_address() -> str:
+    """Returns the address at which other hosts reach this one: that of the route to the launcher's host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ.get("MASTER_ADDR", "192.0.2.1"), int(os.environ.get("MASTER_PORT", "29500"))))
+        return probe.getsockname()[0]

@@ -1,0 +1,151 @@
+"""`peerlane.torch` beside `torch.distributed` over gloo, bit by bit, on the CPU."""
+
+import pytest
+
+import peerlane
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+
+import peerlane.torch
+
+TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64, torch.uint8]
+
+
+def with_gloo(group, function, *args):
+    """Runs a function with a process group of PyTorch; the group that `spawn` has opened is not used."""
+    import os
+
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=group.rank, world_size=group.size)
+    try:
+        return function(*args)
+    finally:
+        peerlane.torch.close()
+        dist.destroy_process_group()
+
+
+def random(shape, dtype, seed):
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 50
+    return numbers.to(dtype)
+
+
+def every_call():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for dtype in TYPES:
+        for is_own in (False, True):
+
+            def new(*shape, dtype=dtype, is_own=is_own):
+                return peerlane.torch.empty(*shape, dtype=dtype) if is_own else torch.empty(*shape, dtype=dtype)
+
+            source, expected = new(5, 7), torch.empty(5 * size, 7, dtype=dtype)
+            source.copy_(random((5, 7), dtype, rank))
+            dist.all_gather_into_tensor(expected, source)
+            output = new(5 * size, 7)
+            assert peerlane.torch.all_gather_into_tensor(output, source) is None
+            assert torch.equal(output, expected)
+            output = new(5 * size, 7)
+            work = peerlane.torch.all_gather_into_tensor(output, source, async_op=True)
+            assert work.wait() and work.is_completed() and torch.equal(output, expected)
+            parts = [torch.empty(3 + each, 2, dtype=dtype) for each in range(size)]
+            peerlane.torch.all_gather(parts, random((3 + rank, 2), dtype, rank))
+            assert all(torch.equal(part, random((3 + each, 2), dtype, each)) for each, part in enumerate(parts))
+            parts = [torch.empty(4, dtype=dtype) for _ in range(size)]
+            peerlane.torch.all_gather(parts, random((4,), dtype, rank), async_op=True).wait()
+            assert all(torch.equal(part, random((4,), dtype, each)) for each, part in enumerate(parts))
+            tensor = new(9)
+            tensor.copy_(random((9,), dtype, rank))
+            peerlane.torch.broadcast(tensor, src=size - 1)
+            assert torch.equal(tensor, random((9,), dtype, size - 1))
+            source, output = new(2 * size, 3), new(2 * size, 3)
+            source.copy_(random((2 * size, 3), dtype, rank))
+            peerlane.torch.all_to_all_single(output, source)
+            rows = [random((2 * size, 3), dtype, each)[2 * rank : 2 * rank + 2] for each in range(size)]
+            assert torch.equal(output, torch.cat(rows))
+            send, receive = [1 + each for each in range(size)], [1 + rank] * size
+            output, source = torch.empty(sum(receive), 3, dtype=dtype), random((sum(send), 3), dtype, rank)
+            peerlane.torch.all_to_all_single(output, source, receive, send)
+            begin = sum(send[:rank])
+            rows = [random((sum(send), 3), dtype, each)[begin : begin + send[rank]] for each in range(size)]
+            assert torch.equal(output, torch.cat(rows))
+            lists = [torch.empty(4, dtype=dtype) for _ in range(size)] if rank == 0 else None
+            peerlane.torch.gather(random((4,), dtype, rank), lists, dst=0)
+            assert rank != 0 or all(torch.equal(part, random((4,), dtype, each)) for each, part in enumerate(lists))
+            output = new(4)
+            peerlane.torch.scatter(output, [random((4,), dtype, each) for each in range(size)] if rank == 0 else None, src=0)
+            assert torch.equal(output, random((4,), dtype, rank))
+            ordered = [random((2 * size,), dtype, each) for each in range(size)]
+            total = ordered[0].clone()
+            if dtype in (torch.float32, torch.int32, torch.int64):
+                for each in ordered[1:]:
+                    total += each
+                output = new(2)
+                peerlane.torch.reduce_scatter_tensor(output, ordered[rank])
+                assert torch.equal(output, total[2 * rank : 2 * rank + 2])
+                tensor = ordered[rank].clone()
+                peerlane.torch.all_reduce(tensor)
+                assert torch.equal(tensor, total)
+                tensor = ordered[rank].clone()
+                peerlane.torch.reduce(tensor, dst=0)
+                assert rank != 0 or torch.equal(tensor, total)
+            largest = ordered[rank].clone()
+            peerlane.torch.all_reduce(largest, dist.ReduceOp.MAX)
+            assert torch.equal(largest, torch.stack(ordered).max(0).values)
+    flags = torch.tensor([rank == 0, True])
+    gathered = torch.empty(2 * size, dtype=torch.bool)
+    peerlane.torch.all_gather_into_tensor(gathered, flags)
+    assert gathered.tolist() == [each == 0 if bit == 0 else True for each in range(size) for bit in range(2)]
+    peerlane.torch.barrier()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_call(ranks):
+    peerlane.spawn(with_gloo, ranks, every_call)
+
+
+def parts():
+    rank = dist.get_rank()
+    halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = halves[rank % 2]
+    output = torch.empty(2, dtype=torch.int64)
+    peerlane.torch.all_gather_into_tensor(output, torch.tensor([rank]), group=mine)
+    assert output.tolist() == [rank % 2, rank % 2 + 2]
+    tensor = torch.tensor([rank])
+    peerlane.torch.broadcast(tensor, src=2 + rank % 2, group=mine)
+    assert tensor.item() == 2 + rank % 2
+    peerlane.torch.close(mine)
+
+
+def test_process_groups_of_some_ranks():
+    peerlane.spawn(with_gloo, 4, parts)
+
+
+def bad_input():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    good = torch.zeros(4)
+    with pytest.raises(peerlane.InvalidArgument, match="expected a contiguous array"):
+        peerlane.torch.all_gather_into_tensor(torch.zeros(4 * size), torch.zeros(4, 2)[:, 0])
+    with pytest.raises(peerlane.InvalidArgument, match="output has elements of f64, expected f32"):
+        peerlane.torch.all_gather_into_tensor(torch.zeros(4 * size, dtype=torch.float64), good)
+    with pytest.raises(peerlane.InvalidArgument, match="expected SUM, AVG, MAX or MIN"):
+        peerlane.torch.all_reduce(good, dist.ReduceOp.PRODUCT)
+    with pytest.raises(peerlane.InvalidArgument, match="got a list, expected a tensor"):
+        peerlane.torch.all_reduce([1])
+    with pytest.raises(peerlane.InvalidArgument, match="on the device meta"):
+        peerlane.torch.all_reduce(torch.zeros(3, device="meta"))
+    with pytest.raises(peerlane.Mismatch) as caught:
+        peerlane.torch.all_reduce(torch.zeros(3 + rank))
+    assert caught.value.rank == 1
+    # A tensor that is freed while a start is in progress: the future keeps it.
+    work = peerlane.torch.all_gather_into_tensor(torch.zeros(4 * size), torch.ones(4), async_op=True)
+    import gc
+
+    gc.collect()
+    assert work.wait()
+
+
+def test_bad_input_is_an_error():
+    peerlane.spawn(with_gloo, 2, bad_input)
