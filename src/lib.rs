@@ -98,6 +98,7 @@ mod documentation {
         concepts "../docs/book/concepts.md"
         runtime "../docs/book/uses/runtime.md"
         c "../docs/book/uses/c.md"
+        python "../docs/book/uses/python.md"
         operator "../docs/book/uses/operator.md"
         porter "../docs/book/uses/porter.md"
         host "../docs/book/backends/host.md"

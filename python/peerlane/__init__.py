@@ -2,7 +2,7 @@
 
     import numpy, peerlane
 
-    with peerlane.init() as group:                       # ranks of torchrun, mpirun or srun
+    with peerlane.init(backend="host") as group:         # ranks of torchrun, mpirun or srun
         mine = numpy.full(4, group.rank, "float32")
         all = group.empty((group.size, 4), "float32")    # at equal places on all ranks: no copy
         group.all_gather(mine, all)

@@ -42,8 +42,10 @@ class Arena:
         self.windows: list[_native.Window] = []
         # The free ranges of each window as (begin, end), sorted.
         self.free: list[list[tuple[int, int]]] = []
-        # The blocks in use: window number, begin and end by block number.
-        self.blocks: dict[int, tuple[int, int, int]] = {}
+        # The blocks in use: window number, begin, end and bytes by block number.
+        self.blocks: dict[int, tuple[int, int, int, int]] = {}
+        # The windows and places of blocks by address and size.
+        self.places: dict[tuple[int, int], tuple[_native.Window, int]] = {}
         self.count = 0
         # The numbers of blocks that this rank has freed since the last exchange.
         self.freed: list[int] = []
@@ -66,8 +68,10 @@ class Arena:
                 found = self._take(taken)
             index, begin = found
             number, self.count = self.count, self.count + 1
-            self.blocks[number] = (index, begin, begin + taken)
-            return Block(self, number, self.windows[index], begin, nbytes)
+            self.blocks[number] = (index, begin, begin + taken, nbytes)
+            window = self.windows[index]
+            self.places[window.address + begin, nbytes] = window, begin
+            return Block(self, number, window, begin, nbytes)
 
     def reserve(self, nbytes: int) -> None:
         """Opens one more window. Collective."""
@@ -76,16 +80,15 @@ class Arena:
         self.free.append([(0, window.nbytes)])
 
     def find(self, address: int, nbytes: int) -> tuple[_native.Window, int] | None:
-        """Returns the window that contains a range of memory, and the place of the range in it."""
-        for window in self.windows:
-            begin = address - window.address
-            if 0 <= begin and begin + nbytes <= window.nbytes:
-                return window, begin
-        return None
+        """Returns the window of an array that is a whole block, and its place in the window.
+
+        A part of a block can be another part on another rank, so its place is not used.
+        """
+        return self.places.get((address, nbytes))
 
     def report(self) -> dict:
         """Returns the bytes of the arena and how often ranks told each other what they have freed."""
-        in_use = sum(end - begin for _, begin, end in self.blocks.values())
+        in_use = sum(end - begin for _, begin, end, _ in self.blocks.values())
         return {"bytes": sum(w.nbytes for w in self.windows), "bytes_in_use": in_use, "exchanges": self.exchanges}
 
     def _take(self, nbytes: int) -> tuple[int, int] | None:
@@ -105,7 +108,8 @@ class Arena:
                 self.freed_by[number] = self.freed_by.get(number, 0) + 1
         for number in sorted(n for n, ranks in self.freed_by.items() if ranks == self.group.ranks):
             del self.freed_by[number]
-            index, begin, end = self.blocks.pop(number)
+            index, begin, end, nbytes = self.blocks.pop(number)
+            del self.places[self.windows[index].address + begin, nbytes]
             self.free[index] = _joined(sorted([*self.free[index], (begin, end)]))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import functools
 import sys
 from typing import Any
 
@@ -19,42 +18,49 @@ _DTYPES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
     "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
+# The types of NumPy; unsigned integers for those that it lacks.
+NUMPY_NAMES = {name: other for other, name in _DTYPES.items()} | {"bf16": "uint16", "f8e4m3": "uint8", "f8e5m2": "uint8"}
 ITEMSIZE = {
     "u8": 1, "u16": 2, "u32": 4, "u64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
     "f8e4m3": 1, "f8e5m2": 1, "f16": 2, "bf16": 2, "f32": 4, "f64": 8,
 }  # fmt: skip
 # The formats of the buffer protocol.
-_FORMATS = {"b": "i8", "h": "i16", "i": "i32", "l": "i64", "q": "i64", "B": "u8", "c": "u8", "?": "u8", "H": "u16",
+_FORMATS = {"b": "i8", "h": "i16", "i": "i32", "l": "i64", "q": "i64", "B": "u8", "H": "u16",
             "I": "u32", "L": "u64", "Q": "u64", "e": "f16", "f": "f32", "d": "f64"}  # fmt: skip
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns Peerlane's name of a type of NumPy, PyTorch or Peerlane.
-
-    Types that only move, such as complex numbers and booleans, are bytes: "u8".
-    """
+    """Returns Peerlane's name of a type of Peerlane, PyTorch or NumPy."""
     if isinstance(dtype, str) and dtype in ITEMSIZE:
         return dtype
+    name = _known_name(dtype)
+    if name is None and "numpy" in sys.modules:
+        try:
+            name = _known_name(sys.modules["numpy"].dtype(dtype))
+        except TypeError:
+            name = None
+    if name is None:
+        raise InvalidArgument(f"dtype is {dtype!r}, expected one of {', '.join(ITEMSIZE)}, or such a type of NumPy or PyTorch")
+    return name
+
+
+@functools.cache
+def _known_name(dtype: Any) -> str | None:
     name = getattr(dtype, "__name__", None) if isinstance(dtype, type) else getattr(dtype, "name", None)
-    name = str(name or dtype).removeprefix("torch.").removeprefix("<class '").removesuffix("'>")
-    return _DTYPES.get(name, "u8")
+    return _DTYPES.get(str(name or dtype).removeprefix("torch."))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """The memory of an array."""
+    """The memory of an array. Types that only move, such as complex numbers, are bytes, and `type_name` is the name in errors."""
 
-    address: int
-    nbytes: int
-    dtype: str
-    device: tuple[int, int]
-    owner: Any
-    is_readonly: bool = False
+    __slots__ = ("address", "count", "device", "dtype", "is_readonly", "nbytes", "owner", "type_name")
 
-    @property
-    def count(self) -> int:
-        """The number of elements."""
-        return self.nbytes // ITEMSIZE[self.dtype]
+    def __init__(self, address: int, nbytes: int, dtype: Any, device: tuple[int, int], owner: Any, is_readonly: bool = False):
+        self.address, self.nbytes, self.device, self.owner, self.is_readonly = address, nbytes, device, owner, is_readonly
+        name = dtype if dtype in ITEMSIZE else _known_name(dtype)
+        self.dtype = name or "u8"
+        self.type_name = None if name else str(dtype)
+        self.count = nbytes // ITEMSIZE[self.dtype]
 
 
 def view(name: str, array: Any) -> View:
@@ -71,10 +77,10 @@ def view(name: str, array: Any) -> View:
         if not array.flags.c_contiguous:
             raise InvalidArgument(_not_contiguous(name, array.shape, array.strides))
         address, is_readonly = array.__array_interface__["data"]
-        return View(address, array.nbytes, dtype_name(array.dtype), CPU, array, is_readonly)
+        return View(address, array.nbytes, array.dtype, CPU, array, is_readonly)
     if hasattr(array, "__dlpack__"):
         address, nbytes, dtype, device, keep = _native.from_dlpack(name, array)
-        return View(address, nbytes, dtype or "u8", device, keep)
+        return View(address, nbytes, dtype or "a type of DLPack", device, keep)
     try:
         buffer = memoryview(array)
     except TypeError:
@@ -83,7 +89,7 @@ def view(name: str, array: Any) -> View:
     if not buffer.c_contiguous:
         raise InvalidArgument(_not_contiguous(name, buffer.shape, buffer.strides))
     address, nbytes, is_readonly = _native.buffer(array)
-    return View(address, nbytes, _FORMATS.get(buffer.format.lstrip("@=<"), "u8"), CPU, array, is_readonly)
+    return View(address, nbytes, _FORMATS.get(buffer.format.lstrip("@=<"), buffer.format), CPU, array, is_readonly)
 
 
 def _view_of_tensor(torch: Any, name: str, tensor: Any) -> View:
@@ -97,8 +103,8 @@ def _view_of_tensor(torch: Any, name: str, tensor: Any) -> View:
     device = CPU
     if kind == "cuda":
         device = (_ROCM if torch.version.hip else _CUDA, tensor.device.index or 0)
-    nbytes = math.prod(tensor.shape) * tensor.element_size()
-    return View(tensor.data_ptr(), nbytes, dtype_name(tensor.dtype), device, tensor)
+    nbytes = tensor.numel() * tensor.element_size()
+    return View(tensor.data_ptr(), nbytes, tensor.dtype, device, tensor)
 
 
 def _not_contiguous(name: str, shape: Any, strides: Any) -> str:

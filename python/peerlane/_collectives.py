@@ -27,9 +27,13 @@ class Collectives:
         self.group = group
         self.arena = Arena(group)
         self.operations: OrderedDict[tuple, _native.Operation] = OrderedDict()
+        # Those that graphs have recorded, which stay, because a graph may be replayed at any time.
+        self.captured: dict[tuple, _native.Operation] = {}
         self.hits = self.misses = self.copied = self.calls = 0
         # Memory for arrays that are not in a window: inputs first, then outputs.
         self.scratch: _native.Window | None = None
+        # Memory for copies that graphs use.
+        self.kept_scratch: list[_native.Window] = []
         self.open: Future | None = None
         self.is_cpu = group.memory_device == CPU
         self.streams: Any = None
@@ -38,11 +42,15 @@ class Collectives:
              splits: tuple[Sequence[int], Sequence[int]] | None = None, root: int = 0, reduction: str = "sum", stream: Any = None,
              wait: bool = True, timeout: float | None = None) -> Any:  # fmt: skip
         """Starts a collective, and waits for it if `wait` is set."""
+        if timeout is not None and not timeout > 0:
+            raise InvalidArgument(f"timeout is {timeout}, expected a positive number of seconds")
+        if stream is not None and self.is_cpu:
+            raise InvalidArgument("stream is given, expected none: the memory of the group is that of the host")
         source, target = self._views(collective, input, output, root)
         count = self._count(collective, source, target, counts, splits, root)
         if self.is_cpu:
             future = self._start(collective, source, target, count, root, reduction)
-            future._result = output
+            future._output = lambda: output
             return future.wait(timeout) if wait else future
         if self.streams is None:
             from peerlane._gpu import Streams
@@ -51,7 +59,7 @@ class Collectives:
         future = self.streams.start(collective, source, target, count, root, reduction, stream, wait)
         if future is None:
             return output
-        future._result = output
+        future._output = output
         return future
 
     def finish(self) -> None:
@@ -60,18 +68,15 @@ class Collectives:
             self.open.wait()
             self.open = None
 
-    def is_open(self) -> bool:
-        """Returns whether a start is in progress."""
-        return self.open is not None and not self.open._is_done
-
     def clear(self) -> None:
         """Drops the operations and the memory for copies."""
         self.operations.clear()
+        self.captured.clear()
         self.scratch = None
 
     def report(self) -> dict:
         """Returns the counts of calls and the memory."""
-        prepared = {"kept": len(self.operations), "hits": self.hits, "misses": self.misses}
+        prepared = {"kept": len(self.operations) + len(self.captured), "hits": self.hits, "misses": self.misses}
         memory = {**self.arena.report(), "bytes_for_copies": self.scratch.nbytes if self.scratch else 0}
         return {"calls": self.calls, "calls_with_copies": self.copied, "operations": prepared, "memory": memory}
 
@@ -87,8 +92,11 @@ class Collectives:
         target = self._view("output", output) if needs_output else None
         if target is not None and target.is_readonly:
             raise InvalidArgument("output is read-only, expected an array that can be written")
-        if source is not None and target is not None and source.dtype != target.dtype:
-            raise InvalidArgument(f"output has elements of {target.dtype}, expected {source.dtype} as in the input")
+        if source is not None and target is not None and (source.dtype, source.type_name) != (target.dtype, target.type_name):
+            found, expected = (seen.type_name or seen.dtype for seen in (target, source))
+            raise InvalidArgument(f"output has elements of {found}, expected {expected} as in the input")
+        if collective in _REDUCTIONS and source.type_name is not None:
+            raise InvalidArgument(f"input has elements of {source.type_name}, which can be moved but not reduced; expected numbers")
         return source, target
 
     def _view(self, name: str, array: Any) -> View:
@@ -111,6 +119,8 @@ class Collectives:
                     raise InvalidArgument(text)
             return send, receive
         if counts is not None:
+            if collective not in ("all-gather", "gather", "scatter"):
+                raise InvalidArgument(f"counts are given, expected none: blocks of a {collective} have one size")
             counts = list(counts)
             if len(counts) != ranks or min(counts) < 0:
                 raise InvalidArgument(f"counts is {counts}, expected {ranks} numbers, one for each rank")
@@ -205,10 +215,13 @@ class Collectives:
         self.finish()
         old = self.scratch
         if old is not None:
-            for key in [key for key in self.operations if id(old) in key]:
-                self.operations.pop(key).drop()
-            self.scratch = None
-            self.group.release(old)
+            if any(id(old) in key for key in self.captured):
+                self.kept_scratch.append(old)
+            else:
+                for key in [key for key in self.operations if id(old) in key]:
+                    self.operations.pop(key).drop()
+                self.scratch = None
+                self.group.release(old)
             nbytes = max(nbytes, 2 * old.nbytes)
         nbytes = max(nbytes, 1 << 16)
         self.scratch = self.group.allocate_window(nbytes + -nbytes % 512)
@@ -222,14 +235,16 @@ class Collectives:
             key = (*names, reduction, str(start.count), *(place and place[1] for place in places))
         else:
             key = (*names, "rows" if isinstance(start.count, tuple) else str(start.count) if isinstance(start.count, list) else "")
-        found = self.operations.get(key)
+        kept = self.captured if capturable else self.operations
+        found = kept.get(key)
         if found is not None:
             self.hits += 1
-            self.operations.move_to_end(key)
+            if not capturable:
+                self.operations.move_to_end(key)
         else:
             self.misses += 1
             found = self._prepare(start, places, root, reduction, capturable)
-            self.operations[key] = found
+            kept[key] = found
             if len(self.operations) > _OPERATIONS_MAX:
                 self.operations.popitem(last=False)[1].drop()
         if start.collective not in _REDUCTIONS:
@@ -278,7 +293,7 @@ class Collectives:
             for copy in start.copies_out():
                 ctypes.memmove(*copy)
 
-        self.open = Future(operation, None, finish)
+        self.open = Future(operation, lambda: target, finish)
         return self.open
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from peerlane import _native
@@ -13,8 +14,8 @@ from peerlane._group import stream_handle
 class StreamFuture:
     """A start on a stream of its own. Work that is enqueued after `wait` finds the output complete."""
 
-    def __init__(self, group: _native.Group, event: Any, result: Any):
-        self._group, self._event, self._result = group, event, result
+    def __init__(self, group: _native.Group, event: Any):
+        self._group, self._event, self._output = group, event, None
 
     def wait(self, timeout: float | None = None) -> Any:
         """Lets the current stream wait for the start, and returns the output. The host does not wait."""
@@ -22,7 +23,7 @@ class StreamFuture:
 
         self._group.check()
         torch.cuda.current_stream().wait_event(self._event)
-        return self._result
+        return self._output
 
     def done(self) -> bool:
         """Returns whether the output is complete."""
@@ -33,7 +34,7 @@ class StreamFuture:
         """Waits on the host until the output is complete, and raises if the start failed."""
         self._event.synchronize()
         self._group.check()
-        return self._result
+        return self._output
 
 
 class Streams:
@@ -45,6 +46,7 @@ class Streams:
         self.side: Any = None
         # The stream and the event of the last start that used the memory for copies.
         self.last_copies: tuple[int, Any] | None = None
+        self.in_use: deque[tuple[Any, View | None, View | None]] = deque()
 
     def start(
         self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str, stream: Any, wait: bool
@@ -81,11 +83,13 @@ class Streams:
             if used is not caller:
                 caller.wait_stream(used)
             return None
-        for view in (source, target):
-            # The caching allocator must not reuse the memory before the stream is done with it.
-            if view is not None and isinstance(view.owner, torch.Tensor):
-                view.owner.record_stream(used)
-        return StreamFuture(calls.group, event, None)
+        # The arrays must stay allocated until the stream is done with them.
+        self.in_use.append((event, source, target))
+        while self.in_use[0][0].query():
+            self.in_use.popleft()
+            if not self.in_use:
+                break
+        return StreamFuture(calls.group, event)
 
     def _copy(self, to: int, begin: int, nbytes: int) -> None:
         if nbytes:

@@ -6,21 +6,23 @@ import json
 import math
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from peerlane import _native
-from peerlane._arrays import ITEMSIZE, dtype_name
+from peerlane._arrays import NUMPY_NAMES, dtype_name
 from peerlane._errors import InvalidArgument
 
 _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
+_STARTS: weakref.WeakSet[Future] = weakref.WeakSet()
 
 
 class Future:
     """A start that may still be in progress."""
 
-    def __init__(self, operation: Any, result: Any = None, finish: Any = None):
-        self._operation, self._result, self._finish, self._is_done = operation, result, finish, False
+    def __init__(self, operation: _native.Operation, output: Callable[[], Any], finish: Callable[[], None] | None = None):
+        self._operation, self._output, self._finish, self._is_done = operation, output, finish, False
+        _STARTS.add(self)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the output is complete, and returns the output.
@@ -31,7 +33,7 @@ class Future:
         if not self._is_done:
             self._operation.wait(timeout)
             self._complete()
-        return self._result
+        return self._output()
 
     def done(self) -> bool:
         """Returns whether the output is complete, without waiting."""
@@ -74,7 +76,7 @@ class Operation:
     def start(self) -> Future:
         """Starts the operation and returns a future. Collective."""
         self._native.start()
-        return Future(self._native)
+        return Future(self._native, lambda: self._native.output)
 
     def start_on(self, stream: Any) -> _native.Memory:
         """Enqueues a start on a stream of the GPU and returns the output of this start. Collective.
@@ -103,7 +105,10 @@ class Operation:
         return json.loads(self._native.report())
 
     def drop(self) -> None:
-        """Gives the operation up before the garbage collector does. Its memory is used again after all ranks have done so."""
+        """Gives the operation up before the garbage collector does.
+
+        Its memory is used again after all ranks have done so; views of it are undefined from now on.
+        """
         self._native.drop()
 
 
@@ -241,13 +246,17 @@ class Group:
         return Window(self._native.window_over(seen.address, seen.nbytes), array)
 
     def release(self, window: Window) -> None:
-        """Gives the memory of a window back on every rank. Collective. Drop its operations on all ranks before."""
+        """Gives the memory of a window back on every rank. Collective.
+
+        Before, drop its operations on all ranks, and delete the arrays and tensors over it. If it fails, the memory stays in use until the group is closed.
+        """
         self._native.release(window._native)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "f32") -> Any:
         """Allocates an array at equal places on all ranks, so that collectives need no copy. Collective: every rank allocates alike.
 
-        Returns an array of NumPy, or on GPUs a tensor of PyTorch (`peerlane.torch.empty` returns a tensor on both). The values are undefined.
+        Returns an array of NumPy, or on GPUs a tensor of PyTorch (`peerlane.torch.empty` returns a tensor on both). The values are undefined. NumPy has no
+        "bf16", "f8e4m3" and "f8e5m2", so on the host an array of these has unsigned integers, which cannot stand for them in reductions.
         """
         if self._native.memory_device != (1, 0):
             from peerlane.torch import empty
@@ -255,17 +264,13 @@ class Group:
             return empty(shape, dtype=dtype, group=self)
         import numpy
 
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        dtype = {"bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        names = {"i": "int", "u": "uint", "f": "float"}
-        if isinstance(dtype, str) and dtype in ITEMSIZE:
-            dtype = f"{names[dtype[0]]}{8 * ITEMSIZE[dtype]}"
-        dtype = numpy.dtype(dtype)
+        shape, name = (shape,) if isinstance(shape, int) else tuple(shape), dtype_name(dtype)
+        dtype = numpy.dtype(NUMPY_NAMES[name])
         block = self._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
         return numpy.frombuffer(block.memory, dtype, math.prod(shape)).reshape(shape)
 
     def reserve(self, nbytes: int) -> None:
-        """Takes memory for `empty` and for copies in advance. Collective."""
+        """Takes memory for `empty` in advance. Collective."""
         self._calls.arena.reserve(nbytes)
 
     # Collectives on arrays
@@ -274,7 +279,7 @@ class Group:
         """Gathers the input of every rank to the output of every rank, in rank order. Collective.
 
         `input` has n elements and `output` n times the number of ranks. With `counts`, a list, rank r gives `counts[r]` elements. Both are contiguous
-        arrays on the memory of the group: anything with DLPack or the buffer protocol. Arrays of `empty` are not copied.
+        arrays on the memory of the group: anything with DLPack or the buffer protocol. Arrays of `empty` are not copied, but parts of them are.
 
         All collectives here take: `stream` (GPUs: the stream on which to enqueue; default is PyTorch's current one), `wait` (False returns a `Future`)
         and `timeout` in seconds. They return the output. Raise `InvalidArgument` for an array that does not fit, `Mismatch`, `PeerLost` or `Timeout`
@@ -337,8 +342,8 @@ def stream_handle(stream: Any) -> int:
 
 def end_process() -> None:
     """Leaves the open groups when the interpreter ends. The other ranks lose this rank."""
-    for group in list(_OPEN):
-        if not group.is_closed:
-            if group._calls.is_open():
-                print(f"peerlane: rank {group.rank} ends with a start in progress; wait for it, then close the group", file=sys.stderr)
-            group.abandon()
+    groups = [group for group in _OPEN if not group.is_closed]
+    if groups and any(not start._is_done for start in _STARTS):
+        print(f"peerlane: rank {groups[0].rank} ends with a start in progress; wait for it, then close the group", file=sys.stderr)
+    for group in groups:
+        group.abandon()

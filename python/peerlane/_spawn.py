@@ -38,23 +38,27 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, method: str | No
         theirs.close()
         pipes.append(ours)
         processes.append(process)
-    results, failure = [None] * ranks, None
+    results: list[Any] = [None] * ranks
+    failures: dict[int, tuple[str, int | None]] = {}
     waiting = dict(enumerate(pipes))
     try:
-        while waiting and failure is None:
-            for pipe in multiprocessing.connection.wait(list(waiting.values())):
+        while waiting and _cause(failures) is None:
+            # A rank that fails because of another one may be heard first.
+            ready = multiprocessing.connection.wait(list(waiting.values()), 2 if failures else None)
+            if not ready:
+                break
+            for pipe in ready:
                 rank = next(number for number, known in waiting.items() if known is pipe)
                 del waiting[rank]
                 try:
-                    is_done, value = pipe.recv()
+                    is_done, value, blamed = pipe.recv()
                 except EOFError:
                     processes[rank].join()
-                    is_done, value = False, f"the process ended with status {processes[rank].exitcode}"
+                    is_done, value, blamed = False, f"the process ended with status {processes[rank].exitcode}", None
                 if is_done:
                     results[rank] = value
-                elif failure is None:
-                    failure = Error(f"rank {rank} failed: {value}")
-                    failure.rank = rank
+                else:
+                    failures[rank] = value, blamed
     finally:
         for process in processes:
             if waiting:
@@ -62,9 +66,18 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, method: str | No
             process.join(5)
             if process.is_alive():
                 process.kill()
-    if failure is not None:
+    if failures:
+        rank = _cause(failures)
+        rank = min(failures) if rank is None else rank
+        failure = Error(f"rank {rank} failed: {failures[rank][0]}")
+        failure.rank = rank
         raise failure
     return results
+
+
+def _cause(failures: dict[int, tuple[str, int | None]]) -> int | None:
+    """Returns a rank that failed for a reason of its own."""
+    return next((rank for rank, (_, blamed) in failures.items() if blamed in (None, rank)), None)
 
 
 def _run(pipe: Any, port: int, rank: int, ranks: int, function: Callable[..., Any], args: tuple, options: dict) -> None:
@@ -75,8 +88,9 @@ def _run(pipe: Any, port: int, rank: int, ranks: int, function: Callable[..., An
     try:
         with peerlane.init(**options) as group:
             result = function(group, *args)
-        pipe.send((True, result))
+        pipe.send((True, result, None))
     except BaseException as error:
-        pipe.send((False, "".join(traceback.format_exception(error)).rstrip()))
+        blamed = error.rank if isinstance(error, Error) else None
+        pipe.send((False, "".join(traceback.format_exception(error)).rstrip(), blamed))
     finally:
         pipe.close()

@@ -35,8 +35,9 @@ def enable(model: torch.nn.Module, process_group: Any = None, *, reduce_scatter:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:
         raise Unavailable(f"PyTorch {torch.__version__} has no FSDP2: pip install --upgrade torch") from None
-    if not hasattr(FSDPModule, "set_custom_all_gather"):
-        raise Unavailable(f"FSDP2 of PyTorch {torch.__version__} takes no custom all-gather: pip install --upgrade torch")
+    for name in ("set_custom_all_gather", "set_custom_reduce_scatter")[: 1 + reduce_scatter]:
+        if not hasattr(FSDPModule, name):
+            raise Unavailable(f"FSDP2 of PyTorch {torch.__version__} has no {name}: pip install --upgrade torch")
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise InvalidArgument("the model has no FSDP2 module, expected one; call fully_shard first")
@@ -89,13 +90,16 @@ class AllGather(_Hook):
         if (device.type == "cpu") == (self.group._native.memory_device == (1, 0)):
             try:
                 return peerlane.torch.empty(*size, dtype=dtype, group=self.group)
-            except OutOfMemory as error:  # on all ranks
-                self.fall_back(str(error))
+            except OutOfMemory:
+                pass  # on all ranks; the call falls back
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
         """Gathers the blocks of all ranks."""
         reason = self.reason(group, output_tensor)
+        nbytes = output_tensor.numel() * output_tensor.element_size()
+        if reason is None and self.group._calls.arena.find(output_tensor.data_ptr(), nbytes) is None:
+            reason = "the output is not in memory of the group: that is exhausted, or `allocate` did not allocate it"
         if reason is not None:
             self.fall_back(reason)
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)

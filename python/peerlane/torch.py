@@ -2,7 +2,7 @@
 
 `group` is a `peerlane.Group`, or a `ProcessGroup` of PyTorch for which a group is opened at first use, or None for the default one. On a GPU, calls are
 enqueued on the current stream, and with `async_op=True` on a stream of their own. Tensors must be contiguous. A tensor of `empty` is gathered without a
-copy; others are copied to memory of the library. Nothing here is differentiable.
+copy; parts of it and others are copied to memory of the library. Nothing here is differentiable.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from peerlane import _native
 from peerlane import group as default_group
 from peerlane import open as open_group
+from peerlane._arrays import NUMPY_NAMES, dtype_name
 from peerlane._errors import Error, InvalidArgument, Unavailable
 from peerlane._group import Group
 
@@ -31,7 +32,8 @@ except ImportError as error:
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
     raise Unavailable(f"PyTorch is {torch.__version__}, expected {_OLDEST[0]}.{_OLDEST[1]} or newer: pip install --upgrade torch")
 
-_groups: dict[str, Group] = {}
+# The groups of process groups by name, with the options that opened them.
+_groups: dict[str, tuple[Group, dict]] = {}
 
 
 def group_of(process_group: Any = None, **options: Any) -> Group:
@@ -39,10 +41,15 @@ def group_of(process_group: Any = None, **options: Any) -> Group:
 
     `options` are those of `peerlane.open`. By default, ranks use the current GPU if PyTorch has one, and host memory otherwise.
     """
-    process_group = process_group or dist.group.WORLD
-    known = _groups.get(process_group.group_name)
-    if known is not None and not known.is_closed:
-        return known
+    process_group = _known(process_group)
+    group, opened_with = _groups.get(process_group.group_name, (None, {}))
+    if group is not None and not group.is_closed:
+        if options and options != opened_with:
+            raise InvalidArgument(
+                f"the group of this process group was opened with {opened_with}, expected that or no options, found {options}"
+            )
+        return group
+    given = dict(options)
     ranks = dist.get_process_group_ranks(process_group)
     rank, seen = dist.get_rank(process_group), [None] * len(ranks)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -65,13 +72,13 @@ def group_of(process_group: Any = None, **options: Any) -> Group:
         options["backend"] = "host"
     address, secret = said[0]
     group = open_group(hub=hub or address, rank=rank, ranks=len(ranks), secret=secret, **options)
-    _groups[process_group.group_name] = group
+    _groups[process_group.group_name] = group, given
     return group
 
 
 def close(process_group: Any = None) -> None:
     """Closes the group of a `ProcessGroup`. Collective. Call it before `destroy_process_group`."""
-    group = _groups.pop((process_group or dist.group.WORLD).group_name, None)
+    group, _ = _groups.pop(_known(process_group).group_name, (None, None))
     if group is not None:
         group.close()
 
@@ -209,6 +216,12 @@ class Work(dist.Work):
         return self._future.done()
 
 
+def _known(process_group: Any) -> Any:
+    if process_group is None and not dist.is_initialized():
+        raise InvalidArgument("PyTorch has no process group; call torch.distributed.init_process_group first, or give a peerlane.Group")
+    return process_group or dist.group.WORLD
+
+
 def _call(group: Any, async_op: bool, collective: str, input: Any, output: Any, **options: Any) -> Work | None:
     for tensor in (input, output):
         if tensor is not None and not isinstance(tensor, torch.Tensor):
@@ -254,11 +267,10 @@ def _reduction(op: Any) -> str:
 
 
 def _dtype(dtype: Any) -> torch.dtype:
-    names = {"bf16": torch.bfloat16, "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
-    if isinstance(dtype, str):
-        kinds = {"i": "int", "u": "uint", "f": "float"}
-        return names.get(dtype) or getattr(torch, f"{kinds[dtype[0]]}{dtype[1:]}")
-    return dtype or torch.get_default_dtype()
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype or torch.get_default_dtype()
+    names = NUMPY_NAMES | {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
+    return getattr(torch, names[dtype_name(dtype)])
 
 
 def _own_address() -> str:

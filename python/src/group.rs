@@ -1,6 +1,7 @@
 //! Groups, windows and hubs.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,12 +36,16 @@ pub(crate) struct Group {
     device: Option<u32>,
 }
 
-/// `None` after the group was closed.
-struct Inner(Mutex<Option<peerlane::Group>>);
+struct Inner {
+    /// `None` after the group was closed.
+    group: Mutex<Option<peerlane::Group>>,
+    /// Whether the group is dropped when the call that uses it has ended.
+    is_abandoned: AtomicBool,
+}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        drop_detached(lock(&self.0).take());
+        drop_detached(lock(&self.group).take());
     }
 }
 
@@ -49,8 +54,12 @@ impl Inner {
         &self,
         body: impl FnOnce(&mut peerlane::Group) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        let mut group = lock(&self.0);
-        body(group.as_mut().ok_or_else(|| invalid("the group was closed"))?)
+        let mut group = lock(&self.group);
+        let result = body(group.as_mut().ok_or_else(|| invalid("the group was closed"))?);
+        if self.is_abandoned.load(Ordering::Relaxed) {
+            *group = None;
+        }
+        result
     }
 }
 
@@ -64,7 +73,10 @@ impl Group {
             selection: selection.to_string(),
             backend: selection.local,
             device: selection.device,
-            inner: Arc::new(Inner(Mutex::new(Some(group)))),
+            inner: Arc::new(Inner {
+                group: Mutex::new(Some(group)),
+                is_abandoned: AtomicBool::new(false),
+            }),
         })
     }
 
@@ -84,6 +96,7 @@ impl Group {
             address: memory.base.as_ptr().expose_provenance(),
             nbytes: window.len(),
             device: memory::device(memory.space, self.backend, self.device),
+            views: Arc::default(),
             window: Mutex::new(Some(window)),
         })
     }
@@ -257,14 +270,17 @@ impl Group {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = Arc::clone(&self.inner);
         long(py, move || {
-            let group = lock(&inner.0).take();
+            let group = lock(&inner.group).take();
             group.map_or(Ok(()), peerlane::Group::close)
         })
     }
 
-    /// Gives the group up without the other ranks, which lose this rank unless it is closed.
+    /// Gives the group up without the other ranks, which lose this rank unless it is closed. It does not wait for a call that Ctrl-C has left.
     fn abandon(&self) {
-        drop_detached(lock(&self.inner.0).take());
+        self.inner.is_abandoned.store(true, Ordering::Relaxed);
+        if let Ok(mut group) = self.inner.group.try_lock() {
+            drop_detached(group.take());
+        }
     }
 
     /// Opens a window of zeroed memory of `nbytes` bytes on every rank.
@@ -290,8 +306,16 @@ impl Group {
 
     /// Gives the memory of a window back on every rank.
     fn release(&self, py: Python<'_>, window: &Window) -> PyResult<()> {
+        let views = Arc::strong_count(&window.views) - 1;
+        if views > 0 {
+            return Err(invalid_argument(format!(
+                "{views} arrays or tensors of the window are in use; delete them before it is released"
+            )));
+        }
         let window = lock(&window.window).take();
-        let window = window.ok_or_else(|| invalid_argument("the window was released"))?;
+        let window = window.ok_or_else(|| {
+            invalid_argument("the window was released, or its release has failed")
+        })?;
         self.long(py, move |group| group.release(window))
     }
 
@@ -366,6 +390,8 @@ pub(crate) struct Window {
     #[pyo3(get)]
     nbytes: usize,
     device: (i32, i32),
+    /// Counts the views of the memory.
+    views: Arc<()>,
 }
 
 impl Window {
@@ -397,9 +423,17 @@ impl Window {
         let window = this.cast()?;
         let memory = window.memory(begin..begin.saturating_add(nbytes));
         let memory = memory.map_err(|error| raised(&error))?;
-        let owner = slf.clone().into_any().unbind();
+        let owner = View { _window: slf.clone().unbind(), _count: Arc::clone(&this.views) };
+        let owner = Py::new(slf.py(), owner)?.into_any();
         Ok(Memory::within(&memory.into(), memory::dtype(dtype)?, this.device, owner))
     }
+}
+
+/// What a view of a window keeps.
+#[pyclass(frozen)]
+struct View {
+    _window: Py<Window>,
+    _count: Arc<()>,
 }
 
 /// The process through which ranks find each other.

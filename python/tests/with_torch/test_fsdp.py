@@ -13,6 +13,7 @@ import torch.distributed as dist
 from test_torch import with_gloo
 
 STEPS = 20
+BACKENDS = {"cpu": {"backend": "host"}, "cuda": {"backend": "cuda", "device": 0}}
 
 
 class Unused(torch.nn.Module):
@@ -33,23 +34,23 @@ class Unused(torch.nn.Module):
         return self.head(x)
 
 
-def train(mode, precision=None, reshard=True):
+def train(mode, precision=None, reshard=True, device="cpu"):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     import peerlane.fsdp
 
     torch.manual_seed(0)
-    model = Unused()
+    model = Unused().to(device)
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32) if precision else MixedPrecisionPolicy()
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = dist.device_mesh.init_device_mesh(device, (dist.get_world_size(),))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    gather = peerlane.fsdp.enable(model, reduce_scatter=mode == "both") if mode else None
+    gather = peerlane.fsdp.enable(model, reduce_scatter=mode == "both", **BACKENDS[device]) if mode else None
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
     random = torch.Generator().manual_seed(5 + dist.get_rank())
     for _ in range(STEPS):
-        x = torch.randn(2, 6, 32, generator=random)
+        x = torch.randn(2, 6, 32, generator=random).to(device)
         loss = model(x).float().square().mean()
         loss.backward()
         optimizer.step()

@@ -1,0 +1,151 @@
+"""Ranks that share one GPU: bits, streams, graphs, FSDP2, and that no kernel gathers. Skipped without a GPU."""
+
+import pytest
+
+import peerlane
+
+pytest.importorskip("torch")
+
+import torch
+from test_fsdp import STEPS, train
+from test_torch import random, with_gloo
+
+import peerlane.torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA")
+TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int32]
+OPTIONS = {"backend": "cuda", "device": 0, "timeout": 60}
+
+
+def bits(group):
+    torch.cuda.set_device(0)
+    size, rank = group.size, group.rank
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    for dtype in TYPES:
+        for count in (1, 1000, 300_001):
+            expected = torch.cat([random((count,), dtype, each) for each in range(size)])
+            for is_own in (False, True):
+                for stream in streams:
+                    with torch.cuda.stream(stream):
+
+                        def new(count, is_own=is_own, dtype=dtype):
+                            if is_own:
+                                return peerlane.torch.empty(count, dtype=dtype, group=group)
+                            return torch.empty(count, dtype=dtype, device="cuda")
+
+                        source, output = new(count), new(size * count)
+                        source.copy_(random((count,), dtype, rank))
+                        peerlane.torch.all_gather_into_tensor(output, source, group=group)
+                        assert torch.equal(output.cpu(), expected), (dtype, count, is_own)
+                        output.zero_()
+                        block = output[rank * count : (rank + 1) * count]
+                        block.copy_(source)
+                        work = peerlane.torch.all_gather_into_tensor(output, block, group=group, async_op=True)
+                        work.wait()
+                        assert torch.equal(output.cpu(), expected)
+                        peerlane.torch.broadcast(source, src=size - 1, group=group)
+                        assert torch.equal(source.cpu(), random((count,), dtype, size - 1))
+                        wide, swapped = new(size * count), new(size * count)
+                        wide.copy_(random((size * count,), dtype, rank))
+                        peerlane.torch.all_to_all_single(swapped, wide, group=group)
+                        rows = [random((size * count,), dtype, each)[rank * count : (rank + 1) * count] for each in range(size)]
+                        assert torch.equal(swapped.cpu(), torch.cat(rows))
+                        peerlane.torch.reduce_scatter_tensor(block, wide, group=group)
+                        total = random((size * count,), dtype, 0)
+                        for each in range(1, size):
+                            total += random((size * count,), dtype, each)
+                        assert torch.equal(block.cpu(), total[rank * count : (rank + 1) * count])
+                        peerlane.torch.all_reduce(wide, group=group)
+                        assert torch.equal(wide.cpu(), total)
+    group.check()
+    with pytest.raises(peerlane.InvalidArgument, match="is on the CPU, expected GPU 0 of CUDA"):
+        peerlane.torch.all_reduce(torch.zeros(3), group=group)
+
+
+def test_bits_are_equal():
+    peerlane.spawn(bits, 2, **OPTIONS)
+
+
+def graphs(group):
+    torch.cuda.set_device(0)
+    size, rank = group.size, group.rank
+    source = peerlane.torch.empty(1000, dtype=torch.float32, group=group)
+    output = peerlane.torch.empty(1000 * size, dtype=torch.float32, group=group)
+    other = torch.empty(1000 * size, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        source.add_(1)
+        peerlane.torch.all_gather_into_tensor(output, source, group=group)
+        peerlane.torch.all_gather_into_tensor(other, source, group=group)
+    source.fill_(10 * rank)
+    for replay in range(1, 21):
+        graph.replay()
+        expected = torch.repeat_interleave(10.0 * torch.arange(size) + replay, 1000)
+        assert torch.equal(output.cpu(), expected) and torch.equal(other.cpu(), expected)
+    group.check()
+    group.barrier()
+
+
+def test_replays_of_a_graph():
+    peerlane.spawn(graphs, 2, **OPTIONS)
+
+
+def kernels(group):
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.set_device(0)
+    output = peerlane.torch.empty(group.size << 20, dtype=torch.float32, group=group)
+    block = output[group.rank << 20 : (group.rank + 1) << 20]
+    peerlane.torch.all_gather_into_tensor(output, block, group=group)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(5):
+            peerlane.torch.all_gather_into_tensor(output, block, group=group)
+        torch.cuda.synchronize()
+    names = sorted({event.name for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA})
+    print(f"rank {group.rank}: the device executed {names}")
+    assert all("emcpy" in name or "emset" in name or "ynchron" in name or "vent" in name for name in names), names
+    return names
+
+
+def test_no_kernel_gathers():
+    names = peerlane.spawn(kernels, 2, **OPTIONS)
+    assert any("emcpy" in name for name in names[0]), names
+
+
+def equal_losses(precision):
+    torch.cuda.set_device(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    expected, _, _ = train(None, precision, device="cuda")
+    losses, report, _ = train("gather", precision, device="cuda")
+    assert losses == expected and len(set(losses)) == STEPS, (losses, expected)
+    assert report["calls"] >= STEPS * 3 and not report["fallbacks"] and report["group"]["calls_with_copies"] == 0, report
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_losses_of_fsdp_are_equal(precision):
+    peerlane.spawn(with_gloo, 2, equal_losses, precision)
+
+
+def lost(group):
+    import os
+    import signal
+
+    torch.cuda.set_device(0)
+    output = peerlane.torch.empty(1000 * group.size, group=group)
+    block = output[1000 * group.rank : 1000 * (group.rank + 1)]
+    peerlane.torch.all_gather_into_tensor(output, block, group=group)
+    torch.cuda.synchronize()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(peerlane.PeerLost) as caught:
+        for _ in range(1000):
+            peerlane.torch.all_gather_into_tensor(output, block, group=group)
+            torch.cuda.synchronize()
+    assert caught.value.rank == 1
+    group.abandon()
+
+
+def test_a_lost_rank_is_named():
+    with pytest.raises(peerlane.Error, match="status -9"):
+        peerlane.spawn(lost, 2, **OPTIONS)
