@@ -132,7 +132,10 @@ def ways(options, device):
         zero = dist.new_group(backend="nccl", pg_options=policy, device_id=device)
         found["zero-CTA policy"] = FromProcessGroup(zero, device)
     backend = {"backend": "cuda", "device": device.index} if device.type == "cuda" else {"backend": "host"}
-    found["Peerlane"] = peerlane.fsdp.AllGather(peerlane.torch.group_of(**backend))
+    group = peerlane.torch.group_of(**backend)
+    if options.reserve:
+        group.reserve(options.reserve << 20)
+    found["Peerlane"] = peerlane.fsdp.AllGather(group)
     return found
 
 
@@ -218,6 +221,7 @@ def main():
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--compare", action="store_true", help="take turns with PyTorch's ways")
     parser.add_argument("--check-steps", type=int, default=5, help="deterministic steps whose losses are compared")
+    parser.add_argument("--reserve", type=int, default=0, metavar="MIB", help="memory that Peerlane takes in advance")
     parser.add_argument("--json", help="write the results to a file")
     options = parser.parse_args()
     rank = int(os.environ["RANK"])

@@ -20,10 +20,9 @@ class Block:
     def __init__(self, arena: Arena, number: int, window: _native.Window, begin: int, nbytes: int):
         self.arena, self.number, self.window, self.begin, self.nbytes = arena, number, window, begin, nbytes
 
-    @property
-    def memory(self) -> _native.Memory:
-        address = self.window.address + self.begin
-        return _native.Memory(address, self.nbytes, "u8", self.arena.device, self)
+    def memory(self, dtype: str) -> _native.Memory:
+        """Returns the memory as elements of a type."""
+        return _native.Memory(self.window.address + self.begin, self.nbytes, dtype, self.arena.device, self)
 
     def __del__(self):
         self.arena.freed.append(self.number)
@@ -32,8 +31,8 @@ class Block:
 class Arena:
     """Allocates blocks at places that are equal on all ranks, without a message for most of them.
 
-    All ranks allocate the same sizes in the same order. They free at different times, so a block that is free here is used
-    again only when the ranks have told each other that it is free on all of them. They do so when there is no other room.
+    All ranks allocate the same sizes in the same order. They free at different times, so a block that is free here is used again only when the ranks have
+    told each other that it is free on all of them. They begin to do so when the next block would not fit, and wait for it when it does not.
     """
 
     def __init__(self, group: _native.Group):
@@ -51,6 +50,7 @@ class Arena:
         self.freed: list[int] = []
         # The number of ranks that have freed a block.
         self.freed_by: dict[int, int] = {}
+        self.exchange: _native.Exchange | None = None
         self.exchanges = 0
         self.lock = threading.RLock()
 
@@ -59,23 +59,31 @@ class Arena:
         with self.lock:
             taken = max(nbytes, 1) + -max(nbytes, 1) % _ALIGNMENT
             found = self._take(taken)
+            if found is None and self.exchange is not None:
+                self.settled()
+                found = self._take(taken)
             if found is None and self.blocks:
-                self._exchange_freed()
+                self._begin_exchange()
+                self.settled()
                 found = self._take(taken)
             if found is None:
                 total = sum(window.nbytes for window in self.windows)
-                self.reserve(max(2 * taken, min(total, _GROWTH_BYTES_MAX), _WINDOW_BYTES_MIN))
+                self.reserve(
+                    max(2 * taken, min(total, _GROWTH_BYTES_MAX), _WINDOW_BYTES_MIN) if total else max(4 * taken, _WINDOW_BYTES_MIN)
+                )
                 found = self._take(taken)
             index, begin = found
             number, self.count = self.count, self.count + 1
             self.blocks[number] = (index, begin, begin + taken, nbytes)
             window = self.windows[index]
             self.places[window.address + begin, nbytes] = window, begin
+            if self.exchange is None and not any(end - begin >= taken for ranges in self.free for begin, end in ranges):
+                self._begin_exchange()
             return Block(self, number, window, begin, nbytes)
 
     def reserve(self, nbytes: int) -> None:
         """Opens one more window. Collective."""
-        window = self.group.allocate_window(nbytes + -nbytes % _ALIGNMENT)
+        window = self.settled().allocate_window(nbytes + -nbytes % _ALIGNMENT)
         self.windows.append(window)
         self.free.append([(0, window.nbytes)])
 
@@ -85,6 +93,21 @@ class Arena:
         A part of a block can be another part on another rank, so its place is not used.
         """
         return self.places.get((address, nbytes))
+
+    def settled(self) -> _native.Group:
+        """Returns the group for a call that all ranks make together, after the exchange in progress, whose blocks become free."""
+        with self.lock:
+            exchange, self.exchange = self.exchange, None
+            if exchange is not None:
+                for theirs in exchange.wait():
+                    for number in array("Q", theirs):
+                        self.freed_by[number] = self.freed_by.get(number, 0) + 1
+                for number in sorted(n for n, ranks in self.freed_by.items() if ranks == self.group.ranks):
+                    del self.freed_by[number]
+                    index, begin, end, nbytes = self.blocks.pop(number)
+                    del self.places[self.windows[index].address + begin, nbytes]
+                    self.free[index] = _joined(sorted([*self.free[index], (begin, end)]))
+            return self.group
 
     def report(self) -> dict:
         """Returns the bytes of the arena and how often ranks told each other what they have freed."""
@@ -99,18 +122,11 @@ class Arena:
                     return index, begin
         return None
 
-    def _exchange_freed(self) -> None:
+    def _begin_exchange(self) -> None:
         self.exchanges += 1
         count = len(self.freed)
         mine, self.freed[:count] = array("Q", self.freed[:count]), []
-        for theirs in self.group.exchange(mine.tobytes()):
-            for number in array("Q", theirs):
-                self.freed_by[number] = self.freed_by.get(number, 0) + 1
-        for number in sorted(n for n, ranks in self.freed_by.items() if ranks == self.group.ranks):
-            del self.freed_by[number]
-            index, begin, end, nbytes = self.blocks.pop(number)
-            del self.places[self.windows[index].address + begin, nbytes]
-            self.free[index] = _joined(sorted([*self.free[index], (begin, end)]))
+        self.exchange = self.group.begin_exchange(mine.tobytes())
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -158,7 +158,7 @@ class Collectives:
         if isinstance(count, tuple):
             # The other ranks do not know the sizes of this one, so the blocks are in rows that are long enough for all.
             longest = max(*count[0], *count[1]).to_bytes(8, "little")
-            longest = max(int.from_bytes(theirs, "little") for theirs in self.group.exchange(longest))
+            longest = max(int.from_bytes(theirs, "little") for theirs in self.arena.settled().exchange(longest))
             self._use_scratch(start, ranks * longest * size, ranks * longest * size, True, True)
             start.pitch = self.scratch.nbytes // (2 * ranks * size)
             start.input, start.output = (self.scratch, ranks * start.pitch * size), (self.scratch, 0)
@@ -221,10 +221,10 @@ class Collectives:
                 for key in [key for key in self.operations if id(old) in key]:
                     self.operations.pop(key).drop()
                 self.scratch = None
-                self.group.release(old)
+                self.arena.settled().release(old)
             nbytes = max(nbytes, 2 * old.nbytes)
         nbytes = max(nbytes, 1 << 16)
-        self.scratch = self.group.allocate_window(nbytes + -nbytes % 512)
+        self.scratch = self.arena.settled().allocate_window(nbytes + -nbytes % 512)
 
     def operation(self, start: Start, root: int, reduction: str, capturable: bool = False) -> _native.Operation:
         """Returns the prepared operation of a start, with its size and places set."""
@@ -259,7 +259,7 @@ class Collectives:
             options |= {"reduction": reduction, "output": places[1]}
             if not start.is_in_place:
                 options["input"] = places[0]
-            return self.group.prepare(start.collective, start.dtype, start.count, **options)
+            return self.arena.settled().prepare(start.collective, start.dtype, start.count, **options)
         # The largest operation that its windows can hold, so that one operation serves all sizes and places.
         takes, gives = {"all-gather": (1, ranks), "broadcast": (1, 1), "all-to-all": (ranks, ranks), "gather": (1, ranks),
                         "scatter": (ranks, 1)}[start.collective]  # fmt: skip
@@ -279,7 +279,7 @@ class Collectives:
         options["output"] = (windows[1], 0)
         if begin is not None:
             options["input"] = (windows[0], begin)
-        return self.group.prepare(start.collective, start.dtype, count, resizable=True, check_starts=True, **options)
+        return self.arena.settled().prepare(start.collective, start.dtype, count, resizable=True, check_starts=True, **options)
 
     def _start(self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str) -> Future:
         self.finish()

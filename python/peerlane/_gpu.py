@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 from peerlane import _native
@@ -53,7 +54,7 @@ class Streams:
     ) -> StreamFuture | None:
         """Enqueues a start with the copies before and after it; on a stream of its own unless `wait` is set."""
         torch, calls = self.torch, self.calls
-        caller = torch.cuda.current_stream(self.device)
+        current = caller = torch.cuda.current_stream(self.device)
         if stream is not None:
             is_torch = isinstance(stream, torch.cuda.Stream)
             caller = stream if is_torch else torch.cuda.ExternalStream(stream_handle(stream), self.device)
@@ -64,9 +65,9 @@ class Streams:
                 self.side = torch.cuda.Stream(self.device)
             used = self.side
             used.wait_stream(caller)
-        with torch.cuda.stream(used):
-            planned = calls.plan(collective, source, target, count, root)
-            before, after = planned.copies_in(), planned.copies_out()
+        planned = calls.plan(collective, source, target, count, root)
+        before, after = planned.copies_in(), planned.copies_out()
+        with nullcontext() if used is current else torch.cuda.stream(used):
             operation = calls.operation(planned, root, reduction, torch.cuda.is_current_stream_capturing())
             if (before or after) and self.last_copies is not None and self.last_copies[0] != used.cuda_stream:
                 used.wait_event(self.last_copies[1])
@@ -75,10 +76,10 @@ class Streams:
             operation.start_on(used.cuda_stream)
             for copy in after:
                 self._copy(*copy)
-            if before or after or not wait:
-                event = used.record_event()
-                if before or after:
-                    self.last_copies = (used.cuda_stream, event)
+        if before or after or not wait:
+            event = used.record_event()
+            if before or after:
+                self.last_copies = (used.cuda_stream, event)
         if wait:
             if used is not caller:
                 caller.wait_stream(used)

@@ -170,7 +170,7 @@ class Group:
     def barrier(self) -> None:
         """Waits until all ranks have called it. Collective."""
         self._calls.finish()
-        self._native.barrier()
+        self._calls.arena.settled().barrier()
 
     def check(self) -> None:
         """Raises the error with which the group has ended, if it has. It does not wait."""
@@ -178,16 +178,16 @@ class Group:
 
     def exchange(self, data: bytes) -> list[bytes]:
         """Sends `data` to every rank and returns what each rank sent, in rank order. Collective, for small control messages."""
-        return self._native.exchange(data)
+        return self._calls.arena.settled().exchange(data)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """Forms groups of the ranks with the same color, ordered by key and then by rank. Collective. None gets no group."""
-        part = self._native.split(color, key)
+        part = self._calls.arena.settled().split(color, key)
         return None if part is None else Group(part)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         """Forms a group of a list of ranks, in its order. Collective: every rank gives the list of its own group."""
-        return Group(self._native.subgroup(list(ranks)))
+        return Group(self._calls.arena.settled().subgroup(list(ranks)))
 
     def shrink(self) -> Group:
         """Opens a group of the remaining ranks after a rank was lost. Every remaining rank calls it."""
@@ -199,7 +199,7 @@ class Group:
             self._calls.finish()
             self.is_closed = True
             self._calls.clear()
-            self._native.close()
+            self._calls.arena.settled().close()
 
     def abandon(self) -> None:
         """Leaves the group without the other ranks, which lose this rank."""
@@ -223,7 +223,7 @@ class Group:
         Raises `Mismatch` with the rank and the option that differs between ranks, and `InvalidArgument`.
         """
         counts = count if isinstance(count, int | tuple) else list(count)
-        native = self._native.prepare(
+        native = self._calls.arena.settled().prepare(
             collective, dtype_name(dtype), counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
             in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict, timeout=timeout,
             input=input and (input[0]._native, input[1]), output=output and (output[0]._native, output[1]),
@@ -232,7 +232,7 @@ class Group:
 
     def window(self, nbytes: int) -> Window:
         """Allocates a window of zeroed memory of `nbytes` bytes on every rank: device memory if the group uses GPUs. Collective."""
-        return Window(self._native.allocate_window(nbytes))
+        return Window(self._calls.arena.settled().allocate_window(nbytes))
 
     def window_over(self, array: Any) -> Window:
         """Opens a window over memory of the caller, such as a tensor that `cudaMalloc` has allocated, of equal size on every rank. Collective.
@@ -243,14 +243,14 @@ class Group:
         from peerlane._arrays import view
 
         seen = view("array", array)
-        return Window(self._native.window_over(seen.address, seen.nbytes), array)
+        return Window(self._calls.arena.settled().window_over(seen.address, seen.nbytes), array)
 
     def release(self, window: Window) -> None:
         """Gives the memory of a window back on every rank. Collective.
 
         Before, drop its operations on all ranks, and delete the arrays and tensors over it. If it fails, the memory stays in use until the group is closed.
         """
-        self._native.release(window._native)
+        self._calls.arena.settled().release(window._native)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "f32") -> Any:
         """Allocates an array at equal places on all ranks, so that collectives need no copy. Collective: every rank allocates alike.
@@ -267,7 +267,7 @@ class Group:
         shape, name = (shape,) if isinstance(shape, int) else tuple(shape), dtype_name(dtype)
         dtype = numpy.dtype(NUMPY_NAMES[name])
         block = self._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
-        return numpy.frombuffer(block.memory, dtype, math.prod(shape)).reshape(shape)
+        return numpy.frombuffer(block.memory("u8"), dtype, math.prod(shape)).reshape(shape)
 
     def reserve(self, nbytes: int) -> None:
         """Takes memory for `empty` in advance. Collective."""

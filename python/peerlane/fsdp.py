@@ -55,11 +55,19 @@ class _Hook:
     def __init__(self, group: Group, process_group: Any):
         self.group, self.ranks = group, dist.get_process_group_ranks(process_group or dist.group.WORLD)
         self.calls = 0
+        # Why Peerlane cannot serve a process group on a kind of device, or None, by group and kind.
+        self.reasons: dict[tuple[Any, str], str | None] = {}
         # Calls that PyTorch has served, by reason.
         self.fallbacks: Counter[str] = Counter()
 
     def reason(self, process_group: Any, tensor: torch.Tensor) -> str | None:
         """Returns why Peerlane cannot serve a call, equal on all ranks."""
+        key = (process_group, tensor.device.type)
+        if key not in self.reasons:
+            self.reasons[key] = self._reason(process_group, tensor)
+        return self.reasons[key]
+
+    def _reason(self, process_group: Any, tensor: torch.Tensor) -> str | None:
         if (ranks := dist.get_process_group_ranks(process_group)) != self.ranks:
             return f"the module is sharded over the ranks {ranks}, and the group has {self.ranks}"
         kind, expected = tensor.device.type, self.group._native.memory_device

@@ -32,6 +32,7 @@ except ImportError as error:
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
     raise Unavailable(f"PyTorch is {torch.__version__}, expected {_OLDEST[0]}.{_OLDEST[1]} or newer: pip install --upgrade torch")
 
+_DLPACK = {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8}
 # The groups of process groups by name, with the options that opened them.
 _groups: dict[str, tuple[Group, dict]] = {}
 
@@ -90,9 +91,10 @@ def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
     """
     shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     dtype = _dtype(dtype)
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = _group(group)._calls.arena.allocate(nbytes).memory
-    return torch.from_dlpack(memory)[:nbytes].view(dtype).view(shape)
+    block = _group(group)._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
+    tensor = torch.from_dlpack(block.memory(dtype_name(dtype) if dtype in _DLPACK else "u8"))
+    tensor = tensor if tensor.dtype == dtype else tensor.view(dtype)
+    return tensor if len(shape) == 1 else tensor.view(shape)
 
 
 def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:

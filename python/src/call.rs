@@ -1,6 +1,6 @@
 //! What every call does: errors become exceptions, and a wait is detached from the interpreter and ends at Ctrl-C.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -43,11 +43,13 @@ pub(crate) fn short<R: Send>(
     .map_err(|error| raised(&error))
 }
 
-/// Makes a call that can wait for other ranks on a thread, so that Ctrl-C ends it. The call itself then goes on up to its deadline.
-pub(crate) fn long<R: Send + 'static>(
-    py: Python<'_>,
+/// A call that runs on a thread of its own.
+pub(crate) struct Running<R>(Mutex<Receiver<Result<R, Error>>>);
+
+/// Begins a call that can wait for other ranks.
+pub(crate) fn begin<R: Send + 'static>(
     body: impl FnOnce() -> Result<R, Error> + Send + 'static,
-) -> PyResult<R> {
+) -> PyResult<Running<R>> {
     check_process().map_err(|error| raised(&error))?;
     let (sender, receiver) = channel();
     let thread = std::thread::Builder::new().name("peerlane call".to_owned());
@@ -58,17 +60,31 @@ pub(crate) fn long<R: Send + 'static>(
     spawned.map_err(|error| {
         raised(&Error::new(ErrorKind::OutOfMemory, format!("cannot start a thread: {error}")))
     })?;
-    let receiver = Mutex::new(receiver);
-    loop {
-        match py.detach(|| lock(&receiver).recv_timeout(SIGNALS)) {
-            Ok(result) => return result.map_err(|error| raised(&error)),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                let text = "a bug of Peerlane: the call panicked, see the text above";
-                return Err(raised(&Error::new(ErrorKind::Other, text)));
+    Ok(Running(Mutex::new(receiver)))
+}
+
+impl<R: Send> Running<R> {
+    /// Waits for the call. Ctrl-C ends the wait; the call then goes on up to its deadline.
+    pub(crate) fn wait(&self, py: Python<'_>) -> PyResult<R> {
+        loop {
+            match py.detach(|| lock(&self.0).recv_timeout(SIGNALS)) {
+                Ok(result) => return result.map_err(|error| raised(&error)),
+                Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    let text = "a bug of Peerlane: the call panicked, see the text above";
+                    return Err(raised(&Error::new(ErrorKind::Other, text)));
+                }
             }
         }
     }
+}
+
+/// Makes a call that can wait for other ranks on a thread, so that Ctrl-C ends the wait.
+pub(crate) fn long<R: Send + 'static>(
+    py: Python<'_>,
+    body: impl FnOnce() -> Result<R, Error> + Send + 'static,
+) -> PyResult<R> {
+    begin(body)?.wait(py)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -16,7 +16,9 @@ use peerlane_bindings::Request;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::call::{drop_detached, invalid, invalid_argument, lock, long, raised, seconds, short};
+use crate::call::{
+    Running, begin, drop_detached, invalid, invalid_argument, lock, long, raised, seconds, short,
+};
 use crate::memory::{self, Memory};
 use crate::operation::Operation;
 
@@ -242,6 +244,12 @@ impl Group {
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
+    /// Begins to gather bytes of every rank. No other call that ranks make together may be made before its `wait`.
+    fn begin_exchange(&self, data: Vec<u8>) -> PyResult<Exchange> {
+        let inner = Arc::clone(&self.inner);
+        begin(move || inner.with(|group| group.exchange(&data))).map(Exchange)
+    }
+
     /// Raises the error with which the group has ended, if it has. It does not wait.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         short(py, || self.end.check())
@@ -376,6 +384,18 @@ impl Group {
         let this = slf.get();
         let prepared = this.long(slf.py(), move |group| request.prepare(group))?;
         Ok(Operation::new(prepared, dtype, this.backend, this.device))
+    }
+}
+
+/// An exchange of bytes between all ranks in progress.
+#[pyclass(frozen)]
+pub(crate) struct Exchange(Running<Vec<Vec<u8>>>);
+
+#[pymethods]
+impl Exchange {
+    /// Waits for the bytes of every rank.
+    fn wait<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        Ok(self.0.wait(py)?.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 }
 
