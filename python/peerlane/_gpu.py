@@ -95,7 +95,7 @@ class Streams:
     def _copy(self, to: int, begin: int, nbytes: int) -> None:
         if nbytes:
             device = self.calls.group.memory_device
-            ends = (self.torch.from_dlpack(_native.Memory(address, nbytes, "u8", device, None)) for address in (to, begin))
+            ends = (self.torch.from_dlpack(_native.Memory(address, nbytes, "u8", device, None).__dlpack__()) for address in (to, begin))
             destination, source = ends
             destination.copy_(source, non_blocking=True)
 

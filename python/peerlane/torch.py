@@ -92,7 +92,8 @@ def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
     shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     dtype = _dtype(dtype)
     block = _group(group)._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
-    tensor = torch.from_dlpack(block.memory(dtype_name(dtype) if dtype in _DLPACK else "u8"))
+    # A capsule, because of an object PyTorch asks for a synchronisation of streams.
+    tensor = torch.from_dlpack(block.memory(dtype_name(dtype) if dtype in _DLPACK else "u8").__dlpack__())
     tensor = tensor if tensor.dtype == dtype else tensor.view(dtype)
     return tensor if len(shape) == 1 else tensor.view(shape)
 
