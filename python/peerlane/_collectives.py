@@ -10,10 +10,11 @@ from typing import Any
 from peerlane import _native
 from peerlane._arena import Arena
 from peerlane._arrays import CPU, ITEMSIZE, View, view
-from peerlane._errors import InvalidArgument
+from peerlane._errors import InvalidArgument, of_native
 from peerlane._group import Future
 
 _OPERATIONS_MAX = 64
+_SIZES_MAX = 4096
 _REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
 
 Place = tuple[_native.Window, int]
@@ -37,6 +38,9 @@ class Collectives:
         self.open: Future | None = None
         self.is_cpu = group.memory_device == CPU
         self.streams: Any = None
+        # The host compares the sizes of starts while it waits. Of starts on a stream, sizes are compared when they are first used.
+        self.compares_sizes = not self.is_cpu
+        self.sizes: OrderedDict[tuple, None] = OrderedDict()
 
     def call(self, collective: str, input: Any, output: Any, *, counts: Sequence[int] | None = None,
              splits: tuple[Sequence[int], Sequence[int]] | None = None, root: int = 0, reduction: str = "sum", stream: Any = None,
@@ -248,9 +252,25 @@ class Collectives:
             if len(self.operations) > _OPERATIONS_MAX:
                 self.operations.popitem(last=False)[1].drop()
         if start.collective not in _REDUCTIONS:
+            if self.compares_sizes:
+                self._compare_size((*names[:3], root, str(start.count), start.pitch is not None))
             input, output = (place and place[1] for place in places)
             found.resize(start.count, None if start.is_in_place else input, output)
         return found
+
+    def _compare_size(self, size: tuple) -> None:
+        if size in self.sizes:
+            self.sizes.move_to_end(size)
+            return
+        # With splits, every rank has sizes of its own.
+        mine = repr(size[:4] if size[-1] else size[:5])
+        for rank, theirs in enumerate(self.arena.settled().exchange(mine.encode())):
+            if theirs.decode() != mine:
+                text = f"ranks disagree: rank {rank} gave collective, type, in place, root and elements of a block {theirs.decode()}, this rank {mine}"
+                raise of_native("mismatch", text, rank)
+        self.sizes[size] = None
+        if len(self.sizes) > _SIZES_MAX:
+            self.sizes.popitem(last=False)
 
     def _prepare(self, start: Start, places: list, root: int, reduction: str, capturable: bool) -> _native.Operation:
         options: dict[str, Any] = {"root": root, "in_place": start.is_in_place, "capturable": capturable}

@@ -1,5 +1,6 @@
 """Bad input, lost ranks, Ctrl-C, forks and the end of the interpreter."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -90,6 +91,48 @@ def different_on_ranks(group):
 
 def test_ranks_that_differ_are_named():
     peerlane.spawn(different_on_ranks, 2, timeout=5)
+
+
+def different_sizes_on_a_stream(group):
+    # As on a GPU, where the host does not read the flags of a start.
+    group._calls.compares_sizes = True
+    for _ in range(2):
+        group.all_gather(numpy.zeros(3, "int8"), numpy.zeros(6, "int8"))
+    assert len(group._calls.sizes) == 1
+    count = 4 + group.rank
+    with pytest.raises(peerlane.Mismatch, match=f"rank {1 - group.rank} gave .*'{5 - group.rank}'") as caught:
+        group.all_gather(numpy.zeros(count, "int8"), numpy.zeros(2 * count, "int8"))
+    assert caught.value.rank == 1 - group.rank
+    group.all_gather(numpy.zeros(3, "int8"), numpy.zeros(6, "int8"))
+
+
+def test_sizes_are_compared_when_they_are_first_used():
+    peerlane.spawn(different_sizes_on_a_stream, 2)
+
+
+def missing_torch():
+    import sys
+
+    sys.modules["torch"] = None
+    with pytest.raises(peerlane.Unavailable, match="pip install torch"):
+        importlib.import_module("peerlane.torch")
+
+
+def old_torch():
+    import sys
+    import types
+
+    sys.modules["torch"] = types.ModuleType("torch")
+    sys.modules["torch"].__version__ = "2.1.0+cpu"
+    sys.modules["torch.distributed"] = sys.modules["torch"].distributed = types.ModuleType("torch.distributed")
+    with pytest.raises(peerlane.Unavailable, match=r"PyTorch is 2\.1\.0\+cpu, expected 2\.8 or newer"):
+        importlib.import_module("peerlane.torch")
+
+
+@pytest.mark.parametrize("program", ["missing_torch", "old_torch"])
+def test_pytorch_that_is_missing_or_too_old(program):
+    ended = run(f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_errors; test_errors.{program}()")
+    assert ended.returncode == 0, ended.stderr
 
 
 def a_lost_rank(group):

@@ -31,6 +31,7 @@ pub(super) fn run(options: &Options) -> Outcome {
     let tools = folders.environment("tools", &TOOLS)?;
     folders.check(&tools)?;
     let wheel = folders.wheel(&tools, false)?;
+    folders.run_first_page(&wheel)?;
     folders.test(&tools, &wheel, &["tests"])?;
     if options.torch {
         let torch = folders.environment("torch", &TORCH)?;
@@ -119,6 +120,25 @@ impl Folders {
         process::run(maturin.env("CARGO_TARGET_DIR", &self.target))?;
         let wheel = std::fs::read_dir(&wheels)?.next().ok_or("maturin has built no wheel")??;
         Ok(wheel.path())
+    }
+
+    /// Installs the wheel into an empty environment, and runs the first program of its page in the book.
+    fn run_first_page(&self, wheel: &Path) -> Outcome {
+        let folder = self.target.join("empty");
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder)?;
+        }
+        let wheel = wheel.to_str().ok_or("the path of the wheel is not UTF-8")?;
+        let programs = self.environment("empty", &[wheel])?;
+        let page = std::fs::read_to_string(self.package.join("../docs/book/uses/python.md"))?;
+        let program = page.split("```python\n").nth(1).and_then(|rest| rest.split("```").next());
+        let file = folder.join("first.py");
+        std::fs::write(&file, program.ok_or("the page has no program")?)?;
+        let printed = process::output(Command::new(programs.join("python")).arg(file))?;
+        match printed.trim() {
+            "[0.0, 1.0, 2.0, 3.0]" => Ok(()),
+            other => Err(format!("the first program of the page printed {other}").into()),
+        }
     }
 
     fn test(&self, environment: &Path, wheel: &Path, tests: &[&str]) -> Outcome {
