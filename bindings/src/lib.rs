@@ -1,4 +1,4 @@
-//! What the C library and the Python package share: operations of any element type, reports as JSON, and the detection of forks.
+//! Serves the C library and the Python package: operations of any element type, reports as JSON, and the detection of forks.
 
 mod fork;
 mod operation;

@@ -40,9 +40,9 @@ def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int = 1, secret:
     Without `hub`, rank, size and address come from the environment of the launcher (torchrun, mpirun, srun); without a launcher the group has one rank.
     `hub` is the address of a `Hub`, such as "10.0.0.1:29501", with `rank`, `ranks` and, between hosts, the hub's `secret`; rank 0 can give the `Hub` itself,
     which then lives as long as the group. `backend` and `network` are "host", "cuda", "rocm" or "rdma"; by default the best ones. `device` is the number of the GPU. `timeout` is
-    the longest wait for a rank in seconds (30), `start_timeout` that for the start of all ranks (120). `strict` makes fallbacks errors.
+    the longest wait for a rank in seconds (30), also of calls such as `prepare`, `start_timeout` that for the start of all ranks (120). `strict` makes fallbacks errors.
 
-    Raises `Timeout` or `PeerLost` with the rank that is missing, `Mismatch`, `Unavailable` with what to install.
+    Raises `Timeout` or `PeerLost` with the rank that is missing, `Mismatch`, `InvalidArgument`, `Unavailable` with what to install.
     """
     native = _native.Group.open(
         hub=hub, rank=rank, ranks=ranks, secret=secret, backend=backend, network=network, device=device, timeout=timeout,

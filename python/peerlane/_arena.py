@@ -6,6 +6,7 @@ import threading
 from array import array
 
 from peerlane import _native
+from peerlane._errors import Error
 
 _ALIGNMENT = 512
 _WINDOW_BYTES_MIN = 1 << 20
@@ -32,7 +33,7 @@ class Arena:
     """Allocates blocks at places that are equal on all ranks, without a message for most of them.
 
     All ranks allocate the same sizes in the same order. They free at different times, so a block that is free here is used again only when the ranks have
-    told each other that it is free on all of them. They begin to do so when the next block would not fit, and wait for it when it does not.
+    told each other that it is free on all of them. They begin to do so when another block of the last size would not fit, and wait for each other when a block does not.
     """
 
     def __init__(self, group: _native.Group):
@@ -57,6 +58,7 @@ class Arena:
     def allocate(self, nbytes: int) -> Block:
         """Allocates a block. Collective: every rank allocates the same sizes in the same order."""
         with self.lock:
+            self.group.check()
             taken = max(nbytes, 1) + -max(nbytes, 1) % _ALIGNMENT
             found = self._take(taken)
             if found is None and self.exchange is not None:
@@ -97,9 +99,15 @@ class Arena:
     def settled(self) -> _native.Group:
         """Returns the group for a call that all ranks make together, after the exchange in progress, whose blocks become free."""
         with self.lock:
-            exchange, self.exchange = self.exchange, None
-            if exchange is not None:
-                for theirs in exchange.wait():
+            if self.exchange is not None:
+                try:
+                    freed_by_ranks = self.exchange.wait()
+                except Error:
+                    self.exchange = None
+                    raise
+                # Not after Ctrl-C: the next call waits again.
+                self.exchange = None
+                for theirs in freed_by_ranks:
                     for number in array("Q", theirs):
                         self.freed_by[number] = self.freed_by.get(number, 0) + 1
                 for number in sorted(n for n, ranks in self.freed_by.items() if ranks == self.group.ranks):

@@ -1,4 +1,4 @@
-"""What Peerlane needs to know about arrays and tensors of other libraries."""
+"""Finds the memory, type and device of arrays and tensors of other libraries."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def dtype_name(dtype: Any) -> str:
     """Returns Peerlane's name of a type of Peerlane, PyTorch or NumPy."""
     if isinstance(dtype, str) and dtype in ITEMSIZE:
         return dtype
-    name = _known_name(dtype)
-    if name is None and "numpy" in sys.modules:
-        try:
+    try:
+        name = _known_name(dtype)
+        if name is None and "numpy" in sys.modules:
             name = _known_name(sys.modules["numpy"].dtype(dtype))
-        except TypeError:
-            name = None
+    except TypeError:
+        name = None
     if name is None:
         raise InvalidArgument(f"dtype is {dtype!r}, expected one of {', '.join(ITEMSIZE)}, or such a type of NumPy or PyTorch")
     return name
@@ -46,6 +46,8 @@ def dtype_name(dtype: Any) -> str:
 
 @functools.cache
 def _known_name(dtype: Any) -> str | None:
+    if not getattr(dtype, "isnative", True):  # bytes in another order can be moved only
+        return None
     name = getattr(dtype, "__name__", None) if isinstance(dtype, type) else getattr(dtype, "name", None)
     return _DTYPES.get(str(name or dtype).removeprefix("torch."))
 
@@ -73,7 +75,11 @@ def view(name: str, array: Any) -> View:
         return _view_of_tensor(torch, name, array)
     if isinstance(array, _native.Memory):
         return View(array.address, array.nbytes, array.dtype, tuple(array.device), array)
-    if hasattr(type(array), "__array_interface__"):  # NumPy, whose types of extensions have no buffer
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(array, numpy.generic):
+        text = f"{name} is a {type(array).__name__}, which is a value without memory; expected an array, such as numpy.asarray(x) in a variable"
+        raise InvalidArgument(text)
+    if numpy is not None and isinstance(array, numpy.ndarray):  # whose types of extensions have no buffer
         if not array.flags.c_contiguous:
             raise InvalidArgument(_not_contiguous(name, array.shape, array.strides))
         address, is_readonly = array.__array_interface__["data"]
@@ -89,14 +95,17 @@ def view(name: str, array: Any) -> View:
     if not buffer.c_contiguous:
         raise InvalidArgument(_not_contiguous(name, buffer.shape, buffer.strides))
     address, nbytes, is_readonly = _native.buffer(array)
-    return View(address, nbytes, _FORMATS.get(buffer.format.lstrip("@=<"), buffer.format), CPU, array, is_readonly)
+    # The owner is the buffer, so that the array cannot be resized meanwhile.
+    return View(address, nbytes, _FORMATS.get(buffer.format.lstrip("@=<"), buffer.format), CPU, buffer, is_readonly)
 
 
 def _view_of_tensor(torch: Any, name: str, tensor: Any) -> View:
-    if not tensor.is_contiguous():
-        raise InvalidArgument(_not_contiguous(name, tuple(tensor.shape), tensor.stride()))
     if tensor.layout is not torch.strided:
         raise InvalidArgument(f"{name} has the layout {tensor.layout}, expected a dense tensor")
+    if not tensor.is_contiguous():
+        raise InvalidArgument(_not_contiguous(name, tuple(tensor.shape), tensor.stride()))
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgument(f"{name} is conjugated or negated lazily, expected plain values; call resolve_conj() or resolve_neg() first")
     kind = tensor.device.type
     if kind not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name} is on the device {tensor.device}, expected the CPU or a GPU of CUDA or ROCm")
@@ -104,6 +113,9 @@ def _view_of_tensor(torch: Any, name: str, tensor: Any) -> View:
     if kind == "cuda":
         device = (_ROCM if torch.version.hip else _CUDA, tensor.device.index or 0)
     nbytes = tensor.numel() * tensor.element_size()
+    if nbytes and tensor.data_ptr() == 0:
+        text = f"{name} is a {type(tensor).__name__} without memory of its own, expected a plain tensor; use to_local() of a DTensor"
+        raise InvalidArgument(text)
     return View(tensor.data_ptr(), nbytes, tensor.dtype, device, tensor)
 
 

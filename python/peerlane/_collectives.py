@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ Copy = tuple[int, int, int]
 
 
 class Collectives:
-    """The calls of one group."""
+    """Executes collectives on arrays for one group."""
 
     def __init__(self, group: _native.Group):
         self.group = group
@@ -33,8 +34,8 @@ class Collectives:
         self.hits = self.misses = self.copied = self.calls = 0
         # Memory for arrays that are not in a window: inputs first, then outputs.
         self.scratch: _native.Window | None = None
-        # Memory for copies that graphs use.
-        self.kept_scratch: list[_native.Window] = []
+        # The same for starts that graphs record. The last one is in use; the others belong to earlier graphs.
+        self.captured_scratch: list[_native.Window] = []
         self.open: Future | None = None
         self.is_cpu = group.memory_device == CPU
         self.streams: Any = None
@@ -74,8 +75,10 @@ class Collectives:
 
     def clear(self) -> None:
         """Drops the operations and the memory for copies."""
+        self._await_copies()
         self.operations.clear()
         self.captured.clear()
+        self.captured_scratch.clear()
         self.scratch = None
 
     def report(self) -> dict:
@@ -92,10 +95,12 @@ class Collectives:
             raise InvalidArgument(f"root is {root}, expected a rank below {self.group.ranks}")
         needs_input = collective != "scatter" or rank == root
         needs_output = collective not in ("gather", "reduce") or rank == root
-        source = self._view("input", input) if needs_input else None
-        target = self._view("output", output) if needs_output else None
-        if target is not None and target.is_readonly:
-            raise InvalidArgument("output is read-only, expected an array that can be written")
+        names = ("array", "array") if input is output else ("input", "output")
+        source = self._view(names[0], input) if needs_input else None
+        target = self._view(names[1], output) if needs_output else None
+        writes = collective != "broadcast" or rank != root
+        if target is not None and target.is_readonly and writes:
+            raise InvalidArgument(f"{names[1]} is read-only, expected an array that can be written")
         if source is not None and target is not None and (source.dtype, source.type_name) != (target.dtype, target.type_name):
             found, expected = (seen.type_name or seen.dtype for seen in (target, source))
             raise InvalidArgument(f"output has elements of {found}, expected {expected} as in the input")
@@ -114,7 +119,7 @@ class Collectives:
     def _count(self, collective: str, source: View | None, target: View | None, counts: Any, splits: Any, root: int) -> Any:
         ranks, rank = self.group.ranks, self.group.rank
         if splits is not None:
-            send, receive = (list(lens) for lens in splits)
+            send, receive = ([operator.index(length) for length in lens] for lens in splits)
             if collective != "all-to-all":
                 raise InvalidArgument(f"splits are given, expected none: a {collective} has `counts`")
             for name, lens, seen in (("send", send, source), ("receive", receive, target)):
@@ -125,7 +130,7 @@ class Collectives:
         if counts is not None:
             if collective not in ("all-gather", "gather", "scatter"):
                 raise InvalidArgument(f"counts are given, expected none: blocks of a {collective} have one size")
-            counts = list(counts)
+            counts = [operator.index(count) for count in counts]
             if len(counts) != ranks or min(counts) < 0:
                 raise InvalidArgument(f"counts is {counts}, expected {ranks} numbers, one for each rank")
             blocks, total = counts[rank], sum(counts)
@@ -153,19 +158,19 @@ class Collectives:
         """Returns the window and the byte at which an array begins, or None if it is in no window."""
         return None if seen is None else self.arena.find(seen.address, seen.nbytes)
 
-    def plan(self, collective: str, source: View | None, target: View | None, count: Any, root: int) -> Start:
+    def plan(self, collective: str, source: View | None, target: View | None, count: Any, root: int, is_captured: bool = False) -> Start:
         """Chooses the places of input and output, and which of them are copied. Equal on all ranks."""
         self.calls += 1
         dtype = (source or target).dtype
         size, ranks, rank = ITEMSIZE[dtype], self.group.ranks, self.group.rank
-        start = Start(collective, dtype, count, source, target)
+        start = Start(collective, dtype, count, source, target, is_captured)
         if isinstance(count, tuple):
             # The other ranks do not know the sizes of this one, so the blocks are in rows that are long enough for all.
             longest = max(*count[0], *count[1]).to_bytes(8, "little")
             longest = max(int.from_bytes(theirs, "little") for theirs in self.arena.settled().exchange(longest))
-            self._use_scratch(start, ranks * longest * size, ranks * longest * size, True, True)
-            start.pitch = self.scratch.nbytes // (2 * ranks * size)
-            start.input, start.output = (self.scratch, ranks * start.pitch * size), (self.scratch, 0)
+            scratch = self._use_scratch(start, ranks * longest * size, ranks * longest * size, True, True)
+            start.pitch = scratch.nbytes // (2 * ranks * size)
+            start.input, start.output = (scratch, ranks * start.pitch * size), (scratch, 0)
             return start
         each = count if isinstance(count, list) else [count] * ranks
         total = sum(each) * size
@@ -204,34 +209,46 @@ class Collectives:
             self._use_scratch(start, input_bytes, output_bytes, *needs)
         return start
 
-    def _use_scratch(self, start: Start, input_bytes: int, output_bytes: int, input: bool, output: bool) -> None:
+    def _use_scratch(self, start: Start, input_bytes: int, output_bytes: int, input: bool, output: bool) -> _native.Window:
         """Takes memory for copies of the input, the output or both."""
         self.copied += 1
         output_begin = input_bytes + -input_bytes % 512
-        if self.scratch is None or self.scratch.nbytes < output_begin + output_bytes:
-            self._grow_scratch(output_begin + output_bytes)
+        scratch = self._scratch(output_begin + output_bytes, start.is_captured)
         if input:
-            start.input, start.copies_input = (self.scratch, 0), start.source is not None
+            start.input, start.copies_input = (scratch, 0), start.source is not None
         if output:
-            start.output, start.copies_output = (self.scratch, output_begin), start.target is not None
+            start.output, start.copies_output = (scratch, output_begin), start.target is not None
+        return scratch
 
-    def _grow_scratch(self, nbytes: int) -> None:
-        self.finish()
-        old = self.scratch
+    def _scratch(self, nbytes: int, is_captured: bool) -> _native.Window:
+        old = (self.captured_scratch[-1] if self.captured_scratch else None) if is_captured else self.scratch
         if old is not None:
-            if any(id(old) in key for key in self.captured):
-                self.kept_scratch.append(old)
-            else:
-                for key in [key for key in self.operations if id(old) in key]:
-                    self.operations.pop(key).drop()
-                self.scratch = None
-                self.arena.settled().release(old)
+            if old.nbytes >= nbytes:
+                return old
             nbytes = max(nbytes, 2 * old.nbytes)
         nbytes = max(nbytes, 1 << 16)
+        if is_captured:
+            # Graphs that are replayed later use the old one.
+            self.captured_scratch.append(self.arena.settled().allocate_window(nbytes + -nbytes % 512))
+            return self.captured_scratch[-1]
+        self.finish()
+        if old is not None:
+            self._await_copies()
+            for key in [key for key in self.operations if id(old) in key]:
+                self.operations.pop(key).drop()
+            self.scratch = None
+            self.arena.settled().release(old)
         self.scratch = self.arena.settled().allocate_window(nbytes + -nbytes % 512)
+        return self.scratch
 
-    def operation(self, start: Start, root: int, reduction: str, capturable: bool = False) -> _native.Operation:
+    def _await_copies(self) -> None:
+        """Waits on the host until copies on streams no longer use the memory for them."""
+        if self.streams is not None and self.streams.last_copies is not None:
+            self.streams.last_copies[1].synchronize()
+
+    def operation(self, start: Start, root: int, reduction: str) -> _native.Operation:
         """Returns the prepared operation of a start, with its size and places set."""
+        capturable = start.is_captured
         size = ITEMSIZE[start.dtype]
         places = [place and (place[0], place[1] // size) for place in (start.input, start.output)]
         names = (start.collective, start.dtype, start.is_in_place, capturable, root, *(place and id(place[0]) for place in places))
@@ -306,21 +323,22 @@ class Collectives:
         start = self.plan(collective, source, target, count, root)
         for copy in start.copies_in():
             ctypes.memmove(*copy)
-        operation = self.operation(start, root, reduction)
-        operation.start()
+        prepared = self.operation(start, root, reduction)
+        prepared.start()
 
         def finish() -> None:
             for copy in start.copies_out():
                 ctypes.memmove(*copy)
 
-        self.open = Future(operation, lambda: target, finish)
+        self.open = Future(prepared, lambda: target, finish)
         return self.open
 
 
 class Start:
-    """One start: its places, and the copies before and after it."""
+    """Describes one collective call: the places of input and output, and the copies before and after it."""
 
-    def __init__(self, collective: str, dtype: str, count: Any, source: View | None, target: View | None):
+    def __init__(self, collective: str, dtype: str, count: Any, source: View | None, target: View | None, is_captured: bool):
+        self.is_captured = is_captured
         self.collective, self.dtype, self.count, self.source, self.target = collective, dtype, count, source, target
         self.input: Place | None = None
         self.output: Place | None = None

@@ -1,4 +1,4 @@
-"""Starts on streams of a GPU, with PyTorch for streams and for copies."""
+"""Enqueues collectives on streams of a GPU. PyTorch makes the streams and the copies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from peerlane._group import stream_handle
 
 
 class StreamFuture:
-    """A start on a stream of its own. Work that is enqueued after `wait` finds the output complete."""
+    """Lets a stream or the host wait for a collective on another stream."""
 
-    def __init__(self, group: _native.Group, event: Any):
-        self._group, self._event, self._output = group, event, None
+    def __init__(self, group: _native.Group, event: Any, device: int):
+        self._group, self._event, self._device, self._output = group, event, device, None
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Lets the current stream wait for the start, and returns the output. The host does not wait."""
+        """Lets the current stream of the GPU wait, and returns the output. The host does not wait, so `timeout` has no effect."""
         import torch
 
         self._group.check()
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
         return self._output
 
     def done(self) -> bool:
@@ -39,7 +39,7 @@ class StreamFuture:
 
 
 class Streams:
-    """The streams of one group."""
+    """Enqueues the collectives of one group."""
 
     def __init__(self, calls: Any):
         self.calls, self.torch = calls, _torch()
@@ -65,32 +65,35 @@ class Streams:
                 self.side = torch.cuda.Stream(self.device)
             used = self.side
             used.wait_stream(caller)
-        planned = calls.plan(collective, source, target, count, root)
+        with nullcontext() if caller is current else torch.cuda.stream(caller):
+            is_captured = torch.cuda.is_current_stream_capturing()
+        planned = calls.plan(collective, source, target, count, root, is_captured)
         before, after = planned.copies_in(), planned.copies_out()
         with nullcontext() if used is current else torch.cuda.stream(used):
-            operation = calls.operation(planned, root, reduction, torch.cuda.is_current_stream_capturing())
-            if (before or after) and self.last_copies is not None and self.last_copies[0] != used.cuda_stream:
+            operation = calls.operation(planned, root, reduction)
+            # Copies of a graph have memory of their own, and an event of a capture cannot be waited for outside of it.
+            shares = (before or after) and not is_captured
+            if shares and self.last_copies is not None and self.last_copies[0] != used.cuda_stream:
                 used.wait_event(self.last_copies[1])
             for copy in before:
                 self._copy(*copy)
             operation.start_on(used.cuda_stream)
             for copy in after:
                 self._copy(*copy)
-        if before or after or not wait:
-            event = used.record_event()
-            if before or after:
-                self.last_copies = (used.cuda_stream, event)
+        event = used.record_event() if shares or not wait else None
+        if shares:
+            self.last_copies = (used.cuda_stream, event)
+        if not is_captured:  # during which no event can be queried
+            while self.in_use and self.in_use[0][0].query():
+                self.in_use.popleft()
         if wait:
             if used is not caller:
                 caller.wait_stream(used)
             return None
-        # The arrays must stay allocated until the stream is done with them.
-        self.in_use.append((event, source, target))
-        while self.in_use[0][0].query():
-            self.in_use.popleft()
-            if not self.in_use:
-                break
-        return StreamFuture(calls.group, event)
+        if not is_captured:
+            # The arrays must stay allocated until the stream is done with them.
+            self.in_use.append((event, source, target))
+        return StreamFuture(calls.group, event, self.device)
 
     def _copy(self, to: int, begin: int, nbytes: int) -> None:
         if nbytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,10 +19,11 @@ _STARTS: weakref.WeakSet[Future] = weakref.WeakSet()
 
 
 class Future:
-    """A start that may still be in progress."""
+    """Waits for one started collective and returns its output."""
 
     def __init__(self, operation: _native.Operation, output: Callable[[], Any], finish: Callable[[], None] | None = None):
         self._operation, self._output, self._finish, self._is_done = operation, output, finish, False
+        self._value: Any = None
         _STARTS.add(self)
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -33,7 +35,7 @@ class Future:
         if not self._is_done:
             self._operation.wait(timeout)
             self._complete()
-        return self._output()
+        return self._value
 
     def done(self) -> bool:
         """Returns whether the output is complete, without waiting."""
@@ -45,6 +47,7 @@ class Future:
         self._is_done = True
         if self._finish is not None:
             self._finish()
+        self._value = self._output()
 
 
 class Operation:
@@ -73,6 +76,10 @@ class Operation:
         """
         self._native.run(timeout)
 
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the output of the start in progress is complete, such as after `run` has raised `TimeoutError`."""
+        self._native.wait(timeout)
+
     def start(self) -> Future:
         """Starts the operation and returns a future. Collective."""
         self._native.start()
@@ -94,7 +101,7 @@ class Operation:
         It needs `resizable=True`. All ranks set the same. `count` can be a list with one number for each rank, or, for an all-to-all, a pair of lists:
         what this rank sends to and receives from each rank.
         """
-        self._native.resize(count, input, output)
+        self._native.resize(_counts(count), input, output)
 
     def check(self) -> None:
         """Raises the error of a start on a stream or of a replayed graph, if there was one. It does not wait."""
@@ -105,7 +112,7 @@ class Operation:
         return json.loads(self._native.report())
 
     def drop(self) -> None:
-        """Gives the operation up before the garbage collector does.
+        """Frees the operation now.
 
         Its memory is used again after all ranks have done so; views of it are undefined from now on.
         """
@@ -199,7 +206,11 @@ class Group:
             self._calls.finish()
             self.is_closed = True
             self._calls.clear()
-            self._calls.arena.settled().close()
+            try:
+                self._calls.arena.settled().close()
+            except BaseException:
+                self.abandon()
+                raise
 
     def abandon(self) -> None:
         """Leaves the group without the other ranks, which lose this rank."""
@@ -222,7 +233,10 @@ class Group:
 
         Raises `Mismatch` with the rank and the option that differs between ranks, and `InvalidArgument`.
         """
-        counts = count if isinstance(count, int | tuple) else list(count)
+        for name, place in (("input", input), ("output", output)):
+            if place is not None and not (isinstance(place, tuple) and len(place) == 2 and isinstance(place[0], Window)):
+                raise InvalidArgument(f"{name} is {place!r}, expected a pair: a window and the element at which it begins")
+        counts = _counts(count)
         native = self._calls.arena.settled().prepare(
             collective, dtype_name(dtype), counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
             in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict, timeout=timeout,
@@ -232,7 +246,7 @@ class Group:
 
     def window(self, nbytes: int) -> Window:
         """Allocates a window of zeroed memory of `nbytes` bytes on every rank: device memory if the group uses GPUs. Collective."""
-        return Window(self._calls.arena.settled().allocate_window(nbytes))
+        return Window(self._calls.arena.settled().allocate_window(_size("nbytes", nbytes)))
 
     def window_over(self, array: Any) -> Window:
         """Opens a window over memory of the caller, such as a tensor that `cudaMalloc` has allocated, of equal size on every rank. Collective.
@@ -264,7 +278,7 @@ class Group:
             return empty(shape, dtype=dtype, group=self)
         import numpy
 
-        shape, name = (shape,) if isinstance(shape, int) else tuple(shape), dtype_name(dtype)
+        shape, name = shape_of(shape), dtype_name(dtype)
         dtype = numpy.dtype(NUMPY_NAMES[name])
         block = self._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
         return numpy.frombuffer(block.memory("u8"), dtype, math.prod(shape)).reshape(shape)
@@ -281,8 +295,8 @@ class Group:
         `input` has n elements and `output` n times the number of ranks. With `counts`, a list, rank r gives `counts[r]` elements. Both are contiguous
         arrays on the memory of the group: anything with DLPack or the buffer protocol. Arrays of `empty` are not copied, but parts of them are.
 
-        All collectives here take: `stream` (GPUs: the stream on which to enqueue; default is PyTorch's current one), `wait` (False returns a `Future`)
-        and `timeout` in seconds. They return the output. Raise `InvalidArgument` for an array that does not fit, `Mismatch`, `PeerLost` or `Timeout`
+        All collectives here take: `stream` (GPUs: the stream on which to enqueue; default is PyTorch's current one), `wait` (False returns a future with `wait`
+        and `done`) and, on the host, `timeout` in seconds. They return the output. Raise `InvalidArgument` for an array that does not fit, `Mismatch`, `PeerLost` or `Timeout`
         with the rank.
         """
         return self._calls.call("all-gather", input, output, **options)
@@ -325,6 +339,28 @@ class Group:
     def report(self) -> dict:
         """Returns what the calls on arrays did: prepared operations, hits of the cache, calls with copies, and memory."""
         return {"rank": self.rank, "size": self.size, "selection": self.selection, **self._calls.report()}
+
+
+def _size(name: str, value: Any) -> int:
+    if not hasattr(value, "__index__") or value < 0:
+        raise InvalidArgument(f"{name} is {value!r}, expected a whole number from 0")
+    return operator.index(value)
+
+
+def _counts(count: Any) -> int | list[int] | tuple[list[int], list[int]]:
+    if hasattr(count, "__index__"):
+        return _size("count", count)
+    if isinstance(count, tuple) and len(count) == 2 and not any(hasattr(lens, "__index__") for lens in count):
+        return [_size("count", length) for length in count[0]], [_size("count", length) for length in count[1]]
+    if not hasattr(count, "__iter__"):
+        raise InvalidArgument(f"count is {count!r}, expected a number, a number for each rank, or two lists")
+    return [_size("count", length) for length in count]
+
+
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """Returns a shape as a tuple."""
+    sizes = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+    return tuple(_size("shape", size) for size in sizes)
 
 
 def stream_handle(stream: Any) -> int:

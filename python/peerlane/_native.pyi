@@ -35,7 +35,7 @@ class Memory:
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 class Hub:
-    """The process through which ranks find each other.
+    """Serves the messages through which ranks find each other and agree, on threads of the process that makes it.
 
     `address` is one such as "127.0.0.1:0"; `secret` has at least 16 characters, and is needed for an address that other hosts reach. A hub serves
     one group. It must live as long as the group: rank 0 gives it to `peerlane.open`, or the launcher keeps it.

@@ -50,7 +50,7 @@ def enable(model: torch.nn.Module, process_group: Any = None, *, reduce_scatter:
 
 
 class _Hook:
-    """What both hooks share: the check of the group, and PyTorch's own collective where it does not fit."""
+    """Checks whether Peerlane can serve a call, and counts the calls that PyTorch serves instead."""
 
     def __init__(self, group: Group, process_group: Any):
         self.group, self.ranks = group, dist.get_process_group_ranks(process_group or dist.group.WORLD)

@@ -11,7 +11,6 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from peerlane import group as default_group
 from peerlane import open as open_group
 from peerlane._arrays import NUMPY_NAMES, dtype_name
 from peerlane._errors import Error, InvalidArgument, Unavailable
-from peerlane._group import Group
+from peerlane._group import Group, shape_of
 
 _OLDEST = (2, 8)
 
@@ -34,7 +33,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
 
 _DLPACK = {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8}
 # The groups of process groups by name, with the options that opened them.
-_groups: dict[str, tuple[Group, dict]] = {}
+_groups: dict[str, tuple[Group, dict, Any]] = {}
 
 
 def group_of(process_group: Any = None, **options: Any) -> Group:
@@ -43,8 +42,10 @@ def group_of(process_group: Any = None, **options: Any) -> Group:
     `options` are those of `peerlane.open`. By default, ranks use the current GPU if PyTorch has one, and host memory otherwise.
     """
     process_group = _known(process_group)
-    group, opened_with = _groups.get(process_group.group_name, (None, {}))
-    if group is not None and not group.is_closed:
+    group, opened_with, known = _groups.get(process_group.group_name, (None, {}, None))
+    if group is not None and known is not process_group:
+        group.abandon()  # that of a process group that was destroyed
+    elif group is not None and not group.is_closed:
         if options and options != opened_with:
             raise InvalidArgument(
                 f"the group of this process group was opened with {opened_with}, expected that or no options, found {options}"
@@ -62,24 +63,24 @@ def group_of(process_group: Any = None, **options: Any) -> Group:
             secret = secrets.token_hex(16)
             hub = _native.Hub(f"{'127.0.0.1' if len(set(seen)) == 1 else _own_address()}:0", len(ranks), secret)
             said = [(hub.address, secret)]
-        except Error as error:
+        except (Error, OSError, ValueError) as error:
             said = [error]
     dist.broadcast_object_list(said, src=ranks[0], group=process_group)
-    if isinstance(said[0], Error):
-        raise said[0]
+    if isinstance(said[0], Exception):
+        raise Unavailable(f"rank {ranks[0]} cannot open the hub through which ranks find each other: {said[0]}")
     if "backend" not in options and "device" not in options and torch.cuda.is_available():
         options |= {"backend": "rocm" if torch.version.hip else "cuda", "device": torch.cuda.current_device()}
     elif "backend" not in options:
         options["backend"] = "host"
     address, secret = said[0]
     group = open_group(hub=hub or address, rank=rank, ranks=len(ranks), secret=secret, **options)
-    _groups[process_group.group_name] = group, given
+    _groups[process_group.group_name] = group, given, process_group
     return group
 
 
 def close(process_group: Any = None) -> None:
     """Closes the group of a `ProcessGroup`. Collective. Call it before `destroy_process_group`."""
-    group, _ = _groups.pop(_known(process_group).group_name, (None, None))
+    group, *_ = _groups.pop(_known(process_group).group_name, (None,))
     if group is not None:
         group.close()
 
@@ -89,7 +90,7 @@ def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
 
     It is on the device of the group. The values are undefined. Its memory is used again after all ranks have freed it.
     """
-    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+    shape = shape_of(size[0] if len(size) == 1 else size)
     dtype = _dtype(dtype)
     block = _group(group)._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
     # A capsule, because of an object PyTorch asks for a synchronisation of streams.
@@ -146,6 +147,8 @@ def gather(
 ) -> Work | None:
     """Gathers the tensor of every rank to a list on rank `dst`, as `torch.distributed.gather`."""
     root, of = _root(group, dst, group_dst), _group(group)
+    if of.rank == root and (gather_list is None or len(gather_list) != of.size):
+        raise InvalidArgument(f"gather_list is {gather_list!r}, expected {of.size} tensors on rank {root}")
     flat = torch.empty(of.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device) if of.rank == root else None
     work = _call(of, async_op, "gather", tensor, flat, root=root)
     return work if flat is None else _to_list(work, flat, gather_list, async_op)
@@ -161,6 +164,8 @@ def scatter(
 ) -> Work | None:
     """Sends tensor r of a list on rank `src` to rank r, as `torch.distributed.scatter`."""
     root, of = _root(group, src, group_src), _group(group)
+    if of.rank == root and (scatter_list is None or len(scatter_list) != of.size):
+        raise InvalidArgument(f"scatter_list is {scatter_list!r}, expected {of.size} tensors on rank {root}")
     flat = torch.cat([each.reshape(-1) for each in scatter_list]) if of.rank == root else None
     return _call(of, async_op, "scatter", flat, tensor, root=root)
 
@@ -188,8 +193,10 @@ def reduce(
     return _call(group, async_op, "reduce", tensor, tensor, root=root, reduction=_reduction(op))
 
 
-def barrier(group: Any = None) -> None:
-    """Waits on the host until all ranks have called it."""
+def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> None:
+    """Waits on the host until all ranks have called it. `device_ids` has no effect."""
+    if async_op:
+        raise InvalidArgument("async_op is True, expected False: the barrier has no asynchronous form")
     _group(group).barrier()
 
 
@@ -199,7 +206,7 @@ def report(group: Any = None) -> dict:
 
 
 class Work(dist.Work):
-    """A call with `async_op=True`."""
+    """Waits for a call that was made with `async_op=True`."""
 
     def __init__(self, future: Any, finish: Any = None):
         super().__init__()
@@ -209,14 +216,20 @@ class Work(dist.Work):
         """Waits for the call: on a GPU, the current stream does; otherwise the host, at most `timeout`, a `timedelta`."""
         seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
         self._future.wait(seconds or None)
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
+        self._complete()
         return True
 
     def is_completed(self) -> bool:
         """Returns whether the output is complete, without waiting."""
-        return self._future.done()
+        is_done = self._future.done()
+        if is_done:
+            self._complete()
+        return is_done
+
+    def _complete(self) -> None:
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
 
 
 def _known(process_group: Any) -> Any:
@@ -280,4 +293,8 @@ def _own_address() -> str:
     """Returns the address at which other hosts reach this one: that of the route to the launcher's host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ.get("MASTER_ADDR", "192.0.2.1"), int(os.environ.get("MASTER_PORT", "29500"))))
-        return probe.getsockname()[0]
+        address = probe.getsockname()[0]
+        if address.startswith("127."):  # the name of this host, as other hosts do not resolve it
+            probe.connect(("192.0.2.1", 9))
+            address = probe.getsockname()[0]
+        return address

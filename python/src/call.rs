@@ -1,4 +1,4 @@
-//! What every call does: errors become exceptions, and a wait is detached from the interpreter and ends at Ctrl-C.
+//! Converts errors to exceptions, and detaches waits from the interpreter so that Ctrl-C ends them.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -181,7 +181,7 @@ impl Group {
                 (Some(Environment::at_hub(&hub, Rank(rank), ranks)), None)
             }
             Some(HubArgument::Own(hub)) => {
-                let taken = lock(&hub.get().hub).take();
+                let taken = py.detach(|| lock(&hub.get().hub).take());
                 let hub = taken.ok_or_else(|| {
                     invalid_argument(
                         "hub was closed or given to another group, expected an open hub",
@@ -440,6 +440,13 @@ impl Window {
     ) -> PyResult<Memory> {
         let this = slf.get();
         let nbytes = nbytes.unwrap_or(this.nbytes.saturating_sub(begin));
+        let size = memory::dtype(dtype)?.bytes();
+        if !begin.is_multiple_of(size) || !nbytes.is_multiple_of(size) {
+            let text = format!(
+                "begin is {begin} and nbytes {nbytes}, expected multiples of {size}, the size of {dtype}"
+            );
+            return Err(invalid_argument(text));
+        }
         let window = this.cast()?;
         let memory = window.memory(begin..begin.saturating_add(nbytes));
         let memory = memory.map_err(|error| raised(&error))?;
@@ -456,7 +463,7 @@ struct View {
     _count: Arc<()>,
 }
 
-/// The process through which ranks find each other.
+/// The server through which ranks find each other.
 #[pyclass(frozen)]
 pub(crate) struct Hub {
     hub: Mutex<Option<tcp::Hub>>,
@@ -479,14 +486,17 @@ impl Hub {
         Ok(Self { address: hub.address().to_string(), hub: Mutex::new(Some(hub)) })
     }
 
-    /// Closes the hub. Groups that were opened through it end.
-    fn close(&self) {
-        drop_detached(lock(&self.hub).take());
+    /// Closes the hub. The group that was opened through it ends.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            let hub = lock(&self.hub).take();
+            drop_detached(hub);
+        });
     }
 }
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        self.close();
+        drop_detached(lock(&self.hub).take());
     }
 }

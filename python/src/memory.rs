@@ -306,8 +306,9 @@ pub(crate) mod dlpack {
                 _ => unsafe { std::slice::from_raw_parts(numbers, dims) },
             };
             let shape = slice(self.shape);
+            let is_empty = shape.contains(&0);
             let mut expected = 1;
-            if !self.strides.is_null() {
+            if !is_empty && !self.strides.is_null() {
                 for (len, stride) in shape.iter().zip(slice(self.strides)).rev() {
                     if *len != 1 && *stride != expected {
                         return None;
@@ -316,9 +317,9 @@ pub(crate) mod dlpack {
                 }
             }
             let elements = usize::try_from(shape.iter().product::<i64>()).ok()?;
-            let bytes = usize::from(self.bits) * usize::from(self.lanes) / 8;
+            let bits = usize::from(self.bits) * usize::from(self.lanes);
             let address = self.data.expose_provenance() + usize::try_from(self.byte_offset).ok()?;
-            Some(Layout { address, nbytes: elements * bytes })
+            Some(Layout { address, nbytes: (elements * bits).div_ceil(8) })
         }
     }
 

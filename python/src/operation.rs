@@ -87,7 +87,10 @@ impl Operation {
     /// Starts the operation and waits until the output is complete.
     #[pyo3(signature = (timeout=None))]
     fn run(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let first = if timeout.is_some() { Duration::ZERO } else { SIGNALS };
+        let first = match seconds("timeout", timeout)? {
+            Some(_) => Duration::ZERO,
+            None => SIGNALS,
+        };
         let is_done = short(py, || {
             self.next(|operation| {
                 operation.start()?;
@@ -178,7 +181,11 @@ impl Operation {
     }
 
     /// Gives the operation up. Its memory is used again after all ranks have done so.
-    fn drop(&self) {
-        drop_detached(lock(&self.operation).take());
+    fn drop(&self, py: Python<'_>) {
+        // Another thread may hold the lock, and needs the interpreter to go on.
+        py.detach(|| {
+            let operation = lock(&self.operation).take();
+            drop_detached(operation);
+        });
     }
 }

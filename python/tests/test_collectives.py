@@ -239,8 +239,10 @@ def many_iterations(group):
         if step % 100 == 0:
             group.empty(50_000)
         if step == 2000:
+            group.barrier()  # no exchange is in progress
             gc.collect()
             before = (*descriptors(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(gc.get_objects()))
+    group.barrier()
     gc.collect()
     after = (*descriptors(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(gc.get_objects()))
     assert after[:2] == before[:2] and after[2] <= before[2] + 2048 and after[3] <= before[3] + 50, (before, after)

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor
 
 import peerlane.torch
 
@@ -16,11 +17,12 @@ TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64,
 
 def with_gloo(group, function, *args):
     """Runs a function with a process group of PyTorch; the group that `spawn` has opened is not used."""
-    import os
-
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=group.rank, world_size=group.size)
+    is_first = group.rank == 0
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if is_first else None
+    port = int(group.exchange(str(store.port).encode() if is_first else b"")[0])
+    store = store or dist.TCPStore("127.0.0.1", port)
+    dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)
     try:
         return function(*args)
     finally:
@@ -54,7 +56,9 @@ def every_call():
             peerlane.torch.all_gather(parts, random((3 + rank, 2), dtype, rank))
             assert all(torch.equal(part, random((3 + each, 2), dtype, each)) for each, part in enumerate(parts))
             parts = [torch.empty(4, dtype=dtype) for _ in range(size)]
-            peerlane.torch.all_gather(parts, random((4,), dtype, rank), async_op=True).wait()
+            work = peerlane.torch.all_gather(parts, random((4,), dtype, rank), async_op=True)
+            while not work.is_completed():
+                pass
             assert all(torch.equal(part, random((4,), dtype, each)) for each, part in enumerate(parts))
             tensor = new(9)
             tensor.copy_(random((9,), dtype, rank))
@@ -119,6 +123,23 @@ def parts():
     peerlane.torch.close(mine)
 
 
+def again():
+    """A process group that is made again gets another group."""
+    first = peerlane.torch.group_of()
+    store = dist.distributed_c10d._get_default_store()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=size)
+    assert peerlane.torch.group_of() is not first
+    tensor = torch.ones(3)
+    peerlane.torch.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 3
+
+
+def test_a_process_group_that_is_made_again():
+    peerlane.spawn(with_gloo, 2, again)
+
+
 def test_process_groups_of_some_ranks():
     peerlane.spawn(with_gloo, 4, parts)
 
@@ -134,6 +155,17 @@ def bad_input():
         peerlane.torch.all_reduce(good, dist.ReduceOp.PRODUCT)
     with pytest.raises(peerlane.InvalidArgument, match="got a list, expected a tensor"):
         peerlane.torch.all_reduce([1])
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    sharded = torch.distributed.tensor.distribute_tensor(torch.zeros(4 * size), mesh)
+    with pytest.raises(peerlane.InvalidArgument, match="use to_local"):
+        peerlane.torch.all_gather_into_tensor(torch.zeros(4 * size), sharded)
+    with pytest.raises(peerlane.InvalidArgument, match="call resolve_conj"):
+        peerlane.torch.all_gather_into_tensor(torch.zeros(size, dtype=torch.complex64), torch.tensor([1 + 2j]).conj())
+    with pytest.raises(peerlane.InvalidArgument, match="has the layout"):
+        peerlane.torch.all_reduce(torch.zeros(3).to_sparse())
+    if rank == 0:
+        with pytest.raises(peerlane.InvalidArgument, match="gather_list is None, expected 2 tensors on rank 0"):
+            peerlane.torch.gather(good, None, dst=0)
     with pytest.raises(peerlane.InvalidArgument, match="on the device meta"):
         peerlane.torch.all_reduce(torch.zeros(3, device="meta"))
     with pytest.raises(peerlane.Mismatch) as caught:
