@@ -13,6 +13,9 @@ import pytest
 
 import peerlane
 
+# In this folder, where no other package of the name is found than the installed one.
+PROCESS = {"capture_output": True, "text": True, "timeout": 60, "cwd": os.path.dirname(__file__)}
+
 
 def bad_arguments(group):
     size = group.size
@@ -278,7 +281,7 @@ def test_a_forked_child_gets_an_error():
 
 
 def run(program, *arguments):
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", program, *arguments], **PROCESS)
 
 
 def test_the_interpreter_ends_with_open_objects():
@@ -335,5 +338,5 @@ def fails_on_rank_1(group):
 
 
 def test_the_program_is_found():
-    ended = subprocess.run([sys.executable, "-m", "peerlane", "doctor"], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-m", "peerlane", "doctor"], **PROCESS)
     assert "host" in ended.stdout, ended.stderr
