@@ -74,7 +74,7 @@ impl Suite {
     #[must_use]
     pub fn with_layers<H: Harness>(self, harness: H) -> Self {
         if self.process_each.is_some() {
-            eprintln!("not run: the checks on {}, because the ranks share one GPU", harness.name());
+            eprintln!("not run: the checks on {}, because ranks share a GPU", harness.name());
             return self;
         }
         self.with(harness)

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     let _context = (driver == GpuDriver::Device).then(|| CudaContext::new(0));
     let suite = match driver {
         GpuDriver::Simulated => Suite::new(),
-        GpuDriver::Device if driver.shares_a_device::<Context>() => {
+        GpuDriver::Device if driver.shares_devices::<Context>() => {
             Suite::new().process_each(connections)
         }
         GpuDriver::Device => Suite::new().one_by_one(),

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
     let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
-    let mut suite = match driver.shares_a_device::<Context>() {
+    let mut suite = match driver.shares_devices::<Context>() {
         true => Suite::new().process_each(Vec::new()),
         // To give memory back, HIP waits for all streams of the device.
         false => Suite::new().one_by_one(),

@@ -151,9 +151,9 @@ impl GpuDriver {
         }
     }
 
-    /// Returns whether all ranks run on one GPU, whose queues the ranks of a process share.
-    pub fn shares_a_device<G: Gpu>(self) -> bool {
-        self == Self::Device && matches!(self.devices::<G>(), Ok(1))
+    /// Returns whether ranks of a check share a GPU, whose queues the ranks of a process share. Checks have up to five ranks.
+    pub fn shares_devices<G: Gpu>(self) -> bool {
+        self == Self::Device && matches!(self.devices::<G>(), Ok(1..5))
     }
 
     /// Returns the number of devices, at least 1.

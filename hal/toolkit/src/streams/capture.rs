@@ -6,8 +6,8 @@
 //! then does a release write to these flags.
 //!
 //! The words are in host memory, where the host reads them without a call of the driver. A copy from the device
-//! can be stuck behind copies of blocked graphs, and a write to host memory takes a graph no longer than one to
-//! device memory (docs/perf/cuda-release.md).
+//! can be stuck behind copies of blocked graphs. The price is 2 to 3 µs for the two writes of each recorded start
+//! (docs/perf/cuda-two-gpus.md).
 //!
 //! # Replays that wait
 //! A stream can only write constants, so it cannot count replays. Instead the host changes a word from 1 to 2.
