@@ -1,12 +1,12 @@
-//! Runs whole all-gathers on delayed, limited and mixed engines; see `peerlane_conformance::simulation`.
+//! Runs whole all-gathers on delayed, limited and mixed engines; see `peerlane_tests::simulation`.
 //!
 //! A failure prints its seed; `SEED=17 cargo test -p peerlane-conformance --test
 //! all_gather_simulation` runs that one scenario alone. `PEERLANE_SIMULATION_ROUNDS=10` draws ten
 //! scenarios for each number of ranks and bytes, instead of three.
 
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::simulation::{self, BLOCK_BYTES, Engine, Phase, RANKS, Scenario};
 use peerlane_hal::Rank;
+use peerlane_tests::simulation::{self, BLOCK_BYTES, Engine, Phase, RANKS, Scenario};
 
 /// So many take well below 40 s in a debug build on two cores.
 const DEFAULT_ROUNDS: u64 = 3;

@@ -4,7 +4,7 @@ mod messages;
 
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{DelayLayer, StreamLayer};
+use peerlane_tests::middleware::{DelayLayer, StreamLayer};
 
 const SOON: Duration = Duration::from_secs(20);
 

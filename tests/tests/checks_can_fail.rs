@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use peerlane_conformance::checks::all;
-use peerlane_conformance::middleware::Layered;
-use peerlane_conformance::{Harness, HostHarness, run_bounded};
+use peerlane_tests::checks::all;
+use peerlane_tests::middleware::Layered;
+use peerlane_tests::{Harness, HostHarness, run_bounded};
 
 use mutants::{EngineMutant, FabricMutant, Fault, flaw};
 

@@ -1,7 +1,7 @@
 //! Checks that the contract's bold sentences and the checks are the same list.
 
-use peerlane_conformance::HostHarness;
-use peerlane_conformance::checks::all;
+use peerlane_tests::HostHarness;
+use peerlane_tests::checks::all;
 
 const CONTRACT: &str = include_str!("../../hal/CONTRACT.md");
 

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
-use peerlane_conformance::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
-};
-use peerlane_conformance::{CudaHarness, GpuDriver, Suite};
 use peerlane_cuda::{Context, Options, SelfCopy, SignalBy};
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_tests::middleware::{
+    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
+};
+use peerlane_tests::{CudaHarness, GpuDriver, Suite};
 
 fn main() -> ExitCode {
     let driver = GpuDriver::load::<Context>();

@@ -4,13 +4,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{
+use peerlane_hal::{ErrorKind, Rank};
+use peerlane_host::Options;
+use peerlane_tests::middleware::{
     DelayLayer, DowngradeLayer, Erased, FailAtLayer, Layered, StreamLayer, ThrottleLayer,
     TraceLayer, TraceLog,
 };
-use peerlane_conformance::{HostHarness, Suite};
-use peerlane_hal::{ErrorKind, Rank};
-use peerlane_host::Options;
+use peerlane_tests::{HostHarness, Suite};
 
 fn host(name: &str, change: impl FnOnce(&mut Options)) -> HostHarness {
     let mut options = Options::default();

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layer, TraceLayer, TraceLog, Wrapped,
-};
 use peerlane_hal::{
     At, CopyEngine, Deadline, Error, ErrorKind, Fabric, Flag, Op, PeerMemory, Rank, Role, Ticket,
 };
 use peerlane_host as host;
+use peerlane_tests::middleware::{
+    DelayLayer, DowngradeLayer, FailAtLayer, Layer, TraceLayer, TraceLog, Wrapped,
+};
 
 const BYTES: u64 = 64;
 const SHORT: Duration = Duration::from_secs(5);

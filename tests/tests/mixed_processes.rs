@@ -11,9 +11,9 @@ mod vendor;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
-use peerlane_conformance::processes::{Child, Parent};
-use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_host as host;
+use peerlane_tests::processes::{Child, Parent};
+use peerlane_tests::{GpuDriver, Outcome};
 
 use mixed_support::processes::Kind::{Cuda, Host, Rocm, Sdma};
 use mixed_support::processes::{Processes, Scenario};

@@ -3,9 +3,9 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use peerlane_conformance::processes::{Child, Parent, hex, unhex};
 use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
 use peerlane_host as host;
+use peerlane_tests::processes::{Child, Parent, hex, unhex};
 
 /// Starts a program in a network namespace of its own.
 const UNSHARE: [&str; 2] = ["unshare", "-rn"];

@@ -7,8 +7,8 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
-use peerlane_conformance::processes::Child;
 use peerlane_hal::Deadline;
+use peerlane_tests::processes::Child;
 
 #[test]
 #[ignore = "started by the other test of this program"]

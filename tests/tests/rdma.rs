@@ -5,8 +5,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use peerlane_conformance::{RdmaHarness, Suite};
 use peerlane_rdma::{Options, SignalBy};
+use peerlane_tests::{RdmaHarness, Suite};
 
 fn main() -> ExitCode {
     let rdma = |name, change: fn(&mut Options)| {

@@ -17,9 +17,9 @@ mod vendor;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use peerlane_conformance::processes::{Child, Parent};
-use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_rdma::{DeviceChoice, Fabric, Options};
+use peerlane_tests::processes::{Child, Parent};
+use peerlane_tests::{GpuDriver, Outcome};
 
 use mixed_support::processes::Kind::{Cuda, Host};
 use mixed_support::processes::{Processes, Scenario};

@@ -6,11 +6,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
-use peerlane_conformance::processes::{Child, Parent, hex, unhex};
 use peerlane_hal::{
     At, CopyEngine, Deadline, Fabric, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role,
 };
 use peerlane_host as host;
+use peerlane_tests::processes::{Child, Parent, hex, unhex};
 
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);

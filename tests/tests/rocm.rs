@@ -5,12 +5,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
-};
-use peerlane_conformance::{GpuDriver, RocmHarness, Suite};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_rocm::{Context, EngineKind, Options, SelfCopy, SignalBy};
+use peerlane_tests::middleware::{
+    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
+};
+use peerlane_tests::{GpuDriver, RocmHarness, Suite};
 
 fn main() -> ExitCode {
     let driver = GpuDriver::load::<Context>();

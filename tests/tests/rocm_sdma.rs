@@ -10,10 +10,10 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::{Bootstrap as _, in_process};
 use peerlane_collectives::group::GroupOptions;
 use peerlane_collectives::plan::Algorithm;
-use peerlane_conformance::GpuDriver;
 use peerlane_hal::ErrorKind;
 use peerlane_rocm::{Context, EngineKind, Fabric, Options, Stream};
 use peerlane_simulated_driver::Rocm;
+use peerlane_tests::GpuDriver;
 
 use blocking::{make_current, read, write};
 

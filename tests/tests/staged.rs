@@ -4,10 +4,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{DelayLayer, Layered};
-use peerlane_conformance::{CudaHarness, GpuDriver, HostHarness, StagedHarness, Suite};
 use peerlane_hal::Rank;
 use peerlane_host::Options;
+use peerlane_tests::middleware::{DelayLayer, Layered};
+use peerlane_tests::{CudaHarness, GpuDriver, HostHarness, StagedHarness, Suite};
 
 fn main() -> ExitCode {
     let driver = GpuDriver::load::<peerlane_cuda::Context>();

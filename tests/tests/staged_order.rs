@@ -5,13 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_conformance::GpuDriver;
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, DynRegion, Fabric as _, Op, PeerMemory as _, Rank, Region as _,
     Role,
 };
 use peerlane_host as host;
 use peerlane_staged::{Engine, Staged};
+use peerlane_tests::GpuDriver;
 
 const BYTES: usize = 3 << 20;
 

@@ -10,7 +10,8 @@ use cudarc::driver::{CudaContext, result, sys};
 use peerlane_cuda::{Context, Error, Options};
 use peerlane_simulated_driver::Driver;
 
-use super::OwnMemory;
+use peerlane_conformance::OwnMemory;
+
 use super::gpu::{Gpu, GpuHarness};
 
 /// The harness of the CUDA backend.

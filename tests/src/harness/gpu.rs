@@ -10,7 +10,7 @@ use peerlane_toolkit::device::DeviceContext;
 use peerlane_toolkit::peers::{Fabric, PeerDevice};
 use peerlane_toolkit::regions::Local;
 
-use super::{Harness, OwnMemory};
+use peerlane_conformance::{Harness, OwnMemory};
 
 /// The error of a device.
 type ErrorOf<G> = <G as DeviceContext>::Error;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use peerlane_hal::Rank;
 use peerlane_rdma::{DeviceChoice, Error, Fabric, Options};
 
-use super::Harness;
+use peerlane_conformance::Harness;
 
 /// Environment variable with the names of the devices to test, separated by commas.
 const DEVICES: &str = "PEERLANE_TEST_RDMA_DEVICES";

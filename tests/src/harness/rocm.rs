@@ -11,7 +11,8 @@ use hip_sys::{Library, hipError_t};
 use peerlane_rocm::{Context, Error, Options};
 use peerlane_simulated_driver::{Driver, Rocm};
 
-use super::OwnMemory;
+use peerlane_conformance::OwnMemory;
+
 use super::gpu::{Gpu, GpuHarness};
 
 /// The harness of the ROCm backend.

@@ -10,7 +10,7 @@ use peerlane_hal::{
 };
 use peerlane_staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
 
-use super::{FabricOf, Harness, LocalOf, OwnMemory};
+use peerlane_conformance::{FabricOf, Harness, LocalOf, OwnMemory};
 
 /// The timeout of a connection of a device to itself.
 const REOPEN_TIMEOUT: Duration = Duration::from_secs(10);

@@ -10,7 +10,7 @@ use peerlane_hal::Deadline;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::parent::{ROLE, variable};
-use crate::failure::{Failure, Outcome, ensure};
+use peerlane_conformance::{Failure, Outcome, ensure};
 
 /// A process that runs a role of the test program; killed and reaped when dropped.
 #[derive(Debug)]

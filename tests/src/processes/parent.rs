@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::failure::{Failure, Outcome};
+use peerlane_conformance::{Failure, Outcome};
 
 /// Environment variable with the role of a process that a test started.
 pub(super) const ROLE: &str = "PEERLANE_TEST_ROLE";

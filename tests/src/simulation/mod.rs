@@ -17,8 +17,8 @@ use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::Rank;
 
-use crate::failure::{Failure, Outcome};
 use operation::Guarded;
+use peerlane_conformance::{Failure, Outcome};
 
 pub use overlap::check_without;
 pub use scenario::{BLOCK_BYTES, Engine, Phase, RANKS, Scenario};

@@ -6,8 +6,8 @@ use peerlane_collectives::group::{self, Group};
 use peerlane_hal::Rank;
 
 use super::{Scenario, failed};
-use crate::data::{POISON, pattern};
-use crate::failure::{Outcome, ensure_all, ensure_bytes};
+use peerlane_conformance::{Outcome, ensure_all, ensure_bytes};
+use peerlane_conformance::{POISON, pattern};
 
 pub(super) struct Operation<'s, T> {
     scenario: &'s Scenario,

@@ -18,8 +18,8 @@ use peerlane_hal::{Deadline, Rank, Ticket};
 use peerlane_host as host;
 
 use super::failed;
-use crate::failure::{Failure, Outcome};
-use crate::middleware::{TraceLayer, TraceLog, Wrapped};
+use peerlane_conformance::middleware::{TraceLayer, TraceLog, Wrapped};
+use peerlane_conformance::{Failure, Outcome};
 
 const BLOCK_LEN: usize = 100;
 /// Limits how long the ranks may take to reach their first wait for the slow one.

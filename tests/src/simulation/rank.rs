@@ -10,8 +10,8 @@ use peerlane_host as host;
 
 use super::operation::{Guarded, Operation};
 use super::{Phase, Scenario, failed};
-use crate::failure::Outcome;
-use crate::middleware::{DelayLayer, Wrapped};
+use peerlane_conformance::Outcome;
+use peerlane_conformance::middleware::{DelayLayer, Wrapped};
 
 /// Timeout of the group. No operation takes this long; a fault that loses a flag shows as this
 /// timeout.

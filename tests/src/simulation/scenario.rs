@@ -10,7 +10,7 @@ use peerlane_hal::Rank;
 use peerlane_host as host;
 
 use super::operation::Guarded;
-use crate::middleware::DowngradeLayer;
+use peerlane_conformance::middleware::DowngradeLayer;
 
 /// Numbers of ranks: every small one, and two that exceed the cores of any test machine.
 pub const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16];

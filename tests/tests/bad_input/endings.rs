@@ -4,8 +4,8 @@ use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::GroupOptions;
-use peerlane_conformance::middleware::{FailAtLayer, Wrapped};
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_tests::middleware::{FailAtLayer, Wrapped};
 
 use crate::ranks::{LONG, Latch, all_said, fabric, in_group, on_ranks, said};
 

@@ -9,11 +9,11 @@ use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::bootstrap::{Bootstrap, Listener};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
-use peerlane_conformance::processes::{Child, Parent};
 use peerlane_hal::{
     BackendId, Deadline, Envelope, Fabric, Generation, PeerMemory, Rank, Region, RemoteKey, Role,
 };
 use peerlane_host as host;
+use peerlane_tests::processes::{Child, Parent};
 
 use crate::ranks::{LONG, all_said, fabric, on_ranks, said};
 

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use peerlane_collectives::group::Operation;
-use peerlane_conformance::Outcome;
 use peerlane_cuda::Stream;
 use peerlane_simulated_driver::Driver;
+use peerlane_tests::Outcome;
 
 use crate::counting::Counts;
 use crate::rest::come_to_rest;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use crate::support::data::{check, unexpected};
 use crate::support::test_rank::TestRank;

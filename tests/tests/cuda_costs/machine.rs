@@ -4,8 +4,8 @@
 use std::fs;
 use std::time::Duration;
 
-use peerlane_conformance::Outcome;
 use peerlane_simulated_driver::Driver;
+use peerlane_tests::Outcome;
 
 use crate::support::data::{check, unexpected};
 use crate::support::test_rank::{CaptureMode, Form, TIMEOUT, TestRank, gather_once, open_group};

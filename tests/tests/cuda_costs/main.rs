@@ -23,9 +23,9 @@ use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
 use peerlane_collectives::bootstrap::tcp::Hub;
-use peerlane_conformance::processes::{Child, Parent};
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
+use peerlane_tests::processes::{Child, Parent};
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use support::data::{check, unexpected};
 use support::test_rank::TestRank;

@@ -1,7 +1,7 @@
 //! Opens fabrics with drivers that are missing, too old or do not start, and with devices that are
 //! missing or in use.
 
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use crate::faults::Fault;
 use crate::faults::opener::{let_go, no_library, opener, refused};

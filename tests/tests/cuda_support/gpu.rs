@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError};
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use super::memory::{DeviceMemory, Pinned};
 use super::stream::CallerStream;

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result};
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::gpu::{Gpu, refused};
 use crate::support::data::POISON;

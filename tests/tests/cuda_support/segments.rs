@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
-use peerlane_conformance::{Failure, Outcome};
+use peerlane_tests::{Failure, Outcome};
 
 use super::gpu::Gpu;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaGraph, CudaStream, result, sys};
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_cuda::Stream;
+use peerlane_tests::{Failure, Outcome};
 
 use super::gpu::{Gpu, refused};
 use super::memory::Pinned;

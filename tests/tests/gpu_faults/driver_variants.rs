@@ -1,8 +1,8 @@
 //! Runs on drivers that lack a feature or differ in one. The all-gathers must be correct, or an
 //! error must name the obstacle.
 
-use peerlane_conformance::processes::Child;
-use peerlane_conformance::{GpuDriver, Outcome};
+use peerlane_tests::processes::Child;
+use peerlane_tests::{GpuDriver, Outcome};
 
 use super::Fault;
 use super::processes::{Player, finish, ranks, says, words};

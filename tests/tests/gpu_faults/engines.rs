@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use peerlane_conformance::{GpuDriver, Outcome};
+use peerlane_tests::{GpuDriver, Outcome};
 
 use super::Fault;
 use super::processes::{finish, ranks, says, words};

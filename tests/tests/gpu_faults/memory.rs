@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 
 use peerlane_collectives::error::Error;
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{Failure, Outcome};
 
 use super::Fault;
 use super::processes::{finish, ranks, words};

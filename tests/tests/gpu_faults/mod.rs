@@ -18,8 +18,8 @@ mod survivor;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use crate::opening;
 use crate::vendor::Context;

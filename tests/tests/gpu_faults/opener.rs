@@ -1,7 +1,7 @@
 //! Opens a fabric in a process where an obstacle exists.
 
-use peerlane_conformance::processes::Child;
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_tests::processes::Child;
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use super::processes::{Player, finish, patience, says};
 

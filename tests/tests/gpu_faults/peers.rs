@@ -4,8 +4,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use peerlane_conformance::processes::Child;
-use peerlane_conformance::{GpuDriver, Outcome};
+use peerlane_tests::processes::Child;
+use peerlane_tests::{GpuDriver, Outcome};
 
 use super::Fault;
 use super::processes::{finish, patience, ranks, says};

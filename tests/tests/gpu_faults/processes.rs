@@ -5,9 +5,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
-use peerlane_conformance::processes::Child;
-use peerlane_conformance::{Failure, Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
+use peerlane_tests::processes::Child;
+use peerlane_tests::{Failure, Gpu as _, GpuDriver, Outcome};
 
 use crate::support::data::unexpected;
 use crate::vendor::Context;

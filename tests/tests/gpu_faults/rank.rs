@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{MemoryRange, Report};
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Error as _, Fabric as _, Rank};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{Gpu as _, GpuDriver, Outcome};
 
 use crate::support::data::{block, gathered, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TIMEOUT, TestRank};

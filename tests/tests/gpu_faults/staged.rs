@@ -6,9 +6,9 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::group::Group;
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_hal::{Deadline, Rank};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{GpuDriver, Outcome};
 
 use super::Fault;
 use super::processes::{Player, finish, ranks, says, words};

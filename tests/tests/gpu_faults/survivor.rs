@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Operation;
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use super::rank::fallen;
 use crate::support::data::{POISON, same, unexpected};

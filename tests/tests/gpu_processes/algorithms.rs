@@ -3,7 +3,7 @@
 use peerlane_collectives::group::{Group, GroupOptions, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::unexpected;

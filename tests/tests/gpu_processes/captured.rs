@@ -3,8 +3,8 @@
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{MemoryRange, Operation};
 use peerlane_collectives::plan::Algorithm;
-use peerlane_conformance::Outcome;
 use peerlane_hal::ErrorKind;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use super::streams::{Book, start_once};

@@ -1,8 +1,8 @@
 //! Sends messages between the memories of devices: from the host, on a stream, and in graphs.
 
 use peerlane_collectives::group::{Channel, CopyRange, StreamMessages, Window};
-use peerlane_conformance::Outcome;
 use peerlane_hal::Rank;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::{POISON, block, same, unexpected};

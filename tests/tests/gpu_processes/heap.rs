@@ -4,7 +4,7 @@
 
 use peerlane_collectives::group::Operation;
 use peerlane_collectives::plan::Algorithm;
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::unexpected;

@@ -23,8 +23,8 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use libtest_mimic::{Arguments, Trial};
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{GpuDriver, Outcome};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{GpuDriver, Outcome};
 
 use crate::support::data::unexpected;
 use crate::support::machine::{self, Machine};

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use peerlane_collectives::group::Buffer;
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::{POISON, same, unexpected};

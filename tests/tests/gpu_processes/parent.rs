@@ -4,9 +4,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp::Hub;
-use peerlane_conformance::processes::{Child, finish_all};
-use peerlane_conformance::{Failure, Gpu as _, GpuDriver, Outcome};
 use peerlane_hal::Deadline;
+use peerlane_tests::processes::{Child, finish_all};
+use peerlane_tests::{Failure, Gpu as _, GpuDriver, Outcome};
 
 use super::Scenario;
 use crate::support::data::unexpected;

@@ -1,8 +1,8 @@
 //! Adds blocks of all ranks: host starts, starts on a stream without a wait between them, and graphs.
 
 use peerlane_collectives::group::{MemoryRange, Operation};
-use peerlane_conformance::Outcome;
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::{block, check, same, unexpected};

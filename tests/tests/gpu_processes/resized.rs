@@ -2,7 +2,7 @@
 
 use peerlane_collectives::group::{Operation, Part};
 use peerlane_collectives::plan::Algorithm;
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::{block, gathered, same, unexpected};

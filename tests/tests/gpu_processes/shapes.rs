@@ -1,6 +1,6 @@
 //! Gathers blocks of many sizes in every form; the host waits for each start.
 
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::unexpected;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peerlane_collectives::group::Operation;
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use crate::support::data::{block, gathered, same, unexpected};

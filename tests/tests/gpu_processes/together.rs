@@ -8,8 +8,8 @@ use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Instant;
 
-use peerlane_conformance::Outcome;
 use peerlane_hal::Rank;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use super::captured::replayed;

@@ -1,7 +1,7 @@
 //! Gathers over windows: in the group's memory and in the caller's, on streams and in graphs.
 
 use peerlane_collectives::group::{Operation, Window};
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::Case;
 use super::captured::{self, replayed};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use peerlane_collectives::error::Error;
-use peerlane_conformance::{Failure, Outcome, pattern};
+use peerlane_tests::{Failure, Outcome, pattern};
 
 /// What memory holds where nothing may arrive, or nothing has yet.
 pub(crate) const POISON: u8 = 0xA5;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use crate::vendor::memory::DeviceMemory;
 use crate::vendor::stream::CallerStream;

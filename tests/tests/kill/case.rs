@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use peerlane_collectives::bootstrap::tcp;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::processes::{Child, named_files};
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{Deadline, Rank};
+use peerlane_tests::processes::{Child, named_files};
+use peerlane_tests::{Failure, Outcome};
 
 /// The timeout of a group whose victim is killed: nobody may wait that long.
 const KILLED_TIMEOUT: Duration = Duration::from_secs(20);

@@ -7,10 +7,10 @@ use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, Operation};
-use peerlane_conformance::processes::{Child, Parent, leftovers, named_files};
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
+use peerlane_tests::processes::{Child, Parent, leftovers, named_files};
+use peerlane_tests::{Failure, Outcome};
 
 use crate::case::{check, patience, refused};
 

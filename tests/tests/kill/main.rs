@@ -12,7 +12,7 @@ mod rank;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
-use peerlane_conformance::processes::Parent;
+use peerlane_tests::processes::Parent;
 
 use case::{Case, End, Hub, Phase};
 

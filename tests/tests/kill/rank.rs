@@ -9,10 +9,10 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{AbortRecord, Group, GroupOptions, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::processes::{Gated, LEAVE, Parent, leftovers};
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{Deadline, Rank};
 use peerlane_host as host;
+use peerlane_tests::processes::{Gated, LEAVE, Parent, leftovers};
+use peerlane_tests::{Failure, Outcome};
 
 use crate::case::Phase;
 

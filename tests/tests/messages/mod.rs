@@ -9,9 +9,9 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Channel, CopyRange, Group, GroupOptions};
-use peerlane_conformance::middleware::{Layer, Wrapped};
 use peerlane_hal::Rank;
 use peerlane_host as host;
+use peerlane_tests::middleware::{Layer, Wrapped};
 
 const PART: usize = 64;
 const STEPS: i32 = 12;

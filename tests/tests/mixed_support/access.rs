@@ -1,7 +1,7 @@
 //! Reads and writes what a group gathers, in any kind of memory.
 
 use peerlane_collectives::group::MemoryRange;
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::blocking;
 use crate::vendor::gpu::Gpu;

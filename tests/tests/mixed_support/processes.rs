@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::tcp::HubOptions;
-use peerlane_conformance::Outcome;
-use peerlane_conformance::processes::{Child, finish_all};
 use peerlane_hal::Deadline;
+use peerlane_tests::Outcome;
+use peerlane_tests::processes::{Child, finish_all};
 
 use crate::support::data::unexpected;
 

@@ -9,10 +9,10 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Fallback, Group, GroupOptions, Operation};
 use peerlane_collectives::plan::{Algorithm, Tier};
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, LinkKind, Rank};
 use peerlane_host as host;
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use super::access::Access;
 use super::blocking;

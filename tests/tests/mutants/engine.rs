@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_conformance::middleware::{Error, Layer};
 use peerlane_hal::{
     Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Reducer,
     StreamOrdered, Ticket,
 };
 use peerlane_host as host;
+use peerlane_tests::middleware::{Error, Layer};
 
 type HostOp<'a> = Op<'a, host::Local, host::Remote>;
 type Answer<T = ()> = Result<T, Error<host::Error>>;

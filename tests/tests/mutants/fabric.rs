@@ -4,12 +4,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use peerlane_conformance::Harness;
 use peerlane_hal::{
     BackendId, Deadline, DynRegion, EngineRequirements, Error as _, ErrorKind, Fabric, Generation,
     KeyError, Link, PeerMemory, Rank, Region, RemoteKey, Role,
 };
 use peerlane_host as host;
+use peerlane_tests::Harness;
 
 /// The broken rule; a number, since a key is decoded without an object at hand.
 pub(crate) mod flaw {

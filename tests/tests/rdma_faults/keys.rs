@@ -1,10 +1,10 @@
 //! Uses keys and memory that have changed since they were exported.
 
-use peerlane_conformance::Outcome;
 use peerlane_hal::{
     CopyEngine as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Rank, Region, RemoteKey, Role,
 };
 use peerlane_rdma::Key;
+use peerlane_tests::Outcome;
 
 use crate::pair::{ensure, late, pair, put, region, run, wanted};
 

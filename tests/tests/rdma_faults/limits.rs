@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{ErrorKind, Fabric as _, PeerMemory, Role};
 use peerlane_rdma::Error;
+use peerlane_tests::{Failure, Outcome};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 

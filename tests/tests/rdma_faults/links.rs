@@ -4,9 +4,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{ErrorKind, Fabric as _, PeerMemory, Region, Role};
 use peerlane_rdma::Error;
+use peerlane_tests::{Failure, Outcome};
 
 use crate::pair::{PATIENCE, ensure, impatient, late, pair, put, region, run, wanted};
 

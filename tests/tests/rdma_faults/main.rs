@@ -13,9 +13,9 @@ mod queues;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use peerlane_conformance::Outcome;
 use peerlane_hal::{Error as _, ErrorKind, Rank};
 use peerlane_rdma::Fabric;
+use peerlane_tests::Outcome;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();

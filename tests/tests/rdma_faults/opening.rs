@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{CopyEngine, ErrorKind, Fabric as _, PeerMemory, Rank, Role};
 use peerlane_rdma::{DeviceChoice, Fabric, Options};
+use peerlane_tests::{Failure, Outcome};
 
 use crate::links::{first_node, set_link, tc};
 use crate::pair::{drive, ensure, late, options, pair, put, region, wanted};

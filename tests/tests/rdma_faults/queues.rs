@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{
     At, CopyEngine, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Region, Role, Ticket,
 };
 use peerlane_rdma::{Engine, Error};
+use peerlane_tests::{Failure, Outcome};
 
 use crate::pair::{ensure, impatient, late, pair, put, region, run, wanted};
 

@@ -16,9 +16,9 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Failed, Trial};
 use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::tcp::HubOptions;
-use peerlane_conformance::Outcome;
-use peerlane_conformance::processes::{Child, Parent, finish_all};
 use peerlane_hal::Deadline;
+use peerlane_tests::Outcome;
+use peerlane_tests::processes::{Child, Parent, finish_all};
 
 use rdma_support::{hub_address, nodes, reason_to_skip, start, unexpected};
 use scenario::Scenario;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_collectives::group::MemoryRange;
-use peerlane_conformance::middleware::Stream;
+use peerlane_tests::middleware::Stream;
 
 use crate::rdma_support::block;
 

@@ -10,12 +10,12 @@ use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_host as host;
 use peerlane_rdma::{DeviceChoice, Options};
+use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{Failure, Outcome};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::rdma_support::{block, unexpected};

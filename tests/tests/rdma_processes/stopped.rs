@@ -4,13 +4,13 @@
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::Bootstrap;
-use peerlane_conformance::processes::Parent;
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_hal::{
     CopyEngine, Deadline, Error as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Rank,
     Region as _, RemoteKey as _, Role, Ticket,
 };
 use peerlane_rdma::{Engine, Error, Fabric, Key, Options};
+use peerlane_tests::processes::Parent;
+use peerlane_tests::{Failure, Outcome};
 
 use crate::rdma_support::unexpected;
 use crate::scenario::TIMEOUT;

@@ -6,8 +6,8 @@
 use std::process::Command;
 
 use peerlane_collectives::error::Error;
-use peerlane_conformance::processes::Child;
-use peerlane_conformance::{Failure, Outcome, pattern};
+use peerlane_tests::processes::Child;
+use peerlane_tests::{Failure, Outcome, pattern};
 
 /// The namespaces, by name, with commas in between; device `i` is that of namespace `i`.
 const NAMESPACES: &str = "PEERLANE_TEST_RDMA_NAMESPACES";

@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use peerlane_conformance::{Failure, Outcome, RdmaHarness};
 use peerlane_hal::{
     At, CopyEngine, Deadline, Error as _, ErrorKind, Fabric as _, Op, PeerMemory, Rank, Role,
     Ticket,
 };
 use peerlane_rdma::{Engine, Error, Fabric, Local, Options, Remote};
+use peerlane_tests::{Failure, Outcome, RdmaHarness};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 

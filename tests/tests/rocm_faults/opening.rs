@@ -2,8 +2,8 @@
 //! missing or in use, and in containers that share nothing. Each error must name the library's file
 //! and release.
 
-use peerlane_conformance::{GpuDriver, Outcome};
 use peerlane_simulated_driver::Rocm;
+use peerlane_tests::{GpuDriver, Outcome};
 
 use crate::faults::Fault;
 use crate::faults::opener::{no_library, opener, refused};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hip_sys::{Library, hipError_t};
-use peerlane_conformance::{Failure, GpuDriver, Outcome};
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use super::memory::{DeviceMemory, Pinned};
 use super::stream::CallerStream;

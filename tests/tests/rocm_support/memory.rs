@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use hip_sys::Library;
-use peerlane_conformance::Outcome;
+use peerlane_tests::Outcome;
 
 use super::gpu::{Gpu, granted};
 use crate::support::data::POISON;

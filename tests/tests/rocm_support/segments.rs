@@ -7,7 +7,7 @@ use hip_sys::{
     hipMemAllocationHandleType, hipMemAllocationProp, hipMemAllocationProp__bindgen_ty_1,
     hipMemAllocationType, hipMemGenericAllocationHandle_t, hipMemLocation, hipMemLocationType,
 };
-use peerlane_conformance::{Failure, Outcome};
+use peerlane_tests::{Failure, Outcome};
 
 use super::gpu::{Gpu, granted};
 

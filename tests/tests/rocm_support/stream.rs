@@ -6,8 +6,8 @@ use hip_sys::{
     Library, hipError_t, hipGraphExec_t, hipMemcpyKind, hipStream_t, hipStreamCaptureMode,
     hipStreamNonBlocking,
 };
-use peerlane_conformance::{Failure, Outcome};
 use peerlane_rocm::Stream;
+use peerlane_tests::{Failure, Outcome};
 
 use super::gpu::{Gpu, granted};
 use super::memory::Pinned;

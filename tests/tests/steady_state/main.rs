@@ -19,9 +19,9 @@ use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, Operation};
-use peerlane_conformance::processes::{Parent, leftovers};
 use peerlane_hal::Rank;
 use peerlane_host as host;
+use peerlane_tests::processes::{Parent, leftovers};
 
 use counting::Counts;
 

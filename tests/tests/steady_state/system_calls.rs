@@ -9,8 +9,8 @@ use libtest_mimic::Failed;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
-use peerlane_conformance::processes::{Child, Parent};
 use peerlane_hal::{Deadline, Rank};
+use peerlane_tests::processes::{Child, Parent};
 
 use crate::rest::come_to_rest;
 use crate::{STARTS, repeat, warm};

@@ -8,9 +8,9 @@ use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
-use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
+use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 
 use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, SHORT, pause};
 

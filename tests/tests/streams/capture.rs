@@ -3,8 +3,8 @@
 use std::sync::Barrier;
 
 use peerlane_collectives::error::Error;
-use peerlane_conformance::middleware::Stream;
 use peerlane_hal::ErrorKind;
+use peerlane_tests::middleware::Stream;
 
 use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, in_group};
 

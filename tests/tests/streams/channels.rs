@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use insta::assert_snapshot;
 use peerlane_collectives::group::{Channel, Group, Window};
-use peerlane_conformance::middleware::Stream;
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_tests::middleware::Stream;
 
 use crate::support::{GRACE, Gate, LONG, SHORT, in_group};
 

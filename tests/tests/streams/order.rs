@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peerlane_collectives::error::Error;
-use peerlane_conformance::middleware::{Stream, StreamLayer};
+use peerlane_tests::middleware::{Stream, StreamLayer};
 
 use crate::support::{
     BLOCK_BYTES, LONG, Rounds, SHORT, byte, gathered, in_group, in_group_with, pause,

@@ -5,8 +5,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use insta::assert_snapshot;
-use peerlane_conformance::middleware::{Stream, StreamLayer};
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_tests::middleware::{Stream, StreamLayer};
 
 use crate::support::{BLOCK_BYTES, GRACE, Gate, LONG, SHORT, in_group, in_group_with};
 

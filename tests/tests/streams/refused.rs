@@ -4,9 +4,9 @@ use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::group::Group;
-use peerlane_conformance::middleware::{DowngradeLayer, Stream, StreamLayer, Wrapped};
 use peerlane_hal::ErrorKind;
 use peerlane_host as host;
+use peerlane_tests::middleware::{DowngradeLayer, Stream, StreamLayer, Wrapped};
 
 use crate::support::{LONG, in_group};
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::group::{Group, GroupOptions, MemoryRange};
-use peerlane_conformance::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_host as host;
+use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 
 /// Far above what any test here waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(20);

@@ -1,7 +1,7 @@
 //! Runs operations over one window on streams: overlapping ranges must be accessed in stream order.
 
 use peerlane_collectives::error::Error;
-use peerlane_conformance::middleware::Stream;
+use peerlane_tests::middleware::Stream;
 
 use crate::support::{BLOCK_BYTES, Gate, LONG, Rounds, in_group};
 

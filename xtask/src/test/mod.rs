@@ -238,7 +238,7 @@ impl Gpu {
         for package in self.packages {
             command.args(["--package", &format!("peerlane-{package}")]);
         }
-        command.args(["--package", "peerlane-conformance", "--lib"]);
+        command.args(["--package", "peerlane-tests", "--lib"]);
         command.args(["--test", &format!("{}*", self.backend)]);
         if require_device {
             command.env(self.driver, "device");

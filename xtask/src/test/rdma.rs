@@ -29,7 +29,7 @@ const VARIABLES: &str = "PEERLANE_TEST_";
 /// Packages all of whose tests are about RDMA.
 const PACKAGES: [&str; 2] = ["peerlane-rdma", "peerlane-ibverbs-sys"];
 /// The package whose tests are about RDMA if their names begin with [`PREFIX`].
-const CONFORMANCE: &str = "peerlane-conformance";
+const TESTS: &str = "peerlane-tests";
 const PREFIX: &str = "rdma";
 /// The library that test programs open by its file.
 const LIBRARY: &str = "peerlane_simulated_driver";
@@ -115,13 +115,13 @@ fn here(options: &Options) -> Outcome {
 fn commands(options: &Options) -> [Command; 2] {
     let mut backend = cargo(["test", "--tests"]);
     backend.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
-    let mut conformance = cargo(["test", "--package", CONFORMANCE]);
-    conformance.args(["--test", &format!("{PREFIX}*")]);
+    let mut tests = cargo(["test", "--package", TESTS]);
+    tests.args(["--test", &format!("{PREFIX}*")]);
     if options.release {
         backend.arg("--release");
-        conformance.arg("--release");
+        tests.arg("--release");
     }
-    [backend, conformance]
+    [backend, tests]
 }
 
 /// Builds the test programs and adds them to the files of the guest.
@@ -149,14 +149,14 @@ fn add(metadata: &Metadata, artifact: &Artifact, built: &mut Programs) -> Outcom
     let package = metadata.packages.iter().find(|package| package.id == artifact.package_id);
     let package = package.ok_or("an artifact is of no package")?;
     let of_backend = PACKAGES.contains(&package.name.as_str());
-    let of_conformance = package.name.as_str() == CONFORMANCE;
-    if is_test && (of_backend || of_conformance && name.starts_with(PREFIX)) {
+    let of_tests = package.name.as_str() == TESTS;
+    if is_test && (of_backend || of_tests && name.starts_with(PREFIX)) {
         built.tests.push(Program {
             name: format!("{} {name}", package.name),
             file: file.into(),
             folder: package.manifest_path.parent().ok_or("a package has a folder")?.into(),
         });
-    } else if !is_test && (of_backend || of_conformance) {
+    } else if !is_test && (of_backend || of_tests) {
         built.helpers.push(file.into());
     }
     Ok(())

@@ -68,7 +68,7 @@ fn on_cuda(require_device: bool) -> Outcome {
         searched.push(":");
         searched.push(before);
     }
-    let mut command = cargo(["test", "--package", "peerlane-conformance"]);
+    let mut command = cargo(["test", "--package", "peerlane-tests"]);
     // Not those over SDMA engines, which need a real or simulated HSA runtime.
     command.args(["--test", "rocm", "--test", "rocm_processes"]);
     command.env(ROCM.driver, "device").env(SEARCHED, searched);

@@ -3,7 +3,7 @@
 use peerlane_hal::Caps;
 
 /// Value of destination bytes before anything arrives.
-pub(crate) const POISON: u8 = 0xA5;
+pub const POISON: u8 = 0xA5;
 
 /// Largest piece that lengths are derived from: a larger one would take long and show nothing new.
 const PIECE_BYTES_TRIED: u64 = 4 << 20;

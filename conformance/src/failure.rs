@@ -59,6 +59,7 @@ impl fmt::Debug for Failure {
 }
 
 /// Fails the check with a formatted text unless the condition holds.
+#[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
@@ -69,7 +70,10 @@ macro_rules! ensure {
 pub(crate) use ensure;
 
 /// Fails unless the bytes are the expected ones; names the first that differs.
-pub(crate) fn ensure_bytes(what: impl fmt::Display, seen: &[u8], expected: &[u8]) -> Outcome {
+///
+/// # Errors
+/// If a byte or the length differs.
+pub fn ensure_bytes(what: impl fmt::Display, seen: &[u8], expected: &[u8]) -> Outcome {
     if seen == expected {
         return Ok(());
     }
@@ -92,6 +96,9 @@ pub(crate) fn ensure_bytes(what: impl fmt::Display, seen: &[u8], expected: &[u8]
 }
 
 /// Fails unless every byte is `value`.
-pub(crate) fn ensure_all(what: impl fmt::Display, seen: &[u8], value: u8) -> Outcome {
+///
+/// # Errors
+/// If a byte differs.
+pub fn ensure_all(what: impl fmt::Display, seen: &[u8], value: u8) -> Outcome {
     ensure_bytes(what, seen, &vec![value; seen.len()])
 }
