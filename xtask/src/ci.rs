@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::deps::{self, Verdict};
-use crate::{book, examples, header, package, tidy, workspace};
+use crate::{book, examples, header, new_backend, package, tidy, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 struct Step {
@@ -30,6 +30,7 @@ const STEPS: &[Step] = &[
     Step { name: "C header", run: || with_tool("cbindgen", || header::run(true)) },
     Step { name: "book", run: || with_tool("mdbook", book::run) },
     Step { name: "examples", run: || passed(examples::run()) },
+    Step { name: "new backend", run: || passed(new_backend::check()) },
     Step { name: "Python", run: crate::test::python::run_if_possible },
     Step { name: "packages", run: || passed(package::run()) },
     Step { name: "API since the release", run: deps::semver },

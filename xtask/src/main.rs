@@ -14,6 +14,7 @@
 //! | `examples` | the packages under examples |
 //! | `header` | the C header |
 //! | `kernels` | the PTX of the CUDA kernels |
+//! | `new_backend` | a crate for a new backend |
 //! | `package` | the packaged crates, built as by a user |
 //! | `rocm` | releases of ROCm, fetched from Debian |
 //! | `workspace` | the packages and the program of the workspace |
@@ -30,6 +31,7 @@ mod deps;
 mod examples;
 mod header;
 mod kernels;
+mod new_backend;
 mod package;
 mod rocm;
 mod test;
@@ -81,6 +83,8 @@ enum Task {
     Examples,
     /// Packages the crates that are published, and builds them from the packages alone.
     Package,
+    /// Generates a crate for a new backend, whose contract suite passes from the beginning.
+    NewBackend(new_backend::Options),
     /// Builds the wheel of the Python package, optimised.
     Wheel,
     /// Measures Peerlane and other libraries, and writes docs/perf.
@@ -100,6 +104,7 @@ fn main() -> ExitCode {
         Task::Book => book::run(),
         Task::Examples => examples::run(),
         Task::Package => package::run(),
+        Task::NewBackend(options) => new_backend::run(&options),
         Task::Wheel => test::python::build_wheel(),
         Task::Bench(bench) => bench::run(bench),
     };

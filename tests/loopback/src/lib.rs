@@ -1,0 +1,27 @@
+//! A backend for loopback, whose device is a queue in this process so far.
+//!
+//! | file | begins as | becomes |
+//! | --- | --- | --- |
+//! | `device` | memory of this process | the vendor's allocations and addresses |
+//! | `memory`, `key` | registrations of this process, found by their generation | the vendor's registration, export and import |
+//! | `engine` | a queue whose ops the caller runs | the vendor's queue, doorbell and completion |
+//! | `fabric` | ranks that are threads of this process | ranks that are processes |
+//!
+//! Replace one file at a time, and run the contract suite after each: `cargo test --test contract`.
+
+mod device;
+mod engine;
+mod fabric;
+mod key;
+mod memory;
+
+pub use engine::Engine;
+pub use fabric::Fabric;
+pub use key::Key;
+pub use memory::{Local, Memory, Remote};
+
+/// The number of this backend in keys and addresses. Numbers from 0x8000 on are for backends outside of Peerlane.
+pub const BACKEND: peerlane_hal::BackendId = peerlane_hal::BackendId(0x8000);
+
+/// The error of this backend, which has the kinds that need no vendor. Wrap it in an enum when the vendor's codes come.
+pub type Error = peerlane_toolkit::Fault;

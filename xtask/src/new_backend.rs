@@ -1,0 +1,221 @@
+//! `cargo xtask new-backend`: generates a crate for a new accelerator from `tests/loopback`, which passes the contract suite from
+//! the beginning.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::workspace;
+use peerlane_rxe_vm::process::{self, Outcome, cargo};
+
+/// Options of `cargo xtask new-backend`.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// The name of the backend, such as `tpu`.
+    name: String,
+    /// Generate a package of its own in this folder, and change nothing here.
+    #[arg(long, value_name = "FOLDER")]
+    outside: Option<PathBuf>,
+}
+
+const TEMPLATE: &str = "tests/loopback";
+/// Names that backends and the template have.
+const TAKEN: [&str; 6] = ["host", "cuda", "rocm", "rdma", "staged", "loopback"];
+
+pub(crate) fn run(options: &Options) -> Outcome {
+    let name = options.name.as_str();
+    check_name(name)?;
+    let root = workspace::members()?.workspace_root.into_std_path_buf();
+    let folder = match &options.outside {
+        Some(folder) => folder.join(format!("peerlane-{name}")),
+        None => root.join(format!("backend-{name}")),
+    };
+    if folder.exists() {
+        return Err(
+            format!("{} exists; choose another name, or remove it", folder.display()).into()
+        );
+    }
+    for file in [
+        "src/lib.rs",
+        "src/device.rs",
+        "src/engine.rs",
+        "src/fabric.rs",
+        "src/key.rs",
+        "src/memory.rs",
+    ]
+    .into_iter()
+    .chain(["tests/contract.rs", "tests/all_gather.rs", "Cargo.toml"])
+    {
+        let text = renamed(&std::fs::read_to_string(root.join(TEMPLATE).join(file))?, name);
+        let text = match (&options.outside, file) {
+            (Some(_), "Cargo.toml") => manifest_outside(&text, &root)?,
+            _ => text,
+        };
+        let to = folder.join(file);
+        std::fs::create_dir_all(to.parent().expect("a file of a package is in a folder"))?;
+        std::fs::write(to, text)?;
+    }
+    if options.outside.is_none() {
+        register(&root, name)?;
+    }
+    println!("generated {}", folder.display());
+    println!(
+        "  cargo test                        # in that folder: the contract suite, and all-gathers over one and two tiers"
+    );
+    println!("  docs/PORTING.md                   # which file to replace first");
+    if options.outside.is_none() {
+        println!(
+            "Add it to src/open/survey.rs, src/open/fabrics.rs and cli/src/doctor when it opens its device."
+        );
+    }
+    Ok(())
+}
+
+/// Generates a backend outside of the workspace and tests it, for the gate.
+pub(crate) fn check() -> Outcome {
+    let metadata = workspace::members()?;
+    let folder = metadata.target_directory.join("new-backend").into_std_path_buf();
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    run(&Options { name: "example".to_owned(), outside: Some(folder.clone()) })?;
+    let mut test = cargo(["test"]);
+    test.env("CARGO_TARGET_DIR", metadata.target_directory.join("new-backend-target"));
+    test.env("RUSTFLAGS", "-D warnings").current_dir(folder.join("peerlane-example"));
+    process::run(&mut test)
+}
+
+fn check_name(name: &str) -> Outcome {
+    let is_identifier = name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if !is_identifier {
+        let text = format!(
+            "the name is {name:?}, expected lower-case letters, digits and `_` that begin with a letter, such as `tpu`"
+        );
+        return Err(text.into());
+    }
+    if TAKEN.contains(&name) {
+        return Err(
+            format!("the name is {name:?}, which a crate of Peerlane has; choose another").into()
+        );
+    }
+    Ok(())
+}
+
+fn renamed(text: &str, name: &str) -> String {
+    // A number from the name, so that two new backends rarely have the same one.
+    let hash =
+        name.bytes().fold(0_u16, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    let description = "The crate from which `cargo xtask new-backend` begins a backend";
+    text.replace(description, &format!("A backend of Peerlane for {name}"))
+        .replace("BackendId(0x8000)", &format!("BackendId({:#06x})", 0x8001 | hash))
+        .replace("loopback", name)
+}
+
+/// Replaces what a package inherits from the workspace.
+fn manifest_outside(text: &str, root: &Path) -> Outcome<String> {
+    let root = root.to_str().ok_or("the path of the repository is not UTF-8")?;
+    let folders = [
+        ("peerlane-hal", "hal"),
+        ("peerlane-toolkit", "hal/toolkit"),
+        ("peerlane-conformance", "conformance"),
+        ("peerlane-collectives", "collectives"),
+        ("peerlane-host", "hal/host"),
+    ];
+    let inherited = [
+        ("version.workspace = true", "version = \"0.1.0\""),
+        ("edition.workspace = true", "edition = \"2024\""),
+        ("rust-version.workspace = true", "rust-version = \"1.88\""),
+        ("license.workspace = true", "license = \"MIT OR Apache-2.0\""),
+        ("keywords.workspace = true\n", ""),
+        ("categories.workspace = true\n", ""),
+        ("\n[lints]\nworkspace = true\n", "\n[workspace]\n"),
+    ];
+    let mut text = text.to_owned();
+    for (from, to) in inherited {
+        text = text.replace(from, to);
+    }
+    for (package, folder) in folders {
+        let to = format!("{package} = {{ path = \"{root}/{folder}\" }}");
+        text = text.replace(&format!("{package}.workspace = true"), &to);
+    }
+    match text.contains("workspace = true") {
+        true => Err("the template inherits a field that new_backend.rs does not know".into()),
+        false => Ok(text),
+    }
+}
+
+/// Adds the crate to the lists of the workspace.
+fn register(root: &Path, name: &str) -> Outcome {
+    for (file, before, added) in entries(name) {
+        let path = root.join(file);
+        let text = std::fs::read_to_string(&path)?;
+        let at = text.find(before).ok_or_else(|| format!("{file} has no {before:?}"))?;
+        std::fs::write(path, format!("{}{added}{}", &text[..at], &text[at..]))?;
+    }
+    // The length of the list.
+    let path = root.join("xtask/src/tidy/content.rs");
+    let text = std::fs::read_to_string(&path)?;
+    let (head, rest) = text.split_once("[&str; ").ok_or("content.rs has no list of folders")?;
+    let (count, rest) = rest.split_once(']').ok_or("content.rs has no list of folders")?;
+    let count: usize = count.parse()?;
+    Ok(std::fs::write(path, format!("{head}[&str; {}]{rest}", count + 1))?)
+}
+
+/// The files that list backends, the text before which a line is added, and the line.
+fn entries(name: &str) -> [(&'static str, &'static str, String); 4] {
+    let dependencies = "\"peerlane-hal\", \"peerlane-toolkit\", \"peerlane-conformance\", \"peerlane-collectives\", \"peerlane-host\"";
+    [
+        ("Cargo.toml", "\"collectives\", \"planning\", ", format!("\"backend-{name}\", ")),
+        (
+            "Cargo.toml",
+            "peerlane-staged = { workspace = [\"peerlane-hal\"",
+            format!("peerlane-{name} = {{ workspace = [{dependencies}], others = [] }}\n"),
+        ),
+        ("xtask/src/tidy/content.rs", "    \"bindings\",\n", format!("    \"backend-{name}\",\n")),
+        (
+            "docs/ARCHITECTURE.md",
+            "| `collectives/` |",
+            format!(
+                "| `backend-{name}/` | peerlane-{name} | the backend for {name} | hal, toolkit |\n"
+            ),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_identifiers_that_no_backend_has() {
+        for name in ["tpu", "gaudi3", "my_chip"] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        let text = |name| check_name(name).unwrap_err().to_string();
+        assert!(text("cuda").contains("which a crate of Peerlane has"));
+        for name in ["", "3d", "Tpu", "a-b", "a b", "../x"] {
+            assert!(text(name).contains(&format!("{name:?}")), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_package_outside_inherits_nothing() {
+        let root = workspace::members().unwrap().workspace_root.into_std_path_buf();
+        let template = std::fs::read_to_string(root.join(TEMPLATE).join("Cargo.toml")).unwrap();
+        let manifest =
+            manifest_outside(&renamed(&template, "tpu"), Path::new("/peerlane")).unwrap();
+        assert!(manifest.contains("name = \"peerlane-tpu\""), "{manifest}");
+        assert!(manifest.contains("peerlane-hal = { path = \"/peerlane/hal\" }"), "{manifest}");
+        assert!(manifest.ends_with("[workspace]\n"), "{manifest}");
+    }
+
+    #[test]
+    fn the_lists_of_the_workspace_have_the_text_before_which_a_line_is_added() {
+        let root = workspace::members().unwrap().workspace_root.into_std_path_buf();
+        for (file, before, _) in entries("tpu") {
+            let text = std::fs::read_to_string(root.join(file)).unwrap();
+            assert_eq!(text.matches(before).count(), 1, "{file} {before}");
+        }
+    }
+}
