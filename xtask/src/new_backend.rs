@@ -2,6 +2,7 @@
 //! the beginning.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use clap::Args;
 
@@ -55,6 +56,10 @@ pub(crate) fn run(options: &Options) -> Outcome {
         std::fs::create_dir_all(to.parent().expect("a file of a package is in a folder"))?;
         std::fs::write(to, text)?;
     }
+    // The imports of the new name are sorted differently.
+    let sources =
+        ["src/lib.rs", "tests/contract.rs", "tests/all_gather.rs"].map(|file| folder.join(file));
+    process::run(Command::new("rustfmt").args(["--edition", "2024"]).args(sources))?;
     if options.outside.is_none() {
         register(&root, name)?;
     }
@@ -71,18 +76,31 @@ pub(crate) fn run(options: &Options) -> Outcome {
     Ok(())
 }
 
-/// Generates a backend outside of the workspace and tests it, for the gate.
+/// Generates a backend outside of the workspace and one in a copy of the repository, and tests both, for the gate.
 pub(crate) fn check() -> Outcome {
     let metadata = workspace::members()?;
     let folder = metadata.target_directory.join("new-backend").into_std_path_buf();
+    let target = metadata.target_directory.join("new-backend-target");
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;
     }
-    run(&Options { name: "example".to_owned(), outside: Some(folder.clone()) })?;
-    let mut test = cargo(["test"]);
-    test.env("CARGO_TARGET_DIR", metadata.target_directory.join("new-backend-target"));
-    test.env("RUSTFLAGS", "-D warnings").current_dir(folder.join("peerlane-example"));
-    process::run(&mut test)
+    let name = "example".to_owned();
+    run(&Options { name, outside: Some(folder.clone()) })?;
+    let run_in = |folder: &Path, mut command: Command| {
+        process::run(command.env("CARGO_TARGET_DIR", &target).current_dir(folder))
+    };
+    run_in(&folder.join("peerlane-example"), cargo(["test"]))?;
+    let copy = folder.join("copy");
+    let mut clone = Command::new("git");
+    clone.args(["clone", "--quiet"]).arg(&metadata.workspace_root).arg(&copy);
+    process::run(&mut clone)?;
+    run_in(&copy, cargo(["xtask", "new-backend", "example"]))?;
+    let mut add = Command::new("git");
+    add.args(["add", "--all"]);
+    run_in(&copy, add)?;
+    run_in(&copy, cargo(["fmt", "--all", "--check"]))?;
+    run_in(&copy, cargo(["xtask", "tidy"]))?;
+    run_in(&copy, cargo(["test", "--package", "peerlane-example"]))
 }
 
 fn check_name(name: &str) -> Outcome {
@@ -123,9 +141,9 @@ fn manifest_outside(text: &str, root: &Path) -> Outcome<String> {
         ("peerlane-host", "hal/host"),
     ];
     let inherited = [
+        ("rust-version.workspace = true", "rust-version = \"1.88\""),
         ("version.workspace = true", "version = \"0.1.0\""),
         ("edition.workspace = true", "edition = \"2024\""),
-        ("rust-version.workspace = true", "rust-version = \"1.88\""),
         ("license.workspace = true", "license = \"MIT OR Apache-2.0\""),
         ("keywords.workspace = true\n", ""),
         ("categories.workspace = true\n", ""),
@@ -156,10 +174,11 @@ fn register(root: &Path, name: &str) -> Outcome {
     // The length of the list.
     let path = root.join("xtask/src/tidy/content.rs");
     let text = std::fs::read_to_string(&path)?;
-    let (head, rest) = text.split_once("[&str; ").ok_or("content.rs has no list of folders")?;
+    let (head, rest) =
+        text.split_once("TOP_LEVEL: [&str; ").ok_or("content.rs has no list of folders")?;
     let (count, rest) = rest.split_once(']').ok_or("content.rs has no list of folders")?;
     let count: usize = count.parse()?;
-    Ok(std::fs::write(path, format!("{head}[&str; {}]{rest}", count + 1))?)
+    Ok(std::fs::write(path, format!("{head}TOP_LEVEL: [&str; {}]{rest}", count + 1))?)
 }
 
 /// The files that list backends, the text before which a line is added, and the line.
@@ -207,6 +226,8 @@ mod tests {
             manifest_outside(&renamed(&template, "tpu"), Path::new("/peerlane")).unwrap();
         assert!(manifest.contains("name = \"peerlane-tpu\""), "{manifest}");
         assert!(manifest.contains("peerlane-hal = { path = \"/peerlane/hal\" }"), "{manifest}");
+        assert!(manifest.contains("\nversion = \"0.1.0\"\n"), "{manifest}");
+        assert!(manifest.contains("\nrust-version = \"1.88\"\n"), "{manifest}");
         assert!(manifest.ends_with("[workspace]\n"), "{manifest}");
     }
 
