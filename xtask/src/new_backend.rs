@@ -13,7 +13,11 @@ use peerlane_rxe_vm::process::{self, Outcome, cargo};
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// The name of the backend, such as `tpu`.
-    name: String,
+    #[arg(required_unless_present = "check")]
+    name: Option<String>,
+    /// Generate backends below target/, and test them.
+    #[arg(long, conflicts_with_all = ["name", "outside"])]
+    check: bool,
     /// Generate a package of its own in this folder, and change nothing here.
     #[arg(long, value_name = "FOLDER")]
     outside: Option<PathBuf>,
@@ -24,10 +28,16 @@ const TEMPLATE: &str = "tests/loopback";
 const TAKEN: [&str; 6] = ["host", "cuda", "rocm", "rdma", "staged", "loopback"];
 
 pub(crate) fn run(options: &Options) -> Outcome {
-    let name = options.name.as_str();
+    match &options.name {
+        Some(name) => generate(name, options.outside.as_deref()),
+        None => check(),
+    }
+}
+
+fn generate(name: &str, outside: Option<&Path>) -> Outcome {
     check_name(name)?;
     let root = workspace::members()?.workspace_root.into_std_path_buf();
-    let folder = match &options.outside {
+    let folder = match outside {
         Some(folder) => folder.join(format!("peerlane-{name}")),
         None => root.join(format!("backend-{name}")),
     };
@@ -48,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     .chain(["tests/contract.rs", "tests/all_gather.rs", "Cargo.toml"])
     {
         let text = renamed(&std::fs::read_to_string(root.join(TEMPLATE).join(file))?, name);
-        let text = match (&options.outside, file) {
+        let text = match (outside, file) {
             (Some(_), "Cargo.toml") => manifest_outside(&text, &root)?,
             _ => text,
         };
@@ -60,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     let sources =
         ["src/lib.rs", "tests/contract.rs", "tests/all_gather.rs"].map(|file| folder.join(file));
     process::run(Command::new("rustfmt").args(["--edition", "2024"]).args(sources))?;
-    if options.outside.is_none() {
+    if outside.is_none() {
         register(&root, name)?;
     }
     println!("generated {}", folder.display());
@@ -68,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
         "  cargo test                        # in that folder: the contract suite, and all-gathers over one and two tiers"
     );
     println!("  docs/PORTING.md                   # which file to replace first");
-    if options.outside.is_none() {
+    if outside.is_none() {
         println!(
             "Add it to src/open/survey.rs, src/open/fabrics.rs and cli/src/doctor when it opens its device."
         );
@@ -84,8 +94,7 @@ pub(crate) fn check() -> Outcome {
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;
     }
-    let name = "example".to_owned();
-    run(&Options { name, outside: Some(folder.clone()) })?;
+    generate("example", Some(&folder))?;
     let run_in = |folder: &Path, mut command: Command| {
         process::run(command.env("CARGO_TARGET_DIR", &target).current_dir(folder))
     };
