@@ -156,7 +156,7 @@ impl<'w, H: Harness> Participant<'w, H> {
 
     /// Allocates own memory, which lives until all ranks of the check have ended.
     pub(crate) fn own_memory(&self, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
-        let memory = self.harness.own_memory(bytes)?;
+        let memory = self.harness.own_memory(self.rank(), bytes)?;
         self.rendezvous.keep(Arc::clone(&memory));
         Some(memory)
     }

@@ -242,6 +242,22 @@ fn main() -> ExitCode {
             "what_one_fabric_allocated_another_can_register",
             "timed out after 1s: waited for flag 3",
         ),
+        flawed::<{ flaw::ALLOCATES_DIRTY }>(
+            "AllocatesDirty",
+            "allocated_memory_is_zeroed",
+            "allocation 0 of 8 bytes: byte 0 is 0x01, expected 0x00",
+        ),
+        flawed::<{ flaw::ADOPTS_ANY_ADDRESS }>(
+            "AdoptsAnyAddress",
+            "memory_of_another_device_is_refused",
+            "adopt of device memory of another device as Data succeeded",
+        ),
+        // The memory of every mutant is that of a fabric that is connected to itself.
+        flawed::<{ flaw::IMPORTS_UNCONNECTED }>(
+            "ImportsUnconnected",
+            "memory_of_a_rank_that_is_not_connected_cannot_be_imported",
+            "import in a fabric without connections succeeded",
+        ),
         flawed::<{ flaw::REUSED_AS_IT_WAS }>(
             "ReusedAsItWas",
             "memory_that_is_reused_is_zeroed",

@@ -77,7 +77,7 @@ fn generate(name: &str, outside: Option<&Path>) -> Outcome {
     println!(
         "  cargo test                        # in that folder: the contract suite, and all-gathers over one and two tiers"
     );
-    println!("  docs/PORTING.md                   # which file to replace first");
+    println!("  docs/book/uses/porter.md          # which file to replace first");
     if outside.is_none() {
         println!(
             "Add it to src/open/survey.rs, src/open/fabrics.rs and cli/src/doctor when it opens its device."

@@ -1,14 +1,17 @@
 //! Checks contract 9: dependencies.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_hal::{Fabric, PeerMemory, Rank, Region, Role};
+use peerlane_hal::{
+    DmaBuf, DynRegion, Error as _, ErrorKind, Fabric, Flush, PeerMemory, Rank, Region, Role, Space,
+};
 
 use super::rounds::Rounds;
 use crate::data::{aligned, pattern, seed};
 use crate::engine::{OpOf, put, signal, wait_reset};
-use crate::failure::{Failure, Outcome, ensure};
+use crate::failure::{Failure, Outcome, ensure, ensure_all};
 use crate::harness::{Harness, LocalOf};
 use crate::ranks::{on_each, on_ranks};
 
@@ -200,6 +203,111 @@ pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
         let seen = data.flag_value(0);
         ensure!(seen.is_none(), "flag_value(0) of a data region returned {seen:x?}, expected None");
         me.barrier()
+    })
+}
+
+/// Allocates data and flags of several sizes, and fills the data so that the next allocation of that size is dirty if it is not
+/// zeroed.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn allocated_memory_is_zeroed<H: Harness>(harness: &H) -> Outcome {
+    on_ranks(harness, 1, |me| {
+        for bytes in [8, 1000, 100_000, 4 << 20].map(|bytes| aligned(&me.caps, bytes)) {
+            for round in 0..2 {
+                let region = me.allocate(bytes, Role::Data)?;
+                ensure_all(
+                    format!("allocation {round} of {bytes} bytes"),
+                    &me.read(&region, 0, bytes),
+                    0,
+                )?;
+                me.poison(&region, 0..bytes);
+            }
+            let flags = me.allocate(bytes / 8 * 8, Role::Flags)?;
+            for word in [0, bytes / 16, bytes / 8 - 1] {
+                let seen = flags.flag_value(word).unwrap_or(0);
+                ensure!(seen == 0, "flag {word} of {bytes} new bytes is {seen:#x}, expected 0");
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Memory of a device that no backend knows, at an address that is none of the host.
+struct Foreign;
+
+// SAFETY: the memory is of an imaginary device, which nobody accesses.
+unsafe impl Region for Foreign {
+    fn base(&self) -> NonNull<u8> {
+        // The lowest pages are never mapped.
+        NonNull::new(std::ptr::without_provenance_mut(4096)).expect("it is not 0")
+    }
+
+    fn bytes(&self) -> u64 {
+        4096
+    }
+
+    fn space(&self) -> Space {
+        Space::Device
+    }
+
+    fn flags(&self) -> Option<&[AtomicU64]> {
+        None
+    }
+
+    fn flag_value(&self, _word: u64) -> Option<u64> {
+        None
+    }
+
+    fn dma_buf(&self) -> Result<DmaBuf, String> {
+        Err("the device of this check has no dma-buf".to_owned())
+    }
+
+    fn flush(&self) -> Option<Arc<dyn Flush>> {
+        None
+    }
+
+    fn allow_reuse(&self) {}
+}
+
+/// Adopts a region of device memory that is of no device of the backend.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn memory_of_another_device_is_refused<H: Harness>(harness: &H) -> Outcome {
+    on_ranks(harness, 1, |me| {
+        let region = DynRegion::new(Arc::new(Foreign));
+        for role in [Role::Data, Role::Flags] {
+            // SAFETY: the region lives, and nobody accesses its memory.
+            let adopted = unsafe { me.fabric.memory().adopt(&region, role) };
+            ensure!(
+                adopted.is_err(),
+                "adopt of device memory of another device as {role:?} succeeded"
+            );
+        }
+        Ok(())
+    })
+}
+
+/// Imports a key of this rank in a fabric that is not connected.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn memory_of_a_rank_that_is_not_connected_cannot_be_imported<H: Harness>(
+    harness: &H,
+) -> Outcome {
+    on_ranks(harness, 1, |me| {
+        let region = me.allocate(64, Role::Data)?;
+        let key = me.fabric.memory().export(&region)?;
+        let fresh =
+            me.fabric.reopen(me.rank(), 1).map_err(|e| Failure::from(e).within("reopen"))?;
+        match fresh.memory().import(me.rank(), &key, me.deadline()) {
+            Err(error) if error.kind() == ErrorKind::PeerLost => Ok(()),
+            Err(error) => Err(Failure::from(error).within("expected PeerLost, found")),
+            Ok(_) => Err(Failure::new(
+                "import in a fabric without connections succeeded, expected PeerLost",
+            )),
+        }
     })
 }
 

@@ -112,6 +112,9 @@ checks! {
     dependencies::ones_own_key_gives_an_alias [];
     dependencies::what_one_fabric_allocated_another_can_register [];
     dependencies::a_region_tells_what_its_flags_hold [];
+    dependencies::allocated_memory_is_zeroed [];
+    dependencies::memory_of_another_device_is_refused [];
+    dependencies::memory_of_a_rank_that_is_not_connected_cannot_be_imported [];
     dependencies::memory_that_is_reused_is_zeroed [];
     dependencies::a_fabric_opens_again_as_another_rank [];
     polling::a_polled_engine_moves_when_it_is_polled [Polled];

@@ -66,8 +66,8 @@ impl<H: Harness, L: Layer<H::Fabric> + 'static> Harness for Layered<H, L> {
         self.inner.read(region, offset, bytes);
     }
 
-    fn own_memory(&self, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
-        self.inner.own_memory(bytes)
+    fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+        self.inner.own_memory(rank, bytes)
     }
 
     fn break_engine(&self, engine: &mut EngineOf<Self>) -> Option<ErrorKind> {

@@ -90,11 +90,12 @@ pub trait Harness: Send + Sync + 'static {
         unsafe { pointer.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) }
     }
 
-    /// Allocates zeroed memory outside the fabric, to be registered. It is aligned to at least 8
+    /// Allocates zeroed memory of the device of `rank` outside the fabric, to be registered. It is aligned to at least 8
     /// bytes.
     ///
     /// Returns `None` if the fabric cannot register memory.
-    fn own_memory(&self, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+    fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+        let _ = rank;
         Some(Arc::new(HostMemory::zeroed(bytes)))
     }
 

@@ -1,6 +1,5 @@
 //! Opens GPU backends, on GPUs or on the simulated driver.
 
-use std::cell::Cell;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,11 +40,6 @@ pub trait Gpu: PeerDevice {
     fn zeroed(device: u32, bytes: u64) -> Arc<dyn OwnMemory>;
 }
 
-thread_local! {
-    /// Device of the rank that this thread runs.
-    static DEVICE: Cell<u32> = const { Cell::new(0) };
-}
-
 /// Runs checks on a GPU backend with any options; ranks take the devices in turn.
 pub struct GpuHarness<G: Gpu> {
     name: String,
@@ -79,7 +73,6 @@ where
 
     fn open(&self, rank: Rank, ranks: usize) -> Result<Fabric<G>, ErrorOf<G>> {
         let device = rank.0 % self.driver.devices::<G>()?;
-        DEVICE.set(device);
         Fabric::open_with(rank, ranks, G::options_on(device, &self.options))
     }
 
@@ -96,8 +89,9 @@ where
         region.download(offset, bytes).expect("a check reads inside its own region");
     }
 
-    fn own_memory(&self, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
-        Some(G::zeroed(DEVICE.get(), bytes))
+    fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+        let devices = self.driver.devices::<G>().ok()?;
+        Some(G::zeroed(rank.0 % devices, bytes))
     }
 }
 

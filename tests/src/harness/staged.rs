@@ -65,8 +65,8 @@ impl<D: Harness, N: Harness> Harness for StagedHarness<D, N> {
         self.device.read(device_of::<D, N>(region), offset, bytes);
     }
 
-    fn own_memory(&self, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
-        self.device.own_memory(bytes)
+    fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+        self.device.own_memory(rank, bytes)
     }
 }
 

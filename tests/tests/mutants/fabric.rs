@@ -29,6 +29,12 @@ pub(crate) mod flaw {
     pub(crate) const ANY_ADDRESS_CONNECTS: u8 = 5;
     /// Flags are as an earlier region left them.
     pub(crate) const REUSED_AS_IT_WAS: u8 = 7;
+    /// New memory is as an earlier owner left it.
+    pub(crate) const ALLOCATES_DIRTY: u8 = 9;
+    /// Any address is taken for one of this device.
+    pub(crate) const ADOPTS_ANY_ADDRESS: u8 = 10;
+    /// A key is imported without a connection.
+    pub(crate) const IMPORTS_UNCONNECTED: u8 = 11;
     /// A fabric is reopened as the rank that it was.
     pub(crate) const REOPENS_AS_ITSELF: u8 = 8;
 }
@@ -123,7 +129,12 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
     type Remote = host::Remote;
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<host::Local, host::Error> {
-        self.own.memory().allocate(bytes, role)
+        let region = self.own.memory().allocate(bytes, role)?;
+        if FLAW == flaw::ALLOCATES_DIRTY && role == Role::Data {
+            // SAFETY: the region is new, so nobody else accesses its bytes.
+            unsafe { region.base().as_ptr().write_bytes(1, region.bytes() as usize) };
+        }
+        Ok(region)
     }
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<host::Local, host::Error> {
@@ -135,8 +146,14 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<host::Local, host::Error> {
-        // SAFETY: the caller upholds the same contract.
-        unsafe { self.register(region.base(), region.bytes(), role) }
+        match FLAW {
+            // SAFETY: the caller upholds the same contract.
+            flaw::ADOPTS_ANY_ADDRESS => unsafe {
+                self.register(region.base(), region.bytes(), role)
+            },
+            // SAFETY: as above.
+            _ => unsafe { self.own.memory().adopt(region, role) },
+        }
     }
 
     unsafe fn register(

@@ -56,7 +56,7 @@ use crate::device::{DevicePtr, backend_id};
 use crate::handover::{self, ProcessToken};
 use host::AdoptedHost;
 use key::Access;
-use peerlane_hal::{Deadline, DynRegion, PeerMemory, Rank, Region as _, Role};
+use peerlane_hal::{Deadline, DynRegion, PeerMemory, Rank, Region as _, Role, Space};
 use region::NicAccess;
 use registration::Registration;
 use transfer::Transfer;
@@ -243,6 +243,15 @@ unsafe impl<D: RegionDevice> PeerMemory for Memory<D> {
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local<D>, D::Error> {
+        if region.space() == Space::Device && region.downcast::<Local<D>>().is_none() {
+            let text = format!(
+                "cannot adopt {} bytes of device memory at {:p}: they are not of a region of {}, and an address alone can belong to any device",
+                region.bytes(),
+                region.base(),
+                backend_id::<D>(),
+            );
+            return Err(Fault::Argument(text).into());
+        }
         // SAFETY: the caller upholds the same contract.
         unsafe { self.register(region.base(), region.bytes(), role) }
     }
