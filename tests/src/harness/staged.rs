@@ -65,8 +65,9 @@ impl<D: Harness, N: Harness> Harness for StagedHarness<D, N> {
         self.device.read(device_of::<D, N>(region), offset, bytes);
     }
 
-    fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
-        self.device.own_memory(rank, bytes)
+    fn own_memory(&self, _rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
+        // That of the rank as which `open` opens the device.
+        self.device.own_memory(Rank(0), bytes)
     }
 }
 
