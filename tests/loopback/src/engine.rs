@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Op, Reducer, StreamOrdered, Ticket};
+use peerlane_hal::{At, Caps, CopyEngine, Op, Reducer, StreamOrdered, Ticket};
 use peerlane_toolkit::{EngineRegion, EngineState, TicketCounter, TimedParker};
 
 use crate::memory::{Local, Remote};
@@ -45,16 +45,8 @@ enum Command {
 impl Command {
     fn of(op: &Op<'_, Local, Remote>) -> Result<Self, Error> {
         Ok(match *op {
-            Op::Put { dst, src, bytes } => {
-                let (dst, src) =
-                    (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
-                Self::Copy { dst, src, bytes }
-            }
-            Op::Get { dst, src, bytes } => {
-                let (dst, src) =
-                    (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
-                Self::Copy { dst, src, bytes }
-            }
+            Op::Put { dst, src, bytes } => Self::copy(dst, src, bytes),
+            Op::Get { dst, src, bytes } => Self::copy(dst, src, bytes),
             Op::Signal { flag, value } => {
                 Self::Signal { flag: flag.region.flag_address(flag.word), value }
             }
@@ -66,6 +58,11 @@ impl Command {
                 return Err(Error::Argument(text.to_owned()));
             }
         })
+    }
+
+    fn copy(dst: At<'_, impl EngineRegion>, src: At<'_, impl EngineRegion>, bytes: u64) -> Self {
+        let (dst, src) = (dst.region.address_at(dst.offset), src.region.address_at(src.offset));
+        Self::Copy { dst, src, bytes }
     }
 
     /// Runs the command if it can run now, and returns whether it did.

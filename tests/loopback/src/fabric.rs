@@ -2,8 +2,6 @@
 //!
 //! An address names the backend, the rank, and a registration that lives as long as the fabric.
 
-use std::sync::{Arc, Mutex};
-
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{
     BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link, LinkKind,
@@ -35,7 +33,7 @@ impl Fabric {
                 format!("rank is {rank}, expected a rank below {ranks}, the number of ranks");
             return Err(Error::Argument(text));
         }
-        let memory = Memory { rank, connected: Arc::new(Mutex::new(vec![false; ranks])) };
+        let memory = Memory::new(rank, ranks);
         Ok(Self { ranks, memory, presence: Local::allocate(rank, 8, Role::Data)? })
     }
 }
@@ -94,18 +92,18 @@ unsafe impl FabricTrait for Fabric {
             let how = "no fabric of this process has the address".to_owned();
             return Err(Error::PeerLost { peer, how });
         }
-        let mut connected =
-            self.memory.connected.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        connected[peer.index()] = true;
+        self.memory.connected()[peer.index()] = true;
         Ok(())
     }
 
     fn link(&self, peer: Rank) -> Option<Link> {
-        let connected =
-            self.memory.connected.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let is_own = peer == self.memory.rank;
         let kind = if is_own { LinkKind::Local } else { LinkKind::SharedMemory };
-        connected.get(peer.index())?.then_some(Link { peer, kind, bytes_per_second: None })
+        self.memory.connected().get(peer.index())?.then_some(Link {
+            peer,
+            kind,
+            bytes_per_second: None,
+        })
     }
 
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use peerlane_hal::{
     Deadline, DmaBuf, DynRegion, Flush, Generation, PeerMemory, Rank, Region, Role, Space,
@@ -18,7 +18,18 @@ use crate::{BACKEND, Error, Key};
 #[derive(Debug)]
 pub struct Memory {
     pub(crate) rank: Rank,
-    pub(crate) connected: Arc<Mutex<Vec<bool>>>,
+    connected: Mutex<Vec<bool>>,
+}
+
+impl Memory {
+    pub(crate) fn new(rank: Rank, ranks: usize) -> Self {
+        Self { rank, connected: Mutex::new(vec![false; ranks]) }
+    }
+
+    /// Returns by rank whether a peer is connected.
+    pub(crate) fn connected(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.connected.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
 }
 
 #[derive(Debug)]
@@ -118,7 +129,7 @@ unsafe impl Region for Local {
     fn allow_reuse(&self) {}
 }
 
-/// Implements what engines ask of a region that has a registration.
+/// Implements the bounds and the addresses of a region by its registration.
 macro_rules! region_of_engine {
     ($region:ty, $field:tt) => {
         impl RegionBounds for $region {
@@ -187,8 +198,7 @@ unsafe impl PeerMemory for Memory {
     }
 
     fn import(&self, peer: Rank, key: &Key, _deadline: Deadline) -> Result<Remote, Error> {
-        let connected = self.connected.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if connected.get(peer.index()) != Some(&true) {
+        if self.connected().get(peer.index()) != Some(&true) {
             return Err(Error::NotConnected { peer });
         }
         if key.rank != peer {
