@@ -139,6 +139,14 @@ def ways(options, device):
     return found
 
 
+def ratio_of(values, others):
+    """Returns the geometric mean of the ratios of pairs, and its 95 % interval."""
+    logs = [math.log(value / other) for value, other in zip(values, others)]
+    middle = statistics.fmean(logs)
+    half = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return [math.exp(middle), math.exp(middle - half), math.exp(middle + half)]
+
+
 def compare(options, device):
     training, gathers = Training(options, device), ways(options, device)
     times, peaks = {name: [] for name in gathers}, {}
@@ -163,21 +171,12 @@ def compare(options, device):
     base = times["PyTorch's default"]
     rows = []
     for name, values in times.items():
-        ratios = [math.log(value / other) for value, other in zip(values, base)]
-        middle = statistics.fmean(ratios)
-        half = 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.inf
-        interval = [math.exp(middle - half), math.exp(middle + half)]
+        ratio, *interval = ratio_of(values, base)
         median = statistics.median(values)
-        rows.append({"way": name, "step_ms": 1e3 * median, "ratio": math.exp(middle), "interval": interval, **peaks.get(name, {})})
-    ratios_to_best = {}
-    for name, values in times.items():
-        if name != "Peerlane":
-            logs = [math.log(own / other) for own, other in zip(times["Peerlane"], values)]
-            half = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
-            middle = statistics.fmean(logs)
-            ratios_to_best[name] = [math.exp(middle), math.exp(middle - half), math.exp(middle + half)]
+        rows.append({"way": name, "step_ms": 1e3 * median, "ratio": ratio, "interval": interval, **peaks.get(name, {})})
+    to_others = {name: ratio_of(times["Peerlane"], values) for name, values in times.items() if name != "Peerlane"}
     del training
-    return {"rows": rows, "peerlane_to": ratios_to_best, "report": gathers["Peerlane"].report(), "ways": gathers}
+    return {"rows": rows, "peerlane_to": to_others, "report": gathers["Peerlane"].report(), "ways": gathers}
 
 
 def losses(options, device, gather):

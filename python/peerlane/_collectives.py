@@ -54,8 +54,7 @@ class Collectives:
         source, target = self._views(collective, input, output, root)
         count = self._count(collective, source, target, counts, splits, root)
         if self.is_cpu:
-            future = self._start(collective, source, target, count, root, reduction)
-            future._output = lambda: output
+            future = self._start(collective, source, target, count, root, reduction, output)
             return future.wait(timeout) if wait else future
         if self.streams is None:
             from peerlane._gpu import Streams
@@ -318,7 +317,9 @@ class Collectives:
             options["input"] = (windows[0], begin)
         return self.arena.settled().prepare(start.collective, start.dtype, count, resizable=True, check_starts=True, **options)
 
-    def _start(self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str) -> Future:
+    def _start(
+        self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str, output: Any
+    ) -> Future:
         self.finish()
         start = self.plan(collective, source, target, count, root)
         for copy in start.copies_in():
@@ -330,7 +331,7 @@ class Collectives:
             for copy in start.copies_out():
                 ctypes.memmove(*copy)
 
-        self.open = Future(prepared, lambda: target, finish)
+        self.open = Future(prepared, lambda: output, finish)
         return self.open
 
 

@@ -283,7 +283,7 @@ impl Group {
         })
     }
 
-    /// Gives the group up without the other ranks, which lose this rank unless it is closed. It does not wait for a call that Ctrl-C has left.
+    /// Leaves the group without the other ranks, which lose this rank unless the group is closed. It does not wait for a call that Ctrl-C has left.
     fn abandon(&self) {
         self.inner.is_abandoned.store(true, Ordering::Relaxed);
         if let Ok(mut group) = self.inner.group.try_lock() {
@@ -456,14 +456,14 @@ impl Window {
     }
 }
 
-/// What a view of a window keeps.
+/// Keeps a window open for one view of its memory, and counts the view.
 #[pyclass(frozen)]
 struct View {
     _window: Py<Window>,
     _count: Arc<()>,
 }
 
-/// The server through which ranks find each other.
+/// Serves the messages through which ranks find each other and agree.
 #[pyclass(frozen)]
 pub(crate) struct Hub {
     hub: Mutex<Option<tcp::Hub>>,

@@ -9,7 +9,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::call::{invalid, invalid_argument};
+use crate::call::invalid_argument;
 
 const CPU: (i32, i32) = (1, 0);
 const CUDA: i32 = 2;
@@ -43,7 +43,7 @@ pub(crate) fn device(space: Space, backend: BackendId, ordinal: Option<u32>) -> 
     }
 }
 
-/// A range of memory as numbers, which can leave a closure without the interpreter.
+/// Holds an address range as numbers, which may move between threads, unlike the pointer of a [`MemoryRange`].
 pub(crate) struct RawRange {
     address: usize,
     nbytes: usize,
@@ -65,21 +65,23 @@ impl RawRange {
 
 impl Memory {
     pub(crate) fn within(
-        place: &RawRange,
+        range: &RawRange,
         dtype: DType,
         device: (i32, i32),
         owner: Py<PyAny>,
     ) -> Self {
-        let (nbytes, size) = (place.nbytes, dtype.bytes());
-        Self {
-            address: place.address,
-            nbytes,
-            dtype,
-            device,
-            _owner: owner,
-            shape: [(nbytes / size).cast_signed()],
-            strides: [size.cast_signed()],
-        }
+        Self::of((range.address, range.nbytes), dtype, device, owner)
+    }
+
+    fn of(
+        (address, nbytes): (usize, usize),
+        dtype: DType,
+        device: (i32, i32),
+        owner: Py<PyAny>,
+    ) -> Self {
+        let size = dtype.bytes();
+        let (shape, strides) = ([(nbytes / size).cast_signed()], [size.cast_signed()]);
+        Self { address, nbytes, dtype, device, _owner: owner, shape, strides }
     }
 
     /// Returns the type as in the module `struct`; unsigned integers for types that it lacks.
@@ -139,12 +141,9 @@ impl Memory {
                 "memory of {nbytes} bytes at {address:#x}, expected an address and whole elements of {} bytes",
                 dtype.bytes()
             );
-            return Err(crate::call::raised(&invalid(text)));
+            return Err(invalid_argument(text));
         }
-        let size = dtype.bytes();
-        let shape = [(nbytes / size).cast_signed()];
-        let strides = [size.cast_signed()];
-        Ok(Self { address, nbytes, dtype, device, _owner: owner, shape, strides })
+        Ok(Self::of((address, nbytes), dtype, device, owner))
     }
 
     /// The address of the first byte, on the host or on the device.

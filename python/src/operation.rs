@@ -59,10 +59,10 @@ impl Operation {
         })
     }
 
-    fn view(slf: &Bound<'_, Self>, place: &RawRange) -> Memory {
+    fn view(slf: &Bound<'_, Self>, range: &RawRange) -> Memory {
         let this = slf.get();
-        let device = place.device(this.backend, this.device);
-        Memory::within(place, this.dtype, device, slf.clone().into_any().unbind())
+        let device = range.device(this.backend, this.device);
+        Memory::within(range, this.dtype, device, slf.clone().into_any().unbind())
     }
 }
 
@@ -72,16 +72,16 @@ impl Operation {
     #[getter]
     fn input(slf: &Bound<'_, Self>) -> PyResult<Memory> {
         let this = slf.get();
-        let place = short(slf.py(), || this.next(|it| it.input_memory().map(RawRange::from)))?;
-        Ok(Self::view(slf, &place))
+        let range = short(slf.py(), || this.next(|it| it.input_memory().map(RawRange::from)))?;
+        Ok(Self::view(slf, &range))
     }
 
     /// The output of the last start.
     #[getter]
     fn output(slf: &Bound<'_, Self>) -> PyResult<Memory> {
         let this = slf.get();
-        let place = short(slf.py(), || this.next(|it| it.output_memory().map(RawRange::from)))?;
-        Ok(Self::view(slf, &place))
+        let range = short(slf.py(), || this.next(|it| it.output_memory().map(RawRange::from)))?;
+        Ok(Self::view(slf, &range))
     }
 
     /// Starts the operation and waits until the output is complete.
@@ -135,14 +135,14 @@ impl Operation {
     /// Enqueues a start on a stream of CUDA or ROCm, by its handle, and returns the output.
     fn start_on(slf: &Bound<'_, Self>, stream: usize) -> PyResult<Memory> {
         let this = slf.get();
-        let place = short(slf.py(), || {
+        let range = short(slf.py(), || {
             this.next(|operation| {
                 let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
                 // SAFETY: the documentation of `Operation.start_on` in Python requires a stream that lives.
                 unsafe { operation.start_on(stream) }.map(RawRange::from)
             })
         })?;
-        Ok(Self::view(slf, &place))
+        Ok(Self::view(slf, &range))
     }
 
     /// Sets lengths and places, in elements, of the next starts.
@@ -180,7 +180,7 @@ impl Operation {
         short(py, || self.next(|operation| operation.report()))
     }
 
-    /// Gives the operation up. Its memory is used again after all ranks have done so.
+    /// Frees the operation. Its memory is used again after all ranks have done so.
     fn drop(&self, py: Python<'_>) {
         // Another thread may hold the lock, and needs the interpreter to go on.
         py.detach(|| {

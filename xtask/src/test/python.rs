@@ -29,10 +29,7 @@ const PYTHON: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (
 pub(super) fn run(options: &Options) -> Outcome {
     let folders = Folders::new()?;
     let tools = folders.environment("tools", &TOOLS)?;
-    folders.check(&tools)?;
-    let wheel = folders.wheel(&tools, false)?;
-    folders.run_first_page(&wheel)?;
-    folders.test(&tools, &wheel, &["tests"])?;
+    let wheel = folders.check_and_test(&tools)?;
     if options.torch {
         let torch = folders.environment("torch", &TORCH)?;
         folders.test(&torch, &wheel, &["tests/with_torch"])?;
@@ -45,10 +42,11 @@ pub(crate) fn run_if_possible() -> Outcome<Verdict> {
     if !process::answers(Command::new("python3").args(["-c", PYTHON])) {
         return Ok(Verdict::Skipped("it needs Python 3.11 with venv".into()));
     }
-    if let Err(error) = Folders::new()?.environment("tools", &TOOLS) {
-        return Ok(Verdict::Skipped(format!("its tools cannot be installed: {error}")));
+    let folders = Folders::new()?;
+    match folders.environment("tools", &TOOLS) {
+        Ok(tools) => folders.check_and_test(&tools).map(|_wheel| Verdict::Passed),
+        Err(error) => Ok(Verdict::Skipped(format!("its tools cannot be installed: {error}"))),
     }
-    run(&Options::default()).map(|()| Verdict::Passed)
 }
 
 /// Builds the wheel, optimised.
@@ -82,6 +80,15 @@ impl Folders {
         }
         process::run(Command::new(programs.join("pip")).args(["install", "-q"]).args(packages))?;
         Ok(programs)
+    }
+
+    /// Runs everything that needs no PyTorch, and returns the wheel.
+    fn check_and_test(&self, tools: &Path) -> Outcome<PathBuf> {
+        self.check(tools)?;
+        let wheel = self.wheel(tools, false)?;
+        self.run_first_page(&wheel)?;
+        self.test(tools, &wheel, &["tests"])?;
+        Ok(wheel)
     }
 
     fn check(&self, tools: &Path) -> Outcome {
