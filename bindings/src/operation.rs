@@ -15,7 +15,7 @@ use peerlane::{
 
 use crate::report;
 
-/// What an operation does, as [`Group::operation`] and the methods of its builder say it.
+/// Describes an operation, with the options that the builder of [`Group::operation`] has.
 #[derive(Debug)]
 pub struct Request {
     /// The collective.
@@ -177,7 +177,7 @@ impl AnyOperation {
         self.state.start_on(stream, self.backend)
     }
 
-    /// Says that what reads the output of the last start on a stream is on that stream.
+    /// Ends the lease of the last start on a stream, because the work that reads its output is on that stream now.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if no start is leased.

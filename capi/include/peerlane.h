@@ -190,11 +190,11 @@ typedef struct {
   bool strict;
   // The longest time of a start in milliseconds, or 0 for that of the group.
   uint64_t timeout_ms;
-  // The window of the input, or NULL for memory of the operation.
+  // The window that holds the input, or NULL if the operation allocates the input.
   const peerlane_window *input;
   // The place of the input in its window, in elements.
   size_t input_begin;
-  // The window of the output, or NULL for memory of the operation.
+  // The window that holds the output, or NULL if the operation allocates the output.
   const peerlane_window *output;
   // The place of the output in its window, in elements.
   size_t output_begin;

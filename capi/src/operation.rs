@@ -53,11 +53,11 @@ pub struct OperationOptions {
     pub strict: bool,
     /// The longest time of a start in milliseconds, or 0 for that of the group.
     pub timeout_ms: u64,
-    /// The window of the input, or NULL for memory of the operation.
+    /// The window that holds the input, or NULL if the operation allocates the input.
     pub input: *const WindowHandle,
     /// The place of the input in its window, in elements.
     pub input_begin: usize,
-    /// The window of the output, or NULL for memory of the operation.
+    /// The window that holds the output, or NULL if the operation allocates the output.
     pub output: *const WindowHandle,
     /// The place of the output in its window, in elements.
     pub output_begin: usize,

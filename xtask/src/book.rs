@@ -72,10 +72,10 @@ fn copy_pages(root: &Path, to: &Path) -> Outcome {
     Ok(fs::write(to.join("SUMMARY.md"), summary)?)
 }
 
-/// The place of a page at which mdBook includes a part of another page.
+/// A directive by which mdBook includes a part of another page.
 struct Include<'t> {
     file: &'t str,
-    /// The numbers of the first and last lines to include, if the place gives line numbers.
+    /// The numbers of the first and the last line to include; `None` if the directive names no lines.
     lines: Option<(usize, usize)>,
 }
 
