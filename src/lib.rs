@@ -100,7 +100,7 @@ mod documentation {
         c "../docs/book/uses/c.md"
         python "../docs/book/uses/python.md"
         operator "../docs/book/uses/operator.md"
-        porter "../docs/book/uses/porter.md"
+        porter "../docs/PORTING.md"
         host "../docs/book/backends/host.md"
         cuda "../docs/book/backends/cuda.md"
         rocm "../docs/book/backends/rocm.md"

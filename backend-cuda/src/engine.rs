@@ -16,10 +16,11 @@
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
+use peerlane_hal::Rows;
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
     Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DevicePtr, EventHandle, ExecHandle,
-    GraphCalls, GraphHandle, Rows, StreamCalls, StreamHandle, WordCalls,
+    GraphCalls, GraphHandle, StreamCalls, StreamHandle, WordCalls,
 };
 use peerlane_toolkit::streams::{self, ProbeCache, StreamDevice, StreamLimits};
 pub(crate) use peerlane_toolkit::streams::{EngineSetup, probe_signal};
@@ -332,10 +333,10 @@ impl CopyCalls for Context {
             pitch: pitch as usize,
         };
         let copy = CUmemcpy2D {
-            src: side(from, rows.from_pitch),
-            dst: side(to, rows.to_pitch),
+            src: side(from, rows.src_pitch),
+            dst: side(to, rows.dst_pitch),
             width_bytes: row_bytes,
-            height: rows.count,
+            height: rows.count as usize,
         };
         let call = self.require("cuMemcpy2DAsync_v2", self.driver.memcpy_2d_async)?;
         // SAFETY: the driver reads the parameters before it returns; the caller vouches for the rows.

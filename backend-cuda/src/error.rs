@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::ErrorKind;
+use peerlane_hal::{ErrorKind, Rank};
 use peerlane_toolkit::Fault;
 
 use crate::sys::{self, CUresult, Driver};
@@ -169,6 +169,10 @@ impl peerlane_hal::Error for Error {
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::Fault(fault) => fault.kind(),
         }
+    }
+
+    fn peer(&self) -> Option<Rank> {
+        if let Self::Fault(fault) = self { fault.peer() } else { None }
     }
 }
 

@@ -221,6 +221,14 @@ impl peerlane_hal::Error for Error {
             Self::Fault(fault) => fault.kind(),
         }
     }
+
+    fn peer(&self) -> Option<Rank> {
+        match self {
+            Self::Completion { peer, .. } if self.kind() == ErrorKind::PeerLost => Some(*peer),
+            Self::Fault(fault) => fault.peer(),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ use crate::options::Options;
 pub struct Fabric {
     memory: Memory,
     address: Vec<u8>,
+    /// The addresses of the connected ranks.
+    connected: Vec<Option<Vec<u8>>>,
 }
 
 impl Fabric {
@@ -62,7 +64,7 @@ impl Fabric {
             device,
         };
         let memory = Memory { connections: Arc::new(Connections::new(service, resources)) };
-        Ok(Self { memory, address: address.encode() })
+        Ok(Self { memory, address: address.encode(), connected: vec![None; ranks] })
     }
 
     /// Queries the first RDMA device of this rank, with its current state.
@@ -136,6 +138,10 @@ unsafe impl FabricTrait for Fabric {
                 "peer is {peer}, expected less than the number of ranks, {ranks}"
             )));
         }
+        if self.connected[peer.index()].as_deref() == Some(address) {
+            return Ok(());
+        }
+        let bytes = address;
         let address = Address::decode(peer, address)?;
         if address.ranks as usize != ranks {
             return Err(Error::mismatch(format!(
@@ -153,6 +159,7 @@ unsafe impl FabricTrait for Fabric {
             )));
         };
         self.memory.connections.add(peer, connected);
+        self.connected[peer.index()] = Some(bytes.to_vec());
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use peerlane_hal::ErrorKind;
+use peerlane_hal::{ErrorKind, Rank};
 use peerlane_toolkit::Fault;
 use rocm_library::LoadError;
 
@@ -212,6 +212,10 @@ impl peerlane_hal::Error for Error {
             Self::Copy { .. } => ErrorKind::Other,
             Self::Fault(fault) => fault.kind(),
         }
+    }
+
+    fn peer(&self) -> Option<Rank> {
+        if let Self::Fault(fault) = self { fault.peer() } else { None }
     }
 }
 

@@ -6,7 +6,7 @@ use std::ptr;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
-use peerlane::group::{OperationBuilder, Report};
+use peerlane::group::{Matrix, OperationBuilder, Report};
 use peerlane::hal::BackendId;
 use peerlane::{
     Algorithm, BlockLens, DType, Deadline, Element, Error, ErrorKind, Group, Lease, MemoryRange,
@@ -38,6 +38,8 @@ pub struct Request {
     pub resizable: bool,
     /// Whether the lengths and places of starts are compared also where the host cannot read the flags directly.
     pub check_starts: bool,
+    /// The number of rows of inputs or outputs that are matrices, and which of them are; `None` if none is.
+    pub matrix: Option<(usize, Matrix)>,
     /// Whether fallbacks are errors.
     pub strict: bool,
     /// The timeout of a start, or `None` for that of the group.
@@ -62,6 +64,7 @@ impl Request {
             capturable: false,
             resizable: false,
             check_starts: false,
+            matrix: None,
             strict: false,
             timeout: None,
             input: None,
@@ -111,6 +114,9 @@ impl Request {
         }
         if let Some(timeout) = self.timeout {
             builder = builder.timeout(timeout);
+        }
+        if let Some((rows, sides)) = self.matrix {
+            builder = builder.matrix(rows, sides);
         }
         if self.strict {
             builder = builder.strict(true);

@@ -49,10 +49,14 @@ impl Error {
     }
 
     pub(crate) fn of_fabric(what: impl fmt::Display, error: DynError) -> Self {
-        let mut this = Self::new(error.kind(), format!("cannot {what}: {error}"));
+        let text = format!("cannot {what}: {error}");
+        Self::caused_by(error, text)
+    }
+
+    fn caused_by(error: DynError, text: String) -> Self {
+        let (kind, peer) = (error.kind(), error.peer());
         let source: Box<dyn std::error::Error + Send + Sync> = error.into_inner();
-        this.0.source = Some(source.into());
-        this
+        Self(Box::new(Body { kind, text, peer, source: Some(source.into()) }))
     }
 
     /// Returns the kind of the failure.
@@ -88,6 +92,7 @@ impl std::error::Error for Error {
 // program opens a fabric and a group with the same `?`.
 impl<E: peerlane_hal::Error> From<E> for Error {
     fn from(error: E) -> Self {
-        Self::new(error.kind(), error.to_string()).with_source(error)
+        let text = error.to_string();
+        Self::caused_by(DynError::new(error), text)
     }
 }

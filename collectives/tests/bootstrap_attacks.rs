@@ -99,7 +99,7 @@ fn record() -> Vec<u8> {
     thread::spawn(move || {
         let secret = Some(Secret::new(SECRET).unwrap());
         let environment = Environment { secret, ..Environment::at_hub(address, Rank(1), 2) };
-        TcpBootstrap::join(&environment, Deadline::after(Duration::from_millis(10)))
+        TcpBootstrap::join(&environment, Deadline::after(AT_ONCE))
     });
     let mut stream = listener.accept().unwrap().0;
     stream.write_all(&[&PREAMBLE[..], &frame(&[9; 32])].concat()).unwrap();

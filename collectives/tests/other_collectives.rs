@@ -1,7 +1,8 @@
 //! Runs all collectives but all-gathers with several lengths on every rank, over one fabric and over two.
 
+use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{BlockLens, Operation, OperationBuilder};
+use peerlane_collectives::group::{BlockLens, Group, Operation, OperationBuilder};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::schedule::algorithms;
 use peerlane_hal::{ErrorKind, Rank};
@@ -268,4 +269,27 @@ fn bad_input_is_refused_on_every_rank() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn copies_that_the_engines_cannot_make_are_refused() {
+    in_process::run(2, |bootstrap| {
+        let mut options = peerlane_host::Options::default();
+        options.caps.put_align_bytes = 64;
+        let rank = bootstrap.rank();
+        let fabric = peerlane_host::Fabric::open_with(rank, bootstrap.ranks(), options);
+        let fabric = fabric.map_err(|error| Error::of_backend("open the fabric", error))?;
+        let mut group = Group::open(bootstrap, fabric)?;
+        let error = group.all_gather::<u32>(3).prepare().map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let text = error.to_string();
+        assert!(text.contains("from and to multiples of 64 (put_align_bytes)"), "{text}");
+        let mut gather = group.all_gather::<u32>(48).prepare()?;
+        gather.input_mut()?.fill(rank.0);
+        gather.run()?;
+        assert_eq!(gather.output()?, [vec![0; 48], vec![1; 48]].concat());
+        drop(gather);
+        group.close()
+    })
+    .unwrap();
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{At, Caps, CopyEngine, Error, ErrorKind, Flag, Op, Region, Ticket};
+use peerlane_hal::{At, Caps, CopyEngine, Error, ErrorKind, Flag, Op, Region, Rows, Ticket};
 
 use crate::failure::{Failure, Outcome, ensure};
 use crate::harness::{EngineOf, ErrorOf, Harness, LocalOf, RemoteOf};
@@ -16,22 +16,34 @@ pub(crate) type OpOf<'r, H> = Op<'r, LocalOf<H>, RemoteOf<H>>;
 /// Limit of one park in a loop that also checks other conditions.
 const PARK: Duration = Duration::from_millis(1);
 
-pub(crate) fn put<'r, L, R>(
-    (dst, to): (&'r R, u64),
-    (src, from): (&'r L, u64),
-    bytes: u64,
-) -> Op<'r, L, R> {
-    let (dst, src) = (At { region: dst, offset: to }, At { region: src, offset: from });
-    Op::Put { dst, src, bytes }
+fn at<R>((region, offset): (&R, u64)) -> At<'_, R> {
+    At { region, offset }
 }
 
-pub(crate) fn get<'r, L, R>(
-    (dst, to): (&'r L, u64),
-    (src, from): (&'r R, u64),
+pub(crate) fn put<'r, L, R>(dst: (&'r R, u64), src: (&'r L, u64), bytes: u64) -> Op<'r, L, R> {
+    Op::Put { dst: at(dst), src: at(src), bytes }
+}
+
+pub(crate) fn get<'r, L, R>(dst: (&'r L, u64), src: (&'r R, u64), bytes: u64) -> Op<'r, L, R> {
+    Op::Get { dst: at(dst), src: at(src), bytes }
+}
+
+pub(crate) fn rows_to<'r, L, R>(
+    dst: (&'r R, u64),
+    src: (&'r L, u64),
     bytes: u64,
+    rows: Rows,
 ) -> Op<'r, L, R> {
-    let (dst, src) = (At { region: dst, offset: to }, At { region: src, offset: from });
-    Op::Get { dst, src, bytes }
+    Op::PutRows { dst: at(dst), src: at(src), bytes, rows }
+}
+
+pub(crate) fn rows_from<'r, L, R>(
+    dst: (&'r L, u64),
+    src: (&'r R, u64),
+    bytes: u64,
+    rows: Rows,
+) -> Op<'r, L, R> {
+    Op::GetRows { dst: at(dst), src: at(src), bytes, rows }
 }
 
 pub(crate) fn signal<L, R>(region: &R, word: u64, value: u64) -> Op<'_, L, R> {

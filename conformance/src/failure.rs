@@ -38,6 +38,12 @@ impl Failure {
     pub fn within(self, place: impl fmt::Display) -> Self {
         Self { text: format!("{place}: {}", self.text), echo: self.echo }
     }
+
+    /// Puts advice on a new line behind the text of the failure.
+    #[must_use]
+    pub(crate) fn followed_by(self, advice: impl fmt::Display) -> Self {
+        Self { text: format!("{}\n{advice}", self.text), echo: self.echo }
+    }
 }
 
 impl<E: hal::Error> From<E> for Failure {

@@ -35,7 +35,8 @@
 //! The tests have names such as `my-backend::wait::a_wait_acquires_what_any_writer_published`, and
 //! can be filtered and listed like other tests. All ranks of a check are threads of one process; each
 //! has its own fabric. A failure names the sentence of the contract that does not hold, the rank that
-//! found it, and what was expected and found.
+//! found it, and what was expected and found. Its last line begins with `next:` and says what the author
+//! of a backend should look at first, namely the usual cause in a new backend.
 //!
 //! - If only a device can load and store a region, replace [`Harness::write`] and [`Harness::read`] by
 //!   the vendor's copies, and [`Harness::own_memory`] by the vendor's allocation.

@@ -12,7 +12,7 @@ use peerlane_hal::{Caps, CopyEngine, Deadline, Fabric, PeerMemory, Rank, RemoteK
 use crate::data::POISON;
 use crate::engine::TestEngine;
 use crate::failure::{Failure, Outcome, ensure, ensure_all, ensure_bytes};
-use crate::harness::{ErrorOf, FabricOf, Harness, LocalOf, OwnMemory, RemoteOf};
+use crate::harness::{EngineOf, ErrorOf, FabricOf, Harness, LocalOf, OwnMemory, RemoteOf};
 
 /// Runs `body` as each of `ranks` ranks. Returns the failure of a rank that failed by itself, in
 /// preference to one that failed because of another rank.
@@ -80,12 +80,22 @@ impl<'w, H: Harness> Participant<'w, H> {
     /// Opens the fabric and connects all ranks.
     fn open(harness: &'w H, rendezvous: &'w Rendezvous, rank: Rank, ranks: usize) -> Outcome<Self> {
         let fabric = harness.open(rank, ranks).map_err(|e| Failure::from(e).within("open"))?;
-        Self::connect(harness, rendezvous, (rank, ranks), fabric, 0)
+        Self::connect(harness, rendezvous, (rank, ranks), fabric, 0, |_| Ok(())).map(|(me, ())| me)
     }
 
     /// Opens the fabric of this rank again, as another rank of as many, and connects all ranks; collective. The rank takes part
     /// in exchanges as the new one from then on.
     pub(crate) fn reopen(&self, rank: Rank) -> Outcome<Self> {
+        self.reopen_with(rank, |_| Ok(())).map(|(me, ())| me)
+    }
+
+    /// Reopens the fabric as [`reopen`](Self::reopen) does. Calls `alone` after the rank has connected to itself and before it
+    /// connects to its peers.
+    pub(crate) fn reopen_with<T>(
+        &self,
+        rank: Rank,
+        alone: impl FnOnce(&FabricOf<H>) -> Outcome<T>,
+    ) -> Outcome<(Self, T)> {
         let fabric = self.fabric.reopen(rank, self.ranks);
         let fabric = fabric.map_err(|e| Failure::from(e).within("reopen"))?;
         let found = fabric.rank();
@@ -94,31 +104,35 @@ impl<'w, H: Harness> Participant<'w, H> {
             Rank::all(self.ranks).all(|peer| fabric.link(peer).is_none()),
             "the reopened fabric of rank {rank} is connected before `connect`"
         );
-        Self::connect(self.harness, self.rendezvous, (rank, self.ranks), fabric, self.exchanges)
+        let of = (rank, self.ranks);
+        Self::connect(self.harness, self.rendezvous, of, fabric, self.exchanges, alone)
     }
 
-    fn connect(
+    fn connect<T>(
         harness: &'w H,
         rendezvous: &'w Rendezvous,
         (rank, ranks): (Rank, usize),
         mut fabric: FabricOf<H>,
         exchanges: usize,
-    ) -> Outcome<Self> {
+        alone: impl FnOnce(&FabricOf<H>) -> Outcome<T>,
+    ) -> Outcome<(Self, T)> {
         let timeout = harness.timeout();
         let addresses = rendezvous.exchange(rank, exchanges, fabric.address())?;
-        for (peer, address) in Rank::all(ranks).zip(addresses) {
-            let connected = fabric.connect(peer, &address, Deadline::after(timeout));
-            connected.map_err(|e| Failure::from(e).within(format!("connect rank {peer}")))?;
-        }
-        let caps = *fabric
-            .engine(Default::default())
-            .map_err(|e| Failure::from(e).within("engine"))?
-            .caps();
+        let connect = |fabric: &mut FabricOf<H>, peer: Rank| {
+            let connected =
+                fabric.connect(peer, &addresses[peer.index()], Deadline::after(timeout));
+            connected.map_err(|e| Failure::from(e).within(format!("connect rank {peer}")))
+        };
+        connect(&mut fabric, rank)?;
+        let made = alone(&fabric)?;
+        let mut peers = Rank::all(ranks).filter(|peer| *peer != rank);
+        peers.try_for_each(|peer| connect(&mut fabric, peer))?;
+        let caps = *engine_of::<H>(&fabric)?.caps();
         let (me, exchanges) = (rank.index(), exchanges + 1);
         let mut me = Self { harness, rendezvous, me, ranks, fabric, caps, exchanges };
         // No rank may be signalled before it is connected.
         me.barrier()?;
-        Ok(me)
+        Ok((me, made))
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -197,9 +211,15 @@ impl<'w, H: Harness> Participant<'w, H> {
         Ok(Window { remote, local })
     }
 
-    /// Allocates flags on every rank and exchanges them; collective.
+    /// Allocates flags on every rank, where the host can poll them if the engine cannot wait, and exchanges them; collective.
     pub(crate) fn flags(&mut self, words: u64) -> Outcome<Window<H>> {
-        let local = self.allocate(words * 8, Role::Flags)?;
+        let local =
+            match self.caps.queued_wait {
+                true => self.allocate(words * 8, Role::Flags)?,
+                false => self.fabric.memory().allocate_polled_flags(words * 8).map_err(|e| {
+                    Failure::from(e).within(format!("allocate {words} polled flags"))
+                })?,
+            };
         self.share(local)
     }
 
@@ -212,12 +232,13 @@ impl<'w, H: Harness> Participant<'w, H> {
 
     /// Creates an engine, which all its regions must outlive.
     pub(crate) fn engine<'r>(&mut self) -> Outcome<TestEngine<'r, 'w, H>> {
-        let inner = self
-            .fabric
-            .engine(Default::default())
-            .map_err(|e| Failure::from(e).within("engine"))?;
+        engine_of::<H>(&self.fabric).map(|engine| self.drive(engine))
+    }
+
+    /// Wraps an engine of this rank for checks. All its regions must outlive it.
+    pub(crate) fn drive<'r>(&self, inner: EngineOf<H>) -> TestEngine<'r, 'w, H> {
         let (harness, rendezvous) = (self.harness, self.rendezvous);
-        Ok(TestEngine { inner, harness, rendezvous, regions: PhantomData })
+        TestEngine { inner, harness, rendezvous, regions: PhantomData }
     }
 
     pub(crate) fn write(&self, local: &LocalOf<H>, offset: u64, bytes: &[u8]) {
@@ -251,6 +272,10 @@ impl<'w, H: Harness> Participant<'w, H> {
     ) -> Outcome {
         ensure_bytes(what, &self.read(local, offset, expected.len() as u64), expected)
     }
+}
+
+pub(crate) fn engine_of<H: Harness>(fabric: &FabricOf<H>) -> Outcome<EngineOf<H>> {
+    fabric.engine(Default::default()).map_err(|e| Failure::from(e).within("engine"))
 }
 
 /// Returns bytes of a region.

@@ -1,5 +1,6 @@
 //! Runs the checks as tests with names, filters and an exit code.
 
+use std::collections::BTreeMap;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::HostHarness;
 use crate::checks::{Abilities, Check, all, is_absent};
 use crate::failure::{Failure, Outcome};
 use crate::harness::Harness;
@@ -16,8 +18,8 @@ use crate::harness::Harness;
 #[derive(Debug, Default)]
 pub struct Suite {
     trials: Vec<Trial>,
-    /// Names of skipped checks, each with the reason.
-    skipped: Vec<(String, String)>,
+    /// The names of the skipped checks, by harness and reason.
+    skipped: BTreeMap<(String, String), Vec<String>>,
     one_by_one: bool,
     /// Environment variables of the process of each check, if each has one.
     process_each: Option<Vec<(&'static str, String)>>,
@@ -52,11 +54,14 @@ impl Suite {
         if self.alone.as_deref().is_some_and(|check| !of_harness(check)) {
             return self;
         }
+        // The check that breaks an engine would break those of other checks.
+        self.one_by_one |= harness.faults_are_device_wide();
+        let not_applicable = harness.not_applicable();
         let abilities = Abilities::probe(&harness);
         let harness = Arc::new(harness);
         for check in all::<H>() {
-            let name = format!("{}::{}::{}", harness.name(), check.topic, check.name);
             let (skip, fail) = match &abilities {
+                _ if not_applicable.is_some() => (not_applicable.clone(), None),
                 Ok(abilities) => {
                     let missing = abilities.missing(check.needs);
                     (missing.or_else(|| self.left_out(check.name)).map(str::to_owned), None)
@@ -64,7 +69,10 @@ impl Suite {
                 Err(e) if is_absent(e) && !harness.required() => (Some(e.to_string()), None),
                 Err(error) => (None, Some(format!("cannot open {}: {error}", harness.name()))),
             };
-            self.add(name, skip, fail, Arc::clone(&harness), check);
+            match skip {
+                Some(reason) => self.skip(harness.name(), reason, &check),
+                None => self.add(fail, Arc::clone(&harness), check),
+            }
         }
         self
     }
@@ -86,23 +94,16 @@ impl Suite {
         NOT_SHARED.iter().find(|(name, _)| *name == check).map(|(_, reason)| *reason)
     }
 
-    fn add<H: Harness>(
-        &mut self,
-        name: String,
-        skip: Option<String>,
-        fail: Option<String>,
-        harness: Arc<H>,
-        check: Check<H>,
-    ) {
-        if let Some(reason) = skip {
-            let run = {
-                let reason = reason.clone();
-                move || Err(Failed::from(format!("skipped: {reason}")))
-            };
-            self.trials.push(Trial::test(name.clone(), run).with_ignored_flag(true));
-            self.skipped.push((name, reason));
-            return;
-        }
+    fn skip<H: Harness>(&mut self, harness: &str, reason: String, check: &Check<H>) {
+        let text = format!("skipped: {reason}");
+        let trial = Trial::test(format!("{harness}::{check:?}"), || Err(Failed::from(text)));
+        self.trials.push(trial.with_ignored_flag(true));
+        let key = (harness.to_owned(), reason);
+        self.skipped.entry(key).or_default().push(format!("{check:?}"));
+    }
+
+    fn add<H: Harness>(&mut self, fail: Option<String>, harness: Arc<H>, check: Check<H>) {
+        let name = format!("{}::{check:?}", harness.name());
         let apart = self.process_each.clone().map(|variables| (name.clone(), variables));
         let run = move || match (fail, apart) {
             (Some(reason), _) => Err(Failed::from(reason)),
@@ -140,8 +141,11 @@ impl Suite {
         }
         let conclusion = libtest_mimic::run(&arguments, self.trials);
         // On standard error, because other programs parse standard output.
-        for (name, reason) in &self.skipped {
-            eprintln!("skipped {name}: {reason}");
+        let every = all::<HostHarness>().len();
+        for ((harness, reason), checks) in &self.skipped {
+            let is_every = checks.len() == every;
+            let checks = if is_every { "all checks".to_owned() } else { checks.join(", ") };
+            eprintln!("skipped on {harness}, because {reason}: {checks}");
         }
         conclusion.exit_code()
     }
@@ -202,8 +206,7 @@ mod tests {
     use peerlane_hal::{EngineRequirements, ErrorKind, Fabric, Rank};
 
     use super::*;
-    use crate::HostHarness;
-    use crate::middleware::{Downgrade, Error, Layer, Layered};
+    use crate::middleware::{DelayLayer, Downgrade, DowngradeLayer, Error, Layer, Layered};
 
     /// A layer whose hardware is absent.
     #[derive(Clone)]
@@ -243,9 +246,28 @@ mod tests {
         let suite = Suite::new().with(harness);
         assert_eq!(suite.trials.len(), all::<HostHarness>().len());
         assert!(suite.trials.iter().all(Trial::has_ignored_flag));
-        let (name, reason) = &suite.skipped[0];
-        assert!(name.starts_with("optional+absent::order::"), "{name}");
-        assert_eq!(reason, "no device; plug one in");
+        let skipped: Vec<_> = suite.skipped.into_iter().collect();
+        let [((harness, reason), checks)] = &skipped[..] else { panic!("{skipped:?}") };
+        assert_eq!((&**harness, &**reason), ("optional+absent", "no device; plug one in"));
+        assert_eq!(checks.len(), all::<HostHarness>().len());
+        assert_eq!(checks[0], "order::ops_to_one_peer_take_effect_in_submission_order");
+    }
+
+    #[test]
+    fn layers_that_need_more_than_the_engines_have_are_skipped() {
+        let polls = |_| DowngradeLayer { queued_wait: false, ..DowngradeLayer::default() };
+        let polled = Layered::new(HostHarness::default(), "polled", polls);
+        let delayed = |_| DelayLayer::new(1, Duration::ZERO);
+        let delayed = Layered::new(polled, "delay", delayed);
+        let suite =
+            Suite::new().with(Layered::new(delayed, "plain", |_| DowngradeLayer::default()));
+        let skipped: Vec<_> = suite.skipped.into_iter().collect();
+        let [((_, reason), checks)] = &skipped[..] else { panic!("{skipped:?}") };
+        assert_eq!(checks.len(), all::<HostHarness>().len());
+        assert!(
+            reason.starts_with("the layer holds ops back with waits: expected caps"),
+            "{reason}"
+        );
     }
 
     #[test]
@@ -264,11 +286,13 @@ mod tests {
             std::thread::sleep(Duration::from_secs(3));
             Ok(())
         };
-        let check = Check { topic: "topic", name: "name", needs: &[], run };
+        let next = "Look at `submit`.";
+        let check = Check { topic: "topic", name: "a_name", needs: &[], next, run };
         let failure = run_bounded(&Arc::new(harness), &check).unwrap_err();
         assert_eq!(
-            failure.to_string(),
-            "the check did not return within 9ms: a call to the backend blocks"
+            check.broken(failure).to_string(),
+            "the backend breaks the contract, section topic, \"a name\": the check did not return \
+             within 9ms: a call to the backend blocks\nnext: Look at `submit`."
         );
     }
 }

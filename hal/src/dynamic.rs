@@ -54,6 +54,10 @@ impl Error for DynError {
     fn kind(&self) -> ErrorKind {
         self.0.kind()
     }
+
+    fn peer(&self) -> Option<Rank> {
+        self.0.peer()
+    }
 }
 
 /// The error of an operation on a region, key or stream that belongs to another backend.
@@ -548,6 +552,12 @@ fn typed_op<'a, L: Region, R: 'static>(
     Some(match *op {
         Op::Put { dst, src, bytes } => Op::Put { dst: remote(dst)?, src: typed_at(src)?, bytes },
         Op::Get { dst, src, bytes } => Op::Get { dst: typed_at(dst)?, src: remote(src)?, bytes },
+        Op::PutRows { dst, src, bytes, rows } => {
+            Op::PutRows { dst: remote(dst)?, src: typed_at(src)?, bytes, rows }
+        }
+        Op::GetRows { dst, src, bytes, rows } => {
+            Op::GetRows { dst: typed_at(dst)?, src: remote(src)?, bytes, rows }
+        }
         Op::Signal { flag, value } => {
             let flag = Flag { region: flag.region.0.downcast_ref()?, word: flag.word };
             Op::Signal { flag, value }

@@ -45,7 +45,11 @@ impl<M> Copy for Flag<'_, M> {}
 /// A put, get, signal, wait or reduction that an engine runs.
 ///
 /// A rank is its own peer too: with a region imported from itself, a put is a local copy and a signal a local store.
+///
+/// Ops are added together with a capability in [`Caps`], which engines have only if they set it. So an engine refuses every op that
+/// it does not know, and is then as complete as before.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Op<'a, L, R> {
     /// Copies `bytes` bytes from this rank to a peer. Zero bytes are allowed.
     Put {
@@ -64,6 +68,33 @@ pub enum Op<'a, L, R> {
         src: At<'a, R>,
         /// The number of bytes to copy, which may be 0.
         bytes: u64,
+    },
+    /// Copies rows of equal length from this rank to a peer, like one [`Put`](Self::Put) for each row, which may take effect in any
+    /// order among themselves.
+    ///
+    /// Only an engine with [`Caps::rows`] runs it.
+    PutRows {
+        /// The destination of the first row, in imported memory of the peer.
+        dst: At<'a, R>,
+        /// The source of the first row, in memory of this rank.
+        src: At<'a, L>,
+        /// The number of bytes of a row, which may be 0.
+        bytes: u64,
+        /// The number of rows and the distances between them.
+        rows: Rows,
+    },
+    /// Copies rows of equal length from a peer to this rank, like one [`Get`](Self::Get) for each row.
+    ///
+    /// Only an engine with [`Caps::rows`] and [`Caps::gets`] runs it.
+    GetRows {
+        /// The destination of the first row, in memory of this rank.
+        dst: At<'a, L>,
+        /// The source of the first row, in imported memory of the peer.
+        src: At<'a, R>,
+        /// The number of bytes of a row, which may be 0.
+        bytes: u64,
+        /// The number of rows and the distances between them.
+        rows: Rows,
     },
     /// Stores `value` in a flag of a peer, after all earlier puts to that peer and gets from it.
     Signal {
@@ -104,6 +135,44 @@ impl<L, R> Clone for Op<'_, L, R> {
 }
 impl<L, R> Copy for Op<'_, L, R> {}
 
+impl<L, R> Op<'_, L, R> {
+    /// Returns the name of the op in texts, such as `put`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Put { .. } => "put",
+            Self::Get { .. } => "get",
+            Self::PutRows { .. } => "put of rows",
+            Self::GetRows { .. } => "get of rows",
+            Self::Signal { .. } => "signal",
+            Self::Wait { .. } => "wait",
+            Self::Reduce { .. } => "reduction",
+        }
+    }
+}
+
+/// The number of rows of a strided copy, and the distances between them.
+///
+/// If there is more than one row, no distance is less than the length of a row, so that rows do not overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The number of rows, which may be 0.
+    pub count: u64,
+    /// The number of bytes from the beginning of a row of the destination to that of the next.
+    pub dst_pitch: u64,
+    /// The number of bytes from the beginning of a row of the source to that of the next.
+    pub src_pitch: u64,
+}
+
+impl Rows {
+    /// One row.
+    pub const ONE: Self = Self { count: 1, dst_pitch: 0, src_pitch: 0 };
+
+    /// Returns the offset of each row in the destination and in the source, in bytes.
+    pub fn offsets(self) -> impl Iterator<Item = (u64, u64)> {
+        (0..self.count).map(move |row| (row * self.dst_pitch, row * self.src_pitch))
+    }
+}
+
 /// The number of a slice that was submitted to an engine, counted from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
@@ -115,7 +184,14 @@ impl Ticket {
 
 /// The capabilities and limits of an engine, by which a caller plans its ops.
 ///
-/// A missing capability is emulated by the layers above the backends. No call fails as "unsupported".
+/// A missing capability is emulated by the layers above the backends. An engine may report less than its device can do.
+///
+/// ```
+/// use peerlane_hal::Caps;
+///
+/// const CAPS: Caps = Caps { gets: true, slice_ops_max: 64, ..Caps::new("ring") };
+/// assert!(!CAPS.queued_wait && CAPS.put_align_bytes == 1);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// The name of the engine's kind for reports, such as `streams` or `sdma`.
@@ -123,6 +199,10 @@ pub struct Caps {
     /// Whether the engine accepts [`Op::Wait`], so that the caller need not poll flags. Otherwise the caller polls the
     /// flag and submits the later ops once it is set.
     pub queued_wait: bool,
+    /// Whether the engine accepts [`Op::Get`]. Otherwise the owner of the bytes puts them.
+    pub gets: bool,
+    /// Whether the engine accepts [`Op::PutRows`], and [`Op::GetRows`] if it gets. Otherwise the caller copies each row.
+    pub rows: bool,
     /// Whether bytes move only while ranks call [`CopyEngine::completed`], also for puts and gets of peers.
     pub polled: bool,
     /// Whether several adjacent signals or waits cost the engine about as much as one. Plans then group them instead of
@@ -132,10 +212,31 @@ pub struct Caps {
     pub slice_ops_max: usize,
     /// The size in bytes of the largest copy that the backend does not split.
     pub piece_bytes_max: u64,
-    /// The alignment in bytes that offsets and lengths of puts and gets need, or 1 for no alignment.
+    /// The alignment in bytes that offsets and lengths of puts and gets need, or 1 for no alignment. Collectives refuse blocks and
+    /// places that are not aligned so.
     pub put_align_bytes: u64,
     /// The hardware queues that all engines of a process share, or `None` if a wait blocks only its own engine.
     pub shared_queues: Option<SharedQueues>,
+}
+
+impl Caps {
+    /// Returns the capabilities of an engine that has no optional ones and no limits, except that a slice has one op.
+    ///
+    /// A backend names the fields that differ, so that it need not change when fields are added.
+    pub const fn new(kind: &'static str) -> Self {
+        Self {
+            kind,
+            queued_wait: false,
+            gets: false,
+            rows: false,
+            polled: false,
+            flags_batched: false,
+            slice_ops_max: 1,
+            piece_bytes_max: u64::MAX,
+            put_align_bytes: 1,
+            shared_queues: None,
+        }
+    }
 }
 
 /// The part of a device that runs the reductions of an engine.
@@ -229,7 +330,7 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// # Errors
     /// [`QueueFull`](crate::ErrorKind::QueueFull): nothing was submitted; try again after
     /// [`completed`](Self::completed). [`InvalidArgument`](crate::ErrorKind::InvalidArgument): an op exceeds a limit of
-    /// [`caps`](Self::caps) or the bounds of its region; nothing was submitted. Any other kind poisons the engine.
+    /// [`caps`](Self::caps) or the bounds of its region, or needs a capability that the engine lacks; nothing was submitted. Any other kind poisons the engine.
     ///
     /// # Safety
     /// Until the ticket completes, the regions of all ops must live, no one may write to a source, and no one else may access a
@@ -250,7 +351,8 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// Sleeps until the engine may have made progress, the [`waker`](Self::waker) was used, or `limit` has passed.
     /// There may be progress if [`completed`](Self::completed) may return more or a flag of this rank may have changed.
     ///
-    /// It may return early. Call it at most once between two polls of the same flag. [`Duration::MAX`] sets no timer, which
+    /// It may return early. An engine whose device counts arrivals looks at the counter at the end of a call, and the next call
+    /// returns at once if it has changed. Call it at most once between two polls of the same flag. [`Duration::MAX`] sets no timer, which
     /// makes the sleep cheaper; another thread then keeps the deadline and uses the waker.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! Defines the kinds of errors and the trait of all backend errors.
 
+use crate::rank::Rank;
+
 /// The class of an error, by which a program decides how to react.
 ///
 /// The text of the error says what was done, where, what was expected and what was found. The vendor's error is its
@@ -61,4 +63,9 @@ impl std::fmt::Display for ErrorKind {
 pub trait Error: std::error::Error + Send + Sync + 'static {
     /// Returns the class of the error, by which a program decides how to react.
     fn kind(&self) -> ErrorKind;
+
+    /// Returns the rank that the error is about, such as a lost peer, if there is one.
+    fn peer(&self) -> Option<Rank> {
+        None
+    }
 }

@@ -25,6 +25,8 @@ pub enum LinkKind {
     HostStaged,
     /// An RDMA network such as InfiniBand or RoCE.
     Rdma,
+    /// A link that only its backend knows, with the name for tables.
+    Other(&'static str),
 }
 
 impl LinkKind {
@@ -43,6 +45,7 @@ impl LinkKind {
             Self::Pcie => "PCIe",
             Self::HostStaged => "through host memory",
             Self::Rdma => "RDMA",
+            Self::Other(name) => name,
         }
     }
 }
@@ -145,6 +148,8 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// [`PeerLost`](crate::ErrorKind::PeerLost) if the peer does not answer at the address;
     /// [`Mismatch`](crate::ErrorKind::Mismatch) if the address is malformed, or of another backend, version or rank;
     /// [`Timeout`](crate::ErrorKind::Timeout).
+    ///
+    /// A second connection to the same address changes nothing.
     fn connect(
         &mut self,
         peer: Rank,

@@ -47,7 +47,7 @@ impl BackendId {
 impl fmt::Display for BackendId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
-            "foreign" => write!(f, "backend {:#06x}", self.0),
+            "foreign" => write!(f, "{:#06x}", self.0),
             name => f.write_str(name),
         }
     }

@@ -35,7 +35,8 @@ pub use deadline::Deadline;
 pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey};
 pub use element::{DType, UnknownName};
 pub use engine::{
-    At, Caps, CopyEngine, Flag, Op, Reducer, SharedQueues, Stream, StreamOrdered, Ticket, stream_of,
+    At, Caps, CopyEngine, Flag, Op, Reducer, Rows, SharedQueues, Stream, StreamOrdered, Ticket,
+    stream_of,
 };
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineRequirements, Fabric, Link, LinkKind};

@@ -57,6 +57,10 @@ pub trait Flush: Send + Sync + fmt::Debug {
 /// that [`space`](Self::space) returns. All methods describe this memory and never return anything else.
 pub unsafe trait Region: Send + Sync + 'static {
     /// Returns the address of the region's first byte, in the address space that [`space`](Self::space) names.
+    ///
+    /// [`register`](PeerMemory::register) of the same backend takes it. The address of device memory is a number that only its
+    /// backend understands. A backend whose device has addresses from 0 adds a constant to them, which is chosen so that no
+    /// address of the host has the same number.
     fn base(&self) -> NonNull<u8>;
 
     /// Returns the length of the region in bytes.
@@ -110,7 +114,7 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
     /// The type of an imported region of a peer. Dropping a region ends its import.
     type Remote: Send + Sync + 'static;
 
-    /// Allocates and registers zeroed memory that every peer of the fabric can import.
+    /// Allocates and registers zeroed memory that every peer of the fabric can import. It may have no bytes.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), which names the size.
@@ -125,6 +129,8 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
     fn allocate_polled_flags(&self, bytes: u64) -> Result<Self::Local, Self::Error>;
 
     /// Registers memory that the caller allocated, which may begin anywhere inside an allocation.
+    ///
+    /// `base` is an address of the host or what [`Region::base`] returns for memory of this device.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric cannot use such memory, or if flags are not aligned

@@ -14,7 +14,7 @@ use peerlane_hal::{
 };
 
 use crate::forward::{forward_streams, forward_to_engine};
-use crate::hold::HoldFlags;
+use crate::hold::{self, HoldFlags};
 use crate::{Error, Layer, Local, Remote};
 
 const HOLD_WORD: u64 = 0;
@@ -46,6 +46,10 @@ impl<F: Fabric + 'static> Layer<F> for DelayLayer {
         let random =
             fastrand::Rng::with_seed(self.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Delay::new(fabric, requirements, random, self.longest)
+    }
+
+    fn missing(&self, caps: &Caps) -> Option<String> {
+        hold::cannot_hold(caps)
     }
 }
 
@@ -80,13 +84,7 @@ impl<F: Fabric> Delay<F> {
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
         let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
-        if !own.queued_wait || own.slice_ops_max < 2 {
-            let text = format!(
-                "cannot delay this engine: expected caps with queued_wait and slice_ops_max of at \
-                 least 2, found {own:?}"
-            );
-            return Err(Error::layer(ErrorKind::InvalidArgument, text));
-        }
+        hold::check_hold(&own)?;
         Ok(Self {
             engine,
             opener,

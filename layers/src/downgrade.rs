@@ -13,6 +13,10 @@ use crate::{Error, Layer};
 pub struct DowngradeLayer {
     /// Whether engines may queue waits for flags.
     pub queued_wait: bool,
+    /// Whether engines may get.
+    pub gets: bool,
+    /// Whether engines may copy rows.
+    pub rows: bool,
     /// The maximum number of ops in one `submit` call, unless the engine's own limit is lower.
     pub slice_ops_max: usize,
     /// The alignment of puts in bytes, if the engine does not require a larger one.
@@ -21,7 +25,13 @@ pub struct DowngradeLayer {
 
 impl Default for DowngradeLayer {
     fn default() -> Self {
-        Self { queued_wait: true, slice_ops_max: usize::MAX, put_align_bytes: 1 }
+        Self {
+            queued_wait: true,
+            gets: true,
+            rows: true,
+            slice_ops_max: usize::MAX,
+            put_align_bytes: 1,
+        }
     }
 }
 
@@ -57,6 +67,9 @@ impl<E: CopyEngine> Downgrade<E> {
         assert!(layer.slice_ops_max > 0, "{layer:?} leaves no op in a slice");
         let caps = Caps {
             queued_wait: own.queued_wait && layer.queued_wait,
+            gets: own.gets && layer.gets,
+            // The alignment of rows is not checked here.
+            rows: own.rows && layer.rows && put_align_bytes == own.put_align_bytes,
             slice_ops_max: own.slice_ops_max.min(layer.slice_ops_max),
             put_align_bytes,
             ..own
@@ -91,9 +104,27 @@ impl<E: CopyEngine> Downgrade<E> {
                         "a wait was submitted to an engine that cannot queue waits (queued_wait is \
                          false); poll the flag instead".to_owned());
                 }
+                Op::Get { .. } if !self.caps.gets => {
+                    return refuse(
+                        "a get was submitted to an engine that has none (gets is false); let the \
+                         owner of the bytes put them"
+                            .to_owned(),
+                    );
+                }
+                Op::GetRows { .. } | Op::PutRows { .. } if !self.caps.rows => {
+                    return refuse(format!(
+                        "a {} was submitted to an engine that has none (rows is false); copy each row",
+                        op.name()
+                    ));
+                }
+                Op::GetRows { .. } if !self.caps.gets => {
+                    return refuse(
+                        "a get of rows was submitted to an engine without gets; let the owner of the \
+                         bytes put them".to_owned());
+                }
                 Op::Put { dst, src, bytes } => check("put", dst.offset, src.offset, bytes)?,
                 Op::Get { dst, src, bytes } => check("get", dst.offset, src.offset, bytes)?,
-                Op::Wait { .. } | Op::Signal { .. } | Op::Reduce { .. } => {}
+                _ => {}
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use peerlane_hal::{self as hal, ErrorKind};
+use peerlane_hal::{self as hal, ErrorKind, Rank};
 
 /// An error of a wrapped fabric, from the backend or from a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum Error<E> {
     Layer {
         /// The kind of the layer's error.
         kind: ErrorKind,
+        /// The rank that the error is about, if there is one.
+        peer: Option<Rank>,
         /// The text of the layer's error, with found and expected values.
         text: String,
     },
@@ -21,7 +23,7 @@ pub enum Error<E> {
 impl<E> Error<E> {
     /// Creates an error that comes from a layer and not from the backend.
     pub fn layer(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self::Layer { kind, text: text.into() }
+        Self::Layer { kind, peer: None, text: text.into() }
     }
 }
 
@@ -48,6 +50,13 @@ impl<E: hal::Error> hal::Error for Error<E> {
         match self {
             Self::Inner(error) => error.kind(),
             Self::Layer { kind, .. } => *kind,
+        }
+    }
+
+    fn peer(&self) -> Option<Rank> {
+        match self {
+            Self::Inner(error) => error.peer(),
+            Self::Layer { peer, .. } => *peer,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use peerlane_hal::{CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket};
+use peerlane_hal::{CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Rank, Ticket};
 
 use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
@@ -15,6 +15,8 @@ pub struct FailAtLayer {
     pub ops: u64,
     /// The kind of the error with which the engine fails.
     pub kind: ErrorKind,
+    /// The rank that the error is about, if there is one.
+    pub peer: Option<Rank>,
 }
 
 impl<F: Fabric> Layer<F> for FailAtLayer {
@@ -43,13 +45,15 @@ pub struct FailAt<E> {
     /// The number of puts, gets, signals and waits that still succeed before the failure.
     left: u64,
     kind: ErrorKind,
+    peer: Option<Rank>,
     failed: bool,
 }
 
 impl<E: CopyEngine> FailAt<E> {
     /// Wraps `engine` so that it fails at the op that `layer` chooses.
     pub fn new(engine: E, layer: FailAtLayer) -> Self {
-        Self { engine, left: layer.ops, kind: layer.kind, failed: false }
+        let FailAtLayer { ops, kind, peer } = layer;
+        Self { engine, left: ops, kind, peer, failed: false }
     }
 
     /// Makes the engine fail after `ops` more puts, gets, signals or waits.
@@ -57,12 +61,15 @@ impl<E: CopyEngine> FailAt<E> {
         self.left = ops;
     }
 
+    fn error(&self, text: String) -> Error<E::Error> {
+        Error::Layer { kind: self.kind, peer: self.peer, text }
+    }
+
     fn check(&self) -> Result<(), Error<E::Error>> {
         if self.failed {
-            return Err(Error::layer(
-                self.kind,
-                format!("the engine is poisoned by an earlier error: {}", self.kind),
-            ));
+            return Err(
+                self.error(format!("the engine is poisoned by an earlier error: {}", self.kind))
+            );
         }
         Ok(())
     }
@@ -87,7 +94,7 @@ unsafe impl<E: CopyEngine> CopyEngine for FailAt<E> {
                 self.left + 1,
                 self.kind
             );
-            return Err(Error::layer(self.kind, text));
+            return Err(self.error(text));
         }
         // SAFETY: the caller's promise.
         let ticket = unsafe { self.engine.submit(ops) }.map_err(Error::Inner)?;

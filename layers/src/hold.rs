@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, Fabric, PeerMemory, Role};
+use peerlane_hal::{Caps, Deadline, ErrorKind, Fabric, Op, PeerMemory, Role};
 
 use crate::{Error, Local, Remote};
 
@@ -11,6 +11,33 @@ use crate::{Error, Local, Remote};
 const BYTES: u64 = 64;
 /// The time limit for importing this rank's own flag region, which involves no other process.
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns why a layer cannot hold ops of such an engine back, or `None` if it can.
+pub(crate) fn cannot_hold(caps: &Caps) -> Option<String> {
+    (!caps.queued_wait || caps.slice_ops_max < 2).then(|| {
+        format!(
+            "the layer holds ops back with waits: expected caps with queued_wait and slice_ops_max \
+             of at least 2, found {caps:?}"
+        )
+    })
+}
+
+/// Fails if a layer cannot hold ops of such an engine back.
+pub(crate) fn check_hold<E>(caps: &Caps) -> Result<(), Error<E>> {
+    let refuse = |text| Err(Error::layer(ErrorKind::InvalidArgument, text));
+    cannot_hold(caps).map_or(Ok(()), refuse)
+}
+
+/// Refuses rows, which a layer that holds ops back does not know.
+pub(crate) fn check_no_rows<L, R, E>(ops: &[Op<'_, L, R>]) -> Result<(), Error<E>> {
+    match ops.iter().find(|op| matches!(op, Op::PutRows { .. } | Op::GetRows { .. })) {
+        None => Ok(()),
+        Some(op) => {
+            let text = format!("the layer has no {} (rows is false); copy each row", op.name());
+            Err(Error::layer(ErrorKind::InvalidArgument, text))
+        }
+    }
+}
 
 /// A flag region of this rank, which the rank also imports so that its own engines can signal the flags.
 pub(crate) struct HoldFlags<F: Fabric> {

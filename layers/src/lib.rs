@@ -31,7 +31,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::{
-    BackendId, CopyEngine, Deadline, DynRegion, EngineRequirements, ErrorKind, Fabric, Link,
+    BackendId, Caps, CopyEngine, Deadline, DynRegion, EngineRequirements, ErrorKind, Fabric, Link,
     PeerMemory, Rank, Role,
 };
 
@@ -63,6 +63,12 @@ pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
         number: u64,
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>>;
+
+    /// Returns why the layer cannot work on engines with such capabilities, or `None` if it can.
+    fn missing(&self, caps: &Caps) -> Option<String> {
+        let _ = caps;
+        None
+    }
 
     /// Returns the medium and bandwidth of the link to a peer, as changed by the layer.
     fn link(&self, link: Link) -> Link {

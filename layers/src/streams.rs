@@ -18,7 +18,7 @@ use peerlane_hal::{
     StreamOrdered, Ticket, stream_of,
 };
 
-use crate::hold::HoldFlags;
+use crate::hold::{self, HoldFlags};
 use crate::{Error, Layer, Local, Remote};
 
 /// A layer that gives streams to all engines of a fabric.
@@ -44,6 +44,10 @@ impl<F: Fabric + 'static> Layer<F> for StreamLayer {
         _: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Streams::new(fabric, self.slices_max)
+    }
+
+    fn missing(&self, caps: &Caps) -> Option<String> {
+        hold::cannot_hold(caps)
     }
 }
 
@@ -122,7 +126,7 @@ impl<F: Fabric> StoredOp<F> {
             Op::Wait { flag, value, reset } => {
                 Self::Wait { flag: (flag.region, flag.word), value, reset }
             }
-            Op::Reduce { .. } => unreachable!("`submit` refuses reductions"),
+            op => unreachable!("`submit` refuses a {}", op.name()),
         }
     }
 
@@ -222,13 +226,7 @@ impl<F: Fabric + 'static> Streams<F> {
         let engine = || fabric.engine(EngineRequirements::default()).map_err(Error::Inner);
         let (engine, opener, replayer) = (engine()?, engine()?, engine()?);
         let own = *engine.caps();
-        if !own.queued_wait || own.slice_ops_max < 2 {
-            let text = format!(
-                "cannot add streams to this engine: expected caps with queued_wait and \
-                 slice_ops_max of at least 2, found {own:?}"
-            );
-            return Err(Error::layer(ErrorKind::InvalidArgument, text));
-        }
+        hold::check_hold(&own)?;
         let engines = Engines {
             engine,
             opener,
@@ -242,7 +240,7 @@ impl<F: Fabric + 'static> Streams<F> {
         };
         let shared = Arc::new(Shared { engines: Mutex::new(engines), wakeup: Arc::default() });
         let slice_ops_max = own.slice_ops_max - 1;
-        let caps = Caps { slice_ops_max, polled: false, flags_batched: true, ..own };
+        let caps = Caps { slice_ops_max, polled: false, flags_batched: true, rows: false, ..own };
         let (own, forked, last) = (Stream::new(), None, Ticket::NONE);
         Ok(Self { shared, caps, slices_max, own, forked, last })
     }
@@ -298,6 +296,7 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
             );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
+        hold::check_no_rows(ops)?;
         if ops.iter().any(|op| matches!(op, Op::Reduce { .. })) {
             let text = "a reduction was submitted to a layer that passes none on (prepare_reduce returns None)";
             return Err(Error::layer(ErrorKind::InvalidArgument, text));

@@ -22,7 +22,7 @@ use peerlane_hal::{
 use peerlane_toolkit::{Piece, pieces};
 
 use crate::forward::{forward_streams, forward_to_engine};
-use crate::hold::HoldFlags;
+use crate::hold::{self, HoldFlags};
 use crate::{Error, Layer, Local, Remote};
 
 const DUE: u64 = 0;
@@ -53,6 +53,10 @@ impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Throttle::new(fabric, requirements, *self)
+    }
+
+    fn missing(&self, caps: &Caps) -> Option<String> {
+        hold::cannot_hold(caps)
     }
 
     fn link(&self, link: Link) -> Link {
@@ -92,13 +96,7 @@ impl<F: Fabric> Throttle<F> {
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
         let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
-        if !own.queued_wait || own.slice_ops_max < 2 {
-            let text = format!(
-                "cannot throttle this engine: expected caps with queued_wait and slice_ops_max of \
-                 at least 2, found {own:?}"
-            );
-            return Err(Error::layer(ErrorKind::InvalidArgument, text));
-        }
+        hold::check_hold(&own)?;
         let splits = own.slice_ops_max >= SLICE_OPS_FOR_PIECES;
         let pieces_max = if splits { PIECES_MAX } else { 1 };
         // One hold for each piece. Holds end only while the caller calls the engine.
@@ -107,7 +105,7 @@ impl<F: Fabric> Throttle<F> {
             engine,
             opener,
             hold: HoldFlags::new(fabric)?,
-            caps: Caps { slice_ops_max, polled: true, ..own },
+            caps: Caps { slice_ops_max, polled: true, rows: false, ..own },
             pieces_max,
             schedule: Schedule::new(bytes_per_second, delay, Instant::now()),
         })
@@ -189,6 +187,7 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
             );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
+        hold::check_no_rows(ops)?;
         let parts = self.split(ops);
         let (mut holds, mut marks) = self.schedule.made();
         let mut held = Vec::with_capacity(2 * parts.len());
@@ -211,7 +210,7 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
             Op::Get { bytes, .. } => Event::Get(bytes),
             Op::Signal { .. } => Event::Signal,
             Op::Wait { .. } => Event::Mark,
-            Op::Reduce { .. } => unreachable!("the layer prepares no reductions"),
+            op => unreachable!("the inner engine refuses a {}", op.name()),
         });
         self.schedule.push(events, Instant::now());
         self.drive()?;

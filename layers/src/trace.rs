@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use peerlane_hal::{CopyEngine, EngineRequirements, Fabric, Op, Rank, Ticket};
+use peerlane_hal::{CopyEngine, EngineRequirements, Fabric, Op, Rank, Rows, Ticket};
 
 use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
@@ -123,6 +123,20 @@ impl<E: CopyEngine> Trace<E> {
                 let (src, dst) = (src.offset, dst.offset);
                 format!("get {bytes} bytes from remote {from} + {src} to local {to} + {dst}")
             }
+            Op::PutRows { dst, src, bytes, rows: Rows { count, dst_pitch, src_pitch } } => {
+                let (from, to) = (self.region(src.region), self.region(dst.region));
+                let (src, dst) = (src.offset, dst.offset);
+                format!(
+                    "put {count} rows of {bytes} bytes from local {from} + {src}, pitch {src_pitch}, to remote {to} + {dst}, pitch {dst_pitch}"
+                )
+            }
+            Op::GetRows { dst, src, bytes, rows: Rows { count, dst_pitch, src_pitch } } => {
+                let (from, to) = (self.region(src.region), self.region(dst.region));
+                let (src, dst) = (src.offset, dst.offset);
+                format!(
+                    "get {count} rows of {bytes} bytes from remote {from} + {src}, pitch {src_pitch}, to local {to} + {dst}, pitch {dst_pitch}"
+                )
+            }
             Op::Signal { flag, value } => {
                 let region = self.region(flag.region);
                 format!("signal remote {region} word {} = {value}", flag.word)
@@ -144,6 +158,7 @@ impl<E: CopyEngine> Trace<E> {
                     dst.offset
                 )
             }
+            op => op.name().to_owned(),
         }
     }
 }

@@ -223,13 +223,14 @@ class Group:
                 reduction: str = "sum", algorithm: str | None = None, chunks: int | None = None, in_place: bool = False,
                 capturable: bool = False, resizable: bool = False, check_starts: bool = False, strict: bool = False,
                 timeout: float | None = None, input: tuple[Window, int] | None = None,
-                output: tuple[Window, int] | None = None) -> Operation:  # fmt: skip
+                output: tuple[Window, int] | None = None, matrix: tuple[int, str] | None = None) -> Operation:  # fmt: skip
         """Prepares an operation: plans and verifies it, and takes memory. Collective.
 
         `collective` is "all-gather", "broadcast", "all-to-all", "gather", "scatter", "reduce-scatter", "all-reduce" or "reduce". `count` is the number
         of elements of a block: what a rank gives to an output, and of the whole array in an all-reduce and a reduce; or one number
         for each rank; or, for an all-to-all, a pair of lists. `input` and `output` are a window and the element at which they begin; without them the
-        operation has memory of its own. `timeout` is in seconds.
+        operation has memory of its own. `timeout` is in seconds. With `matrix`, a number of rows and "input", "output" or "both", the input, the output or both
+        are matrices of that many rows, of which each block is a range of columns.
 
         Raises `Mismatch` with the rank and the option that differs between ranks, and `InvalidArgument`.
         """
@@ -240,7 +241,7 @@ class Group:
         native = self._calls.arena.settled().prepare(
             collective, dtype_name(dtype), counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
             in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict, timeout=timeout,
-            input=input and (input[0]._native, input[1]), output=output and (output[0]._native, output[1]),
+            input=input and (input[0]._native, input[1]), output=output and (output[0]._native, output[1]), matrix=matrix,
         )  # fmt: skip
         return Operation(native)
 

@@ -138,6 +138,7 @@ class Group:
         timeout: float | None = None,
         input: tuple[Window, int] | None = None,
         output: tuple[Window, int] | None = None,
+        matrix: tuple[int, str] | None = None,
     ) -> Operation: ...
 
 class Borrowed: ...

@@ -9,7 +9,7 @@ use peerlane::bootstrap::Secret;
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::{self, HubOptions, TcpBootstrap};
 use peerlane::collective::Collective;
-use peerlane::group::GroupEnd;
+use peerlane::group::{GroupEnd, Matrix};
 use peerlane::hal::{BackendId, Space};
 use peerlane::{Backend, BlockLens, DType, Deadline, Error, OpenOptions, Operator, Rank};
 use peerlane_bindings::Request;
@@ -329,7 +329,8 @@ impl Group {
 
     /// Prepares an operation.
     #[pyo3(signature = (collective, dtype, lens, *, root=0, reduction="sum", algorithm=None, chunks=None, in_place=false,
-                        capturable=false, resizable=false, check_starts=false, strict=false, timeout=None, input=None, output=None))]
+                        capturable=false, resizable=false, check_starts=false, strict=false, timeout=None, input=None, output=None,
+                        matrix=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare(
         slf: &Bound<'_, Self>,
@@ -348,6 +349,7 @@ impl Group {
         timeout: Option<f64>,
         input: Option<(Py<Window>, usize)>,
         output: Option<(Py<Window>, usize)>,
+        matrix: Option<(usize, String)>,
     ) -> PyResult<Operation> {
         let collectives = Collective::all().map(|it| (it.name(), it));
         let collective = named("collective", collective, collectives)?.with_root(Rank(root));
@@ -367,7 +369,12 @@ impl Group {
             };
             window.as_ref().map(cast).transpose()
         };
+        let matrix = matrix.map(|(rows, sides)| {
+            let all = Matrix::ALL.into_iter().map(|it| (it.name(), it));
+            Ok::<_, PyErr>((rows, named("the sides of matrix", &sides, all)?))
+        });
         let request = Request {
+            matrix: matrix.transpose()?,
             operator: named("reduction", reduction, operators)?,
             algorithm: algorithm.transpose()?,
             chunks,

@@ -156,6 +156,22 @@ def prepared_operations(group):
     assert future.done() and numpy.array_equal(future.wait(), expected)
     report = gather.report()
     assert report["collective"] == "all-gather" and report["output_bytes"] == 12 * group.size and report["proof"]
+    # Each rank has some rows with all columns, and gets its columns of all rows; and back.
+    rows, width = 3, 2
+    mine = numpy.arange(rows * group.size * width, dtype="i4").reshape(rows, -1) + 1000 * group.rank
+    there = group.prepare("all-to-all", "i4", rows * width, matrix=(rows, "input"))
+    back = group.prepare("all-to-all", "i4", rows * width, matrix=(rows, "output"))
+    numpy.asarray(there.input)[:] = mine.ravel()
+    there.run()
+    columns = mine[:, group.rank * width :][:, :width] - 1000 * group.rank
+    assert numpy.array_equal(
+        numpy.asarray(there.output).reshape(-1, width), numpy.concatenate([columns + 1000 * rank for rank in range(group.size)])
+    )
+    numpy.asarray(back.input)[:] = there.output
+    back.run()
+    assert numpy.array_equal(numpy.asarray(back.output).reshape(rows, -1), mine)
+    with pytest.raises(peerlane.InvalidArgument, match="the sides of matrix"):
+        group.prepare("all-to-all", "i4", rows, matrix=(rows, "left"))
     window = group.window(1 << 16)
     part = group.prepare("all-gather", "i32", 100, resizable=True, in_place=True, output=(window, 0))
     for count, begin in [(100, 0), (3, 1000), (0, 0)]:

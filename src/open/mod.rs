@@ -305,7 +305,7 @@ impl RankDevices {
         match backend {
             Backend::Cuda => Some(&self.cuda),
             Backend::Rocm => Some(&self.rocm),
-            Backend::Host | Backend::Rdma => None,
+            _ => None,
         }
     }
 }
@@ -335,7 +335,7 @@ fn select(
     let gpus = match local {
         Backend::Cuda => survey.cuda.as_deref().unwrap_or_default(),
         Backend::Rocm => survey.rocm.as_deref().unwrap_or_default(),
-        Backend::Host | Backend::Rdma => &[],
+        _ => &[],
     };
     let device = match options.device {
         Some(ordinal) => Some(ordinal).filter(|_| !gpus.is_empty()),

@@ -248,7 +248,9 @@ impl<N: Fabric> Sender<N> {
                 self.send_piece((src, from + offset), piece, target, op_id, buffers, context)
             }
             ResolvedOp::Get { dst, to, src, from, bytes } => {
-                if let (Backing::Direct(local), Some(remote)) = (&dst.backing, &src.direct) {
+                if let (true, Backing::Direct(local), Some(remote)) =
+                    (context.network.caps().gets, &dst.backing, &src.direct)
+                {
                     if self.has_direct_write()
                         || self.has_direct_read(buffers)
                         || context.gets.is_incomplete(op_id)

@@ -53,8 +53,7 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
                     ResolvedOp::Signal { flag: Arc::clone(region), word: flag.word, value };
                 (region.peer, signal)
             }
-            Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
-            Op::Reduce { .. } => unreachable!("the check of the slice refuses reductions"),
+            op => unreachable!("the check of the slice refuses a {}", op.name()),
         };
         Some((peer.index(), resolved))
     }

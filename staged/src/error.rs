@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{Error as _, ErrorKind, Rank};
 use peerlane_toolkit::Fault;
 
 /// An error of the device fabric, of the network, or of the staged fabric itself.
@@ -14,19 +14,20 @@ pub struct Error(Box<Body>);
 struct Body {
     kind: ErrorKind,
     text: String,
+    peer: Option<Rank>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self(Box::new(Body { kind, text: text.into(), source: None }))
+        Self(Box::new(Body { kind, text: text.into(), peer: None, source: None }))
     }
 
     /// Wraps an error of the device fabric or the network that occurred while doing `what`, and keeps its
     /// kind.
     pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
-        let (kind, text) = (error.kind(), format!("cannot {what}: {error}"));
-        Self(Box::new(Body { kind, text, source: Some(Arc::new(error)) }))
+        let (kind, text, peer) = (error.kind(), format!("cannot {what}: {error}"), error.peer());
+        Self(Box::new(Body { kind, text, peer, source: Some(Arc::new(error)) }))
     }
 
     /// Returns a function that wraps the error of a fabric, for `map_err`.
@@ -47,7 +48,8 @@ impl Error {
 
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
-        Self::new(peerlane_hal::Error::kind(&fault), fault.to_string())
+        let (kind, text, peer) = (fault.kind(), fault.to_string(), fault.peer());
+        Self(Box::new(Body { kind, text, peer, source: None }))
     }
 }
 
@@ -66,5 +68,9 @@ impl std::error::Error for Error {
 impl peerlane_hal::Error for Error {
     fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    fn peer(&self) -> Option<Rank> {
+        self.0.peer
     }
 }

@@ -99,6 +99,8 @@ pub struct Staged<D: Fabric, N: Fabric> {
     address: Vec<u8>,
     /// Whether memory of each connected peer is staged, indexed by rank; `None` before the peer is connected.
     peers: Vec<Option<bool>>,
+    /// The addresses of the connected ranks.
+    connected: Vec<Option<Vec<u8>>>,
     staged: bool,
 }
 
@@ -163,7 +165,13 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
         };
         let shared = Shared { progress_thread: OnceLock::new(), inner: Arc::new(inner) };
         let memory = Memory { shared: Arc::new(shared) };
-        Ok(Self { memory, address: address.encode(), peers: vec![None; ranks], staged })
+        Ok(Self {
+            memory,
+            address: address.encode(),
+            peers: vec![None; ranks],
+            connected: vec![None; ranks],
+            staged,
+        })
     }
 }
 
@@ -205,6 +213,10 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
                 "peer {peer} is out of range: expected a rank below {ranks}, the number of ranks"
             )));
         }
+        if self.connected[peer.index()].as_deref() == Some(address) {
+            return Ok(());
+        }
+        let bytes = address;
         let address = Address::decode(peer, address)?;
         let (expected, found) = (shared.layout.slot_bytes, address.slot_bytes);
         if found != expected {
@@ -238,6 +250,7 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         let flags = import(&address.flags, shared.layout.flag_bytes())?;
         shared.transport().connect(peer, inbox, flags);
         self.peers[peer.index()] = Some(address.staged);
+        self.connected[peer.index()] = Some(bytes.to_vec());
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use peerlane_hal::{
     At, Caps, CopyEngine, Deadline, DynRegion, ErrorKind, Fabric, Flag, Op, PeerMemory,
@@ -109,6 +110,9 @@ fn is_full(error: &impl peerlane_hal::Error) -> bool {
     error.kind() == ErrorKind::QueueFull
 }
 
+/// Limits the import of memory of this rank, for which no peer must answer.
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Copies between the device and slots in host memory, with one engine for each direction.
 ///
 /// All engines of a rank share it: a device has one copy engine for each direction, and further queues
@@ -116,35 +120,46 @@ fn is_full(error: &impl peerlane_hal::Error) -> bool {
 pub(crate) struct DeviceCopier<D: Fabric> {
     pub(crate) from_device: CopyQueue<D>,
     pub(crate) to_device: CopyQueue<D>,
-    outbox: HostMapping<D>,
-    inbox: HostMapping<D>,
+    outbox: Mapping<D>,
+    inbox: Mapping<D>,
+    /// The device fabric of `to_device` and `inbox`, if the engines of the device have no gets. Puts to the device need memory of
+    /// the device as a remote region.
+    importer: Option<D>,
 }
 
-/// A buffer in host memory that the copy engine of the device can access.
-struct HostMapping<D: Fabric> {
-    /// The host buffer as a remote region, which this rank imported from itself.
+/// Memory that the copy engine of the device can read and write.
+struct Mapping<D: Fabric> {
+    /// The memory as a remote region, which this rank imported from itself.
     alias: DevRemote<D>,
-    _region: DevLocal<D>,
+    region: DevLocal<D>,
 }
 
-impl<D: Fabric> HostMapping<D> {
+impl<D: Fabric> Mapping<D> {
     fn open(device: &D, held: &DynRegion, deadline: Deadline) -> Result<Self, Error> {
         let memory = device.memory();
-        let what = "register slots in host memory with the device";
-        // SAFETY: the transport keeps `held` and drops this first; only the transport uses it.
+        let what = "register memory with the device";
+        // SAFETY: the owner of the mapping keeps `held` and drops it after the mapping. Only the transport uses the slots, and the
+        // contract of ops covers other memory.
         let region = unsafe { memory.adopt(held, Role::Data) }.map_err(Error::backend(what))?;
         let key = memory.export(&region).map_err(Error::backend(what))?;
         // Encoded and decoded, so that the key passes the same checks as a peer's.
         let key = <D::Memory as PeerMemory>::Key::decode(&key.encode());
         let key = key.map_err(Error::backend(what))?;
         let alias = memory.import(device.rank(), &key, deadline).map_err(Error::backend(what))?;
-        Ok(Self { alias, _region: region })
+        Ok(Self { alias, region })
     }
+}
+
+/// A copy that is not complete, with what must live until it is.
+struct InFlight<D: Fabric> {
+    ticket: Ticket,
+    _mapping: Option<Mapping<D>>,
+    _region: Arc<DevLocal<D>>,
 }
 
 pub(crate) struct CopyQueue<D: Fabric> {
     engine: D::Engine,
-    in_flight: VecDeque<(Ticket, Arc<DevLocal<D>>)>,
+    in_flight: VecDeque<InFlight<D>>,
     pub(crate) done: Ticket,
 }
 
@@ -154,6 +169,18 @@ impl<D: Fabric> CopyQueue<D> {
             .engine(Default::default())
             .map_err(Error::backend("create an engine of the device fabric"))?;
         Ok(Self { engine, in_flight: VecDeque::new(), done: Ticket::NONE })
+    }
+
+    /// Keeps what a copy uses, if it was submitted.
+    fn keep(
+        &mut self,
+        ticket: Option<Ticket>,
+        mapping: Option<Mapping<D>>,
+        region: &Arc<DevLocal<D>>,
+    ) {
+        let _region = Arc::clone(region);
+        let in_flight = ticket.map(|ticket| InFlight { ticket, _mapping: mapping, _region });
+        self.in_flight.extend(in_flight);
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -171,7 +198,7 @@ impl<D: Fabric> CopyQueue<D> {
             .map_err(Error::backend("copy between slots and device memory"))?;
         let progressed = done > self.done;
         self.done = done;
-        while self.in_flight.front().is_some_and(|(ticket, _)| *ticket <= done) {
+        while self.in_flight.front().is_some_and(|copy| copy.ticket <= done) {
             self.in_flight.pop_front();
         }
         Ok(progressed)
@@ -180,20 +207,26 @@ impl<D: Fabric> CopyQueue<D> {
 
 /// Submits one copy to an engine of the device, or returns `None` if the engine's queue is full.
 fn submit<D: Fabric>(
-    copies: &mut CopyQueue<D>,
-    region: &Arc<DevLocal<D>>,
+    engine: &mut D::Engine,
     op: Op<'_, DevLocal<D>, DevRemote<D>>,
 ) -> Result<Option<Ticket>, Error> {
-    // SAFETY: the region and the slots are kept until the ticket completes. A slot has one use at a time;
-    // the caller of the staged engine keeps the contract of ops for the region.
-    match unsafe { copies.engine.submit(&[op]) } {
-        Ok(ticket) => {
-            copies.in_flight.push_back((ticket, Arc::clone(region)));
-            Ok(Some(ticket))
-        }
+    // SAFETY: the caller keeps the region and the slots until the ticket completes. A slot has one use at a time; the caller of
+    // the staged engine keeps the contract of ops for the region.
+    match unsafe { engine.submit(&[op]) } {
+        Ok(ticket) => Ok(Some(ticket)),
         Err(error) if is_full(&error) => Ok(None),
         Err(error) => Err(Error::backend("copy between slots and device memory")(error)),
     }
+}
+
+/// Opens the device fabric a second time, connected to its own rank.
+fn reopen<D: Fabric>(device: &D, deadline: Deadline) -> Result<D, Error> {
+    let rank = device.rank();
+    let again = device.reopen(rank, rank.index() + 1);
+    let mut again = again.map_err(Error::backend("reopen the device fabric"))?;
+    let connected = again.connect(rank, &again.address(), deadline);
+    connected.map_err(Error::backend("connect the device fabric to itself"))?;
+    Ok(again)
 }
 
 impl<D: Fabric> DeviceCopier<D> {
@@ -204,12 +237,14 @@ impl<D: Fabric> DeviceCopier<D> {
         inbox: &DynRegion,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let (outbox, inbox) = (
-            HostMapping::open(device, outbox, deadline)?,
-            HostMapping::open(device, inbox, deadline)?,
-        );
-        let (from_device, to_device) = (CopyQueue::open(device)?, CopyQueue::open(device)?);
-        Ok(Self { from_device, to_device, outbox, inbox })
+        let from_device = CopyQueue::open(device)?;
+        let outbox = Mapping::open(device, outbox, deadline)?;
+        let gets = from_device.engine.caps().gets;
+        let importer = (!gets).then(|| reopen(device, deadline)).transpose()?;
+        let device = importer.as_ref().unwrap_or(device);
+        let to_device = CopyQueue::open(device)?;
+        let inbox = Mapping::open(device, inbox, deadline)?;
+        Ok(Self { from_device, to_device, outbox, inbox, importer })
     }
 
     pub(crate) fn put_align_bytes(&self) -> u64 {
@@ -224,7 +259,10 @@ impl<D: Fabric> DeviceCopier<D> {
     ) -> Result<Option<Ticket>, Error> {
         let dst = At { region: &self.outbox.alias, offset: slot };
         let src_at = At { region: &**src, offset: from };
-        submit(&mut self.from_device, src, Op::Put { dst, src: src_at, bytes })
+        let op = Op::Put { dst, src: src_at, bytes };
+        let ticket = submit::<D>(&mut self.from_device.engine, op)?;
+        self.from_device.keep(ticket, None, src);
+        Ok(ticket)
     }
 
     pub(crate) fn copy_to_device(
@@ -233,8 +271,22 @@ impl<D: Fabric> DeviceCopier<D> {
         slot: u64,
         bytes: u64,
     ) -> Result<Option<Ticket>, Error> {
-        let src = At { region: &self.inbox.alias, offset: slot };
-        let dst_at = At { region: &**dst, offset: to };
-        submit(&mut self.to_device, dst, Op::Get { dst: dst_at, src, bytes })
+        let (engine, inbox) = (&mut self.to_device.engine, &self.inbox);
+        let (ticket, mapping) = match &self.importer {
+            None => {
+                let src = At { region: &inbox.alias, offset: slot };
+                let dst = At { region: &**dst, offset: to };
+                (submit::<D>(engine, Op::Get { dst, src, bytes })?, None)
+            }
+            Some(device) => {
+                let held = DynRegion::new(Arc::clone(dst));
+                let mapping = Mapping::open(device, &held, Deadline::after(IMPORT_TIMEOUT))?;
+                let src = At { region: &inbox.region, offset: slot };
+                let dst = At { region: &mapping.alias, offset: to };
+                (submit::<D>(engine, Op::Put { dst, src, bytes })?, Some(mapping))
+            }
+        };
+        self.to_device.keep(ticket, mapping, dst);
+        Ok(ticket)
     }
 }

@@ -111,14 +111,12 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
     pub(crate) fn caps(&self) -> Caps {
         let network_align = self.network.as_ref().map_or(1, |it| it.caps().put_align_bytes);
         Caps {
-            kind: "staged",
-            queued_wait: false,
+            gets: true,
             polled: true,
-            flags_batched: false,
             slice_ops_max: SLICE_OPS_MAX,
             piece_bytes_max: self.buffers.layout.slot_bytes,
             put_align_bytes: self.copier.put_align_bytes().max(network_align),
-            shared_queues: None,
+            ..Caps::new("staged")
         }
     }
 

@@ -98,6 +98,11 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "a_released_engine_drains_and_takes_no_more",
         "expected Err(Aborted)",
     ),
+    (
+        Fault::ReleaseLeavesWork,
+        "a_drained_engine_touches_no_memory",
+        "a region that the engine was copying to: byte",
+    ),
     (Fault::PutsLoseAByte, "a_put_of_any_length_arrives_whole", "a put of 65 bytes: byte 128"),
     (
         Fault::PutsAreRoundedUp,
@@ -121,6 +126,21 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "dropping_an_engine_with_a_blocked_wait_returns",
         "the drop of the engine took",
     ),
+    (
+        Fault::DropLeavesWork,
+        "a_dropped_engine_touches_no_memory",
+        "a region that the engine was copying to: byte",
+    ),
+    (
+        Fault::MissingOpsAreTaken,
+        "an_op_that_the_engine_lacks_is_refused",
+        "a wait, without queued_wait: submit returned ticket",
+    ),
+    (
+        Fault::LateOpsAreLost,
+        "an_engine_refuses_or_runs_ops_with_peers_that_were_connected_after_its_creation",
+        "flag 0 to reach the value 1",
+    ),
     (Fault::SignalsSpill, "flags_of_one_region_do_not_disturb_each_other", "flag"),
     (Fault::SignalsSpill, "a_region_tells_what_its_flags_hold", "flag_value(1) returned"),
     (Fault::PeersMustHelp, "a_polled_engine_moves_when_it_is_polled", "to complete; last state"),
@@ -138,6 +158,11 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         Fault::GetsFirst,
         "gets_and_puts_with_one_peer_take_effect_in_submission_order",
         "blocks that were put and got back",
+    ),
+    (
+        Fault::PutsOvertakeGets,
+        "gets_and_puts_with_one_peer_take_effect_in_submission_order",
+        "sent from the destinations of its gets",
     ),
     (
         Fault::SignalsFirst,
@@ -181,6 +206,17 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "the sum of the rank before",
     ),
     (Fault::OutsideIsTaken, "a_reduction_that_cannot_run_is_refused", "that is not prepared"),
+    (Fault::RowsLoseTheLast, "rows_arrive_at_their_pitch", "a put of 1 rows of 1 bytes"),
+    (
+        Fault::OpsBackwards,
+        "a_copy_of_rows_keeps_its_place_in_the_order",
+        "rows between two puts: byte",
+    ),
+    (
+        Fault::OutsideIsTaken,
+        "rows_that_leave_their_region_or_overlap_are_refused",
+        "a destination whose last row is outside: submit returned ticket",
+    ),
 ];
 
 /// Faults of engines that random programs of messages must find.
@@ -231,6 +267,26 @@ fn main() -> ExitCode {
             "FreedKeysOpen",
             "the_key_of_freed_memory_is_refused",
             "of freed memory of rank",
+        ),
+        flawed::<{ flaw::FREED_KEYS_OPEN }>(
+            "ChangedKeysOpen",
+            "malformed_keys_are_refused",
+            "import gave the registration",
+        ),
+        flawed::<{ flaw::REFUSES_FLAGS_OF_THE_HOST }>(
+            "RefusesFlagsOfTheHost",
+            "what_one_fabric_allocated_another_can_register",
+            "flags are in memory of the device only",
+        ),
+        flawed::<{ flaw::REFUSES_NO_BYTES }>(
+            "RefusesNoBytes",
+            "memory_of_no_bytes_is_memory",
+            "there must be a byte",
+        ),
+        flawed::<{ flaw::CONNECTS_ONCE }>(
+            "ConnectsOnce",
+            "a_second_connection_to_a_peer_changes_nothing",
+            "connect rank 0 again: the rank is connected",
         ),
         flawed::<{ flaw::ALIASES_ARE_COPIES }>(
             "AliasesAreCopies",

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Layered::new(plain(), "delay", |_: Rank| DelayLayer::new(1, Duration::from_micros(60)));
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
-    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
+    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost, peer: None };
     // As many as CUDA has: the ranks of a check share them, and it opens contexts more slowly with them.
     let connections = vec![(peerlane_cuda::connections().variable, "32".to_owned())];
     // The driver opens a context for each check otherwise.

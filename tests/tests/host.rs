@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     });
     let no_queued_wait = DowngradeLayer { queued_wait: false, ..DowngradeLayer::default() };
     let coarse = DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..no_queued_wait };
-    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
+    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost, peer: None };
     Suite::new()
         .with(HostHarness::default())
         .with(host("host-no-queued-wait", |options| options.caps.queued_wait = false))

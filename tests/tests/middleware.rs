@@ -91,7 +91,13 @@ fn a_trace_reads_line_by_line() {
 
 #[test]
 fn what_was_taken_away_is_refused() {
-    let layer = DowngradeLayer { queued_wait: false, slice_ops_max: 2, put_align_bytes: 8 };
+    let layer = DowngradeLayer {
+        queued_wait: false,
+        gets: false,
+        rows: false,
+        slice_ops_max: 2,
+        put_align_bytes: 8,
+    };
     let (regions, mut engine) = open(layer);
     let caps = engine.caps();
     assert_eq!((caps.queued_wait, caps.slice_ops_max, caps.put_align_bytes), (false, 2, 8));
@@ -110,7 +116,8 @@ fn what_was_taken_away_is_refused() {
 #[test]
 fn the_chosen_op_fails_and_so_does_everything_after_it() {
     for ops in 0..6 {
-        let (regions, mut engine) = open(FailAtLayer { ops, kind: ErrorKind::PeerLost });
+        let (regions, mut engine) =
+            open(FailAtLayer { ops, kind: ErrorKind::PeerLost, peer: None });
         let slice = [regions.put(8, 8), regions.signal(0, 1)];
         let taken = (0..9).take_while(|_| submit(&mut engine, &slice).is_ok()).count() as u64;
         assert_eq!(taken, ops / 2, "an engine that fails after {ops} ops");

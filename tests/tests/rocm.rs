@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Layered::new(plain(), "delay", |_: Rank| DelayLayer::new(1, Duration::from_micros(60)));
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
-    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost };
+    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost, peer: None };
     let mut suite = match driver.shares_devices::<Context>() {
         true => Suite::new().process_each(Vec::new()),
         // To give memory back, HIP waits for all streams of the device.

@@ -25,7 +25,29 @@ pub(crate) struct Options {
 
 const TEMPLATE: &str = "tests/loopback";
 /// Names that backends and the template have.
-const TAKEN: [&str; 6] = ["host", "cuda", "rocm", "rdma", "staged", "loopback"];
+const TAKEN: [&str; 11] = [
+    "host", "cuda", "rocm", "rdma", "staged", "loopback", "ring", "auto", "default", "half",
+    "cudarc",
+];
+const KEYWORDS: [&str; 40] = [
+    "as", "async", "await", "box", "break", "const", "continue", "crate", "do", "dyn", "else",
+    "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl", "in", "let", "loop",
+    "match", "mod", "move", "mut", "priv", "pub", "ref", "return", "self", "static", "struct",
+    "super", "trait", "true", "type", "use", "where",
+];
+/// The files of the template.
+const FILES: [&str; 10] = [
+    "Cargo.toml",
+    "src/lib.rs",
+    "src/device.rs",
+    "src/engine.rs",
+    "src/fabric.rs",
+    "src/key.rs",
+    "src/memory.rs",
+    "tests/all_gather.rs",
+    "tests/contract.rs",
+    "tests/processes.rs",
+];
 
 pub(crate) fn run(options: &Options) -> Outcome {
     match &options.name {
@@ -46,20 +68,11 @@ fn generate(name: &str, outside: Option<&Path>) -> Outcome {
             format!("{} exists; choose another name, or remove it", folder.display()).into()
         );
     }
-    for file in [
-        "src/lib.rs",
-        "src/device.rs",
-        "src/engine.rs",
-        "src/fabric.rs",
-        "src/key.rs",
-        "src/memory.rs",
-    ]
-    .into_iter()
-    .chain(["tests/contract.rs", "tests/all_gather.rs", "Cargo.toml"])
-    {
+    for file in FILES {
         let text = renamed(&std::fs::read_to_string(root.join(TEMPLATE).join(file))?, name);
         let text = match (outside, file) {
             (Some(_), "Cargo.toml") => manifest_outside(&text, &root)?,
+            (None, "Cargo.toml") => text.replace("publish = false\n", ""),
             _ => text,
         };
         let to = folder.join(file);
@@ -67,22 +80,21 @@ fn generate(name: &str, outside: Option<&Path>) -> Outcome {
         std::fs::write(to, text)?;
     }
     // The imports of the new name are sorted differently.
-    let sources =
-        ["src/lib.rs", "tests/contract.rs", "tests/all_gather.rs"].map(|file| folder.join(file));
+    let sources = FILES.iter().filter(|file| file.ends_with(".rs")).map(|file| folder.join(file));
     process::run(Command::new("rustfmt").args(["--edition", "2024"]).args(sources))?;
     if outside.is_none() {
         register(&root, name)?;
     }
     println!("generated {}", folder.display());
     println!(
-        "  cargo test                        # in that folder: the contract suite, and all-gathers over one and two tiers"
+        "  cargo test                        # in that folder: the contract suite, and all-gathers of threads, of processes and over two tiers"
     );
-    println!("  docs/book/uses/porter.md          # which file to replace first");
     if outside.is_none() {
         println!(
-            "Add it to src/open/survey.rs, src/open/fabrics.rs and cli/src/doctor when it opens its device."
+            "  peerlane allgather --backend {name}   # the program and the feature `{name}` have it"
         );
     }
+    println!("  docs/PORTING.md                   # which file to replace first");
     Ok(())
 }
 
@@ -109,7 +121,8 @@ pub(crate) fn check() -> Outcome {
     run_in(&copy, add)?;
     run_in(&copy, cargo(["fmt", "--all", "--check"]))?;
     run_in(&copy, cargo(["xtask", "tidy"]))?;
-    run_in(&copy, cargo(["test", "--package", "peerlane-example"]))
+    run_in(&copy, cargo(["test", "--package", "peerlane-example"]))?;
+    run_in(&copy, cargo(["check", "--package", "peerlane", "--features", "example"]))
 }
 
 fn check_name(name: &str) -> Outcome {
@@ -123,8 +136,11 @@ fn check_name(name: &str) -> Outcome {
     }
     if TAKEN.contains(&name) {
         return Err(
-            format!("the name is {name:?}, which a crate of Peerlane has; choose another").into()
+            format!("the name is {name:?}, which Peerlane uses already; choose another").into()
         );
+    }
+    if KEYWORDS.contains(&name) {
+        return Err(format!("the name is {name:?}, a keyword of Rust; choose another").into());
     }
     Ok(())
 }
@@ -172,7 +188,7 @@ fn manifest_outside(text: &str, root: &Path) -> Outcome<String> {
     }
 }
 
-/// Adds the crate to the lists of the workspace.
+/// Adds the crate to the lists of the workspace, to the crate `peerlane` and to the program.
 fn register(root: &Path, name: &str) -> Outcome {
     for (file, before, added) in entries(name) {
         let path = root.join(file);
@@ -180,26 +196,53 @@ fn register(root: &Path, name: &str) -> Outcome {
         let at = text.find(before).ok_or_else(|| format!("{file} has no {before:?}"))?;
         std::fs::write(path, format!("{}{added}{}", &text[..at], &text[at..]))?;
     }
-    // The length of the list.
-    let path = root.join("xtask/src/tidy/content.rs");
-    let text = std::fs::read_to_string(&path)?;
-    let (head, rest) =
-        text.split_once("TOP_LEVEL: [&str; ").ok_or("content.rs has no list of folders")?;
-    let (count, rest) = rest.split_once(']').ok_or("content.rs has no list of folders")?;
-    let count: usize = count.parse()?;
-    Ok(std::fs::write(path, format!("{head}TOP_LEVEL: [&str; {}]{rest}", count + 1))?)
+    for (file, list) in COUNTED {
+        let path = root.join(file);
+        let text = std::fs::read_to_string(&path)?;
+        let counted = text.split_once(list).and_then(|(head, rest)| {
+            let (count, rest) = rest.split_once(']')?;
+            Some((head, count.parse::<usize>().ok()?, rest))
+        });
+        let (head, count, rest) = counted.ok_or_else(|| format!("{file} has no list {list:?}"))?;
+        std::fs::write(path, format!("{head}{list}{}]{rest}", count + 1))?;
+    }
+    process::run(cargo(["fmt", "--package", "peerlane"]).current_dir(root))
 }
 
-/// The files that list backends, the text before which a line is added, and the line.
-fn entries(name: &str) -> [(&'static str, &'static str, String); 4] {
+/// The lists whose types contain their lengths.
+const COUNTED: [(&str, &str); 2] =
+    [("xtask/src/tidy/content.rs", "TOP_LEVEL: [&str; "), ("src/open/survey.rs", "ALL: [Self; ")];
+
+/// The files that list backends, the text before which something is added, and what is added.
+fn entries(name: &str) -> Vec<(&'static str, &'static str, String)> {
     let dependencies = "\"peerlane-hal\", \"peerlane-toolkit\", \"peerlane-conformance\", \"peerlane-collectives\", \"peerlane-host\"";
-    [
+    let words = name.split('_').filter(|word| !word.is_empty());
+    let variant: String =
+        words.map(|word| format!("{}{}", word[..1].to_uppercase(), &word[1..])).collect();
+    let crate_name = format!("peerlane_{name}");
+    vec![
         ("Cargo.toml", "\"collectives\", \"planning\", ", format!("\"backend-{name}\", ")),
+        (
+            "Cargo.toml",
+            "peerlane-rdma = { path",
+            format!("peerlane-{name} = {{ path = \"backend-{name}\", version = \"0.1.0\" }}\n"),
+        ),
+        (
+            "Cargo.toml",
+            "# RDMA verbs; needs",
+            format!("# The backend for {name}.\n{name} = [\"dep:peerlane-{name}\"]\n"),
+        ),
+        (
+            "Cargo.toml",
+            "peerlane-rdma = { workspace = true, optional",
+            format!("peerlane-{name} = {{ workspace = true, optional = true }}\n"),
+        ),
         (
             "Cargo.toml",
             "peerlane-staged = { workspace = [\"peerlane-hal\"",
             format!("peerlane-{name} = {{ workspace = [{dependencies}], others = [] }}\n"),
         ),
+        ("Cargo.toml", "    \"peerlane-collectives\",\n]", format!("    \"peerlane-{name}\",\n")),
         ("xtask/src/tidy/content.rs", "    \"bindings\",\n", format!("    \"backend-{name}\",\n")),
         (
             "docs/ARCHITECTURE.md",
@@ -208,6 +251,41 @@ fn entries(name: &str) -> [(&'static str, &'static str, String); 4] {
                 "| `backend-{name}/` | peerlane-{name} | the backend for {name} | hal, toolkit |\n"
             ),
         ),
+        (
+            "src/lib.rs",
+            "#[cfg(feature = \"rdma\")]\npub use",
+            format!("#[cfg(feature = \"{name}\")]\npub use {crate_name} as {name};\n"),
+        ),
+        (
+            "src/open/survey.rs",
+            "    /// The backend for RDMA NICs",
+            format!("    /// The backend for {name}.\n    {variant},\n"),
+        ),
+        ("src/open/survey.rs", "Self::Rdma];", format!("Self::{variant}, ")),
+        (
+            "src/open/survey.rs",
+            "            Self::Rdma => \"rdma\"",
+            format!("            Self::{variant} => \"{name}\",\n"),
+        ),
+        (
+            "src/open/survey.rs",
+            "            Self::Rdma => cfg!",
+            format!("            Self::{variant} => cfg!(feature = \"{name}\"),\n"),
+        ),
+        (
+            "src/open/fabrics.rs",
+            "            #[allow(unreachable_patterns",
+            format!(
+                "            #[cfg(feature = \"{name}\")]\n            Backend::{variant} => Ok(DynFabric::new({crate_name}::Fabric::open(rank, ranks)?)),\n"
+            ),
+        ),
+        ("cli/Cargo.toml", "\"half\"]", format!("\"{name}\", ")),
+        (
+            "cli/src/doctor/mod.rs",
+            "        finding!(\n            rdma,",
+            format!("        finding!({name}, \"install the library of the vendor\"),\n"),
+        ),
+        ("cli/src/doctor/mod.rs", "\"rdma\"]);", format!("\"{name}\", ")),
     ]
 }
 
@@ -221,7 +299,8 @@ mod tests {
             assert!(check_name(name).is_ok(), "{name}");
         }
         let text = |name| check_name(name).unwrap_err().to_string();
-        assert!(text("cuda").contains("which a crate of Peerlane has"));
+        assert!(text("cuda").contains("which Peerlane uses already"));
+        assert!(text("type").contains("a keyword of Rust"));
         for name in ["", "3d", "Tpu", "a-b", "a b", "../x"] {
             assert!(text(name).contains(&format!("{name:?}")), "{name}");
         }

@@ -34,7 +34,8 @@ pub(super) struct Endpoint {
     slice_ends: VecDeque<(u64, Ticket)>,
     flag_ids: FlagIds,
     /// A zero-byte write to post on the primary queue pair, whose completion also covers earlier unsignaled
-    /// requests. It is needed if an op ends on another queue pair; the number is that of the op.
+    /// requests. It is needed if an op ends on another queue pair, or if a copy for another one waits for such a request;
+    /// the number is that of the op.
     flush: Option<(ibv_send_target, u64)>,
     stall: StallTimer,
 }
@@ -189,6 +190,16 @@ impl Endpoint {
         }
     }
 
+    /// Plans a flush if the primary queue pair has unsignaled requests, and returns whether it has.
+    fn flush_primary(&mut self, span: &CopySpan, order: u64) -> bool {
+        let primary = self.rails().first().filter(|rail| rail.has_unsignaled());
+        let target = primary.map(|rail| rdma_target(span.remote, span.remote_keys[rail.peer_nic]));
+        if let Some(target) = target {
+            self.flush = Some((target, order));
+        }
+        target.is_some()
+    }
+
     fn post_flush(&mut self, chains: &mut [RequestChain]) -> Result<bool, Error> {
         let Some((target, order)) = self.flush else { return Ok(true) };
         let primary = &mut self.connected.as_mut().expect("a request was posted").rails[0];
@@ -226,8 +237,9 @@ impl Endpoint {
                 is_read,
             };
             let mut others = rails.iter().enumerate().filter(|(other, _)| *other != index);
-            if others.any(|(_, rail)| rail.conflicts(&copy)) {
-                return Ok(false);
+            if let Some((other, _)) = others.find(|(_, rail)| rail.conflicts(&copy)) {
+                // Only the primary has copies without a completion.
+                return Ok(other == 0 && self.flush_primary(&span, head.order));
             }
             rails[index].add_copy(copy);
         }
@@ -259,9 +271,8 @@ impl Endpoint {
         let signaled = is_last && last_op.signaled || index > 0;
         rail.prepare(&mut request, RequestInfo { order: head.order, bytes, signaled });
         chains[index].push(&rail.qp, request, Some(sge))?;
-        if is_last && last_op.signaled && rails[0].has_unsignaled() {
-            let target = rdma_target(span.remote, span.remote_keys[rails[0].peer_nic]);
-            self.flush = Some((target, last_op.order));
+        if is_last && last_op.signaled {
+            self.flush_primary(&span, last_op.order);
         }
         self.advance(is_last, bytes);
         Ok(true)

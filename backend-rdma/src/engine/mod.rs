@@ -80,14 +80,11 @@ impl Engine {
         let cqs: Arc<[Arc<Cq>]> = cqs.collect::<Result<_, _>>()?;
         let queue_ops = options.queue_ops;
         let caps = Caps {
-            kind: "queue pairs",
-            queued_wait: false,
+            gets: true,
             polled: true,
-            flags_batched: false,
             slice_ops_max: SLICE_OPS_MAX.min(queue_ops),
             piece_bytes_max: limits.piece_bytes,
-            put_align_bytes: 1,
-            shared_queues: None,
+            ..Caps::new("queue pairs")
         };
         Ok(Self {
             endpoints: (0..resources.ranks).map(|_| None).collect(),

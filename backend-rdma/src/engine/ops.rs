@@ -89,8 +89,7 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
                 }
             })
         }
-        Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
-        Op::Reduce { .. } => unreachable!("the check of the slice refuses reductions"),
+        op => unreachable!("the check of the slice refuses a {}", op.name()),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Selects the backend of a run, the GPU of each rank and the kind of copy engine.
 
-use peerlane::open::{self, Survey};
+use peerlane::open::{self, Backend, Survey};
 use peerlane::rocm::EngineKind;
 
 use super::options::Options;
-use super::target::{Backend, check_engine};
+use super::target::check_engine;
 use crate::error::{Failure, Result};
 use crate::options::check_needs;
 
@@ -27,18 +27,18 @@ pub(crate) struct Selected {
 impl Selected {
     /// Selects the backend for `local_ranks` ranks on this machine, or for as many as there are GPUs.
     pub(crate) fn of(options: &Options, local_ranks: Option<usize>) -> Result<Self> {
-        let backend = options.target.backend;
-        let selected = match backend {
-            Backend::Auto => Self::auto(Survey::of_machine(), options, local_ranks)?,
-            Backend::Cuda | Backend::Rocm => {
+        let selected = match options.target.backend.0 {
+            None => Self::auto(Survey::of_machine(), options, local_ranks)?,
+            Some(backend @ (Backend::Cuda | Backend::Rocm)) => {
                 if backend == Backend::Rocm {
                     options.check_without_cuda()?;
                 }
                 Self { backend, slots: slots(backend, &options.target.devices)?, note: None }
             }
-            Backend::Host => Self::host(None),
-            Backend::Rdma => {
-                options.nics.check()?;
+            Some(backend) => {
+                if backend == Backend::Rdma {
+                    options.nics.check()?;
+                }
                 Self { backend, slots: Vec::new(), note: None }
             }
         };
@@ -70,8 +70,8 @@ impl Selected {
                 .with_advice("repair the driver, or use host memory with --backend host")
         })?;
         let (backend, devices) = match backend {
-            open::Backend::Cuda => (Backend::Cuda, survey.cuda),
-            open::Backend::Rocm => (Backend::Rocm, survey.rocm),
+            Backend::Cuda => (backend, survey.cuda),
+            Backend::Rocm => (backend, survey.rocm),
             _ => return Ok(Self::host(Some(reasons.join("; ")))),
         };
         let note = Some(format!("auto selected {}: {}", backend.name(), reasons.join("; ")));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use peerlane::Rank;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
+use peerlane::open::Backend;
 
 use super::limit::{Limit, LimitCopies};
 use super::measure::{Bench, Candidates, Checked, Measurement, Point, RankContext};
@@ -12,7 +13,6 @@ use super::operation::HostOperation;
 use super::printer::Activity;
 use super::setup::{Setup, Variant};
 use super::shape::{GAP, destinations};
-use super::target::Backend;
 use super::timer::{Timing, TimingOptions};
 use super::topology;
 use crate::error::Result;
@@ -56,7 +56,7 @@ fn limit_fabrics(context: &RankContext<'_>, backend: Backend) -> Result<Vec<DynF
     let open = |streaming_bytes_min| -> Result<DynFabric> {
         let mut fabrics = topology::fabric_options(options, rank_topology);
         fabrics.host.streaming_bytes_min = streaming_bytes_min;
-        let fabric = fabrics.open(backend.in_library(), comm.rank(), comm.ranks())?;
+        let fabric = fabrics.open(backend, comm.rank(), comm.ranks())?;
         Ok(topology::throttled(fabric, layer))
     };
     match backend {

@@ -85,7 +85,7 @@ fn measure_one(
     let spans = peers
         .flat_map(|peer| layout.spans(own, (rank, source), peer).map(move |span| (peer, span)));
     let puts: Vec<_> = spans
-        .map(|(peer, Span { src, dst, bytes })| Op::Put {
+        .map(|(peer, Span { src, dst, bytes, .. })| Op::Put {
             dst: At { region: &outputs[peer.index()], offset: dst.offset },
             src: At { region, offset: src.offset },
             bytes,

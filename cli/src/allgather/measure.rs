@@ -8,11 +8,11 @@ use std::time::Duration;
 use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::group::Report;
+use peerlane::open::Backend;
 
 use super::options::Options;
 use super::printer::{Activity, ProgressEvent, Sink};
 use super::setup::Setup;
-use super::target::Backend;
 use super::timer::Timing;
 use super::topology::RankTopology;
 use super::{row, timeline, topology};

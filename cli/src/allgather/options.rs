@@ -335,7 +335,7 @@ pub(super) mod tests {
 
     use clap::Parser;
 
-    use super::super::target::Backend;
+    use super::super::target::BackendChoice;
     use super::*;
     use crate::units::Size;
 
@@ -362,7 +362,7 @@ pub(super) mod tests {
         assert_eq!((options.sizes.factor, options.warmup, options.iterations), (4, 5, None));
         assert_eq!(
             (options.target.backend, options.algorithm.selection.to_string().as_str()),
-            (Backend::Auto, "auto")
+            (BackendChoice(None), "auto")
         );
         assert_eq!((options.dtype, options.run.timeout), (DType::U8, Duration::from_secs(30)));
         assert!(!options.in_place && !options.limit && options.target.ranks.is_none());

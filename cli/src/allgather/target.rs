@@ -1,8 +1,8 @@
 //! Defines the options that select the backend, its devices and its kind of copy engine.
 
+use clap::Args;
 use clap::builder::TypedValueParser;
-use clap::{Args, ValueEnum};
-use peerlane::open;
+use peerlane::open::Backend;
 use peerlane::rocm::{self, EngineKind};
 
 use crate::error::{Failure, Result};
@@ -14,8 +14,8 @@ pub(crate) struct TargetOptions {
     /// Select the backend that connects the ranks of a node, either auto (cuda or rocm if each rank
     /// has its own GPU, otherwise host; an error if a driver does not work), host (shared memory),
     /// cuda, rocm, or rdma (NICs, which connect the ranks of all nodes)
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub(crate) backend: Backend,
+    #[arg(long, default_value = "auto", value_parser = parse_backend())]
+    pub(crate) backend: BackendChoice,
     /// Spawn this number of processes, such as 8; under a launcher, check its number of ranks
     /// [default: one per GPU, or 4 without GPUs]
     #[arg(long, short = 'g', value_name = "N", value_parser = parse_ranks)]
@@ -26,35 +26,19 @@ pub(crate) struct TargetOptions {
     pub(crate) devices: Vec<u32>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    Auto,
-    Host,
-    Cuda,
-    Rocm,
-    Rdma,
+/// A backend, or `None` for the one that the devices of the machine suggest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BackendChoice(pub(crate) Option<Backend>);
+
+impl BackendChoice {
+    pub(crate) fn name(&self) -> &'static str {
+        self.0.map_or("auto", Backend::name)
+    }
 }
 
-impl Backend {
-    /// Converts the option to the library's `Backend`; `Auto` must be resolved before.
-    pub(crate) fn in_library(self) -> open::Backend {
-        match self {
-            Self::Auto | Self::Host => open::Backend::Host,
-            Self::Cuda => open::Backend::Cuda,
-            Self::Rocm => open::Backend::Rocm,
-            Self::Rdma => open::Backend::Rdma,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Host => "host",
-            Self::Cuda => "cuda",
-            Self::Rocm => "rocm",
-            Self::Rdma => "rdma",
-        }
-    }
+fn parse_backend() -> impl TypedValueParser<Value = BackendChoice> {
+    let all = Backend::ALL.into_iter().map(Some);
+    one_of(std::iter::once(None).chain(all).map(BackendChoice), BackendChoice::name)
 }
 
 fn parse_device(text: &str) -> std::result::Result<u32, String> {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use peerlane::Group;
+use peerlane::bootstrap::Bootstrap as _;
 
 use crate::error::Result;
 use crate::ranks::comm::Comm;
@@ -13,6 +14,8 @@ use crate::ranks::statistics::{Interval, Statistics};
 const BUDGET: Duration = Duration::from_millis(500);
 const ITERATIONS_MIN: u32 = 20;
 const ITERATIONS_MAX: u32 = 1000;
+/// The maximum number of intervals in one message of an exchange, whose length is limited.
+const SHARED_MAX: usize = 20_000;
 
 /// The numbers of untimed and timed iterations.
 #[derive(Clone, Copy, Debug)]
@@ -52,11 +55,18 @@ pub(crate) fn in_turn<C, const N: usize>(
             }
         }
     }
-    let all: Vec<Vec<Vec<Interval>>> = comm.share("times", &own)?;
-    let statistics = |series: usize| {
-        let ranks: Vec<_> = all.iter().map(|rank| rank[series].clone()).collect();
-        Statistics::of(reduce(&ranks))
-    };
+    // The times of all ranks by series and rank.
+    let mut all = vec![vec![Vec::new(); comm.ranks()]; own.len()];
+    let shared_max = (SHARED_MAX / own.len().max(1)).max(1);
+    for begin in (0..rounds as usize).step_by(shared_max) {
+        let part =
+            |times: &Vec<Interval>| times.iter().skip(begin).take(shared_max).copied().collect();
+        let mine: Vec<Vec<Interval>> = own.iter().map(part).collect();
+        for (rank, theirs) in comm.share("times", &mine)?.into_iter().enumerate() {
+            all.iter_mut().zip(theirs).for_each(|(series, times)| series[rank].extend(times));
+        }
+    }
+    let statistics = |series: usize| Statistics::of(reduce(&all[series]));
     let of = |candidate| std::array::from_fn(|kind| statistics(candidate * N + kind));
     Ok((0..candidates.len()).map(of).collect())
 }
@@ -109,7 +119,30 @@ fn within_budget(iteration: Duration) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use peerlane::bootstrap::in_process;
+
     use super::*;
+
+    #[test]
+    fn the_times_of_many_iterations_are_shared() {
+        const ROUNDS: u32 = 2 * SHARED_MAX as u32 + 1;
+        let results = in_process::run(2, |bootstrap| {
+            let comm = Comm::new(bootstrap, Duration::from_secs(60));
+            let mut number = 0;
+            let timed = |_: &mut ()| {
+                number += 1;
+                Ok([Interval { begin: Duration::ZERO, end: Duration::from_nanos(number) }])
+            };
+            let longest = |ranks: &[Vec<Interval>]| {
+                assert_eq!(ranks[0], ranks[1]);
+                ranks[0].iter().map(|time| time.length()).collect()
+            };
+            let timings = in_turn(&comm, &mut [()], ROUNDS, longest, timed).unwrap();
+            assert_eq!(timings[0][0].max, Duration::from_nanos(u64::from(ROUNDS)));
+            Ok(())
+        });
+        results.unwrap();
+    }
 
     #[test]
     fn the_budget_is_kept_within_bounds() {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
-use peerlane::open::{self, FabricOptions, OpenOptions};
+use peerlane::open::{Backend, FabricOptions, OpenOptions};
 use peerlane::planning::cost::{Link, Links};
 use peerlane::topology::Topology;
 use peerlane::{Group, Rank};
@@ -16,7 +16,6 @@ use peerlane_layers::{ThrottleLayer, Wrapped};
 
 use super::node_options::Network;
 use super::options::Options;
-use super::target::Backend;
 use crate::error::{Failure, Result};
 use crate::ranks::comm::Comm;
 
@@ -178,7 +177,7 @@ pub(super) fn open(
     device: Option<u32>,
 ) -> Result<Group> {
     let mut open = OpenOptions::default()
-        .backend(backend.in_library())
+        .backend(backend)
         .topology(rank_topology.topology.clone())
         .fabrics(fabric_options(options, rank_topology))
         .timeout(options.run.timeout)
@@ -189,8 +188,8 @@ pub(super) fn open(
     }
     match rank_topology.network_fabric {
         NetworkFabric::None => {}
-        NetworkFabric::Same => open = open.network(backend.in_library()),
-        NetworkFabric::Rdma => open = open.network(open::Backend::Rdma),
+        NetworkFabric::Same => open = open.network(backend),
+        NetworkFabric::Rdma => open = open.network(Backend::Rdma),
     }
     let mut fabrics = open.open_fabrics(comm)?;
     fabrics.local = throttled(fabrics.local, options.node_options.throttle_inside());

@@ -340,23 +340,25 @@ fn lose_rank_1(line: &str, lost_by: rustix::process::Signal) -> String {
         if ranks.len() == 3 && ranks.iter().all(|rank| has_moved_bytes(*rank)) {
             break ranks[1];
         }
-        assert!(begun.elapsed() < Duration::from_secs(20), "the ranks never ran");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the ranks never ran");
         sleep(Duration::from_millis(20));
     };
     // By then the graphs run.
     sleep(Duration::from_millis(300));
+    let lost_at = Instant::now();
     signal(victim, lost_by);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(lost_at.elapsed() < Duration::from_secs(30), "{:?}", lost_at.elapsed());
     stderr
 }
 
 #[test]
 fn a_killed_rank_is_named_and_the_others_end() {
-    for line in ["--timeout 10", "--timeout 10 --graph"] {
+    // The timeout is longer than what the test allows until the end.
+    for line in ["--timeout 60", "--timeout 60 --graph"] {
         let stderr = lose_rank_1(line, rustix::process::Signal::KILL);
         assert!(stderr.contains("rank 1 was killed by signal 9"), "{line}: {stderr}");
         assert!(stderr.contains("rank 1 is lost"), "{line}: {stderr}");

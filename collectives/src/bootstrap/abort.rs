@@ -23,12 +23,6 @@ pub enum Cause {
     Mismatch,
 }
 
-impl Cause {
-    pub(crate) fn of_engine(error: &Error) -> Self {
-        if error.kind() == ErrorKind::DeviceLost { Self::DeviceLost } else { Self::EngineFailed }
-    }
-}
-
 /// The reason why a group of ranks has ended, equal on all ranks.
 ///
 /// If several ranks abort the group at once, the first record wins.

@@ -51,8 +51,8 @@ use family::DrivesAll;
 use heap::{Allocation, Demand, Heap};
 use operation::Proofs;
 pub use operation::{
-    BlockLens, Destination, Lease, Operation, OperationBuilder, OperationDescription, OwnedStart,
-    Part, Received, Started,
+    BlockLens, Destination, Lease, Matrix, Operation, OperationBuilder, OperationDescription,
+    OwnedStart, Part, Received, Started,
 };
 pub use options::GroupOptions;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
@@ -412,6 +412,7 @@ impl Group {
         self.kept.clear();
         self.shared.check()?;
         let deadline = Deadline::after(self.shared.timeout);
+        self.shared.finish_children(deadline);
         agree(&self.shared, "close", Ok(Offer::default()), deadline)?;
         if !self.setup.is_split {
             self.heap.allow_reuse_of_flags();

@@ -162,6 +162,32 @@ impl Shared {
         Some(Rank::at(number).0)
     }
 
+    /// Returns the abort record of a start that an engine's error has ended.
+    pub(crate) fn broken(&self, tracker: &StartTracker, error: &Error) -> AbortRecord {
+        if error.kind() == ErrorKind::Mismatch
+            && let Some(record) = tracker.mismatch(tracker.epoch(), true)
+        {
+            return record;
+        }
+        let (cause, peer, text) = self.cause_of_engine(error);
+        tracker.record(cause, Some(peer), "engine", &format!("because {text}"))
+    }
+
+    /// Determines which rank is to blame for an error of this rank's engine. Returns the cause, that rank, and a text for
+    /// the abort record.
+    pub(super) fn cause_of_engine(&self, error: &Error) -> (Cause, Rank, String) {
+        let me = self.bootstrap.rank();
+        let lost = error.peer().filter(|_| error.kind() == ErrorKind::PeerLost);
+        let lost = lost.and_then(|fabric_rank| self.number_of(fabric_rank)).map(Rank);
+        if let Some(peer) = lost.filter(|peer| *peer != me) {
+            let text = format!("the engine of rank {me} lost rank {peer}: {error}");
+            return (Cause::PeerLost, peer, text);
+        }
+        let is_lost = error.kind() == ErrorKind::DeviceLost;
+        let cause = if is_lost { Cause::DeviceLost } else { Cause::EngineFailed };
+        (cause, me, format!("the engine of rank {me} failed: {error}"))
+    }
+
     fn rank_state(
         &self,
         tracked: &[TrackedOperation],
@@ -342,15 +368,27 @@ impl Shared {
     }
 
     pub(super) fn add_child(&self, child: &Arc<Self>) {
-        let mut children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut children = self.children();
         children.retain(|child| child.strong_count() > 0);
         children.push(Arc::downgrade(child));
     }
 
+    fn children(&self) -> MutexGuard<'_, Vec<Weak<Self>>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the open starts and messages of all subgroups.
+    pub(super) fn finish_children(&self, deadline: Deadline) {
+        let children: Vec<_> = self.children().iter().filter_map(Weak::upgrade).collect();
+        for child in children {
+            child.finish_children(deadline);
+            child.finish_open(deadline);
+        }
+    }
+
     /// Ends the groups that were split from this one, which is being closed like this.
     pub(super) fn end_children(&self, how: Closed) {
-        let children =
-            std::mem::take(&mut *self.children.lock().unwrap_or_else(PoisonError::into_inner));
+        let children = std::mem::take(&mut *self.children());
         for child in children.iter().filter_map(Weak::upgrade) {
             child.end_children(how);
             if child.check().is_ok() {
@@ -546,7 +584,12 @@ impl Shared {
     }
 
     pub(crate) fn finish_open(&self, deadline: Deadline) {
-        while self.drive_own() && self.check().is_ok() && !deadline.has_passed() {
+        loop {
+            self.drive_own();
+            // A start whose executor another thread holds is open, but was not driven.
+            if !self.has_open() || self.check().is_err() || deadline.has_passed() {
+                return;
+            }
             std::thread::sleep(FINISH_PAUSE);
         }
     }
@@ -567,7 +610,7 @@ impl Shared {
                 Ok(_) => {
                     unfinished |= self.close_done(&tracked.tracker, &executor) < executor.started()
                 }
-                Err(error) => broken = Some(tracked.tracker.broken(&error)),
+                Err(error) => broken = Some(self.broken(&tracked.tracker, &error)),
             }
         }
         if let Some(record) = broken {

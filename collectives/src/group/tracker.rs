@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_hal::{Deadline, Rank};
 
 use crate::bootstrap::{AbortRecord, Cause};
-use crate::error::Error;
 use crate::group::control::SizedStart;
 use crate::group::event::Event;
 use crate::group::operation::StartPart;
@@ -261,7 +260,7 @@ impl StartTracker {
         self.waiting().is_some()
     }
 
-    fn epoch(&self) -> u64 {
+    pub(super) fn epoch(&self) -> u64 {
         self.closed() + 1
     }
 
@@ -373,17 +372,13 @@ impl StartTracker {
         Some(AbortRecord { cause, by, peer, operation, phase, epoch, text, unanswered: false })
     }
 
-    pub(crate) fn broken(&self, error: &Error) -> AbortRecord {
-        if error.kind() == ErrorKind::Mismatch
-            && let Some(record) = self.mismatch(self.epoch(), true)
-        {
-            return record;
-        }
-        let text = format!("because the engine of rank {} failed: {error}", self.rank);
-        self.record(Cause::of_engine(error), Some(self.rank), "engine", &text)
-    }
-
-    fn record(&self, cause: Cause, peer: Option<Rank>, phase: &str, text: &str) -> AbortRecord {
+    pub(super) fn record(
+        &self,
+        cause: Cause,
+        peer: Option<Rank>,
+        phase: &str,
+        text: &str,
+    ) -> AbortRecord {
         let operation = self.operation.clone();
         let (epoch, start) = match self.waiting() {
             Some(Start::Captured) => (0, "a replayed start".to_owned()),

@@ -134,7 +134,7 @@ impl Shared {
             {
                 if let Err(error) = executor.drive() {
                     drop(executor);
-                    return self.begin_raise(tracker.broken(&error));
+                    return self.begin_raise(self.broken(tracker, &error));
                 }
                 self.close_done(tracker, &executor);
                 looked = tracker.is_on_stream();
@@ -168,7 +168,7 @@ impl Shared {
             });
             drop(executor);
             match waited {
-                Err(error) => return self.raise(tracker.broken(&error)),
+                Err(error) => return self.raise(self.broken(tracker, &error)),
                 Ok(waited) => {
                     tracker.set_replay_waits(waited.is_some());
                     if waited.is_some_and(|waited| waited >= tracker.timeout()) {
@@ -336,7 +336,7 @@ impl Shared {
                 }
                 Err(error) => {
                     drop(executor);
-                    self.begin_raise(tracker.broken(&error));
+                    self.begin_raise(self.broken(tracker, &error));
                 }
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! Every rank contributes a block: one piece for each of one or several tensors, one after another. Chunks divide the whole
 //! block, so a plan does not depend on tensors. A cell is a range of bytes of a block, with as many [spans](Span) as there
-//! are pieces that it touches.
+//! are pieces that it touches, or with up to three where the input or the output is a matrix.
 //!
 //! Each rank has a [`Placement`] of its input and output in buffers. By default the output is all tensors one after another,
 //! each with its pieces in rank order and without gaps.
@@ -17,7 +17,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{ErrorKind, Rank, Rows};
 
 use crate::collective::Collective;
 use crate::error::Error;
@@ -50,6 +50,19 @@ pub struct Layout {
     placements: Box<[Arc<Placement>]>,
     /// Whether a rank contributes its whole input to every output of a reduce-scatter, instead of one block to each.
     is_input_shared: bool,
+    columns: Option<Columns>,
+}
+
+/// The sides of an operation that are matrices in row-major order. A block is a range of columns there, and all rows one after
+/// another elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Columns {
+    /// The number of rows of each block, at least 1.
+    pub rows: u64,
+    /// Whether the input is such a matrix.
+    pub input: bool,
+    /// Whether the output is such a matrix.
+    pub output: bool,
 }
 
 /// The byte range of one chunk in the input and in the output, if neither has gaps.
@@ -65,15 +78,17 @@ pub struct CellSpan {
     pub bytes: u64,
 }
 
-/// A contiguous range of bytes that is copied from one buffer to another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// One or several rows of bytes that are copied from one buffer to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The position of the first byte in the buffer that is read.
     pub src: BufferPosition,
     /// The position of the first byte in the buffer that is written.
     pub dst: BufferPosition,
-    /// The number of bytes that are copied; never 0.
+    /// The number of bytes of a row; never 0.
     pub bytes: u64,
+    /// The number of rows, and the distances between them.
+    pub rows: Rows,
 }
 
 impl Layout {
@@ -102,7 +117,7 @@ impl Layout {
             return Err(invalid("chunks is 0, expected at least 1".into()));
         }
         let placements = [Arc::new(Placement::CONTIGUOUS)].into();
-        Ok(Self { collective, blocks, chunks, placements, is_input_shared: false })
+        Ok(Self { collective, blocks, chunks, placements, is_input_shared: false, columns: None })
     }
 
     /// Makes the input of each rank one block, which it contributes to all outputs of a reduce-scatter, and not a block for
@@ -110,6 +125,37 @@ impl Layout {
     pub(crate) fn with_shared_input(mut self) -> Self {
         self.is_input_shared = true;
         self
+    }
+
+    /// Makes the input or the output of every rank a matrix. There is one tensor, and inputs and outputs are contiguous.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a block does not consist of that number of rows of whole elements.
+    pub(crate) fn with_columns(
+        mut self,
+        columns: Columns,
+        element_bytes: u64,
+    ) -> Result<Self, Error> {
+        let unit = columns.rows.saturating_mul(element_bytes);
+        let ranks = self.ranks();
+        let pairs = Rank::all(ranks).flat_map(|from| Rank::all(ranks).map(move |to| (from, to)));
+        for (from, to) in pairs.filter(|&(from, to)| self.collective.requires(from, to)) {
+            let bytes = self.block_bytes(from, to);
+            if unit == 0 || !bytes.is_multiple_of(unit) {
+                return Err(invalid(format!(
+                    "the block from rank {from} to rank {to} has {} elements, expected a multiple of the {} rows of the matrix",
+                    bytes / element_bytes,
+                    columns.rows
+                )));
+            }
+        }
+        self.columns = Some(columns);
+        Ok(self)
+    }
+
+    /// Returns whether the output is a matrix, in which blocks are not contiguous.
+    pub(crate) fn has_columns_in_output(&self) -> bool {
+        self.columns.is_some_and(|columns| columns.output)
     }
 
     /// Returns the layout with other buffer positions of the ranks' inputs and outputs.
@@ -228,8 +274,7 @@ impl Layout {
         self.block_bytes(rank, rank).next_multiple_of(CHUNK_ALIGN_BYTES)
     }
 
-    /// Returns the byte ranges that copy a chunk from rank `of` to the output of rank `into`. A chunk of no bytes has
-    /// none.
+    /// Returns the rows that copy a chunk from rank `of` to the output of rank `into`. A chunk of no bytes has none.
     ///
     /// # Panics
     /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide the cell.
@@ -241,8 +286,12 @@ impl Layout {
     ) -> impl Iterator<Item = Span> {
         assert!(from == Source::Output || of == cell.block, "rank {of} does not own {cell}");
         let Range { start, end } = self.range(cell, into);
+        let of_columns = self.columns.filter(|_| start < end).map(|columns| {
+            self.spans_of_columns(columns, cell.block, (start, end), (of, from), into)
+        });
         let mut piece_end = 0;
-        (0..self.tensors()).filter_map(move |tensor| {
+        let tensors = if self.columns.is_some() { 0 } else { self.tensors() };
+        let pieces = (0..tensors).filter_map(move |tensor| {
             let piece_start = piece_end;
             piece_end += self.piece_bytes(tensor, cell.block, into);
             let (first, last) = (start.max(piece_start), end.min(piece_end));
@@ -263,8 +312,59 @@ impl Layout {
                 Source::Output => self.output_position(of, tensor, cell.block),
             };
             let dst = self.output_position(into, tensor, cell.block);
-            Some(Span { src: at_span(src), dst: at_span(dst), bytes: last - first })
-        })
+            let (src, dst, bytes) = (at_span(src), at_span(dst), last - first);
+            Some(Span { src, dst, bytes, rows: Rows::ONE })
+        });
+        of_columns.into_iter().flatten().flatten().chain(pieces)
+    }
+
+    /// Returns the rest of a first row, whole rows, and the beginning of a last row.
+    fn spans_of_columns(
+        &self,
+        columns: Columns,
+        block: Rank,
+        (start, end): (u64, u64),
+        (of, from): (Rank, Source),
+        into: Rank,
+    ) -> [Option<Span>; 3] {
+        let width = self.block_bytes(block, into) / columns.rows;
+        // Where the block begins if its columns were rows, where it begins in the matrix, and the bytes of a row of the matrix.
+        let side = |is_matrix, position: BufferPosition, before: u64, total: u64| {
+            let inset = if is_matrix { before - before / columns.rows } else { 0 };
+            let pitch = if is_matrix { total / columns.rows } else { width };
+            (BufferPosition { offset: position.offset - inset, ..position }, pitch)
+        };
+        let output = |rank| {
+            let position = self.output_position(rank, 0, block);
+            let before = self.output_offset(0, block, rank);
+            side(columns.output, position, before, self.output_bytes(rank))
+        };
+        let (src, src_pitch) = match from {
+            Source::Input => {
+                let (position, before) =
+                    (self.input_position(of, 0, 0), self.input_offset(of, into));
+                let position = BufferPosition { offset: position.offset + before, ..position };
+                side(columns.input, position, before, self.input_bytes(of))
+            }
+            Source::Output => output(of),
+        };
+        let (dst, dst_pitch) = output(into);
+        let part = |begin: u64, bytes: u64, count: u64| {
+            let at = |position: BufferPosition, pitch: u64| BufferPosition {
+                offset: position.offset + begin / width * pitch + begin % width,
+                ..position
+            };
+            let rows = if count == 1 { Rows::ONE } else { Rows { count, dst_pitch, src_pitch } };
+            let (src, dst) = (at(src, src_pitch), at(dst, dst_pitch));
+            (bytes > 0 && count > 0).then_some(Span { src, dst, bytes, rows })
+        };
+        let first = start.next_multiple_of(width).min(end);
+        let last = first.max(end / width * width);
+        [
+            part(start, first - start, 1),
+            part(first, width, (last - first) / width),
+            part(last, end - last, 1),
+        ]
     }
 
     /// Returns the buffer position of the data that `rank` contributes to a tensor.
@@ -484,7 +584,7 @@ mod tests {
     }
 
     fn copy(spans: impl Iterator<Item = Span>, from: &Memory, into: &mut Memory, context: &str) {
-        for Span { src, dst, bytes } in spans {
+        for Span { src, dst, bytes, .. } in spans {
             assert!(bytes > 0, "{context}");
             let read = &from[&src.buffer][bytes_at(src, bytes)];
             let written = &mut into.get_mut(&dst.buffer).unwrap()[bytes_at(dst, bytes)];
@@ -570,7 +670,7 @@ mod tests {
         let position = |offset| BufferPosition { buffer: 0, offset };
         let bytes = 1 << 14;
         let (src, dst) = (position((1 << 20) - bytes), position((1 << 34) - bytes));
-        assert_eq!(spans, [Span { src, dst, bytes }]);
+        assert_eq!(spans, [Span { src, dst, bytes, rows: Rows::ONE }]);
     }
 
     #[test]

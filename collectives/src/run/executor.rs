@@ -377,16 +377,8 @@ mod tests {
         }
     }
 
-    const CAPS: Caps = Caps {
-        kind: "fake",
-        queued_wait: true,
-        polled: false,
-        flags_batched: true,
-        slice_ops_max: 2,
-        piece_bytes_max: u64::MAX,
-        put_align_bytes: 1,
-        shared_queues: None,
-    };
+    const CAPS: Caps =
+        Caps { queued_wait: true, flags_batched: true, slice_ops_max: 2, ..Caps::new("fake") };
 
     fn executor(caps: Caps, capturable: bool) -> (Executor, Arc<Mutex<PortLog>>) {
         executor_with(caps, capturable, u64::MAX, 0)

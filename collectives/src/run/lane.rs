@@ -453,12 +453,7 @@ impl Tracer {
             TracedStep {
                 lane: self.lane,
                 step: self.origins[record.index],
-                bytes: match bound[record.index] {
-                    BoundStep::Put { bytes, .. }
-                    | BoundStep::Get { bytes, .. }
-                    | BoundStep::Reduce { bytes, .. } => bytes,
-                    BoundStep::Signal { .. } | BoundStep::Wait { .. } => 0,
-                },
+                bytes: bound[record.index].bytes(),
                 submitted_ns: nanos(record.submitted),
                 begin_ns: nanos(begin),
                 end_ns: record.end.map(nanos),

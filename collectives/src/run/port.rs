@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use peerlane_hal::{
     At, BackendId, Caps, CopyEngine, DynEngine, DynError, DynImport, DynRegion, ErrorKind, Op,
-    Rank, Region, StreamOrdered, Ticket,
+    Rank, Region, Rows, StreamOrdered, Ticket,
 };
 
 use crate::error::Error;
@@ -22,13 +22,16 @@ pub(crate) enum BoundStep {
         peer: Rank,
         dst: BufferOffset,
         src: BufferOffset,
+        /// The number of bytes of a row.
         bytes: u64,
+        rows: Rows,
     },
     Get {
         peer: Rank,
         dst: BufferOffset,
         src: BufferOffset,
         bytes: u64,
+        rows: Rows,
     },
     /// Adds to `dst`; the first of the steps of one `dst` overwrites it.
     Reduce {
@@ -46,6 +49,15 @@ pub(crate) enum BoundStep {
 }
 
 impl BoundStep {
+    /// Returns the bytes that the step copies or adds.
+    pub(crate) fn bytes(&self) -> u64 {
+        match *self {
+            Self::Put { bytes, rows, .. } | Self::Get { bytes, rows, .. } => bytes * rows.count,
+            Self::Reduce { bytes, .. } => bytes,
+            Self::Signal { .. } | Self::Wait { .. } => 0,
+        }
+    }
+
     fn is_empty(&self) -> bool {
         matches!(self, Self::Put { bytes: 0, .. } | Self::Get { bytes: 0, .. })
     }
@@ -214,6 +226,39 @@ impl Port for EnginePort {
     }
 }
 
+/// Returns whether copies between regions of which one is in memory of the host are submitted as rows.
+///
+/// A driver with streams takes such rows one by one, and then blocks the caller if they are many.
+pub(crate) fn copies_rows(caps: &Caps, on_host: bool) -> bool {
+    caps.rows && (caps.polled || !on_host)
+}
+
+#[inline(always)]
+pub(crate) fn put<'a>(
+    dst: At<'a, DynImport>,
+    src: At<'a, DynRegion>,
+    bytes: u64,
+    rows: Rows,
+) -> Op<'a, DynRegion, DynImport> {
+    match rows {
+        Rows::ONE => Op::Put { dst, src, bytes },
+        rows => Op::PutRows { dst, src, bytes, rows },
+    }
+}
+
+#[inline(always)]
+pub(crate) fn get<'a>(
+    dst: At<'a, DynRegion>,
+    src: At<'a, DynImport>,
+    bytes: u64,
+    rows: Rows,
+) -> Op<'a, DynRegion, DynImport> {
+    match rows {
+        Rows::ONE => Op::Get { dst, src, bytes },
+        rows => Op::GetRows { dst, src, bytes, rows },
+    }
+}
+
 /// Appends the ops of steps to `ops`, and the sources of their reductions to `sources`.
 #[inline(always)]
 pub(crate) fn resolve<'s, 'a: 's>(
@@ -236,13 +281,13 @@ pub(crate) fn resolve<'s, 'a: 's>(
             continue;
         }
         ops.push(match *step {
-            BoundStep::Put { peer, dst, src, bytes } => {
+            BoundStep::Put { peer, dst, src, bytes, rows } => {
                 let (dst, src) = (buffers.remote(peer, dst, start), buffers.local(src, start));
-                Op::Put { dst, src, bytes }
+                put(dst, src, bytes, rows)
             }
-            BoundStep::Get { peer, dst, src, bytes } => {
+            BoundStep::Get { peer, dst, src, bytes, rows } => {
                 let (dst, src) = (buffers.local(dst, start), buffers.remote(peer, src, start));
-                Op::Get { dst, src, bytes }
+                get(dst, src, bytes, rows)
             }
             BoundStep::Reduce { dst, bytes, .. } => {
                 let (of_target, after) = additions(step, others);

@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use peerlane_hal::Rank;
+use peerlane_hal::{Rank, Rows};
 
-use crate::layout::{CellSpan, FlagLayout, Layout, Span, reader};
+use crate::layout::{BufferPosition, CellSpan, FlagLayout, Layout, Span, reader};
 use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
 use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
 use crate::run::port::{BoundStep, slices};
@@ -40,6 +40,8 @@ pub(crate) struct Binding<'a> {
     pub(crate) with_origins: bool,
     /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound too, because they can get longer.
     pub(crate) resizable: bool,
+    /// Whether the engines copy rows.
+    pub(crate) rows: bool,
 }
 
 impl Program {
@@ -120,17 +122,25 @@ impl Binding<'_> {
                 let given = self.layout.contribution(cell, peer);
                 let (src, dst) = (self.own_contribution(&given), in_inbox(&given));
                 let bytes = given.bytes;
-                bound.extend((bytes > 0).then_some(BoundStep::Put { peer, dst, src, bytes }));
+                let put = BoundStep::Put { peer, dst, src, bytes, rows: Rows::ONE };
+                bound.extend((bytes > 0).then_some(put));
             }
             Step::Put { peer, from, .. } | Step::Get { peer, from, .. } => {
                 let before = bound.len();
-                bound.extend(copies(self.plan, self.layout, step));
+                bound.extend(copies(self.plan, self.layout, step).flat_map(|copy| {
+                    // An engine without rows has a copy for each.
+                    let rows = if self.rows { 1 } else { rows_of(&copy) };
+                    (0..rows).map(move |row| if rows == 1 { copy } else { one_row(copy, row) })
+                }));
                 if self.resizable && bound.len() == before {
-                    let (src, dst) = addresses(from, self.plan.in_place, &Span::default());
-                    bound.push(match step {
-                        Step::Get { .. } => BoundStep::Get { peer, dst, src, bytes: 0 },
-                        _ => BoundStep::Put { peer, dst, src, bytes: 0 },
-                    });
+                    let [src, dst] = [BufferPosition::default(); 2];
+                    let none = Span { src, dst, bytes: 0, rows: Rows::ONE };
+                    bound.push(bound_copy(
+                        matches!(step, Step::Get { .. }),
+                        peer,
+                        addresses(from, self.plan.in_place, &none),
+                        &none,
+                    ));
                 }
             }
         }
@@ -167,13 +177,39 @@ fn copies(plan: &Plan, layout: &Layout, step: &Step) -> impl Iterator<Item = Bou
     let (of, into) = if is_get { (peer, plan.rank) } else { (plan.rank, peer) };
     let in_place = plan.in_place;
     let source = if in_place { Source::Output } else { from };
-    layout.spans(cell, (of, source), into).map(move |span| {
-        let ((src, dst), bytes) = (addresses(from, in_place, &span), span.bytes);
-        match is_get {
-            true => BoundStep::Get { peer, dst, src, bytes },
-            false => BoundStep::Put { peer, dst, src, bytes },
-        }
-    })
+    layout
+        .spans(cell, (of, source), into)
+        .map(move |span| bound_copy(is_get, peer, addresses(from, in_place, &span), &span))
+}
+
+fn bound_copy(
+    is_get: bool,
+    peer: Rank,
+    (src, dst): (BufferOffset, BufferOffset),
+    &Span { bytes, rows, .. }: &Span,
+) -> BoundStep {
+    match is_get {
+        true => BoundStep::Get { peer, dst, src, bytes, rows },
+        false => BoundStep::Put { peer, dst, src, bytes, rows },
+    }
+}
+
+fn rows_of(copy: &BoundStep) -> u64 {
+    match copy {
+        BoundStep::Put { rows, .. } | BoundStep::Get { rows, .. } => rows.count,
+        _ => 1,
+    }
+}
+
+/// Returns a copy of one of the rows of a copy.
+fn one_row(mut copy: BoundStep, row: u64) -> BoundStep {
+    if let BoundStep::Put { dst, src, rows, .. } | BoundStep::Get { dst, src, rows, .. } = &mut copy
+    {
+        dst.offset += row * rows.dst_pitch;
+        src.offset += row * rows.src_pitch;
+        *rows = Rows::ONE;
+    }
+    copy
 }
 
 fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, BufferOffset) {

@@ -13,7 +13,7 @@ use crate::data::{aligned, pattern, seed};
 use crate::engine::{OpOf, put, signal, wait_reset};
 use crate::failure::{Failure, Outcome, ensure, ensure_all};
 use crate::harness::{Harness, LocalOf};
-use crate::ranks::{on_each, on_ranks};
+use crate::ranks::{engine_of, on_each, on_ranks};
 
 /// Signals interleaved words of every rank from all ranks at once, with and without resets of
 /// neighbouring words. Each word must end with its own value.
@@ -308,6 +308,105 @@ pub fn memory_of_a_rank_that_is_not_connected_cannot_be_imported<H: Harness>(
                 "import in a fabric without connections succeeded, expected PeerLost",
             )),
         }
+    })
+}
+
+/// Allocates and registers memory of no bytes on every rank, and makes copies of no bytes between them.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn memory_of_no_bytes_is_memory<H: Harness>(harness: &H) -> Outcome {
+    on_each(harness, [1, 2], |me| {
+        let own = me.own_memory(8);
+        let registered = own.map(|own| me.register(&*own, 0..0, Role::Data)).transpose()?;
+        let regions = [Some(me.allocate(0, Role::Data)?), registered];
+        for region in regions.into_iter().flatten() {
+            let found = region.bytes();
+            ensure!(found == 0, "a region of no bytes has {found} bytes");
+            let window = me.share(region)?;
+            let mut engine = me.engine()?;
+            let next = &window.remote[me.rank_after(1)];
+            engine.run(&[put((next, 0), (&window.local, 0), 0)])?;
+            me.barrier()?;
+        }
+        Ok(())
+    })
+}
+
+/// Connects all ranks again, with the same addresses, while engines and imports exist.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_second_connection_to_a_peer_changes_nothing<H: Harness>(harness: &H) -> Outcome {
+    on_each(harness, [1, 2, 3], |me| {
+        let bytes = aligned(&me.caps, 1000);
+        let rounds = Rounds::open(me, bytes)?;
+        let mut engine = me.engine()?;
+        rounds.round(me, &mut engine, 1, bytes)?;
+        for (peer, address) in Rank::all(me.ranks).zip(me.exchange(me.fabric.address())?) {
+            let connected = me.fabric.connect(peer, &address, me.deadline());
+            let place = || format!("connect rank {peer} again");
+            connected.map_err(|e| Failure::from(e).within(place()))?;
+        }
+        me.barrier()?;
+        let later = Rounds::open(me, bytes)?;
+        let mut later_engine = me.engine()?;
+        for round in 1..=2 {
+            rounds.round(me, &mut engine, round + 1, bytes)?;
+            later.round(me, &mut later_engine, round, bytes)?;
+        }
+        me.barrier()
+    })
+}
+
+/// Puts to a peer with an engine that was created before the connection to that peer, and with one that was created after it.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn an_engine_refuses_or_runs_ops_with_peers_that_were_connected_after_its_creation<
+    H: Harness,
+>(
+    harness: &H,
+) -> Outcome {
+    on_ranks(harness, 2, |me| {
+        let (mut again, early) = me.reopen_with(me.rank(), engine_of::<H>)?;
+        let bytes = aligned(&again.caps, 1000);
+        let (source, landing) = (again.bytes(bytes)?, again.bytes(bytes)?);
+        let flags = again.flags(1)?;
+        let mut early = again.drive(early);
+        let mut later = again.engine()?;
+        let peer = again.rank_after(1);
+        for (round, engine) in (1..).zip([&mut early, &mut later]) {
+            again.write(&source.local, 0, &pattern(seed(again.me, round), bytes));
+            let ops = [
+                put((&landing.remote[peer], 0), (&source.local, 0), bytes),
+                signal(&flags.remote[peer], 0, round),
+            ];
+            let mut runs = true;
+            for op in ops {
+                match engine.try_submit(&[op]) {
+                    Ok(ticket) => engine.finish(ticket)?,
+                    Err(error) if round == 1 && error.kind() == ErrorKind::InvalidArgument => {
+                        runs = false;
+                    }
+                    Err(error) => return Err(Failure::from(error).within("op with the peer")),
+                }
+            }
+            let theirs = again.exchange(vec![u8::from(runs)])?;
+            if theirs[peer] == [1] {
+                engine.wait_for_flag(&flags.local, 0, round)?;
+                let sent = pattern(seed(peer, round), bytes);
+                again.ensure_bytes("a put from the peer", &landing.local, 0, &sent)?;
+            } else {
+                let what = "destination of a put that was refused";
+                again.ensure_poison(what, &landing.local, 0..bytes)?;
+            }
+            // The engine must still serve this rank.
+            engine.run(&[put((&landing.remote[again.me], 0), (&source.local, 0), bytes)])?;
+            again.poison(&landing.local, 0..bytes);
+            again.barrier()?;
+        }
+        Ok(())
     })
 }
 

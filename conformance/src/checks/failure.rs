@@ -8,11 +8,11 @@ use peerlane_hal::{
     RemoteKey, Role,
 };
 
-use crate::data::{aligned, pattern, seed};
-use crate::engine::{put, wait};
+use crate::data::{POISON, aligned, pattern, seed};
+use crate::engine::{OpOf, put, wait};
 use crate::failure::{Failure, Outcome, ensure};
 use crate::harness::{ErrorOf, Harness, KeyOf, LocalOf, RemoteOf};
-use crate::ranks::{Participant, on_each, on_ranks};
+use crate::ranks::{Participant, QUIET, on_each, on_ranks};
 
 /// Gives concurrent runs of the check of malformed keys different region sizes.
 static SIZES: AtomicU8 = AtomicU8::new(0);
@@ -51,6 +51,9 @@ pub fn the_first_error_poisons_the_engine<H: Harness>(harness: &H) -> Outcome {
                      {expected:?}"
                 );
             }
+        }
+        if me.harness.faults_are_device_wide() {
+            return Ok(());
         }
         let mut other = me.engine()?;
         other.run(&op).map_err(|failure| failure.within("on another engine after the error"))
@@ -382,4 +385,70 @@ pub fn dropping_an_engine_with_a_blocked_wait_returns<H: Harness>(harness: &H) -
         }
         Ok(())
     })
+}
+
+/// Drops engines whose copies may be in flight. Afterwards nothing may be written here, and nothing may be read for a peer.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_dropped_engine_touches_no_memory<H: Harness>(harness: &H) -> Outcome {
+    on_each(harness, [1, 2], |me| {
+        let mut other = me.engine()?;
+        ensure_ends_with_its_copies(
+            me,
+            |me, copies| {
+                let mut engine = me.fabric.engine(Default::default())?;
+                for copy in copies {
+                    // SAFETY: the regions outlive the engine, which is dropped below.
+                    match unsafe { engine.submit(&[*copy]) } {
+                        Err(error) if error.kind() == ErrorKind::QueueFull => break,
+                        answer => drop(answer?),
+                    }
+                }
+                drop(engine);
+                Ok(())
+            },
+            || other.watch(QUIET, |_| Ok(())),
+        )
+    })
+}
+
+/// The number of copies that are submitted before the engine ends, more than the host backend makes in one call.
+const COPIES: usize = 48;
+
+/// Lets `end` submit copies to an engine and end the engine, first to this rank and then to the next one. `watch` polls what is
+/// left. Copies to this rank must not be written any more, and those to the next rank must not read what is overwritten here.
+pub(super) fn ensure_ends_with_its_copies<'w, H: Harness>(
+    me: &mut Participant<'w, H>,
+    mut end: impl for<'r> FnMut(&mut Participant<'w, H>, &[OpOf<'r, H>]) -> Outcome,
+    mut watch: impl FnMut() -> Outcome,
+) -> Outcome {
+    let bytes = aligned(&me.caps, 300_000);
+    let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes)?);
+    let sent = |rank| pattern(seed(rank, 0), bytes);
+    me.write(&source.local, 0, &sent(me.me));
+    let (here, next) = (me.me, me.rank_after(1));
+    end(me, &[put((&landing.remote[here], 0), (&source.local, 0), bytes); COPIES])?;
+    me.poison(&landing.local, 0..bytes);
+    watch()?;
+    me.ensure_poison("a region that the engine was copying to", &landing.local, 0..bytes)?;
+    me.barrier()?;
+    if next == here {
+        return Ok(());
+    }
+    end(me, &[put((&landing.remote[next], 0), (&source.local, 0), bytes); COPIES])?;
+    let others: Vec<u8> = sent(here).iter().map(|byte| !byte).collect();
+    me.write(&source.local, 0, &others);
+    me.barrier()?;
+    watch()?;
+    let seen = me.read(&landing.local, 0, bytes);
+    let from = me.rank_after(me.ranks - 1);
+    let expected = sent(from);
+    for (at, (seen, expected)) in seen.iter().zip(&expected).enumerate() {
+        ensure!(
+            [&POISON, expected].contains(&seen),
+            "byte {at} that rank {from} was sending is {seen:#04x}, which was written to the source after the engine had ended"
+        );
+    }
+    me.barrier()
 }

@@ -79,22 +79,31 @@ pub fn gets_and_puts_with_one_peer_take_effect_in_submission_order<H: Harness>(
     on_each(harness, 1..=3, |me| {
         let block = aligned(&me.caps, 30_000);
         let (source, landing) = (me.bytes(BLOCKS * block)?, me.bytes(BLOCKS * block)?);
-        // The previous rank writes and reads this.
-        let scratch = me.bytes(block)?;
+        // The previous rank writes and reads the scratch, and sends here what it has read.
+        let (scratch, returned) = (me.bytes(block)?, me.bytes(BLOCKS * block)?);
         let sent = pattern(seed(me.me, 0), BLOCKS * block);
         me.write(&source.local, 0, &sent);
         me.barrier()?;
         let mut engine = me.engine()?;
-        let there = &scratch.remote[me.rank_after(1)];
+        let next = me.rank_after(1);
+        let (there, back) = (&scratch.remote[next], &returned.remote[next]);
         let ops: Vec<OpOf<'_, H>> = (0..BLOCKS)
             .map(|number| number * block)
             .flat_map(|at| {
-                let there = (there, 0);
-                [put(there, (&source.local, at), block), get((&landing.local, at), there, block)]
+                let (there, landing) = ((there, 0), (&landing.local, at));
+                [
+                    put(there, (&source.local, at), block),
+                    get(landing, there, block),
+                    put((back, at), landing, block),
+                ]
             })
             .collect();
         engine.run(&ops)?;
         me.ensure_bytes("blocks that were put and got back", &landing.local, 0, &sent)?;
+        me.barrier()?;
+        let sent = pattern(seed(me.rank_after(me.ranks - 1), 0), BLOCKS * block);
+        let named = "blocks that a peer put, got back and sent from the destinations of its gets";
+        me.ensure_bytes(named, &returned.local, 0, &sent)?;
         me.barrier()
     })
 }

@@ -1,9 +1,9 @@
 //! Checks contract 7: limits.
 
-use peerlane_hal::{Error, ErrorKind, Region, Ticket};
+use peerlane_hal::{Error, ErrorKind, Region, Rows, Ticket};
 
 use crate::data::{POISON, aligned, lengths, pattern, seed, with_guards};
-use crate::engine::{OpOf, TestEngine, put, signal, wait};
+use crate::engine::{OpOf, TestEngine, get, put, rows_to, signal, wait};
 use crate::failure::{Failure, Outcome, ensure, ensure_bytes};
 use crate::harness::Harness;
 use crate::ranks::{on_each, on_ranks};
@@ -181,6 +181,35 @@ pub fn a_span_outside_its_region_is_refused<H: Harness>(harness: &H) -> Outcome 
         )?;
         engine.run(&[signal(&flags.remote[0], words - 1, 1)])?;
         engine.wait_for_flag(&flags.local, words - 1, 1)
+    })
+}
+
+/// Submits ops that need a capability that the engine lacks, alone and behind a put.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn an_op_that_the_engine_lacks_is_refused<H: Harness>(harness: &H) -> Outcome {
+    on_ranks(harness, 1, |me| {
+        let bytes = aligned(&me.caps, 64);
+        let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes)?);
+        let flags = me.flags(1)?;
+        let mut engine = me.engine()?;
+        let valid = put((&landing.remote[0], 0), (&source.local, 0), bytes);
+        let get = get((&landing.local, 0), (&source.remote[0], 0), bytes);
+        let rows = rows_to((&landing.remote[0], 0), (&source.local, 0), bytes, Rows::ONE);
+        let ops = [
+            (me.caps.queued_wait, "a wait, without queued_wait", wait(&flags.local, 0, 0)),
+            (me.caps.gets, "a get, without gets", get),
+            (me.caps.rows, "a put of rows, without rows", rows),
+        ];
+        for (_, what, op) in ops.into_iter().filter(|(has, ..)| !has) {
+            ensure_refused(&mut engine, &[op], what)?;
+            if me.caps.slice_ops_max > 1 {
+                ensure_refused(&mut engine, &[valid, op], what)?;
+            }
+        }
+        engine.run(&[])?;
+        me.ensure_poison("destination of refused slices", &landing.local, 0..bytes)
     })
 }
 

@@ -14,6 +14,7 @@ pub mod polling;
 pub mod reductions;
 pub mod release;
 mod rounds;
+pub mod rows;
 pub mod wait;
 
 use std::fmt;
@@ -29,12 +30,20 @@ use crate::harness::{EngineOf, ErrorOf, Harness};
 pub enum Need {
     /// Waits can be queued.
     QueuedWait,
+    /// The engine gets.
+    Gets,
+    /// The engine copies rows.
+    Rows,
+    /// The engine has not all ops.
+    LacksAnOp,
     /// The engine makes progress only when it is polled.
     Polled,
     /// The harness can break an engine.
     BreakEngine,
     /// The engine runs reductions.
     Reduces,
+    /// Each engine has hardware queues of its own, or engines share so many that others go on while one is blocked.
+    HardwareQueues,
 }
 
 /// A sentence of the contract with the function that checks it.
@@ -45,6 +54,8 @@ pub struct Check<H: Harness> {
     pub name: &'static str,
     /// The abilities without which the check is skipped.
     pub needs: &'static [Need],
+    /// What the author of a backend should look at first if the check fails: the usual cause in a new backend.
+    pub next: &'static str,
     /// Runs the check.
     pub run: fn(&H) -> Outcome,
 }
@@ -56,85 +67,162 @@ impl<H: Harness> fmt::Debug for Check<H> {
 }
 
 impl<H: Harness> Check<H> {
-    /// Names the sentence of the contract that does not hold, in front of the check's failure.
+    /// Names the sentence of the contract that does not hold, in front of the check's failure, and what to look at next behind
+    /// it.
     pub(crate) fn broken(&self, failure: Failure) -> Failure {
         let sentence = self.name.replace('_', " ");
-        failure.within(format!(
-            "the backend breaks the contract, section {}, \"{sentence}\"",
-            self.topic
-        ))
+        let broken =
+            format!("the backend breaks the contract, section {}, \"{sentence}\"", self.topic);
+        failure.within(broken).followed_by(format!("next: {}", self.next))
     }
 }
 
 macro_rules! checks {
-    ($($topic:ident :: $name:ident [$($need:ident),*];)*) => {
+    ($($topic:ident :: $name:ident [$($need:ident),*] $next:literal;)*) => {
         /// Returns all checks, in the order of the contract.
         pub fn all<H: Harness>() -> Vec<Check<H>> {
             vec![$(Check {
                 topic: stringify!($topic),
                 name: stringify!($name),
                 needs: &[$(Need::$need),*],
+                next: $next,
                 run: $topic::$name::<H>,
             }),*]
         }
     };
 }
 
+// Each check has its needs in brackets, and its `next`: one imperative sentence of at most 140 characters.
 checks! {
-    order::ops_to_one_peer_take_effect_in_submission_order [];
-    order::bytes_put_before_a_signal_are_readable_when_the_flag_is_seen [];
-    order::a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete [];
-    order::a_signal_stores_all_64_bits_at_once [];
-    wait::a_wait_holds_everything_behind_it_until_the_flag_is_reached [QueuedWait];
-    wait::a_wait_acquires_what_any_writer_published [QueuedWait];
-    wait::the_reset_of_a_wait_takes_effect_before_anything_behind_it [QueuedWait];
-    wait::a_blocked_engine_does_not_hold_the_others [QueuedWait];
-    arrival::no_flag_is_seen_before_the_flush_of_the_bytes_it_announces [];
-    completion::a_completed_ticket_frees_its_sources [];
-    completion::a_completed_put_to_oneself_is_visible_here [];
-    completion::completion_is_monotone [];
-    completion::an_empty_slice_gets_a_ticket [];
-    all_or_nothing::a_full_queue_takes_nothing_of_a_slice [];
-    all_or_nothing::a_slice_within_the_limit_fits_an_empty_queue [];
-    release::release_lets_every_queued_wait_pass_within_a_bound [QueuedWait];
-    release::a_released_engine_drains_and_takes_no_more [];
-    limits::a_put_of_any_length_arrives_whole [];
-    limits::a_put_at_any_aligned_offset_writes_only_its_own_bytes [];
-    limits::a_slice_of_exactly_the_limit_is_taken [];
-    limits::a_span_outside_its_region_is_refused [];
-    failure::the_first_error_poisons_the_engine [BreakEngine];
-    failure::malformed_keys_are_refused [];
-    failure::a_key_survives_encoding [];
-    failure::the_key_of_freed_memory_is_refused [];
-    failure::malformed_addresses_are_refused [];
-    failure::dropping_an_engine_with_a_blocked_wait_returns [QueuedWait];
-    dependencies::flags_of_one_region_do_not_disturb_each_other [];
-    dependencies::ones_own_key_gives_an_alias [];
-    dependencies::what_one_fabric_allocated_another_can_register [];
-    dependencies::a_region_tells_what_its_flags_hold [];
-    dependencies::allocated_memory_is_zeroed [];
-    dependencies::memory_of_another_device_is_refused [];
-    dependencies::memory_of_a_rank_that_is_not_connected_cannot_be_imported [];
-    dependencies::memory_that_is_reused_is_zeroed [];
-    dependencies::a_fabric_opens_again_as_another_rank [];
-    polling::a_polled_engine_moves_when_it_is_polled [Polled];
-    polling::park_returns_when_a_flag_of_this_rank_is_signalled [];
-    polling::an_idle_or_blocked_engine_is_not_busy [];
-    polling::park_returns_when_the_waker_is_used [];
-    polling::park_returns_at_its_limit [];
-    gets::a_get_copies_exactly_its_bytes [];
-    gets::gets_and_puts_with_one_peer_take_effect_in_submission_order [];
-    gets::a_signal_to_a_peer_comes_after_the_gets_from_it [];
-    gets::a_signal_to_oneself_announces_the_gets_before_it [];
-    gets::a_completed_get_is_visible_here [];
-    gets::a_get_from_oneself_is_a_local_copy [];
-    gets::a_get_behind_a_wait_sees_what_the_wait_acquired [QueuedWait];
-    gets::a_get_outside_its_regions_is_refused [];
-    reductions::a_reduction_combines_its_sources_in_their_order [Reduces];
-    reductions::a_reduction_follows_the_copies_to_oneself_before_it [Reduces];
-    reductions::a_put_behind_a_reduction_sends_its_result [Reduces, QueuedWait];
-    reductions::a_reduction_that_cannot_run_is_refused [Reduces];
+    order::ops_to_one_peer_take_effect_in_submission_order []
+        "Put all ops to one peer into one in-order queue in `submit`, or fence them if the device spreads copies over several.";
+    order::bytes_put_before_a_signal_are_readable_when_the_flag_is_seen []
+        "Store the flag of `Op::Signal` with release order, behind every piece of the puts before it.";
+    order::a_signal_to_oneself_takes_effect_after_everything_before_it_is_complete []
+        "Hold a signal to this rank in `submit` until the copies to all other peers are complete, also those of other queues.";
+    order::a_signal_stores_all_64_bits_at_once []
+        "Store the value of `Op::Signal` by one aligned 8-byte write, not by a copy of bytes or by two 4-byte writes.";
+    wait::a_wait_holds_everything_behind_it_until_the_flag_is_reached [QueuedWait]
+        "Let `Op::Wait` stop the ops to every peer of its engine but no other engine, and compare with `>=`, not with `==`.";
+    wait::a_wait_acquires_what_any_writer_published [QueuedWait]
+        "Load the flag of `Op::Wait` with acquire order and invalidate the caches of the device, or do not report `Caps::queued_wait`.";
+    wait::the_reset_of_a_wait_takes_effect_before_anything_behind_it [QueuedWait]
+        "Store the 0 of an `Op::Wait` with `reset` before the next op begins, because a late store erases the next signal.";
+    wait::a_blocked_engine_does_not_hold_the_others [QueuedWait, HardwareQueues]
+        "Give each engine its own hardware queue in `Fabric::engine`, or report in `Caps::shared_queues` how many they share.";
+    arrival::no_flag_is_seen_before_the_flush_of_the_bytes_it_announces []
+        "Flush the bytes before `Op::Signal` stores the flag if the two take different paths or a device cache can hold old bytes.";
+    completion::a_completed_ticket_frees_its_sources []
+        "Count a put in `completed` when the device has read its source, not when the device has only accepted the descriptor.";
+    completion::a_completed_put_to_oneself_is_visible_here []
+        "Count a put to this rank in `completed` when its bytes are written and visible to the host, not when its source was read.";
+    completion::completion_is_monotone []
+        "Number the slices from 1 in `submit` and return the minimum over the peers from `completed`, as `TicketCounter` does.";
+    completion::an_empty_slice_gets_a_ticket []
+        "Issue a ticket in `submit` even if `ops` is empty, and complete it after the tickets before it, not at once.";
+    all_or_nothing::a_full_queue_takes_nothing_of_a_slice []
+        "Check the room for the whole slice before `submit` queues its first op, and count the pieces of long puts as well.";
+    all_or_nothing::a_slice_within_the_limit_fits_an_empty_queue []
+        "Lower `Caps::slice_ops_max` to what an empty queue takes, or keep the ops that do not fit the ring in a backlog.";
+    release::release_lets_every_queued_wait_pass_within_a_bound [QueuedWait]
+        "End the wait on the device in `release`, not only in the state on the host, and touch no other engine of the device.";
+    release::a_released_engine_drains_and_takes_no_more []
+        "Call `EngineState::release` in `release`, and count the tickets of the ops that it drops as complete.";
+    release::a_drained_engine_touches_no_memory []
+        "Drop in `release` only what the device has not begun, and complete the last ticket when the device is idle.";
+    limits::a_put_of_any_length_arrives_whole []
+        "Split puts at `Caps::piece_bytes_max` with `pieces`, copy the rest to the byte, and keep length 0 from the device.";
+    limits::a_put_at_any_aligned_offset_writes_only_its_own_bytes []
+        "Report the alignment of the device in `Caps::put_align_bytes`, and do not round lengths up to whole words.";
+    limits::a_slice_of_exactly_the_limit_is_taken []
+        "Refuse a slice in `submit` only if its length is above `Caps::slice_ops_max`, and make the queue hold that many ops.";
+    limits::a_span_outside_its_region_is_refused []
+        "Call `EngineState::check_slice` before `submit` queues an op; an own check needs sums that cannot overflow.";
+    limits::an_op_that_the_engine_lacks_is_refused [LacksAnOp]
+        "Create `EngineState` with the same `Caps` that `caps` returns, and call `check_slice` before `submit` queues an op.";
+    failure::the_first_error_poisons_the_engine [BreakEngine]
+        "Keep the first error with `EngineState::keep`, and return it from `submit`, `completed`, `park` and `release`.";
+    failure::malformed_keys_are_refused []
+        "Bound every field and refuse trailing bytes in `RemoteKey::decode`, and compare the key with its registration in `import`.";
+    failure::a_key_survives_encoding []
+        "Read in `RemoteKey::decode` exactly the fields that `encode` writes, and give each registration its own generation.";
+    failure::the_key_of_freed_memory_is_refused []
+        "Find memory in `import` by the generation of the key, not by its address, and forget it when the region is dropped.";
+    failure::malformed_addresses_are_refused []
+        "Check magic, version, backend, rank and length of the address in `connect`, and return an error of kind `Mismatch`.";
+    failure::dropping_an_engine_with_a_blocked_wait_returns [QueuedWait]
+        "Do in `drop` what `release` does, before it joins a thread or waits for the device: the wait ends in no other way.";
+    failure::a_dropped_engine_touches_no_memory []
+        "Stop the queue of the device in `drop` and wait until it is idle, because copies in flight outlive a freed ring.";
+    dependencies::flags_of_one_region_do_not_disturb_each_other []
+        "Compute the address of a flag as 8 times `Flag::word` after the base, and write 8 bytes for a signal or a reset.";
+    dependencies::ones_own_key_gives_an_alias []
+        "Return from `import` of a key of this rank the same bytes, at their offset in the allocation, and free nothing on its drop.";
+    dependencies::what_one_fabric_allocated_another_can_register []
+        "Accept in `register` a part of memory that is registered already, at any offset, and use it in place instead of a copy.";
+    dependencies::a_region_tells_what_its_flags_hold []
+        "Copy the flag from the device in `Region::flag_value` if the host cannot load it, and check the role and the index.";
+    dependencies::allocated_memory_is_zeroed []
+        "Fill new memory with zeros in `allocate`, and wait for the end of the fill, because drivers return memory with old bytes.";
+    dependencies::memory_of_no_bytes_is_memory []
+        "Handle length 0 in `allocate`, `register` and `import` without the vendor's call, which often refuses it.";
+    dependencies::memory_of_another_device_is_refused []
+        "Take device memory in `adopt` only by `DynRegion::downcast` to a type of this backend, or by its `dma_buf`.";
+    dependencies::memory_of_a_rank_that_is_not_connected_cannot_be_imported []
+        "Require in `import` that the peer is connected, even if it is this rank, and do not take connections over in `reopen`.";
+    dependencies::a_second_connection_to_a_peer_changes_nothing []
+        "Return from `connect` without an effect if the peer is connected with this address, and keep its queues and mappings.";
+    dependencies::an_engine_refuses_or_runs_ops_with_peers_that_were_connected_after_its_creation []
+        "Refuse ops with peers that the engine does not reach with `PeerSet::peer_of`, before `submit` queues the first op.";
+    dependencies::memory_that_is_reused_is_zeroed []
+        "Return flags from `allocate_polled_flags` that the host can load, and fill memory that `allow_reuse` kept with zeros.";
+    dependencies::a_fabric_opens_again_as_another_rank []
+        "Share only the device in `reopen`, and make the rank, the address and the connections of the fabric new.";
+    polling::a_polled_engine_moves_when_it_is_polled [Polled]
+        "Advance the queue in every call of `completed`, not only in `submit`, and wait for no call of the peer.";
+    polling::park_returns_when_a_flag_of_this_rank_is_signalled []
+        "Announce the sleep in `park`, look at the flags once more and then sleep, or use `TimedParker` if the device sends no events.";
+    polling::an_idle_or_blocked_engine_is_not_busy []
+        "Return true from `is_busy` only if a call of `completed` can do more at once, not if the queue is not empty.";
+    polling::park_returns_when_the_waker_is_used []
+        "Store the use of the waker where `park` looks before it sleeps, as `Parker` does, because it can precede the sleep.";
+    polling::park_returns_at_its_limit []
+        "Pass the limit of `park` to the sleep, even if it is 0, and do not sleep in a call of the driver that has no timeout.";
+    gets::a_get_copies_exactly_its_bytes [Gets]
+        "Split gets at `Caps::piece_bytes_max` as puts, skip length 0, and report in `Caps::put_align_bytes` what reads need.";
+    gets::gets_and_puts_with_one_peer_take_effect_in_submission_order [Gets]
+        "Queue gets with the puts to that peer in `submit`, and fence the put after a get if writes can overtake reads.";
+    gets::a_signal_to_a_peer_comes_after_the_gets_from_it [Gets]
+        "Hold `Op::Signal` until the bytes of the gets from that peer are here, not only until the requests are sent.";
+    gets::a_signal_to_oneself_announces_the_gets_before_it [Gets]
+        "Include the gets from all peers in what `Op::Signal` to this rank waits for, not only the puts.";
+    gets::a_completed_get_is_visible_here [Gets]
+        "Count a get in `completed` when its bytes are written here, and make them visible to the host and other engines first.";
+    gets::a_get_from_oneself_is_a_local_copy [Gets]
+        "Let `Op::Get` accept what `import` returned for a key of this rank, and copy in the order of the queue.";
+    gets::a_get_behind_a_wait_sees_what_the_wait_acquired [Gets, QueuedWait]
+        "Send the read request of `Op::Get` when the wait before it has ended, not when `submit` is called.";
+    gets::a_get_outside_its_regions_is_refused [Gets]
+        "Check `Op::Get` with its local region as the destination and the remote one as the source, as `EngineState::check_slice` does.";
+    reductions::a_reduction_combines_its_sources_in_their_order [Reduces]
+        "Compare the kernel with `Reduction::run`: one source after the other, the same rounding, and no store behind the last element.";
+    reductions::a_reduction_follows_the_copies_to_oneself_before_it [Reduces]
+        "Start the kernel of `Op::Reduce` when the copies to this rank are complete, because they often run in another queue.";
+    reductions::a_put_behind_a_reduction_sends_its_result [Reduces, QueuedWait]
+        "Make the ops behind `Op::Reduce` wait for the end of its kernel, not for its launch, also those in other queues.";
+    reductions::a_reduction_that_cannot_run_is_refused [Reduces]
+        "Call `EngineState::set_reducer` in `prepare_reduce`, and `check_slice` and `check_elements` before `submit` queues an op.";
+    rows::rows_arrive_at_their_pitch [Rows]
+        "Pass `Rows::dst_pitch` and `src_pitch` to their sides of the device's 2D copy, and split where its limits end.";
+    rows::a_copy_of_rows_keeps_its_place_in_the_order [Rows]
+        "Let the op behind `Op::PutRows` wait for all rows if `submit` spreads them over several queues.";
+    rows::rows_that_leave_their_region_or_overlap_are_refused [Rows]
+        "Check the last row of `Rows` with sums that cannot overflow, and that of several rows none is longer than a pitch.";
 }
+
+/// The number of shared hardware queues for each engine that a check blocks: an engine has up to three streams, and two ranks may
+/// share a device.
+pub(crate) const QUEUES_A_BLOCKED_ENGINE: u32 = 8;
 
 /// Holds what a harness can do; determined before its checks are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,12 +247,22 @@ impl Abilities {
         Ok(Self { caps, break_engine: harness.break_engine(&mut engine).is_some(), reduces })
     }
 
+    pub(crate) fn caps(&self) -> Caps {
+        self.caps
+    }
+
     /// Returns why a check with these needs is skipped, or `None` if it can run.
     pub fn missing(&self, needs: &[Need]) -> Option<&'static str> {
         let missing = needs.iter().try_for_each(|need| {
             let (has, reason) = match need {
                 Need::QueuedWait => {
                     (self.caps.queued_wait, "the engine has no queued_wait: the executor polls")
+                }
+                Need::Gets => (self.caps.gets, "the engine has no gets: algorithms put instead"),
+                Need::Rows => (self.caps.rows, "the engine has no rows: each row is a copy"),
+                Need::LacksAnOp => {
+                    let Caps { queued_wait, gets, rows, .. } = self.caps;
+                    (!(queued_wait && gets && rows), "the engine has waits, gets and rows")
                 }
                 Need::Polled => {
                     (self.caps.polled, "the engine is not polled: it makes progress by itself")
@@ -175,6 +273,10 @@ impl Abilities {
                 Need::Reduces => {
                     (self.reduces, "prepare_reduce returns None: a thread of the caller adds")
                 }
+                Need::HardwareQueues => (
+                    self.caps.shared_queues.is_none_or(|queues| queues.count >= QUEUES_A_BLOCKED_ENGINE),
+                    "the engines share fewer than 8 hardware queues, so an engine that waits can block others",
+                ),
             };
             if has { ControlFlow::Continue(()) } else { ControlFlow::Break(reason) }
         });
@@ -185,4 +287,57 @@ impl Abilities {
 /// Returns whether the error only means that the backend is absent on this machine.
 pub(crate) fn is_absent<E: Error>(error: &E) -> bool {
     error.kind() == ErrorKind::Unavailable
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use peerlane_hal::SharedQueues;
+
+    use super::*;
+    use crate::HostHarness;
+
+    #[test]
+    fn every_check_says_in_one_short_sentence_what_to_look_at_next() {
+        let checks = all::<HostHarness>();
+        for check in &checks {
+            let next = check.next;
+            assert!(
+                next.ends_with('.') && !next.contains(". "),
+                "{check:?} is one sentence: {next}"
+            );
+            assert!((2..=140).contains(&next.len()), "{check:?} has {} bytes: {next}", next.len());
+            let code = next.split('`').count();
+            assert!(code >= 3 && code % 2 == 1, "{check:?} names no method or field: {next}");
+        }
+        let different: BTreeSet<_> = checks.iter().map(|check| check.next).collect();
+        assert_eq!(different.len(), checks.len(), "two checks say the same");
+    }
+
+    #[test]
+    fn a_blocked_engine_needs_queues_that_others_can_use() {
+        let missing = |count| {
+            let shared_queues = Some(SharedQueues { count, variable: "QUEUES" });
+            let caps = Caps { shared_queues, ..Caps::new("engine") };
+            let abilities = Abilities { caps, break_engine: false, reduces: false };
+            abilities.missing(&[Need::HardwareQueues])
+        };
+        assert!(missing(7).is_some_and(|reason| reason.contains("fewer than 8 hardware queues")));
+        assert_eq!(missing(8), None);
+    }
+
+    #[test]
+    fn a_broken_check_begins_with_its_sentence_and_ends_with_what_to_look_at_next() {
+        for check in all::<HostHarness>() {
+            let text = check.broken(Failure::new("rank 0 of 1: found 1, expected 2")).to_string();
+            let sentence = check.name.replace('_', " ");
+            let begin = format!(
+                "the backend breaks the contract, section {}, \"{sentence}\": rank 0",
+                check.topic
+            );
+            assert!(text.starts_with(&begin), "{text}");
+            assert!(text.ends_with(&format!("expected 2\nnext: {}", check.next)), "{text}");
+        }
+    }
 }

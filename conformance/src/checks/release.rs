@@ -1,12 +1,17 @@
 //! Checks contract 6: release.
 
-use peerlane_hal::{CopyEngine, Error, ErrorKind, Region, Ticket};
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use peerlane_hal::{CopyEngine, Error, ErrorKind, Fabric, Region, Ticket};
+
+use super::failure::ensure_ends_with_its_copies;
 
 use crate::data::{aligned, pattern, seed};
 use crate::engine::{TestEngine, put, signal, wait, wait_reset};
 use crate::failure::{Failure, Outcome, ensure};
 use crate::harness::Harness;
-use crate::ranks::{Participant, Window, on_each};
+use crate::ranks::{Participant, QUIET, Window, on_each};
 
 /// Releases two engines whose waits can never be satisfied. Each must drain; a third engine, and
 /// one created afterwards, must still work.
@@ -130,5 +135,49 @@ pub fn a_released_engine_drains_and_takes_no_more<H: Harness>(harness: &H) -> Ou
                 .map_err(|e| Failure::from(e).within("second call of release"))?;
         }
         me.barrier()
+    })
+}
+
+/// Releases engines whose copies may be in flight, and waits until they are drained. Afterwards nothing may be written here, and
+/// nothing may be read for a peer.
+///
+/// # Errors
+/// If the backend breaks the sentence.
+pub fn a_drained_engine_touches_no_memory<H: Harness>(harness: &H) -> Outcome {
+    on_each(harness, [1, 2], |me| {
+        let engines = RefCell::new(Vec::new());
+        ensure_ends_with_its_copies(
+            me,
+            |me, copies| {
+                let mut engine = me.fabric.engine(Default::default())?;
+                let mut last = Ticket::NONE;
+                for copy in copies {
+                    // SAFETY: the regions outlive the copies, which have ended when the engine is drained.
+                    match unsafe { engine.submit(&[*copy]) } {
+                        Err(error) if error.kind() == ErrorKind::QueueFull => break,
+                        answer => last = answer?,
+                    }
+                }
+                let time_limit = me.time_limit("a released engine to drain");
+                engine.release()?;
+                while engine.completed()? < last {
+                    time_limit.check(String::new)?;
+                    engine.park(Duration::from_millis(1))?;
+                    engine.release()?;
+                }
+                engines.borrow_mut().push(engine);
+                Ok(())
+            },
+            || {
+                let begin = Instant::now();
+                while begin.elapsed() < QUIET {
+                    engines
+                        .borrow_mut()
+                        .iter_mut()
+                        .try_for_each(|engine| engine.completed().map(drop))?;
+                }
+                Ok(())
+            },
+        )
     })
 }

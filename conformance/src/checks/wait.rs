@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use peerlane_hal::Role;
 
+use super::QUEUES_A_BLOCKED_ENGINE;
 use crate::data::{aligned, pattern, seed};
 use crate::engine::{OpOf, put, signal, wait, wait_reset, word};
 use crate::failure::{Failure, Outcome, ensure};
@@ -248,9 +249,8 @@ pub fn the_reset_of_a_wait_takes_effect_before_anything_behind_it<H: Harness>(
 pub fn a_blocked_engine_does_not_hold_the_others<H: Harness>(harness: &H) -> Outcome {
     const BLOCKED: u64 = 8;
     on_each(harness, [1, 2], |me| {
-        // An engine has up to three streams, and the ranks may share a device.
         let blocked = match me.caps.shared_queues {
-            Some(queues) => u64::from(queues.count / 8).min(BLOCKED),
+            Some(queues) => u64::from(queues.count / QUEUES_A_BLOCKED_ENGINE).min(BLOCKED),
             None => BLOCKED,
         };
         let flags = me.flags(blocked + 1)?;

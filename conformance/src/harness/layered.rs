@@ -7,6 +7,8 @@ use std::time::Duration;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_layers::{Error, Layer, Wrapped};
 
+use crate::checks::Abilities;
+
 use super::{EngineOf, ErrorOf, Harness, LocalOf, OwnMemory};
 
 /// Wraps every rank's fabric of a harness in a layer.
@@ -54,6 +56,14 @@ impl<H: Harness, L: Layer<H::Fabric> + 'static> Harness for Layered<H, L> {
         self.inner.required()
     }
 
+    fn not_applicable(&self) -> Option<String> {
+        self.inner.not_applicable().or_else(|| {
+            // An error of the backend is reported when the wrapped fabric is opened.
+            let caps = Abilities::probe(&self.inner).ok()?.caps();
+            (self.layer)(Rank(0)).missing(&caps)
+        })
+    }
+
     fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -68,6 +78,10 @@ impl<H: Harness, L: Layer<H::Fabric> + 'static> Harness for Layered<H, L> {
 
     fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
         self.inner.own_memory(rank, bytes)
+    }
+
+    fn faults_are_device_wide(&self) -> bool {
+        self.inner.faults_are_device_wide()
     }
 
     fn break_engine(&self, engine: &mut EngineOf<Self>) -> Option<ErrorKind> {

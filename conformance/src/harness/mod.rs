@@ -57,6 +57,11 @@ pub trait Harness: Send + Sync + 'static {
         false
     }
 
+    /// Returns why no check can run although the backend is there, such as a layer that needs what the engines lack.
+    fn not_applicable(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the limit of each single wait of a check.
     fn timeout(&self) -> Duration {
         Duration::from_secs(10)
@@ -91,12 +96,18 @@ pub trait Harness: Send + Sync + 'static {
     }
 
     /// Allocates zeroed memory of the device of `rank` outside the fabric, to be registered. It is aligned to at least 8
-    /// bytes.
+    /// bytes, and to [`put_align_bytes`](peerlane_hal::Caps::put_align_bytes).
     ///
     /// Returns `None` if the fabric cannot register memory.
     fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>> {
         let _ = rank;
         Some(Arc::new(HostMemory::zeroed(bytes)))
+    }
+
+    /// Returns whether an error of one engine ends all engines of the device. The checks then run one at a time, and
+    /// [`open`](Self::open) resets the device.
+    fn faults_are_device_wide(&self) -> bool {
+        false
     }
 
     /// Makes the next submission to `engine` fail with an error that poisons it. Returns the kind
@@ -138,27 +149,34 @@ pub trait OwnMemory: Send + Sync {
 
 /// Own memory on the process's heap.
 pub struct HostMemory {
-    words: Box<[UnsafeCell<u64>]>,
+    pages: Box<[Page]>,
     bytes: u64,
+}
+
+#[repr(align(4096))]
+struct Page {
+    _words: [UnsafeCell<u64>; 512],
 }
 
 // SAFETY: the words are only accessed through `base`, and such accesses keep the rules of a region.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Allocates zeroed memory, aligned to 8 bytes.
+    /// Allocates zeroed memory, aligned to 4096 bytes.
     ///
     /// # Panics
     /// If the bytes exceed the address space.
     pub fn zeroed(bytes: u64) -> Self {
-        let words = usize::try_from(bytes.div_ceil(8)).expect("own memory fits the address space");
-        Self { words: (0..words).map(|_| UnsafeCell::new(0)).collect(), bytes }
+        let pages = bytes.div_ceil(size_of::<Page>() as u64);
+        let pages = usize::try_from(pages).expect("own memory fits the address space");
+        let page = |_| Page { _words: [const { UnsafeCell::new(0) }; 512] };
+        Self { pages: (0..pages).map(page).collect(), bytes }
     }
 }
 
 impl OwnMemory for HostMemory {
     fn base(&self) -> NonNull<u8> {
-        NonNull::from(&*self.words).cast()
+        NonNull::from(&*self.pages).cast()
     }
 
     fn bytes(&self) -> u64 {

@@ -16,7 +16,9 @@ use super::doorbell::{CoreNeighbours, Doorbell, DoorbellParker, PendingWakes};
 use super::error::Error;
 use super::memory::{Local, Remote};
 use super::options::Options;
-use peerlane_hal::{At, Caps, CopyEngine, Flag, Op, Reducer, Reduction, StreamOrdered, Ticket};
+use peerlane_hal::{
+    At, Caps, CopyEngine, Flag, Op, Reducer, Reduction, Rows, StreamOrdered, Ticket,
+};
 use peerlane_toolkit::{EngineState, TicketCounter, check_elements, pieces};
 
 /// The largest number of bytes that one call of `completed` copies, which takes about a millisecond.
@@ -62,6 +64,15 @@ enum QueuedOp {
         dst: *mut u8,
         src: *const u8,
         bytes: usize,
+        streaming: bool,
+    },
+    /// Copies the first `bytes` bytes of a row that are left, and then the rows behind it.
+    Rows {
+        dst: *mut u8,
+        src: *const u8,
+        bytes: usize,
+        row_bytes: usize,
+        rows: Rows,
         streaming: bool,
     },
     Signal {
@@ -114,6 +125,18 @@ impl Engine {
             Op::Get { dst, src, bytes } => {
                 self.copy(dst.region.pointer(dst.offset), src.region.pointer(src.offset), bytes)
             }
+            Op::PutRows { dst, src, bytes, rows } => self.rows(
+                dst.region.pointer(dst.offset),
+                src.region.pointer(src.offset),
+                bytes,
+                rows,
+            ),
+            Op::GetRows { dst, src, bytes, rows } => self.rows(
+                dst.region.pointer(dst.offset),
+                src.region.pointer(src.offset),
+                bytes,
+                rows,
+            ),
             Op::Signal { flag: Flag { region, word }, value } => QueuedOp::Signal {
                 flag: region.pointer(word * WORD_BYTES).cast(),
                 value,
@@ -128,6 +151,7 @@ impl Engine {
                 bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
                 reduction,
             },
+            op => unreachable!("the check of the slice refuses a {}", op.name()),
         }
     }
 
@@ -138,6 +162,14 @@ impl Engine {
             bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
             streaming: bytes >= self.streaming_bytes_min,
         }
+    }
+
+    fn rows(&self, dst: *mut u8, src: *const u8, bytes: u64, rows: Rows) -> QueuedOp {
+        let rows = Rows { count: if bytes == 0 { 0 } else { rows.count }, ..rows };
+        // The rows lie inside a region, so the product does not overflow.
+        let streaming = bytes * rows.count >= self.streaming_bytes_min;
+        let bytes = usize::try_from(bytes).expect("a row lies inside a mapped region");
+        QueuedOp::Rows { dst, src, bytes, row_bytes: bytes, rows, streaming }
     }
 
     fn run(&mut self, mut bytes_max: usize) {
@@ -191,6 +223,25 @@ impl QueuedOp {
                 *src = src.wrapping_add(now);
                 *bytes -= now;
                 (*bytes == 0, now)
+            }
+            Self::Rows { dst, src, bytes, row_bytes, rows, streaming } => {
+                pending_wakes.flush();
+                let mut copied = 0;
+                while rows.count > 0 && copied < bytes_max {
+                    let now = (*bytes).min(bytes_max - copied);
+                    // SAFETY: The check of the slice bounded all rows. The contract of `submit` keeps both regions alive and
+                    // excludes races.
+                    unsafe { copy_piece(*dst, *src, now, *streaming) };
+                    (*dst, *src) = (dst.wrapping_add(now), src.wrapping_add(now));
+                    (copied, *bytes) = (copied + now, *bytes - now);
+                    if *bytes == 0 {
+                        let gap = |pitch: u64| (pitch as usize).wrapping_sub(*row_bytes);
+                        *dst = dst.wrapping_add(gap(rows.dst_pitch));
+                        *src = src.wrapping_add(gap(rows.src_pitch));
+                        (*bytes, rows.count) = (*row_bytes, rows.count - 1);
+                    }
+                }
+                (rows.count == 0, copied)
             }
             Self::Signal { flag, value, doorbell } => {
                 // SAFETY: The check of the slice bounded the word, the words of a region are aligned, and the contract of
@@ -304,7 +355,8 @@ unsafe impl CopyEngine for Engine {
 
     fn is_busy(&self) -> bool {
         let front = self.queue.front().map(|entry| &entry.op);
-        matches!(front, Some(QueuedOp::Copy { .. } | QueuedOp::Reduce { .. }))
+        let moves = |op: &QueuedOp| !matches!(op, QueuedOp::Signal { .. } | QueuedOp::Wait { .. });
+        front.is_some_and(moves)
     }
 
     fn waker(&self) -> Waker {

@@ -27,14 +27,12 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             caps: Caps {
-                kind: "processor",
                 queued_wait: true,
+                gets: true,
+                rows: true,
                 polled: true,
-                flags_batched: false,
                 slice_ops_max: 1024,
-                piece_bytes_max: u64::MAX,
-                put_align_bytes: 1,
-                shared_queues: None,
+                ..Caps::new("processor")
             },
             queue_ops: 4096,
             spin: None,

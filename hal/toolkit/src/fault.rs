@@ -8,8 +8,8 @@ use peerlane_hal::KeyError;
 use peerlane_hal::Rank;
 use peerlane_hal::{Error, ErrorKind};
 
-/// An error that the toolkit detects itself, without an error of the vendor's driver. A backend's error
-/// has it as one variant.
+/// An error that the toolkit or a backend detects, or that a call of a vendor's library returns. A backend uses it as its error
+/// type, or as one variant of its own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -35,6 +35,18 @@ pub enum Fault {
         /// The error number that the system call returned.
         #[source]
         errno: Errno,
+    },
+    /// A call of the vendor's library returned an error.
+    #[error("{call}: {text} (error {code})")]
+    Vendor {
+        /// The name of the call.
+        call: &'static str,
+        /// The number that the call returned.
+        code: i64,
+        /// What the number means, and what to do.
+        text: String,
+        /// The kind of the error, which programs match on.
+        kind: ErrorKind,
     },
     /// The bytes of a remote key are malformed.
     #[error(transparent)]
@@ -165,15 +177,16 @@ impl Fault {
 
 impl Error for Fault {
     fn kind(&self) -> ErrorKind {
-        match self {
+        match *self {
             Self::Unavailable(_) => ErrorKind::Unavailable,
             Self::HostOutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::System { errno, .. } => match *errno {
+            Self::System { errno, .. } => match errno {
                 Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
                 Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
                 _ => ErrorKind::Other,
             },
-            Self::Key(error) => error.kind(),
+            Self::Vendor { kind, .. } => kind,
+            Self::Key(ref error) => error.kind(),
             Self::Freed { .. } | Self::ForeignKey { .. } => ErrorKind::InvalidKey,
             Self::PrivateMemory { .. } | Self::Argument(_) => ErrorKind::InvalidArgument,
             Self::Address { .. } | Self::Mismatch(_) => ErrorKind::Mismatch,
@@ -182,6 +195,13 @@ impl Error for Fault {
             Self::Timeout { .. } => ErrorKind::Timeout,
             Self::QueueFull { .. } => ErrorKind::QueueFull,
             Self::Released => ErrorKind::Aborted,
+        }
+    }
+
+    fn peer(&self) -> Option<Rank> {
+        match *self {
+            Self::NotConnected { peer } | Self::PeerLost { peer, .. } => Some(peer),
+            _ => None,
         }
     }
 }
@@ -245,6 +265,16 @@ mod tests {
                 ErrorKind::QueueFull,
                 "the queue of the engine is full: it holds 9 of at most 10 commands, no room for 2 \
                  more; submit again after a ticket completes",
+            ),
+            (
+                Fault::Vendor {
+                    call: "tpu_copy",
+                    code: 700,
+                    text: "the stream has stopped".to_owned(),
+                    kind: ErrorKind::DeviceLost,
+                },
+                ErrorKind::DeviceLost,
+                "tpu_copy: the stream has stopped (error 700)",
             ),
             (
                 Fault::NotConnected { peer },

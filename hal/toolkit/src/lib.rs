@@ -2,8 +2,8 @@
 //!
 //! | kind of device | parts |
 //! | --- | --- |
-//! | GPU with streams, events and waits for 64-bit words (CUDA, HIP) | implement the traits of [`device`]; [`streams`] is the engine, [`regions`] the memory, [`peers`] the fabric |
-//! | ring and doorbell, such as a DMA engine or an accelerator without streams | [`EngineState`], [`TicketCounter`], [`pieces`], and [`TimedParker`] or [`Parker`] |
+//! | GPU with a driver like CUDA or HIP | implement the traits of [`device`]; [`streams`] is the engine, [`regions`] the memory, [`peers`] the fabric |
+//! | queue or ring with a doorbell, such as a DMA engine, or a GPU whose driver has less than CUDA | [`EngineState`], [`TicketCounter`], [`pieces`], and [`TimedParker`] or [`Parker`] |
 //! | NIC (verbs) | [`EngineState`], [`TicketCounter`], [`pieces`], [`Parker`], and [`handover`] for host memory of other processes |
 //! | host memory | [`EngineState`], [`TicketCounter`], [`Parker`], [`mapping`] and [`handover`] |
 //!

@@ -3,7 +3,7 @@
 //! An engine checks the whole slice before it accepts any op of it. Then every address that it computes lies
 //! in its region.
 
-use peerlane_hal::{Caps, Op, Rank, Reducer, Reduction, Role};
+use peerlane_hal::{Caps, Op, Rank, Reducer, Reduction, Role, Rows};
 
 use crate::device::DevicePtr;
 use crate::{Fault, Poison};
@@ -16,9 +16,7 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// use peerlane_hal::Caps;
 /// use peerlane_toolkit::{EngineState, Fault};
 ///
-/// # let caps = Caps { kind: "ring", queued_wait: false, polled: true, flags_batched: false,
-/// #     slice_ops_max: 4, piece_bytes_max: u64::MAX, put_align_bytes: 1, shared_queues: None };
-/// let mut state = EngineState::<Fault>::new(caps);
+/// let mut state = EngineState::<Fault>::new(Caps { polled: true, slice_ops_max: 4, ..Caps::new("ring") });
 /// assert_eq!(state.check(), Ok(()));
 /// // Every call after a failed one returns the first error.
 /// let lost = Fault::Unavailable("the device does not answer".into());
@@ -121,10 +119,36 @@ impl<E: Clone + From<Fault>> EngineState<E> {
                 within("put destination", dst.offset, bytes, dst.region)?;
                 within("put source", src.offset, bytes, src.region)
             }
+            Op::Get { .. } if !self.caps.gets => Err(Fault::Argument(
+                "a get was submitted to an engine that has none (gets is false); let the owner of the bytes put them"
+                    .to_owned(),
+            )),
             Op::Get { dst, src, bytes } => {
                 self.check_alignment("get", [dst.offset, src.offset, bytes])?;
                 within("get destination", dst.offset, bytes, dst.region)?;
                 within("get source", src.offset, bytes, src.region)
+            }
+            Op::PutRows { .. } | Op::GetRows { .. } if !self.caps.rows => {
+                Err(Fault::Argument(format!(
+                    "a {} was submitted to an engine that has none (rows is false); copy each row",
+                    op.name()
+                )))
+            }
+            Op::GetRows { .. } if !self.caps.gets => Err(Fault::Argument(
+                "a get of rows was submitted to an engine without gets; let the owner of the bytes put them"
+                    .to_owned(),
+            )),
+            Op::PutRows { dst, src, bytes, rows } => {
+                self.check_alignment("put of rows", [dst.offset, src.offset, bytes])?;
+                self.check_rows("put of rows", bytes, rows)?;
+                rows_within("put destination", dst.offset, (bytes, rows.count, rows.dst_pitch), dst.region)?;
+                rows_within("put source", src.offset, (bytes, rows.count, rows.src_pitch), src.region)
+            }
+            Op::GetRows { dst, src, bytes, rows } => {
+                self.check_alignment("get of rows", [dst.offset, src.offset, bytes])?;
+                self.check_rows("get of rows", bytes, rows)?;
+                rows_within("get destination", dst.offset, (bytes, rows.count, rows.dst_pitch), dst.region)?;
+                rows_within("get source", src.offset, (bytes, rows.count, rows.src_pitch), src.region)
             }
             Op::Signal { flag, .. } => flag_within("signalled flag", flag.word, flag.region),
             Op::Wait { .. } if !self.caps.queued_wait => Err(Fault::Argument(
@@ -152,6 +176,21 @@ impl<E: Clone + From<Fault>> EngineState<E> {
                     within("reduction source", src.offset, bytes, src.region)
                 })
             }
+            op => Err(Fault::Argument(format!("the engine has no {}", op.name()))),
+        }
+    }
+
+    fn check_rows(&self, what: &str, bytes: u64, rows: Rows) -> Result<(), Fault> {
+        let Rows { count, dst_pitch, src_pitch } = rows;
+        if count < 2 {
+            return Ok(());
+        }
+        self.check_alignment(what, [dst_pitch, src_pitch, bytes])?;
+        match [dst_pitch, src_pitch].into_iter().find(|pitch| *pitch < bytes) {
+            None => Ok(()),
+            Some(pitch) => Err(Fault::Argument(format!(
+                "overlapping {what}: a pitch is {pitch} bytes, expected at least the {bytes} bytes of a row"
+            ))),
         }
     }
 
@@ -165,6 +204,17 @@ impl<E: Clone + From<Fault>> EngineState<E> {
             ))),
         }
     }
+}
+
+/// Checks that the last row of a strided copy, and so every row, stays inside its region.
+fn rows_within(
+    what: &str,
+    offset: u64,
+    (bytes, count, pitch): (u64, u64, u64),
+    region: &(impl RegionBounds + ?Sized),
+) -> Result<(), Fault> {
+    let last = count.saturating_sub(1).checked_mul(pitch).and_then(|row| row.checked_add(offset));
+    within(what, last.unwrap_or(u64::MAX), bytes, region)
 }
 
 fn within(
@@ -324,14 +374,11 @@ mod tests {
     }
 
     const CAPS: Caps = Caps {
-        kind: "test",
         queued_wait: true,
         polled: true,
-        flags_batched: false,
         slice_ops_max: 2,
-        piece_bytes_max: u64::MAX,
         put_align_bytes: 4,
-        shared_queues: None,
+        ..Caps::new("test")
     };
 
     fn text(state: &EngineState<Fault>, op: Op<'_, Memory, Memory>) -> String {

@@ -1,26 +1,81 @@
-//! Allocates and accesses memory of the device. It is the only file that touches raw memory.
+//! Lists the devices of this machine, and allocates, shares and accesses their memory. It is the only file that touches raw memory.
 
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An allocation of the device, in words so that flags are aligned.
+use peerlane_hal::Rank;
+use peerlane_toolkit::mapping::{self, MappedSpan, Mapping};
+
+use crate::Error;
+
+/// A device of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The name of the device, for people.
+    pub name: String,
+}
+
+/// Lists the devices of this machine.
+///
+/// # Errors
+/// None yet. Return [`Error::Unavailable`] with what to install if the vendor's library is missing.
+pub fn discover() -> Result<Vec<Device>, Error> {
+    Ok(vec![Device { name: "a queue in this process".to_owned() }])
+}
+
+/// Memory of the device that other processes can map.
 #[derive(Debug)]
-pub(crate) struct Allocation(Box<[AtomicU64]>);
+pub(crate) enum Allocation {
+    Own(Mapping),
+    /// A part of an allocation of another fabric.
+    Part(MappedSpan),
+}
 
 impl Allocation {
-    pub(crate) fn zeroed(bytes: u64) -> Option<Self> {
-        let words = usize::try_from(bytes.div_ceil(8)).ok()?;
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(words).ok()?;
-        memory.extend((0..words).map(|_| AtomicU64::new(0)));
-        Some(Self(memory.into_boxed_slice()))
+    /// Allocates zeroed memory, and returns its address.
+    pub(crate) fn zeroed(owner: Rank, bytes: u64) -> Result<(u64, Self), Error> {
+        let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
+        Ok((address(mapping.base()), Self::Own(mapping)))
     }
 
-    pub(crate) fn address(&self) -> u64 {
-        self.0.as_ptr().expose_provenance() as u64
+    /// Returns the allocation of this process that holds the caller's memory, or `None` if other processes cannot map it.
+    pub(crate) fn holding(base: NonNull<u8>, bytes: u64) -> Option<Self> {
+        mapping::find(base, bytes).map(Self::Part)
+    }
+
+    /// Maps memory of another process, and returns its address here.
+    pub(crate) fn import(
+        peer: Rank,
+        descriptor: OwnedFd,
+        (head, bytes): (u64, u64),
+    ) -> Result<(u64, Self), Error> {
+        let mapped = Mapping::import(descriptor, head, bytes).map_err(Error::of_mapping(peer));
+        let (mapping, offset) = mapped?;
+        Ok((address(mapping.base()) + offset as u64, Self::Own(mapping)))
+    }
+
+    /// Returns the offset of the memory from the beginning of its file descriptor, in bytes.
+    pub(crate) fn head(&self) -> u64 {
+        match self {
+            Self::Own(_) => 0,
+            Self::Part(part) => part.head,
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        match self {
+            Self::Own(mapping) => mapping.fd().try_clone_to_owned(),
+            Self::Part(part) => part.fd().try_clone_to_owned(),
+        }
     }
 }
 
-fn pointer(address: u64) -> *mut u8 {
+pub(crate) fn address(base: NonNull<u8>) -> u64 {
+    base.as_ptr().expose_provenance() as u64
+}
+
+pub(crate) fn pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 

@@ -14,14 +14,11 @@ use crate::memory::{Local, Remote};
 use crate::{Error, device};
 
 const CAPS: Caps = Caps {
-    kind: "loopback",
     queued_wait: true,
+    gets: true,
     polled: true,
-    flags_batched: false,
     slice_ops_max: 64,
-    piece_bytes_max: u64::MAX,
-    put_align_bytes: 1,
-    shared_queues: None,
+    ..Caps::new("loopback")
 };
 const QUEUE_OPS: usize = 256;
 
@@ -43,8 +40,8 @@ enum Command {
 }
 
 impl Command {
-    fn of(op: &Op<'_, Local, Remote>) -> Result<Self, Error> {
-        Ok(match *op {
+    fn of(op: &Op<'_, Local, Remote>) -> Self {
+        match *op {
             Op::Put { dst, src, bytes } => Self::copy(dst, src, bytes),
             Op::Get { dst, src, bytes } => Self::copy(dst, src, bytes),
             Op::Signal { flag, value } => {
@@ -53,11 +50,8 @@ impl Command {
             Op::Wait { flag, value, reset } => {
                 Self::Wait { flag: flag.region.flag_address(flag.word), value, reset }
             }
-            Op::Reduce { .. } => {
-                let text = "the engine does not reduce, because prepare_reduce returns None";
-                return Err(Error::Argument(text.to_owned()));
-            }
-        })
+            op => unreachable!("the check of the slice refuses a {}", op.name()),
+        }
     }
 
     fn copy(dst: At<'_, impl EngineRegion>, src: At<'_, impl EngineRegion>, bytes: u64) -> Self {
@@ -126,9 +120,8 @@ unsafe impl CopyEngine for Engine {
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
         self.state.check_slice(ops)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
-        let commands = ops.iter().map(Command::of).collect::<Result<Vec<_>, _>>()?;
         let ticket = self.tickets.issue(u32::try_from(ops.len()).unwrap_or(u32::MAX));
-        self.queue.extend(commands.into_iter().map(|command| (ticket, command)));
+        self.queue.extend(ops.iter().map(|op| (ticket, Command::of(op))));
         self.run();
         Ok(ticket)
     }

@@ -1,18 +1,16 @@
-//! Connects ranks that are threads of this process.
+//! Connects ranks that are threads or processes of this machine.
 //!
-//! An address names the backend, the rank, and a registration that lives as long as the fabric.
+//! The address of a rank is the key of a region that lives as long as the fabric. A key names its backend, rank and process, and
+//! shows whether it was damaged.
 
-use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{
-    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link, LinkKind,
-    Rank, Role,
+    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind, PeerMemory,
+    Rank, RemoteKey, Role,
 };
+use peerlane_toolkit::handover::Server;
 
 use crate::memory::{Local, Memory, Registration};
-use crate::{BACKEND, Engine, Error};
-
-const MAGIC: [u8; 4] = *b"PLLB";
-const VERSION: u16 = 1;
+use crate::{BACKEND, Engine, Error, Key};
 
 /// The connections of one rank.
 #[derive(Debug)]
@@ -20,13 +18,15 @@ pub struct Fabric {
     ranks: usize,
     memory: Memory,
     presence: Local,
+    /// Hands memory of this process to other ones.
+    _server: Server,
 }
 
 impl Fabric {
     /// Opens the fabric of rank `rank` in a group of `ranks` ranks.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no such rank.
+    /// [`Error::Argument`] if there is no such rank, and the error of a system call.
     pub fn open(rank: Rank, ranks: usize) -> Result<Self, Error> {
         if rank.index() >= ranks {
             let text =
@@ -34,29 +34,10 @@ impl Fabric {
             return Err(Error::Argument(text));
         }
         let memory = Memory::new(rank, ranks);
-        Ok(Self { ranks, memory, presence: Local::allocate(rank, 8, Role::Data)? })
+        let presence = memory.allocate(8, Role::Flags)?;
+        let _server = Server::enter().map_err(Error::of_handover(rank, 0))?;
+        Ok(Self { ranks, memory, presence, _server })
     }
-}
-
-fn generation(peer: Rank, address: &[u8]) -> Result<Generation, Error> {
-    let malformed = |what: String| Error::Address { peer, what };
-    let short = |error: Truncated| malformed(error.to_string());
-    let mut reader = Reader::new(address);
-    let found = (
-        reader.array::<4>("magic").map_err(short)?,
-        reader.u16("version").map_err(short)?,
-        BackendId(reader.u16("backend").map_err(short)?),
-        Rank(reader.u32("rank").map_err(short)?),
-    );
-    let expected = (MAGIC, VERSION, BACKEND, peer);
-    let generation = Generation(reader.u64("generation").map_err(short)?);
-    if found != expected || !reader.rest().is_empty() {
-        return Err(malformed(format!(
-            "magic, version, backend and rank are {found:?} and {} bytes follow, expected {expected:?} and none",
-            reader.rest().len()
-        )));
-    }
-    Ok(generation)
 }
 
 // SAFETY: the rank is constant, and memory and engines uphold their contracts.
@@ -78,19 +59,25 @@ unsafe impl FabricTrait for Fabric {
     }
 
     fn address(&self) -> Vec<u8> {
-        let start = Writer::new().bytes(&MAGIC).u16(VERSION).u16(BACKEND.0).u32(self.memory.rank.0);
-        start.u64(self.presence.generation().0).finish()
+        self.presence.key().encode()
     }
 
-    fn connect(&mut self, peer: Rank, address: &[u8], _deadline: Deadline) -> Result<(), Error> {
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
         if peer.index() >= self.ranks {
             let text = format!("peer is {peer}, expected a rank below {}", self.ranks);
             return Err(Error::Argument(text));
         }
-        let generation = generation(peer, address)?;
-        if Registration::find(generation, peer, Role::Data).is_none() {
-            let how = "no fabric of this process has the address".to_owned();
-            return Err(Error::PeerLost { peer, how });
+        let malformed = |what: String| Error::Address { peer, what };
+        let key = Key::decode(address).map_err(|error| malformed(error.to_string()))?;
+        if key.rank != peer {
+            return Err(malformed(format!("it is the address of rank {}", key.rank)));
+        }
+        match Registration::open(peer, &key, deadline) {
+            Err(Error::Freed { .. }) => {
+                let how = "it has closed the fabric with this address".to_owned();
+                return Err(Error::PeerLost { peer, how });
+            }
+            answer => drop(answer?),
         }
         self.memory.connected()[peer.index()] = true;
         Ok(())

@@ -2,31 +2,39 @@
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Envelope, Generation, KeyError, Rank, RemoteKey, Role};
-use peerlane_toolkit::handover::{role_number, role_of};
+use peerlane_toolkit::handover::{ProcessToken, role_number, role_of};
 
 use crate::BACKEND;
+
+/// Stands for memory that only ranks of its process can import.
+const PRIVATE: u64 = u64::MAX;
 
 /// The remote key with which a peer imports a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     pub(crate) generation: Generation,
+    pub(crate) process: ProcessToken,
     pub(crate) rank: Rank,
     pub(crate) role: Role,
     pub(crate) bytes: u64,
+    /// Where the region begins in its file descriptor, in bytes; `None` if it has none.
+    pub(crate) head: Option<u64>,
 }
 
 impl RemoteKey for Key {
     fn encode(&self) -> Vec<u8> {
-        let (rank, role) = (self.rank.0, role_number(self.role));
-        let payload = Writer::new().u32(rank).u32(role).u64(self.bytes).finish();
-        Envelope { backend: BACKEND, generation: self.generation, payload: &payload }.seal()
+        let Self { generation, process, rank, role, bytes, head } = *self;
+        let payload = Writer::new().bytes(&process.0).u32(rank.0).u32(role_number(role));
+        let payload = payload.u64(bytes).u64(head.unwrap_or(PRIVATE)).finish();
+        Envelope { backend: BACKEND, generation, payload: &payload }.seal()
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let envelope = Envelope::open(bytes, BACKEND)?;
         let mut reader = Reader::new(envelope.payload);
+        let process = ProcessToken(reader.array("process")?);
         let (rank, role) = (Rank(reader.u32("rank")?), role_of(reader.u32("role")?)?);
-        let bytes = reader.u64("region bytes")?;
+        let (bytes, head) = (reader.u64("region bytes")?, reader.u64("head")?);
         if bytes > isize::MAX as u64 {
             let (field, expected) = ("region bytes", "at most 2^63 - 1");
             return Err(KeyError::Field { field, found: bytes, expected });
@@ -34,7 +42,8 @@ impl RemoteKey for Key {
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });
         }
-        Ok(Self { generation: envelope.generation, rank, role, bytes })
+        let head = (head != PRIVATE).then_some(head);
+        Ok(Self { generation: envelope.generation, process, rank, role, bytes, head })
     }
 
     fn region_bytes(&self) -> u64 {

@@ -2,10 +2,10 @@
 //!
 //! | file | begins as | becomes |
 //! | --- | --- | --- |
-//! | `device` | memory of this process | the vendor's allocations and addresses |
-//! | `memory`, `key` | registrations of this process, found by their generation | the vendor's registration, export and import |
+//! | `device` | shared memory of this machine | the vendor's devices, allocations and addresses |
+//! | `memory`, `key` | registrations that other processes map by a file descriptor | the vendor's registration, export and import |
 //! | `engine` | a queue whose ops the caller runs | the vendor's queue, doorbell and completion |
-//! | `fabric` | ranks that are threads of this process | ranks that are processes |
+//! | `fabric` | ranks of this machine, by the keys of a region of each | what the vendor needs to reach a rank |
 //!
 //! Replace one file at a time, and run the contract suite after each: `cargo test --test contract`.
 
@@ -15,6 +15,7 @@ mod fabric;
 mod key;
 mod memory;
 
+pub use device::{Device, discover};
 pub use engine::Engine;
 pub use fabric::Fabric;
 pub use key::Key;

@@ -5,13 +5,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use peerlane_hal::{
-    Deadline, DmaBuf, DynRegion, Flush, Generation, PeerMemory, Rank, Region, Role, Space,
-};
-use peerlane_toolkit::handover::{self, Claim, Entry, Handover};
+use peerlane_hal::{Deadline, DmaBuf, DynRegion, Flush, PeerMemory, Rank, Region, Role, Space};
+use peerlane_toolkit::handover::{self, Claim, Entry, Handover, ProcessToken};
 use peerlane_toolkit::{EngineRegion, RegionBounds};
 
-use crate::device::Allocation;
+use crate::device::{self, Allocation};
 use crate::{BACKEND, Error, Key};
 
 /// The memory of a fabric.
@@ -38,24 +36,43 @@ pub(crate) struct Registration {
     bytes: u64,
     owner: Rank,
     role: Role,
-    /// `None` for memory of the caller.
-    _allocation: Option<Allocation>,
+    /// `None` for memory of the caller that other processes cannot map.
+    allocation: Option<Allocation>,
 }
 
 impl Handover for Registration {
     fn descriptors(&self) -> Option<u32> {
-        None
+        self.allocation.is_some().then_some(1)
     }
 
     fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
-        Err("memory of this backend cannot leave its process yet".to_owned())
+        let allocation = self.allocation.as_ref().ok_or("the memory has no file descriptor")?;
+        allocation.descriptor().map_err(|error| error.to_string())
     }
 }
 
 impl Registration {
-    /// Returns the registration of this process that a generation names, or `None` if it was dropped.
-    pub(crate) fn find(generation: Generation, owner: Rank, role: Role) -> Option<Arc<Self>> {
-        handover::find(&Claim { backend: BACKEND, generation, owner, role })
+    /// Opens the memory that a key names, in this process or in another one.
+    pub(crate) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Self>, Error> {
+        let Key { generation, role, bytes, .. } = *key;
+        let claim = Claim { backend: BACKEND, generation, owner: peer, role };
+        if key.process == ProcessToken::own() {
+            let found = handover::find::<Self>(&claim).filter(|found| found.bytes == bytes);
+            return found.ok_or(Error::Freed { peer, generation: generation.0 });
+        }
+        let Some(head) = key.head else {
+            let why = "another allocator has allocated it; let the fabric allocate it".to_owned();
+            return Err(Error::PrivateMemory { peer, why });
+        };
+        let descriptors = handover::ask(key.process, &claim, deadline);
+        let mut descriptors = descriptors.map_err(Error::of_handover(peer, generation.0))?;
+        let Some(descriptor) = descriptors.pop() else {
+            let how = "it sent no file descriptor for its memory".to_owned();
+            return Err(Error::PeerLost { peer, how });
+        };
+        let (address, allocation) = Allocation::import(peer, descriptor, (head, bytes))?;
+        let allocation = Some(allocation);
+        Ok(Arc::new(Self { address, bytes, owner: peer, role, allocation }))
     }
 }
 
@@ -71,14 +88,6 @@ pub struct Local {
 pub struct Remote(Arc<Registration>);
 
 impl Local {
-    pub(crate) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
-        let allocation = Allocation::zeroed(bytes)
-            .ok_or(Error::HostOutOfMemory { requested: bytes, available: 0 })?;
-        let (address, allocation) = (allocation.address(), Some(allocation));
-        let registration = Registration { address, bytes, owner, role, _allocation: allocation };
-        Ok(Self::publish(registration))
-    }
-
     fn publish(registration: Registration) -> Self {
         let (owner, role) = (registration.owner, registration.role);
         let registration = Arc::new(registration);
@@ -86,16 +95,18 @@ impl Local {
         Self { registration, entry }
     }
 
-    pub(crate) fn generation(&self) -> Generation {
-        self.entry.generation()
+    pub(crate) fn key(&self) -> Key {
+        let Registration { owner: rank, role, bytes, ref allocation, .. } = *self.registration;
+        let (generation, process) = (self.entry.generation(), ProcessToken::own());
+        let head = allocation.as_ref().map(Allocation::head);
+        Key { generation, process, rank, role, bytes, head }
     }
 }
 
 // SAFETY: the registration keeps the memory allocated, or the caller of `register` does.
 unsafe impl Region for Local {
     fn base(&self) -> NonNull<u8> {
-        let address = self.registration.address as usize;
-        NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling())
+        NonNull::new(device::pointer(self.registration.address)).unwrap_or(NonNull::dangling())
     }
 
     fn bytes(&self) -> u64 {
@@ -164,7 +175,9 @@ unsafe impl PeerMemory for Memory {
     type Remote = Remote;
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
-        Local::allocate(self.rank, bytes, role)
+        let (address, allocation) = Allocation::zeroed(self.rank, bytes)?;
+        let (owner, allocation) = (self.rank, Some(allocation));
+        Ok(Local::publish(Registration { address, bytes, owner, role, allocation }))
     }
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<Local, Error> {
@@ -172,13 +185,13 @@ unsafe impl PeerMemory for Memory {
     }
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: u64, role: Role) -> Result<Local, Error> {
-        let address = base.as_ptr().expose_provenance() as u64;
+        let address = device::address(base);
         if role == Role::Flags && !address.is_multiple_of(8) {
             let text = format!("flags begin at {base:p}, expected a multiple of 8 bytes");
             return Err(Error::Argument(text));
         }
-        let owner = self.rank;
-        Ok(Local::publish(Registration { address, bytes, owner, role, _allocation: None }))
+        let (owner, allocation) = (self.rank, Allocation::holding(base, bytes));
+        Ok(Local::publish(Registration { address, bytes, owner, role, allocation }))
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<Local, Error> {
@@ -193,11 +206,10 @@ unsafe impl PeerMemory for Memory {
     }
 
     fn export(&self, local: &Local) -> Result<Key, Error> {
-        let Registration { owner: rank, role, bytes, .. } = *local.registration;
-        Ok(Key { generation: local.generation(), rank, role, bytes })
+        Ok(local.key())
     }
 
-    fn import(&self, peer: Rank, key: &Key, _deadline: Deadline) -> Result<Remote, Error> {
+    fn import(&self, peer: Rank, key: &Key, deadline: Deadline) -> Result<Remote, Error> {
         if self.connected().get(peer.index()) != Some(&true) {
             return Err(Error::NotConnected { peer });
         }
@@ -205,8 +217,6 @@ unsafe impl PeerMemory for Memory {
             let (expected, found) = (format!("a key of rank {peer}"), format!("rank {}", key.rank));
             return Err(Error::ForeignKey { expected, found });
         }
-        let found = Registration::find(key.generation, peer, key.role);
-        let found = found.filter(|found| found.bytes == key.bytes);
-        found.map(Remote).ok_or(Error::Freed { peer, generation: key.generation.0 })
+        Registration::open(peer, key, deadline).map(Remote)
     }
 }

@@ -210,7 +210,8 @@ impl Engine {
         // The delay layer needs an engine with all abilities, so they are removed above it.
         let ops = (4 * chunks as usize + 2) * ranks;
         engine.delay = Some(DELAY_A_START * 4 / u32::try_from(ops).expect("plans are short"));
-        engine.downgrade = DowngradeLayer { queued_wait, slice_ops_max: slice, put_align_bytes: 1 };
+        engine.downgrade =
+            DowngradeLayer { queued_wait, slice_ops_max: slice, ..DowngradeLayer::default() };
         engine
     }
 }

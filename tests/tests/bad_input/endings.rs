@@ -11,9 +11,13 @@ use crate::ranks::{LONG, Latch, all_said, fabric, in_group, on_ranks, said};
 
 /// Rank 1 of three has an engine that fails after so many ops.
 fn failing(ops: u64, outputs: u32, kind: ErrorKind) -> String {
+    failing_with(outputs, FailAtLayer { ops, kind, peer: None })
+}
+
+fn failing_with(outputs: u32, layer: FailAtLayer) -> String {
     let results = on_ranks(3, |bootstrap| {
-        let ops = if bootstrap.rank() == Rank(1) { ops } else { u64::MAX };
-        let layer = FailAtLayer { ops, kind };
+        let ops = if bootstrap.rank() == Rank(1) { layer.ops } else { u64::MAX };
+        let layer = FailAtLayer { ops, ..layer };
         let fabric = Wrapped::new(fabric(&bootstrap), layer);
         let mut group = GroupOptions::default().timeout(LONG).open(bootstrap, fabric)?;
         let mut gather = group.all_gather::<u8>(4).outputs(outputs).prepare()?;
@@ -27,7 +31,7 @@ fn failing(ops: u64, outputs: u32, kind: ErrorKind) -> String {
         assert_eq!(said(group.all_gather::<u8>(4).prepare()), first);
         let record = group.abort_record().expect("a group that is over has a record");
         assert_eq!(record.to_string(), failed.clone().unwrap_err().to_string());
-        assert_eq!((record.by, record.peer), (Some(Rank(1)), Some(Rank(1))));
+        assert_eq!((record.by, record.peer), (Some(Rank(1)), layer.peer.or(Some(Rank(1)))));
         assert_eq!(said(group.close()), first);
         failed
     });
@@ -52,6 +56,12 @@ fn a_device_that_is_lost_is_a_lost_peer_for_the_others() {
     rank 1: device lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: cannot submit ops: op 1 of a slice failed, because the layer FailAt injected the error: device lost
     rank 2: peer lost, rank 1: all-gather 1, start 1, did not finish because the engine of rank 1 failed: cannot submit ops: op 1 of a slice failed, because the layer FailAt injected the error: device lost
     ");
+}
+
+#[test]
+fn an_engine_that_loses_a_peer_blames_the_peer() {
+    let lost = FailAtLayer { ops: 0, kind: ErrorKind::PeerLost, peer: Some(Rank(2)) };
+    assert_snapshot!(failing_with(1, lost), @"all: peer lost, rank 2: all-gather 1, start 1, did not finish because the engine of rank 1 lost rank 2: cannot submit ops: op 1 of a slice failed, because the layer FailAt injected the error: peer lost");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Wraps engines of the host backend and breaks one rule of each.
 
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
@@ -7,7 +9,7 @@ use std::time::Duration;
 
 use peerlane_hal::{
     Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Reducer,
-    StreamOrdered, Ticket,
+    Rows, StreamOrdered, Ticket,
 };
 use peerlane_host as host;
 use peerlane_tests::middleware::{Error, Layer};
@@ -23,6 +25,8 @@ pub(crate) const TOO_LONG: Duration = Duration::from_millis(2500);
 thread_local! {
     /// Whether an engine of the rank that this thread runs waits.
     static BLOCKED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Engines of this thread's rank that were dropped with work in flight.
+    static LEFT: RefCell<Vec<host::Engine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The broken rule.
@@ -45,15 +49,21 @@ pub(crate) enum Fault {
     LongSlicesNeverFit,
     ReleaseDoesNothing,
     ReleasedTakesMore,
+    ReleaseLeavesWork,
     PutsLoseAByte,
     PutsAreRoundedUp,
     GetsLoseAByte,
     GetsFirst,
+    PutsOvertakeGets,
+    RowsLoseTheLast,
     OneOpMoreIsTaken,
     TheLimitIsRefused,
     OutsideIsTaken,
     ErrorsAreForgotten,
     DropWaits,
+    DropLeavesWork,
+    MissingOpsAreTaken,
+    LateOpsAreLost,
     SignalsSpill,
     PeersMustHelp,
     AlwaysBusy,
@@ -82,8 +92,13 @@ impl Layer<host::Fabric> for EngineMutant {
     ) -> Answer<Mutant> {
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
         let layer = self.clone();
+        let lacks = layer.fault == Fault::MissingOpsAreTaken;
+        let own = *engine.caps();
+        let caps = if lacks { Caps { queued_wait: false, gets: false, ..own } } else { own };
         Ok(Mutant {
-            engine,
+            engine: ManuallyDrop::new(engine),
+            caps,
+            is_early: Rank::all(2).any(|peer| fabric.link(peer).is_none()),
             layer,
             tickets: Vec::new(),
             told: 0,
@@ -102,7 +117,10 @@ impl Layer<host::Fabric> for EngineMutant {
 
 /// A broken engine.
 pub(crate) struct Mutant {
-    engine: host::Engine,
+    engine: ManuallyDrop<host::Engine>,
+    caps: Caps,
+    /// Whether it was created before one of two ranks was connected.
+    is_early: bool,
     layer: EngineMutant,
     /// The engine's ticket behind each of the mutant's.
     tickets: Vec<Ticket>,
@@ -154,6 +172,15 @@ impl Mutant {
             Fault::GetsFirst => {
                 vec![all().filter(is_get).collect(), all().filter(|op| !is_get(op)).collect()]
             }
+            Fault::PutsOvertakeGets => {
+                let mut overtaken: Vec<_> = all().collect();
+                for at in (1..overtaken.len()).rev() {
+                    if is_get(&overtaken[at - 1]) && matches!(overtaken[at], Op::Put { .. }) {
+                        overtaken.swap(at - 1, at);
+                    }
+                }
+                vec![overtaken]
+            }
             Fault::ReductionsLast => vec![
                 all().filter(|op| !is_reduction(op)).collect(),
                 all().filter(is_reduction).collect(),
@@ -166,6 +193,7 @@ impl Mutant {
                 vec![all().collect()]
             }
             Fault::BlockedHoldsOthers if BLOCKED.get() => vec![Vec::new()],
+            Fault::LateOpsAreLost if self.is_early => vec![Vec::new()],
             _ => vec![all().flat_map(|op| self.distort_op(op)).collect()],
         }
     }
@@ -191,6 +219,10 @@ impl Mutant {
                 if srcs.len() > 1 =>
             {
                 vec![Op::Reduce { dst, srcs: &srcs[1..], bytes, reduction }]
+            }
+            (Fault::RowsLoseTheLast, Op::PutRows { dst, src, bytes, rows }) => {
+                let rows = Rows { count: rows.count.saturating_sub(1), ..rows };
+                vec![Op::PutRows { dst, src, bytes, rows }]
             }
             (Fault::SignalsSpill, Op::Signal { flag, value }) => {
                 let beside = Flag { word: flag.word ^ 1, ..flag };
@@ -274,7 +306,7 @@ unsafe impl CopyEngine for Mutant {
     type Remote = host::Remote;
 
     fn caps(&self) -> &Caps {
-        self.engine.caps()
+        &self.caps
     }
 
     fn prepare_reduce(&mut self) -> Answer<Option<Reducer>> {
@@ -301,6 +333,8 @@ unsafe impl CopyEngine for Mutant {
     fn completed(&mut self) -> Answer<Ticket> {
         self.fail()?;
         self.calls += 1;
+        LEFT.with_borrow_mut(|left| left.iter_mut().try_for_each(|it| it.completed().map(drop)))
+            .map_err(Error::Inner)?;
         let polls = &self.layer.polls;
         let own = self.layer.rank.index() % 2;
         polls[own].fetch_add(1, Ordering::SeqCst);
@@ -311,6 +345,9 @@ unsafe impl CopyEngine for Mutant {
         self.heard = others;
         let done = self.engine.completed().map_err(Error::Inner)?;
         let whole = self.tickets.partition_point(|ticket| *ticket <= done) as u64;
+        if self.has(Fault::ReleaseLeavesWork) && self.released {
+            return Ok(Ticket(self.tickets.len() as u64));
+        }
         if self.has(Fault::CompleteAtOnce) {
             return Ok(Ticket(self.tickets.len() as u64));
         }
@@ -345,6 +382,9 @@ unsafe impl CopyEngine for Mutant {
             return Ok(());
         }
         self.released = true;
+        if self.has(Fault::ReleaseLeavesWork) {
+            return Ok(());
+        }
         self.engine.release().map_err(Error::Inner)
     }
 
@@ -361,6 +401,11 @@ impl Drop for Mutant {
     fn drop(&mut self) {
         if self.has(Fault::DropWaits) && !self.released && self.told < self.tickets.len() as u64 {
             std::thread::sleep(TOO_LONG);
+        }
+        // SAFETY: the engine is not used after this.
+        let engine = unsafe { ManuallyDrop::take(&mut self.engine) };
+        if self.has(Fault::DropLeavesWork) && !self.released {
+            LEFT.with_borrow_mut(|left| left.push(engine));
         }
     }
 }

@@ -35,6 +35,12 @@ pub(crate) mod flaw {
     pub(crate) const ADOPTS_ANY_ADDRESS: u8 = 10;
     /// A key is imported without a connection.
     pub(crate) const IMPORTS_UNCONNECTED: u8 = 11;
+    /// Flags in memory of the host are refused.
+    pub(crate) const REFUSES_FLAGS_OF_THE_HOST: u8 = 12;
+    /// Memory of no bytes is refused.
+    pub(crate) const REFUSES_NO_BYTES: u8 = 13;
+    /// A second connection to a peer is refused.
+    pub(crate) const CONNECTS_ONCE: u8 = 14;
     /// A fabric is reopened as the rank that it was.
     pub(crate) const REOPENS_AS_ITSELF: u8 = 8;
 }
@@ -129,6 +135,9 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
     type Remote = host::Remote;
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<host::Local, host::Error> {
+        if FLAW == flaw::REFUSES_NO_BYTES && bytes == 0 {
+            return Err(host::Error::Argument("there must be a byte".to_owned()));
+        }
         let region = self.own.memory().allocate(bytes, role)?;
         if FLAW == flaw::ALLOCATES_DIRTY && role == Role::Data {
             // SAFETY: the region is new, so nobody else accesses its bytes.
@@ -162,6 +171,10 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
         bytes: u64,
         role: Role,
     ) -> Result<host::Local, host::Error> {
+        if FLAW == flaw::REFUSES_FLAGS_OF_THE_HOST && role == Role::Flags {
+            let text = "flags are in memory of the device only".to_owned();
+            return Err(host::Error::Argument(text));
+        }
         if FLAW == flaw::REGISTERED_IS_COPIED {
             return self.allocate(bytes, role);
         }
@@ -222,6 +235,9 @@ unsafe impl<const FLAW: u8> Fabric for Flawed<FLAW> {
         address: &[u8],
         deadline: Deadline,
     ) -> Result<(), host::Error> {
+        if FLAW == flaw::CONNECTS_ONCE && self.fabric.link(peer).is_some() {
+            return Err(host::Error::Argument("the rank is connected".to_owned()));
+        }
         // The memory's fabric reaches the same peers.
         let connected = self.memory.own.connect(peer, address, deadline);
         match connected.and_then(|()| self.fabric.connect(peer, address, deadline)) {

@@ -151,6 +151,9 @@ fn starts_that_nobody_looks_at_are_not_overdue() {
     results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
 }
 
+/// The delay of a rank's stream, longer than a loaded machine needs to notice that a stream is idle.
+const PEER_STARTS_AFTER: Duration = Duration::from_millis(600);
+
 #[test]
 fn dropping_or_closing_waits_for_open_starts() {
     for close_first in [false, true] {
@@ -158,20 +161,61 @@ fn dropping_or_closing_waits_for_open_starts() {
             let me = group.rank().index();
             let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
             let (stream, rounds) = (Stream::new(), Rounds::default());
-            pause(&stream, Duration::from_millis(50 * me as u64));
+            pause(&stream, PEER_STARTS_AFTER * me as u32);
             rounds.fill(&stream, me, gather.input_memory().unwrap());
             drop(gather.start_on(&stream)?);
             if close_first {
                 group.close()?;
-                assert!(stream.is_idle_within(Duration::from_millis(20)));
+                assert!(stream.is_idle_within(PEER_STARTS_AFTER / 2));
                 drop(gather);
             } else {
                 drop(gather);
-                assert!(stream.is_idle_within(Duration::from_millis(20)));
+                assert!(stream.is_idle_within(PEER_STARTS_AFTER / 2));
                 group.close()?;
             }
             Ok(())
         });
         results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
     }
+}
+
+#[test]
+fn closing_waits_for_starts_that_another_thread_waits_for() {
+    let results = in_group(2, LONG, |mut group| {
+        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
+        let stream = Stream::new();
+        pause(&stream, PEER_STARTS_AFTER);
+        drop(gather.start_on(&stream)?);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| gather.output().map(drop));
+            std::thread::sleep(PEER_STARTS_AFTER / 6);
+            group.close()?;
+            assert!(stream.is_idle_within(PEER_STARTS_AFTER / 3));
+            // It sees the end of the start or of the group.
+            let _ = waits.join().expect("the other thread does not panic");
+            Ok(())
+        })
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
+}
+
+#[test]
+fn closing_waits_for_open_starts_of_subgroups() {
+    let results = in_group(2, LONG, |mut group| {
+        let me = group.rank().index();
+        let mut subgroup = group.split(Some(0), 0)?.expect("every rank has a color");
+        let mut gather = subgroup.all_gather::<u8>(BLOCK_BYTES).prepare()?;
+        let (stream, rounds) = (Stream::new(), Rounds::default());
+        // Longer than a group waits for its peers before it releases what is open.
+        pause(&stream, PEER_STARTS_AFTER * 4);
+        rounds.fill(&stream, me, gather.input_memory().unwrap());
+        let lease = gather.start_on(&stream)?;
+        rounds.look(&stream, 2, lease.output());
+        drop(lease);
+        group.close()?;
+        assert!(stream.is_idle_within(PEER_STARTS_AFTER / 3));
+        assert_eq!(rounds.right(), 1, "rank {me}");
+        Ok(())
+    });
+    results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
 }

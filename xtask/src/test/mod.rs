@@ -163,14 +163,17 @@ fn short(since: Option<&str>) -> Outcome {
     outcome
 }
 
-/// Runs all test programs, and beside them those of RDMA in a virtual machine if this machine can boot one.
+/// Runs all test programs, and then those of RDMA in a virtual machine if this machine can boot one: emulated processors
+/// need all real ones.
 fn long() -> Outcome {
     let mut programs = programs(workspace_commands())?;
     let unavailable = peerlane_rxe_vm::unavailable();
     if unavailable.is_none() {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["test", "rdma", "--workspace"]);
-        programs.push(Program::of_command("rdma in a virtual machine", command));
+        let mut program = Program::of_command("rdma in a virtual machine", command);
+        program.alone = true;
+        programs.push(program);
     }
     let outcome = run_programs(programs, at_once());
     note_drivers();

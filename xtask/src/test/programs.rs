@@ -1,4 +1,4 @@
-//! Builds test programs and runs them side by side.
+//! Builds test programs and runs several at a time. A program that needs all processors runs alone.
 //!
 //! The output of a program is kept in a file below
 //! `target/tests` and printed when the program has ended. A later run begins with the programs that took longest.
@@ -17,8 +17,10 @@ use crate::workspace;
 use peerlane_rxe_vm::Totals;
 use peerlane_rxe_vm::process::{self, Outcome};
 
-/// Time after which a program is killed. Busy machines need minutes for the longest.
-const LIMIT: Duration = Duration::from_secs(20 * 60);
+/// Time after which a program is killed: longer than the limit of one program of the virtual machine, so that the machine reports it.
+const LIMIT: Duration = Duration::from_secs(40 * 60);
+/// The lines of a failed test that the list of failures repeats, because a log may be cut.
+const PRINTED_LINES: usize = 15;
 /// Time between two looks at a running program.
 const LOOK: Duration = Duration::from_millis(20);
 /// The folder of the outputs.
@@ -35,13 +37,15 @@ pub(super) struct Program {
     package: Option<PackageId>,
     /// The command that runs it again, up to the name of a test.
     repeat: String,
+    /// Whether nothing else runs beside it.
+    pub(super) alone: bool,
 }
 
 impl Program {
     /// Makes a program of a command that runs tests by itself.
     pub(super) fn of_command(name: &str, command: Command) -> Self {
         let repeat = process::line(&command);
-        Self { name: name.to_owned(), command, package: None, repeat }
+        Self { name: name.to_owned(), command, package: None, repeat, alone: false }
     }
 }
 
@@ -96,6 +100,7 @@ pub(super) fn build(command: &Command) -> Outcome<Vec<Program>> {
             command: run,
             package: Some(package.id.clone()),
             repeat: format!("cargo test -p {} {selection} -- --exact", package.name),
+            alone: false,
         });
     }
     Ok(programs)
@@ -115,12 +120,15 @@ pub(super) fn keep(programs: &mut Vec<Program>, packages: &BTreeSet<PackageId>) 
 
 /// The result of a program that has ended.
 struct Ended {
+    name: String,
+    took: Duration,
     totals: Totals,
-    /// What failed, and the command that repeats it.
+    /// For each failure, the name of the test, the command that repeats it, and what the test printed.
     failures: Vec<String>,
 }
 
-/// Runs programs, `at_once` of them at a time, and prints the output of each when it has ended.
+/// Runs programs, `at_once` of them at a time and then those that run alone, and prints the output of each when it has
+/// ended.
 ///
 /// Returns the totals and a line for everything that failed.
 pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<(Totals, Vec<String>)> {
@@ -131,28 +139,10 @@ pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<(Totals
             || super::LONG.iter().any(|(name, _)| program.name.ends_with(name));
         seconds.get(&program.name).copied().unwrap_or(if is_long { u64::MAX } else { 0 })
     });
-    let queue = Mutex::new(programs);
-    let ended = Mutex::new((Vec::new(), BTreeMap::new()));
-    thread::scope(|scope| {
-        for _ in 0..at_once.max(1) {
-            scope.spawn(|| {
-                loop {
-                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                    let Some(program) = next else { return };
-                    let start = Instant::now();
-                    let name = program.name.clone();
-                    let (output, result) = run_one(program);
-                    let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
-                    println!("\n     Ran {name} in {:.1} s", start.elapsed().as_secs_f64());
-                    print!("{}", String::from_utf8_lossy(&output));
-                    ended.0.push(result);
-                    ended.1.insert(name, start.elapsed().as_secs());
-                }
-            });
-        }
-    });
-    let (results, took) = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-    seconds.extend(took);
+    let (alone, others): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.alone);
+    let mut results = run_all(others, at_once.max(1));
+    results.extend(run_all(alone, 1));
+    seconds.extend(results.iter().map(|ended| (ended.name.clone(), ended.took.as_secs())));
     let lines = seconds.iter().map(|(name, seconds)| format!("{seconds} {name}\n"));
     fs::write(Path::new(FOLDER).join(SECONDS), lines.collect::<String>())?;
     let (mut totals, mut failures) = (Totals::default(), Vec::new());
@@ -165,6 +155,28 @@ pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<(Totals
     Ok((totals, failures))
 }
 
+/// Runs programs in reverse order, at most `at_once` at a time.
+fn run_all(programs: Vec<Program>, at_once: usize) -> Vec<Ended> {
+    let queue = Mutex::new(programs);
+    let results = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                    let Some(program) = next else { return };
+                    let (output, ended) = run_one(program);
+                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    println!("\n     Ran {} in {:.1} s", ended.name, ended.took.as_secs_f64());
+                    print!("{output}");
+                    results.push(ended);
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn read_seconds() -> BTreeMap<String, u64> {
     let text = fs::read_to_string(Path::new(FOLDER).join(SECONDS)).unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -172,7 +184,8 @@ fn read_seconds() -> BTreeMap<String, u64> {
 }
 
 /// Runs a program to its end, and returns its output.
-fn run_one(mut program: Program) -> (Vec<u8>, Ended) {
+fn run_one(mut program: Program) -> (String, Ended) {
+    let start = Instant::now();
     let file: String =
         program.name.chars().map(|it| if it.is_alphanumeric() { it } else { '_' }).collect();
     let log: PathBuf = [FOLDER, &format!("{file}.log")].iter().collect();
@@ -180,13 +193,18 @@ fn run_one(mut program: Program) -> (Vec<u8>, Ended) {
         let command = program.command.stdin(Stdio::null());
         wait(command.stdout(out.try_clone()?).stderr(out).spawn()?)
     });
-    let output = fs::read(&log).unwrap_or_default();
+    let took = start.elapsed();
+    let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
     let mut totals = Totals::default();
-    output.split(|byte| *byte == b'\n').for_each(|line| totals.add(&String::from_utf8_lossy(line)));
+    output.lines().for_each(|line| totals.add(line));
     let Program { name, repeat, package, .. } = program;
-    let of_test = |test: &String| match package {
-        Some(_) => format!("{test}: {repeat} '{test}'"),
-        None => format!("{test}: {repeat}"),
+    let of_test = |test: &String| {
+        let repeat = match &package {
+            Some(_) => format!("{repeat} '{test}'"),
+            None => repeat.clone(),
+        };
+        let printed = printed(&output, test).map(|line| format!("\n    {line}"));
+        format!("{test}: {repeat}{}", printed.collect::<String>())
     };
     let mut failures: Vec<String> = totals.failures.iter().map(of_test).collect();
     let failed = match status {
@@ -200,7 +218,16 @@ fn run_one(mut program: Program) -> (Vec<u8>, Ended) {
     {
         failures.push(format!("{name}: {reason}: {}", repeat.trim_end_matches(" -- --exact")));
     }
-    (output, Ended { totals, failures })
+    (output, Ended { name, took, totals, failures })
+}
+
+/// Returns what a failed test printed, at most [`PRINTED_LINES`] of it.
+fn printed<'a>(output: &'a str, test: &str) -> impl Iterator<Item = &'a str> {
+    let headings = [format!("---- {test} ----"), format!("---- {test} stdout ----")];
+    let lines =
+        output.lines().skip_while(move |line| !headings.iter().any(|it| it == line)).skip(1);
+    let lines = lines.take_while(|line| !line.starts_with("---- ") && *line != "failures:");
+    lines.filter(|line| !line.is_empty()).take(PRINTED_LINES)
 }
 
 /// Waits for a program, and kills it after [`LIMIT`]; returns `None` then.
@@ -230,19 +257,21 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_listed_with_the_command_that_repeats_it() {
+    fn what_failed_is_listed_with_what_it_printed() {
         let passes = shell(
             "xtask passes",
             "echo 'test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured'",
         );
-        let line = "echo 'test kill::rank_3     ... FAILED'; \
+        let line = "printf 'test kill::rank_3     ... FAILED\n\n---- kill::rank_3 ----\nit hangs\n\nfailures:\n'; \
                     echo 'test result: FAILED. 3 passed; 1 failed; 0 ignored'; exit 101";
         let (fails, dies) = (shell("xtask fails", line), shell("xtask dies", "kill -9 $$"));
         let (totals, mut failures) = run(vec![passes, fails, dies], 2).unwrap();
         assert_eq!((totals.passed, totals.failed, totals.ignored), (15, 1, 1));
         failures.sort();
-        let expected =
-            ["kill::rank_3: sh xtask fails", "xtask dies: signal: 9 (SIGKILL): sh xtask dies"];
+        let expected = [
+            "kill::rank_3: sh xtask fails\n    it hangs",
+            "xtask dies: signal: 9 (SIGKILL): sh xtask dies",
+        ];
         assert_eq!(failures, expected);
     }
 }

@@ -112,14 +112,11 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
         let peers = engines.iter().enumerate().filter(|(_, engines)| engines.is_some());
         let peer_set = PeerSet::new(rank, peers.map(|(index, _)| Rank::at(index)));
         let caps = Caps {
-            kind: "sdma",
-            queued_wait: false,
+            gets: true,
             polled: true,
-            flags_batched: false,
             slice_ops_max: SLICE_OPS_MAX,
             piece_bytes_max: pieces::PIECE_BYTES_MAX,
-            put_align_bytes: 1,
-            shared_queues: None,
+            ..Caps::new("sdma")
         };
         Self {
             queue: CopyQueue::new(runtime, rank.index(), engines, QUEUE_OPS, caps.piece_bytes_max),
@@ -162,8 +159,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
                     };
                     (self.peer_set.peer_of(region)?, Some(Command::Signal { flag, value }))
                 }
-                Op::Wait { .. } => unreachable!("the check of the slice refuses waits"),
-                Op::Reduce { .. } => unreachable!("the check of the slice refuses reductions"),
+                op => unreachable!("the check of the slice refuses a {}", op.name()),
             };
             let command = command.map(|command| PeerCommand { peer: peer.index(), command });
             self.commands.extend(command);

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerlane::hal::{Error, ErrorKind};
+use peerlane::open::Backend;
 use peerlane::{Deadline, Element, Operation, cuda, rocm};
 use peerlane_toolkit::device::{
     CopyCalls, CopyKind, DeviceContext, EventHandle, ExecHandle, GraphCalls, IpcCalls, IpcHandle,
     MemoryCalls, PeerDevice, PeerOptions, StreamCalls, StreamDevice, StreamHandle,
 };
 
-use crate::allgather::target::Backend;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 

@@ -100,7 +100,7 @@ impl Implementation for ConcurrentCopies<'_> {
     fn start(&mut self) -> Result<()> {
         let LimitBuffers { gpu, input, peers, .. } = self.buffers;
         for (index, (peer, block)) in peers.iter().zip(&self.blocks).enumerate() {
-            let Some(BlockSpan { src, dst, bytes }) = *block else { continue };
+            let Some(BlockSpan { src, dst, bytes, .. }) = *block else { continue };
             let stream = &self.streams[index % self.streams.len()];
             let (to, from) = (peer.address() + dst.offset, input.span().address + src.offset);
             // SAFETY: both ranges fit the largest size and are closed after the streams are finished.

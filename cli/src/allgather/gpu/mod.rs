@@ -15,12 +15,12 @@
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
+use peerlane::open::Backend;
 use peerlane::{Algorithm, Group};
 
 use super::backend::GpuSlot;
 use super::measure::{Measurement, RankContext};
 use super::setup::Setup;
-use super::target::Backend;
 use crate::error::{Failure, Result};
 use crate::units::Size;
 

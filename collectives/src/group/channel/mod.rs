@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{CopyEngine, Deadline, ErrorKind, Flag, Op, Rank, Region, Ticket};
+use peerlane_hal::{
+    self as hal, CopyEngine, Deadline, ErrorKind, Flag, Op, Rank, Region, Space, Ticket,
+};
 
 use self::queue::{Queue, fail};
 pub use stream::StreamMessages;
@@ -31,7 +33,7 @@ use crate::error::Error;
 use crate::layout::FLAG_WORDS;
 use crate::plan::Tier;
 use crate::run::backoff::Backoff;
-use crate::run::port::{Ops, recycle};
+use crate::run::port::{self, Ops, copies_rows, recycle};
 
 /// A wait looks this often for its signal before it does anything else, for about a microsecond.
 const SPINS: u32 = 100;
@@ -192,6 +194,34 @@ enum Message {
     Get(BytesCopy),
     Signal { word: u64, value: u64 },
     Wait { word: u64, value: u64 },
+}
+
+/// Returns how many of the first messages are copies of equal length with a constant stride, as the rows of one copy.
+fn rows_at(messages: &[Message]) -> hal::Rows {
+    let copy = |message: &Message| match *message {
+        Message::Put(copy) => Some((copy, false)),
+        Message::Get(copy) => Some((copy, true)),
+        Message::Signal { .. } | Message::Wait { .. } => None,
+    };
+    let mut copies = messages.iter().map_while(copy);
+    let (Some((first, is_get)), Some((second, _))) = (copies.next(), copies.next()) else {
+        return hal::Rows::ONE;
+    };
+    let pitches = (second.to.wrapping_sub(first.to), second.from.wrapping_sub(first.from));
+    let (dst_pitch, src_pitch) = pitches;
+    if dst_pitch < first.bytes || src_pitch < first.bytes {
+        return hal::Rows::ONE;
+    }
+    let continues = |(row, one): (u64, (BytesCopy, bool))| {
+        let expected = |begin: u64, pitch: u64| pitch.checked_mul(row)?.checked_add(begin);
+        let (to, from) = (expected(first.to, dst_pitch), expected(first.from, src_pitch));
+        (Some(one.0.to), Some(one.0.from), one.0.bytes, one.1) == (to, from, first.bytes, is_get)
+    };
+    let rows = (1..).zip(messages[1..].iter().map_while(copy)).take_while(|row| continues(*row));
+    match rows.count() as u64 {
+        0 => hal::Rows::ONE,
+        more => hal::Rows { count: 1 + more, dst_pitch, src_pitch },
+    }
 }
 
 /// How messages are ordered.
@@ -602,21 +632,30 @@ impl<T: Element> Channel<T> {
         let flags = flags.of(tier).expect("the flags of a side are on its tier");
         let mut queue = side.queue();
         let mut ops: Ops<'_> = recycle(std::mem::take(&mut queue.ops));
-        ops.extend(messages.iter().map(|message| match *message {
-            Message::Put(BytesCopy { from, to, bytes }) => {
-                Op::Put { dst: memory.peer_at(peer, to), src: memory.local_at(from), bytes }
-            }
-            Message::Get(BytesCopy { from, to, bytes }) => {
-                Op::Get { dst: memory.local_at(to), src: memory.peer_at(peer, from), bytes }
-            }
-            Message::Signal { word, value } => {
-                Op::Signal { flag: flags.peer_flag(peer, word), value }
-            }
-            Message::Wait { word, value } => {
-                let reset = mode == Mode::Captured;
-                Op::Wait { flag: flags.local_flag(word), value, reset }
-            }
-        }));
+        let on_host = window.region().space() == Space::Host;
+        let in_rows = copies_rows(queue.engine.caps(), on_host) && peer != self.rank;
+        let mut rest = messages;
+        while let Some(message) = rest.first() {
+            let rows = if in_rows { rows_at(rest) } else { hal::Rows::ONE };
+            rest = &rest[rows.count as usize..];
+            ops.push(match (*message, rows) {
+                (Message::Put(BytesCopy { from, to, bytes }), rows) => {
+                    let (dst, src) = (memory.peer_at(peer, to), memory.local_at(from));
+                    port::put(dst, src, bytes, rows)
+                }
+                (Message::Get(BytesCopy { from, to, bytes }), rows) => {
+                    let (dst, src) = (memory.local_at(to), memory.peer_at(peer, from));
+                    port::get(dst, src, bytes, rows)
+                }
+                (Message::Signal { word, value }, _) => {
+                    Op::Signal { flag: flags.peer_flag(peer, word), value }
+                }
+                (Message::Wait { word, value }, _) => {
+                    let reset = mode == Mode::Captured;
+                    Op::Wait { flag: flags.local_flag(word), value, reset }
+                }
+            });
+        }
         let submitted = queue.submit(&ops, shared);
         queue.ops = recycle(ops);
         // What the host must move goes on in the waits of the group, too.

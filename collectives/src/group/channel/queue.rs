@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use peerlane_hal::{CopyEngine, Deadline, DynEngine, DynError, ErrorKind, StreamOrdered, Ticket};
 
 use super::PARK_MAX;
-use crate::bootstrap::{AbortRecord, Cause};
+use crate::bootstrap::AbortRecord;
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::run::port::Ops;
@@ -104,15 +104,13 @@ pub(super) fn fail(shared: &Shared, name: &str, error: Error) -> Error {
         return shared.check().err().unwrap_or(error);
     }
     let rank = shared.bootstrap.rank();
+    let (cause, peer, text) = shared.cause_of_engine(&error);
     shared.raise(AbortRecord {
-        cause: Cause::of_engine(&error),
+        cause,
         by: Some(rank),
         operation: name.to_owned(),
         phase: "engine".to_owned(),
-        ..AbortRecord::timeout(
-            Some(rank),
-            format!("{name}: the engine of rank {rank} failed: {error}"),
-        )
+        ..AbortRecord::timeout(Some(peer), format!("{name}: {text}"))
     });
     shared.check().err().unwrap_or(error)
 }

@@ -89,7 +89,7 @@ impl<T: Element> Operation<T> {
     /// Returns the address range of the elements that `rank` contributed to a tensor in the last start.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank, or the output is a matrix.
     pub fn piece_memory(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
         self.place_of_piece(Start::Eager(self.state.prepared.started()), tensor, rank)
     }
@@ -100,9 +100,18 @@ impl<T: Element> Operation<T> {
         tensor: usize,
         rank: Rank,
     ) -> Result<MemoryRange, Error> {
+        self.check_piece(tensor, rank)?;
+        Ok(self.memory(self.piece_bytes(start, tensor, rank)))
+    }
+
+    fn check_piece(&self, tensor: usize, rank: Rank) -> Result<(), Error> {
         self.check_tensor(tensor)?;
         self.check_rank(rank)?;
-        Ok(self.memory(self.piece_bytes(start, tensor, rank)))
+        if self.state.layout.has_columns_in_output() {
+            let text = "the output is a matrix, in which a block is a range of columns, expected blocks that are contiguous";
+            return invalid(text.to_owned());
+        }
+        Ok(())
     }
 
     fn memory_of_output(&self, start: Start) -> MemoryRange {
@@ -220,10 +229,9 @@ impl<'a, T: Element> Received<'a, T> {
     /// Returns the piece of a tensor that the last start received from `rank`.
     ///
     /// # Errors
-    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank.
+    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank, or the output is a matrix.
     pub fn piece(&self, tensor: usize, rank: Rank) -> Result<&'a [T], Error> {
-        self.operation.check_tensor(tensor)?;
-        self.operation.check_rank(rank)?;
+        self.operation.check_piece(tensor, rank)?;
         self.operation.readable(self.operation.piece_bytes(self.last(), tensor, rank))
     }
 

@@ -16,7 +16,33 @@ use crate::error::Error;
 use crate::group::Group;
 use crate::group::buffer::Buffer;
 use crate::group::window::Window;
+use crate::layout::Columns;
 use crate::plan::Algorithm;
+
+/// The sides of an operation that are matrices, of which a block is a range of columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matrix {
+    /// The input is a matrix, and the blocks of the output are contiguous.
+    Input,
+    /// The output is a matrix, and the blocks of the input are contiguous.
+    Output,
+    /// Both are matrices.
+    Both,
+}
+
+impl Matrix {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Input, Self::Output, Self::Both];
+
+    /// Returns the name of the sides, such as `input`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Output => "output",
+            Self::Both => "both",
+        }
+    }
+}
 
 /// A builder for a collective operation; [`prepare`](Self::prepare) makes the operation ready to start.
 pub struct OperationBuilder<'g, T> {
@@ -47,6 +73,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
             strict,
             traced: false,
             resizable: false,
+            columns: None,
             checks_starts: cfg!(debug_assertions),
             timeout,
             inputs: Vec::new(),
@@ -57,7 +84,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     }
 
     /// Sets the algorithm of the operation; the default is the one that is [predicted](crate::cost::choose) to be the
-    /// fastest.
+    /// fastest. Where engines have no gets, `direct` stands in for `pull`.
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.spec.method.algorithm = Some(algorithm);
@@ -164,6 +191,40 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     #[must_use]
     pub fn resizable(mut self) -> Self {
         self.spec.resizable = true;
+        self
+    }
+
+    /// Makes the input, the output or both a matrix of `rows` rows.
+    ///
+    /// The rows follow each other. The block for or from a rank is then a range of columns, in rank order, and not a range of
+    /// elements.
+    ///
+    /// On the other side a block is contiguous: its rows follow each other. Columns are copied without a copy in between. It
+    /// is refused for reductions, several tensors, and operations that are in place, resizable or with destinations.
+    ///
+    /// In this example each of two ranks has all columns of two rows, and gets two columns of all rows.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::{Group, Matrix};
+    /// # use peerlane_host as host;
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// # let rank = group.rank().0;
+    /// let mut exchange = group.all_to_all::<u32>(4).matrix(2, Matrix::Input).prepare()?;
+    /// let rows = [[0, 1, 2, 3], [10, 11, 12, 13]].map(|row| row.map(|one: u32| one + 20 * rank));
+    /// exchange.input_mut()?.copy_from_slice(rows.as_flattened());
+    /// exchange.run()?;
+    /// let first = [0, 1, 10, 11, 20, 21, 30, 31];
+    /// assert_eq!(exchange.output()?, first.map(|one: u32| one + 2 * rank));
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn matrix(mut self, rows: usize, sides: Matrix) -> Self {
+        let (input, output) = (sides != Matrix::Output, sides != Matrix::Input);
+        self.spec.columns = Some(Columns { rows: rows as u64, input, output });
         self
     }
 

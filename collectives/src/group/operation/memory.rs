@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Region};
+use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Region, Space};
 use serde::{Deserialize, Serialize};
 
 use super::plan::OperationPlan;
@@ -169,6 +169,13 @@ impl Memory {
             flags: self.flags.clone(),
             ..Self::default()
         }
+    }
+
+    /// Returns whether a buffer of this rank is in memory of the host.
+    pub(super) fn is_on_host(&self) -> bool {
+        let buffers = self.sources.values().chain(self.blocks.values());
+        let regions = buffers.filter_map(|buffer| buffer.of(Tier::Local));
+        regions.map(|regions| regions.local().space()).any(|space| space == Space::Host)
     }
 
     /// Returns the blocks of the heap, which the operation keeps until its last start is complete.

@@ -38,7 +38,7 @@ use std::time::Duration;
 use peerlane_hal::{DynRegion, ErrorKind, Rank, Stream};
 
 pub use access::{Lease, Received};
-pub use builder::{OperationBuilder, OperationDescription};
+pub use builder::{Matrix, OperationBuilder, OperationDescription};
 pub(in crate::group) use kept::Kept;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};

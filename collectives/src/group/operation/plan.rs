@@ -78,6 +78,7 @@ pub(super) struct OperationPlan {
     pub(super) proof: Arc<str>,
     /// Whether this plan or another one of the operation reads from peers.
     pub(super) gets: bool,
+    can_get: bool,
 }
 
 /// An operation has at most this number of plans, because each has engines of its own.
@@ -112,7 +113,11 @@ impl OperationPlan {
         }
         let layout_of = |chunks| {
             let layout = Layout::of_blocks(collective, blocks.clone(), chunks)?;
-            Ok::<_, Error>(if is_whole { layout.with_shared_input() } else { layout })
+            let layout = if is_whole { layout.with_shared_input() } else { layout };
+            match spec.columns {
+                Some(columns) => layout.with_columns(columns, spec.dtype.bytes() as u64),
+                None => Ok::<_, Error>(layout),
+            }
         };
         let mut layout = layout_of(spec.method.chunks.unwrap_or(1))?;
         let mut request = Request::new(&spec, &layout, rank, group.shared)?;
@@ -124,6 +129,7 @@ impl OperationPlan {
         // Plans are alike on all ranks, and every engine can set flags one by one.
         let batched = caps.flags_batched && !group.mixed;
         let flags = if batched { FlagOrder::Batched } else { FlagOrder::Prompt };
+        let gets = caps.gets;
         let outputs = outputs(&spec, &request, &layout, flags)?;
         let (chunks, tiers) = (layout.chunks(), group.tiers);
         let shape = Shape { collective, chunks, in_place, outputs, flags, tiers };
@@ -132,7 +138,7 @@ impl OperationPlan {
             &spec.method,
             topology,
             &blocks_of_ranks,
-            (shape, spec.capturable),
+            Needs { shape, capturable: spec.capturable, gets },
             group.links,
         )?;
         if choice.chunks != layout.chunks() {
@@ -166,6 +172,7 @@ impl OperationPlan {
             buffering,
             proof,
             gets: schedule(algorithm).gets,
+            can_get: gets,
         })
     }
 
@@ -184,8 +191,8 @@ impl OperationPlan {
         for halvings in halvings {
             let blocks: Vec<u64> = lengths.iter().map(|bytes| bytes >> halvings).collect();
             let shape = Shape { chunks: 1, ..self.shape };
-            let shape = (shape, self.spec.capturable);
-            let choice = choose(&self.spec.method, &self.topology, &blocks, shape, links)?;
+            let needs = Needs { shape, capturable: self.spec.capturable, gets: self.can_get };
+            let choice = choose(&self.spec.method, &self.topology, &blocks, needs, links)?;
             let now = (choice.algorithm, choice.chunks);
             // Few chunks more or less make little difference.
             let differs = now.0 != last.0 || now.1 < last.1 && (now.1 == 1 || now.1 <= last.1 / 4);
@@ -264,6 +271,9 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
     if spec.resizable {
         check_resizable(spec)?;
     }
+    if spec.columns.is_some() {
+        check_columns(spec)?;
+    }
     Ok(())
 }
 
@@ -318,6 +328,25 @@ fn parts(blocks: &BlockBytes) -> Result<BlockBytes, Error> {
     };
     let parts: Vec<u64> = (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect();
     BlockBytes::of(&parts)
+}
+
+fn check_columns(spec: &OperationSpec) -> Result<(), Error> {
+    let what = if spec.collective.is_reduction() {
+        "the operation is a reduction, expected one that only copies"
+    } else if spec.in_place {
+        "in_place is set, expected it off"
+    } else if spec.resizable {
+        "resizable is set, expected it off"
+    } else if spec.lens.tensor_count() > 1 || spec.inputs.len() > 1 || spec.output_buffers.len() > 1
+    {
+        "there are several tensors or buffers, expected one"
+    } else if matches!(spec.target, Target::List(_)) {
+        "destinations are given, expected one output buffer or a window"
+    } else {
+        return Ok(());
+    };
+    let text = format!("{what} for an input or output that is a matrix");
+    Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
 fn check_resizable(spec: &OperationSpec) -> Result<(), Error> {
@@ -379,13 +408,23 @@ fn node_plans(
     others.map(|&rank| schedule::plan(algorithm, topology, rank, shape)).collect()
 }
 
-/// Every rank chooses the algorithm by itself from values that are equal on all ranks. `shape` contains everything but
-/// the number of chunks; `known` are the links of the group, and whether they were measured.
+/// What a plan must have, and what it may use.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// Everything but the number of chunks.
+    shape: Shape,
+    capturable: bool,
+    /// Whether the engines of both tiers can get.
+    gets: bool,
+}
+
+/// Every rank chooses the algorithm by itself from values that are equal on all ranks. `known` are the links of the group, and
+/// whether they were measured.
 fn choose(
     method: &Method,
     topology: &Topology,
     block_bytes: &[u64],
-    (shape, capturable): (Shape, bool),
+    Needs { shape, capturable, gets }: Needs,
     (known, measured): (&Links, bool),
 ) -> Result<Choice, Error> {
     let (links, measured) = match &method.links {
@@ -393,9 +432,14 @@ fn choose(
         None => (known, measured),
     };
     let in_graph = capturable && !shape.tiers;
-    let refused = match method.algorithm {
-        Some(_) => Vec::new(),
-        None => refused(&shape, topology.nodes(), links, (in_graph, measured)),
+    let algorithm = match method.algorithm {
+        // Direct moves the same bytes, with the engines of the other ranks.
+        Some(one) if !gets && schedule(one).gets => Some(Algorithm::Direct),
+        other => other,
+    };
+    let refused = match algorithm {
+        Some(_) if algorithm == method.algorithm => Vec::new(),
+        _ => refused(&shape, topology.nodes(), links, (in_graph, measured), gets),
     };
     cost::choose(&Question {
         topology,
@@ -403,7 +447,7 @@ fn choose(
         shape,
         links,
         measured,
-        algorithm: method.algorithm,
+        algorithm,
         chunks: method.chunks,
         refused: &refused,
     })
@@ -414,9 +458,13 @@ fn refused(
     nodes: usize,
     links: &Links,
     (in_graph, measured): (bool, bool),
+    gets: bool,
 ) -> Vec<(Algorithm, &'static str)> {
     let reason = |algorithm| {
         let schedule = schedule(algorithm);
+        if schedule.gets && !gets {
+            return Some("not all engines of this rank have gets");
+        }
         // Assumed rates are not good enough to leave what is the best wherever it was measured.
         let is_assumed =
             nodes == 1 && !measured && (schedule.needs_measurements)(shape.collective, links);
@@ -439,11 +487,15 @@ mod tests {
         Links::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
     }
 
+    fn needs(shape: Shape) -> Needs {
+        Needs { shape, capturable: false, gets: true }
+    }
+
     fn decided(method: &Method, nodes: &[u32], block_bytes: u64) -> (Algorithm, u32) {
         let topology = Topology::of_nodes(nodes).unwrap();
         let blocks = vec![block_bytes; nodes.len()];
         let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
-        let choice = choose(method, &topology, &blocks, (shape, false), (&known(), false)).unwrap();
+        let choice = choose(method, &topology, &blocks, needs(shape), (&known(), false)).unwrap();
         (choice.algorithm, choice.chunks)
     }
 
@@ -495,11 +547,25 @@ mod tests {
     }
 
     #[test]
+    fn engines_without_gets_put_instead() {
+        let topology = Topology::of_nodes(&[0; 4]).unwrap();
+        let method = Method { algorithm: Some(Algorithm::Pull), ..Method::default() };
+        let chosen = |gets| {
+            let needs = Needs { gets, ..needs(Shape::default()) };
+            choose(&method, &topology, &[64; 4], needs, (&known(), true)).unwrap()
+        };
+        assert_eq!(chosen(true).algorithm, Algorithm::Pull);
+        assert_eq!(chosen(false).algorithm, Algorithm::Direct);
+        assert!(chosen(false).explain().contains("not all engines of this rank have gets"));
+    }
+
+    #[test]
     fn a_graph_gets_a_plan_of_one_lane() {
         let topology = Topology::of_nodes(&[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
         let choose = |measured| {
-            let (blocks, shape) = ([64 << 20; 8], (Shape::default(), true));
-            choose(&Method::default(), &topology, &blocks, shape, (&known(), measured)).unwrap()
+            let needs = Needs { capturable: true, ..needs(Shape::default()) };
+            let (method, links) = (Method::default(), known());
+            choose(&method, &topology, &[64 << 20; 8], needs, (&links, measured)).unwrap()
         };
         for choice in [choose(false), choose(true)] {
             assert!(choice.explain().contains("cannot be recorded into a graph"), "{choice}");

@@ -31,7 +31,7 @@ use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
 use crate::run::buffers::{BufferId, OperationBuffers, RankRegions, Start, TierBuffers};
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::{Adder, Lane};
-use crate::run::port::{EnginePort, Port, resolve};
+use crate::run::port::{BoundStep, EnginePort, Port, copies_rows, resolve};
 use crate::run::program::{Binding, Program, is_tiered};
 
 /// What a rank tells the others about operations that are prepared, apart from what must be equal.
@@ -272,6 +272,7 @@ impl Preparation {
         add("capturable", spec.capturable.to_string());
         add("strict", spec.strict.to_string());
         add("resizable", spec.resizable.to_string());
+        add("columns", format!("{:?}", spec.columns));
         if spec.resizable {
             let begin = spec.source.as_ref().map_or(0, |(_, begin)| *begin);
             add("begin of the input in the window", begin.to_string());
@@ -320,14 +321,17 @@ impl Preparation {
     ) -> Result<Report, Error> {
         let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
         let (resizable, with_origins) = (spec.resizable, spec.traced || spec.resizable);
-        let flags = *flags;
-        let binding = Binding { plan, layout, flags, flag_tiers, with_origins, resizable };
+        let (flags, on_host) = (*flags, self.memory.is_on_host());
         let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
+            let rows = copies_rows(&caps, on_host);
+            let binding =
+                Binding { plan, layout, flags, flag_tiers, with_origins, resizable, rows };
             let program = binding.bind(id);
             let (has_streams, compute_bytes, reducer) = (false, 0, None);
             BoundLane { id, tier, program, caps, has_streams, compute_bytes, reducer }
         };
         self.lanes = self.engines().map(bound).collect();
+        self.lanes.iter().try_for_each(check_alignment)?;
         let fabrics = group.fabrics();
         let steps = self
             .lanes
@@ -501,17 +505,23 @@ fn planned(
         proofs,
     };
     let mut engines = Vec::new();
+    let mut of_network = None;
     let operation = OperationPlan::new(spec, &mut info, |requirements| {
         engines.push(engine(fabric, requirements)?);
-        Ok(*engines[0].caps())
+        let network = network.as_ref().map(|network| engine(network, requirements));
+        of_network = network.transpose()?;
+        let caps = *engines[0].caps();
+        let gets = caps.gets && of_network.as_ref().is_none_or(|engine| engine.caps().gets);
+        Ok(Caps { gets, ..caps })
     })?;
     let plan = &operation.plan;
     for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
-        let fabric = match (plan.lanes[id.index()].tier, network.as_ref()) {
-            (Tier::Network, Some(network)) => network,
-            _ => &*fabric,
-        };
-        engines.push(engine(fabric, operation.requirements)?);
+        let is_network = plan.lanes[id.index()].tier == Tier::Network;
+        engines.push(match (of_network.take_if(|_| is_network), network.as_ref()) {
+            (Some(engine), _) => engine,
+            (None, Some(network)) if is_network => engine(network, operation.requirements)?,
+            _ => engine(fabric, operation.requirements)?,
+        });
     }
     Ok((operation, engines))
 }
@@ -534,6 +544,24 @@ fn compute_bytes(
         engine.compute_bytes(&ops, start == Start::Captured)
     });
     bytes.sum()
+}
+
+/// Checks that the engine can make the copies of a lane.
+fn check_alignment(lane: &BoundLane) -> Result<(), Error> {
+    let Caps { put_align_bytes: align, kind, .. } = lane.caps;
+    let is_odd = |step: &&BoundStep| match **step {
+        BoundStep::Put { dst, src, bytes, .. } | BoundStep::Get { dst, src, bytes, .. } => {
+            [dst.offset, src.offset, bytes].iter().any(|number| !number.is_multiple_of(align))
+        }
+        _ => false,
+    };
+    let Some(odd) = lane.program.steps.iter().find(is_odd) else { return Ok(()) };
+    let text = format!(
+        "the operation has a copy of {} bytes, but {kind} engines copy multiples of {align} bytes from and to multiples of \
+         {align} (put_align_bytes); use blocks and places that are multiples of {align} bytes",
+        odd.bytes()
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
 /// Checks that the engine or a thread of this rank can add the contributions.

@@ -152,7 +152,9 @@ impl Prepared {
         match enqueued {
             Ok(start) => return Ok(start),
             Err(StartFailure::Refused(error)) => return Err(error),
-            Err(StartFailure::Broken(error)) => self.shared.raise(self.tracker.broken(&error)),
+            Err(StartFailure::Broken(error)) => {
+                self.shared.raise(self.shared.broken(&self.tracker, &error))
+            }
             Err(StartFailure::Overdue) => self.shared.raise_late(&self.tracker, timeout),
             Err(StartFailure::Aborted) => {}
         }
@@ -350,7 +352,7 @@ impl Prepared {
         };
         self.tracker.tell_complete();
         driven.or_else(|error| {
-            self.shared.raise(self.tracker.broken(&error));
+            self.shared.raise(self.shared.broken(&self.tracker, &error));
             self.fail()
         })
     }

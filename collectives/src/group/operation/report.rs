@@ -102,13 +102,11 @@ fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
     let mut report = TierReport { tier, put_bytes: 0, got_bytes: 0, own_bytes: 0, compute_bytes };
     for step in lanes.flat_map(|lane| &lane.program.steps) {
         match *step {
-            port::BoundStep::Put { peer, bytes, .. } | port::BoundStep::Get { peer, bytes, .. }
-                if peer == me =>
-            {
-                report.own_bytes += bytes;
+            port::BoundStep::Put { peer, .. } | port::BoundStep::Get { peer, .. } if peer == me => {
+                report.own_bytes += step.bytes();
             }
-            port::BoundStep::Put { bytes, .. } => report.put_bytes += bytes,
-            port::BoundStep::Get { bytes, .. } => report.got_bytes += bytes,
+            port::BoundStep::Put { .. } => report.put_bytes += step.bytes(),
+            port::BoundStep::Get { .. } => report.got_bytes += step.bytes(),
             port::BoundStep::Reduce { .. }
             | port::BoundStep::Signal { .. }
             | port::BoundStep::Wait { .. } => {}

@@ -14,7 +14,7 @@ use crate::element::{DType, Operator};
 use crate::error::Error;
 use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner};
-use crate::layout::{BufferPosition, InputPlacement, Layout, OutputPlacement, Placement};
+use crate::layout::{BufferPosition, Columns, InputPlacement, Layout, OutputPlacement, Placement};
 use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
 
@@ -59,6 +59,7 @@ pub(super) struct OperationSpec {
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) resizable: bool,
+    pub(super) columns: Option<Columns>,
     pub(super) checks_starts: bool,
     pub(super) timeout: Duration,
     pub(super) inputs: Vec<DynRegion>,

@@ -29,7 +29,7 @@ pub use traits::{
 pub use types::{
     Batching, CaptureState, ConnectedPeer, CopyBatch, CopyKind, EngineRequest, EventHandle,
     ExecHandle, Extent, FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability,
-    Rows, StreamHandle, StreamLimits, shared_queues,
+    StreamHandle, StreamLimits, shared_queues,
 };
 
 /// An address in the address space of a GPU.

@@ -25,11 +25,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, DmaBuf, Flush, Reducer, Reduction};
+use peerlane_hal::{BackendId, DmaBuf, Flush, Reducer, Reduction, Rows};
 
 use super::types::{
     Batching, CaptureState, CopyBatch, CopyKind, EventHandle, ExecHandle, Extent, FreeBytes,
-    GraphHandle, IpcHandle, MemoryHandle, Pointee, Rows, StreamHandle, StreamLimits,
+    GraphHandle, IpcHandle, MemoryHandle, Pointee, StreamHandle, StreamLimits,
 };
 use super::{DevicePtr, Entered, Relaxed};
 use crate::Fault;

@@ -118,24 +118,6 @@ pub struct CopyBatch<'a> {
     pub bytes: &'a mut [usize],
 }
 
-/// The number and the pitches of the rows of a two-dimensional copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
-    /// The number of rows.
-    pub count: usize,
-    /// The offset from the start of a row of the destination to that of the next in bytes.
-    pub to_pitch: u64,
-    /// The offset from the start of a row of the source to that of the next in bytes.
-    pub from_pitch: u64,
-}
-
-impl Rows {
-    /// Returns the offset of each row in the destination and in the source, in bytes.
-    pub fn offsets(self) -> impl Iterator<Item = (u64, u64)> {
-        (0..self.count as u64).map(move |row| (row * self.to_pitch, row * self.from_pitch))
-    }
-}
-
 /// An IPC handle, by which another process opens an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);

@@ -5,9 +5,9 @@
 //! a side stream when one of these needs it: a signal to a peer with puts on that stream, a signal to this
 //! rank, or the end of the slice.
 
-use peerlane_hal::Reduction;
+use peerlane_hal::{Reduction, Rows};
 
-use crate::device::{CopyKind, DevicePtr, Rows, StreamHandle};
+use crate::device::{CopyKind, DevicePtr, StreamHandle};
 use crate::pieces;
 
 use super::StreamDevice;
@@ -116,8 +116,8 @@ impl<D: StreamDevice> Emitter<'_, D> {
         let stream = self.stream_for_put(stream_index)?;
         self.issue(stream_index, stream)?;
         self.commands[stream_index.min(1)] += 1;
-        // SAFETY: the rows are in one region of each side, which is alive (`submit`). `Step::extend` checked that they
-        // do not overlap.
+        // SAFETY: the rows are in one region of each side, which is alive (`submit`). `Step::extend` or the check of the slice keeps
+        // the rows of one side apart, and the contract of `submit` excludes a destination that is a source.
         unsafe { self.context.copy_rows(stream, dst, src, row_bytes as usize, rows, copy_kind) }
     }
 

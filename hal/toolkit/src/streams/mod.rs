@@ -77,7 +77,7 @@ pub enum SignalBy {
 const SLICE_OPS_MAX: usize = 256;
 /// The smallest number of copies with a constant stride that go onto their stream as rows of one copy. Any two copies have one,
 /// and together with others they cost less in one batch.
-const ROWS_MIN: usize = 4;
+const ROWS_MIN: u64 = 4;
 /// Returns an upper bound on the commands that `ops` ops enqueue on one stream. These are two for each op, more if
 /// every op is several memory operations, and the events around them.
 const fn commands_max(ops: usize) -> usize {
@@ -218,14 +218,14 @@ impl<D: StreamDevice> Engine<D> {
         let copies_together = probes::probe_copy_batch(&*context, &hardware.main, &hardware.page);
         drop(relaxed);
         let caps = Caps {
-            kind: "streams",
             queued_wait: true,
-            polled: false,
+            gets: true,
+            // Otherwise each row is a command, of which a stream takes few.
+            rows: context.row_pitch_max() > 0,
             flags_batched: words_together,
             slice_ops_max: SLICE_OPS_MAX,
-            piece_bytes_max: u64::MAX,
-            put_align_bytes: 1,
             shared_queues: Some(limits.shared_queues),
+            ..Caps::new("streams")
         };
         Ok(Self {
             state: EngineState::new(caps),
@@ -385,7 +385,7 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
                 if self.context.uses_compute_units(*copy_kind) =>
             {
                 match mark {
-                    LinkCopy::None => *bytes * rows.count as u64,
+                    LinkCopy::None => *bytes * rows.count,
                     LinkCopy::Replaced => 0,
                     LinkCopy::Back(_) => 2 * bytes,
                 }

@@ -23,9 +23,9 @@
 //! link, and no kernel. The caller chooses by [`SelfCopy`].
 
 use crate::Fault;
-use crate::device::{CopyKind, DevicePtr, Rows, StreamLimits};
+use crate::device::{CopyKind, DevicePtr, StreamLimits};
 use crate::{EngineRegion, PeerRegion, PeerSet, check_elements};
-use peerlane_hal::{At, Op, Rank, Reduction};
+use peerlane_hal::{At, Op, Rank, Reduction, Rows};
 
 use super::resources::BOUNCE_BYTES;
 
@@ -67,8 +67,6 @@ pub(super) enum Step {
 
 /// The addresses of the handles of the destination and the source region, by which copies between the same regions are told.
 type Regions = (usize, usize);
-
-const ONE_ROW: Rows = Rows { count: 1, to_pitch: 0, from_pitch: 0 };
 
 #[derive(Debug)]
 pub(super) struct OpResolver {
@@ -118,11 +116,21 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
         match *op {
             Op::Put { dst, src, bytes } => {
                 let target = resolver.target(dst.region)?;
-                copy(target, Ends::of(dst, src), bytes, resolver, &mut totals, steps);
+                let ends = Ends::of(dst, src);
+                copy(target, ends, (bytes, Rows::ONE), resolver, &mut totals, steps);
             }
             Op::Get { dst, src, bytes } => {
                 let target = resolver.target(src.region)?;
-                copy(target, Ends::of(dst, src), bytes, resolver, &mut totals, steps);
+                let ends = Ends::of(dst, src);
+                copy(target, ends, (bytes, Rows::ONE), resolver, &mut totals, steps);
+            }
+            Op::PutRows { dst, src, bytes, rows } => {
+                let target = resolver.target(dst.region)?;
+                copy_rows(target, Ends::of(dst, src), (bytes, rows), resolver, &mut totals, steps);
+            }
+            Op::GetRows { dst, src, bytes, rows } => {
+                let target = resolver.target(src.region)?;
+                copy_rows(target, Ends::of(dst, src), (bytes, rows), resolver, &mut totals, steps);
             }
             Op::Signal { flag, value } => {
                 let target = resolver.target(flag.region)?;
@@ -151,12 +159,14 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
                 check_elements(places, reduction)?;
                 steps.push(Step::Reduce { dst, srcs: (first, srcs.len()), bytes, reduction });
             }
+            op => unreachable!("the check of the slice refuses a {}", op.name()),
         }
     }
     Ok(totals)
 }
 
 /// The two ends of a copy.
+#[derive(Clone, Copy)]
 struct Ends {
     dst: DevicePtr,
     src: DevicePtr,
@@ -177,10 +187,39 @@ impl Ends {
     }
 }
 
+/// Resolves a strided copy to one step if the driver has a call for it, and otherwise to one for each row.
+fn copy_rows(
+    target: Target,
+    ends: Ends,
+    (bytes, rows): (u64, Rows),
+    resolver: &OpResolver,
+    totals: &mut SliceTotals,
+    steps: &mut Vec<Step>,
+) {
+    if bytes == 0 || rows.count == 0 {
+        return;
+    }
+    let pitches = [rows.dst_pitch, rows.src_pitch];
+    let on_devices = ends.on_host == (false, false);
+    if on_devices && pitches.iter().all(|pitch| *pitch <= resolver.row_pitch_max) {
+        // Few rows are a command each.
+        totals.more_copies =
+            totals.more_copies.saturating_add(rows.count.min(super::ROWS_MIN) as usize);
+        copy(target, ends, (bytes, rows), resolver, totals, steps);
+        return;
+    }
+    let more = usize::try_from(rows.count - 1).unwrap_or(usize::MAX);
+    totals.more_copies = totals.more_copies.saturating_add(more);
+    for (dst, src) in rows.offsets() {
+        let (dst, src) = (ends.dst + dst, ends.src + src);
+        copy(target, Ends { dst, src, ..ends }, (bytes, Rows::ONE), resolver, totals, steps);
+    }
+}
+
 fn copy(
     target: Target,
     Ends { dst, src, on_host, regions }: Ends,
-    bytes: u64,
+    (bytes, rows): (u64, Rows),
     resolver: &OpResolver,
     totals: &mut SliceTotals,
     steps: &mut Vec<Step>,
@@ -190,8 +229,8 @@ fn copy(
     }
     totals.copies += 1;
     match target {
-        Target::Own => totals.own_bytes_max = totals.own_bytes_max.max(bytes),
-        Target::Peer(_) => totals.peer_bytes_max = totals.peer_bytes_max.max(bytes),
+        Target::Own => totals.own_bytes_max = totals.own_bytes_max.max(bytes * rows.count),
+        Target::Peer(_) => totals.peer_bytes_max = totals.peer_bytes_max.max(bytes * rows.count),
     }
     let both_on_host = on_host == (true, true);
     let pieces = |most: u64| usize::try_from(bytes.div_ceil(most)).unwrap_or(usize::MAX);
@@ -206,9 +245,10 @@ fn copy(
         ((false, false), Target::Peer(_)) => CopyKind::Peer,
         _ => CopyKind::Host,
     };
-    let next =
-        Step::Copy { target, dst, src, bytes, rows: ONE_ROW, regions, copy_kind, both_on_host };
-    if !steps.last_mut().is_some_and(|last| last.extend(&next, resolver.row_pitch_max)) {
+    let next = Step::Copy { target, dst, src, bytes, rows, regions, copy_kind, both_on_host };
+    if rows.count > 1
+        || !steps.last_mut().is_some_and(|last| last.extend(&next, resolver.row_pitch_max))
+    {
         steps.push(next);
     }
 }
@@ -238,20 +278,20 @@ impl Step {
         if !on_devices || !alike || *target == Target::Own {
             return false;
         }
-        let before = rows.count as u64 - 1;
-        let to_pitch = next_dst.wrapping_sub(*dst + before * rows.to_pitch);
-        let from_pitch = next_src.wrapping_sub(*src + before * rows.from_pitch);
+        let before = rows.count - 1;
+        let dst_pitch = next_dst.wrapping_sub(*dst + before * rows.dst_pitch);
+        let src_pitch = next_src.wrapping_sub(*src + before * rows.src_pitch);
         let pitches = *bytes..=pitch_max;
         let continues =
-            rows.count == 1 || (to_pitch, from_pitch) == (rows.to_pitch, rows.from_pitch);
-        if !continues || !pitches.contains(&to_pitch) || !pitches.contains(&from_pitch) {
+            rows.count == 1 || (dst_pitch, src_pitch) == (rows.dst_pitch, rows.src_pitch);
+        if !continues || !pitches.contains(&dst_pitch) || !pitches.contains(&src_pitch) {
             return false;
         }
         // Spans of mapped regions do not overflow.
         if *dst < next_src + *bytes && *src < next_dst + *bytes {
             return false;
         }
-        *rows = Rows { count: rows.count + 1, to_pitch, from_pitch };
+        *rows = Rows { count: rows.count + 1, dst_pitch, src_pitch };
         true
     }
 }
@@ -441,7 +481,10 @@ fn mark_between_waits(
     marks: &mut [LinkCopy],
 ) -> Option<()> {
     for (index, step) in steps.iter().enumerate() {
-        let Step::Copy { target: Target::Own, dst, src, bytes, .. } = *step else { continue };
+        let Step::Copy { target: Target::Own, dst, src, bytes, rows, .. } = *step else { continue };
+        if rows.count > 1 {
+            return None;
+        }
         let shares_place = |other: &Step| match *other {
             Step::Copy { target: Target::Own, dst: place, bytes: length, .. } => {
                 // Spans of mapped regions do not overflow.
@@ -537,7 +580,7 @@ mod tests {
     }
 
     fn copy((target, copy_kind): (Target, CopyKind), dst: u64, src: u64, bytes: u64) -> Step {
-        let (rows, regions, both_on_host) = (ONE_ROW, (0, 0), false);
+        let (rows, regions, both_on_host) = (Rows::ONE, (0, 0), false);
         Step::Copy { target, dst, src, bytes, rows, regions, copy_kind, both_on_host }
     }
 
@@ -633,7 +676,7 @@ mod tests {
     }
 
     /// The numbers of rows of the copies to which puts are resolved, each put with its source region, bytes and row.
-    fn rows_of(puts: &[(&Bytes, u64, u64)]) -> Vec<usize> {
+    fn rows_of(puts: &[(&Bytes, u64, u64)]) -> Vec<u64> {
         let resolver = OpResolver::new(Rank(0), &[Rank(1)], Vec::new(), &LIMITS, 1 << 20);
         let peer = Bytes(8 << 20);
         let put = |(region, bytes, row)| Op::Put {

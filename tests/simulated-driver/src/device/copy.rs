@@ -2,7 +2,7 @@
 
 use std::ptr::write_bytes;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use rustix::mm::{Advice, madvise};
@@ -16,7 +16,7 @@ use super::sdma;
 use super::session::Session;
 use super::settings::Setting;
 
-/// Copies of up to this many bytes are made word by word, so that a flag in the copy is never torn.
+/// Copies of up to this many bytes are made word by word, so that a flag in the copy is neither torn nor stored twice.
 const WORDWISE_BYTES_MAX: u64 = 64;
 
 /// One end of a copy.
@@ -164,23 +164,49 @@ impl Fill {
     }
 }
 
+/// Returns the size in bytes of the words that a short copy stores one by one, or `None` if the copy is long or not aligned.
+fn word_bytes(dst: u64, src: u64, bytes: u64) -> Option<u64> {
+    let fits = |word: &u64| [dst, src, bytes].iter().all(|it| it.is_multiple_of(*word));
+    [8, 4].into_iter().find(fits).filter(|_| bytes <= WORDWISE_BYTES_MAX)
+}
+
 /// Copies between two ends that are mapped and at least this long.
 fn move_bytes(dst: u64, src: u64, bytes: u64) {
-    fence(Ordering::SeqCst);
-    let wordwise =
-        bytes <= WORDWISE_BYTES_MAX && [dst, src, bytes].iter().all(|it| it.is_multiple_of(8));
-    if wordwise {
-        for at in (0..bytes).step_by(8) {
-            // SAFETY: inside the source, aligned; see above.
-            let from = unsafe { AtomicU64::from_ptr((src + at) as *mut u64) };
-            // SAFETY: inside the destination, aligned; see above.
-            let to = unsafe { AtomicU64::from_ptr((dst + at) as *mut u64) };
-            to.store(from.load(Ordering::Acquire), Ordering::Release);
-        }
-    } else {
-        // SAFETY: both ends are mapped and this long. As on a device, the caller ensures that the bytes
-        // are not used meanwhile.
-        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) };
+    macro_rules! copy_words {
+        ($word:ty) => {
+            for at in (0..bytes).step_by(size_of::<$word>()) {
+                // SAFETY: inside the source, aligned; see above.
+                let from = unsafe { <$word>::from_ptr((src + at) as *mut _) };
+                // SAFETY: inside the destination, aligned; see above.
+                let to = unsafe { <$word>::from_ptr((dst + at) as *mut _) };
+                to.store(from.load(Ordering::Acquire), Ordering::Release);
+            }
+        };
     }
     fence(Ordering::SeqCst);
+    match word_bytes(dst, src, bytes) {
+        Some(8) => copy_words!(AtomicU64),
+        Some(_) => copy_words!(AtomicU32),
+        // SAFETY: both ends are mapped and this long. As on a device, the caller ensures that the bytes
+        // are not used meanwhile.
+        None => unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) },
+    }
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `memmove` stores four bytes twice, and the second store would repeat a signal that its reader has already reset.
+    #[test]
+    fn the_word_of_a_signal_is_stored_once() {
+        assert_eq!(word_bytes(0x1000, 0x2008, 8), Some(8));
+        for (dst, src, bytes) in [(0x1000, 0x2008, 4), (0x1004, 0x2000, 8), (0x1000, 0x2000, 12)] {
+            assert_eq!(word_bytes(dst, src, bytes), Some(4), "{dst:x} {src:x} {bytes}");
+        }
+        for (dst, src, bytes) in [(0x1000, 0x2000, 72), (0x1000, 0x2001, 4), (0x1000, 0x2000, 5)] {
+            assert_eq!(word_bytes(dst, src, bytes), None, "{dst:x} {src:x} {bytes}");
+        }
+    }
 }
