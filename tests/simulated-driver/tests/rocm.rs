@@ -4,14 +4,14 @@
 mod driver;
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use driver::child::{self, Other, hear, hex, tell, unhex};
 use driver::hsa::{agents, gpus, hsa, new_signal};
 use driver::{Answer, c_symbol, hip, hsa as runtime};
 use peerlane_simulated_driver::Rocm;
 
-const SECOND: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     let roles: &[(&str, fn())] = &[
@@ -250,7 +250,7 @@ fn signals() {
     assert_eq!(other.hear(), "told");
     assert_eq!(runtime::wait_below(done, 1, Duration::from_millis(30)), 1);
     runtime::store(go, 0);
-    assert_eq!(runtime::wait_below(done, 1, SECOND), 0);
+    assert_eq!(runtime::wait_below(done, 1, LONG), 0);
     assert_eq!(runtime::bytes_at(memory, 4096), [4; 4096]);
     other.tell("end");
     other.end();
@@ -267,7 +267,10 @@ fn batch() {
         stream => usize, 2 => u32, &words => &[driver::Word; 2], 0 => u32,
     ))
     .unwrap();
-    std::thread::sleep(Duration::from_millis(50));
+    let begin = Instant::now();
+    while hip::query(stream).is_err() && begin.elapsed() < Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     tell(if hip::query(stream).is_ok() { "ended" } else { "waits" });
     drop(driver);
     std::process::exit(0);

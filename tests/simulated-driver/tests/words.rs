@@ -57,9 +57,10 @@ fn a_batch_keeps_its_order() {
         word(WRITE_64, memory + 16, 1),
     ];
     batch(stream, &batch_of).unwrap();
-    assert!(blocked(stream));
     let other = new_stream();
-    assert_eq!(download(memory, 8, other).unwrap(), 1_u64.to_le_bytes());
+    wait_word(other, memory, 1).unwrap();
+    sync(other).unwrap();
+    assert!(blocked(stream));
     write_word(other, memory + 8, 3).unwrap();
     sync(stream).unwrap();
     let found = download(memory, 32, other).unwrap();
