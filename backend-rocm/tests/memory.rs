@@ -40,7 +40,7 @@ fn allocated_memory_is_zero_and_can_be_written() {
         "access out of range: 8 bytes from offset 3, but the region has 10 bytes"
     );
     region.upload(0, &5_u64.to_le_bytes()).unwrap();
-    assert_eq!((region.flag_value(0), region.flag_value(1)), (Some(5), None));
+    assert_eq!(((0..20).find_map(|_| region.flag_value(0)), region.flag_value(1)), (Some(5), None));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_failed_query_gives_no_flag_value() {
     driver.fail_always("hipEventQuery", 0, 600);
     assert_eq!(flags.flag_value(0), None);
     driver.clear();
-    assert_eq!(flags.flag_value(0), Some(0));
+    assert_eq!((0..20).find_map(|_| flags.flag_value(0)), Some(0));
 }
 
 #[test]

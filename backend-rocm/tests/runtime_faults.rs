@@ -200,7 +200,7 @@ fn memory_is_freed_while_a_stream_waits() {
     let before = driver.counter("live_allocations", None);
     let start = Instant::now();
     drop(other);
-    assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "it took {:?}", start.elapsed());
     flags.upload(0, &1_u64.to_ne_bytes()).unwrap();
     while driver.counter("live_allocations", None) >= before {
         assert!(start.elapsed() < TIMEOUT, "the memory was not freed");
@@ -236,7 +236,7 @@ fn an_engine_is_dropped_while_another_waits() {
     drop((staged, staged_fabrics));
     let took = start.elapsed();
     driver.set("P2P", "on");
-    assert!(took < Duration::from_secs(2), "it took {took:?}");
+    assert!(took < Duration::from_secs(10), "it took {took:?}");
     flags.upload(0, &1_u64.to_ne_bytes()).unwrap();
     while driver.counter("live_allocations", None) >= before {
         assert!(start.elapsed() < TIMEOUT, "the memory was not freed");

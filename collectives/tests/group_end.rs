@@ -61,7 +61,7 @@ fn a_lost_rank_makes_the_descriptor_readable_and_wakes_the_future() {
             let error = end.check().expect_err("the group has ended");
             assert_eq!(error.peer().map(|peer| peer.0), Some(0), "{error}");
             let late = told - dropped.lock().unwrap().expect("rank 0 has dropped its group");
-            assert!(late < Duration::from_secs(2), "rank {rank} of {ranks}: {late:?}");
+            assert!(late < Duration::from_secs(10), "rank {rank} of {ranks}: {late:?}");
             // It stays readable, and a handle that is made afterwards is so at once.
             assert!(is_readable(&end, AT_ONCE) && is_readable(&group.end()?, AT_ONCE));
             let limit = Instant::now() + Duration::from_secs(10);
@@ -82,13 +82,8 @@ fn a_lost_rank_makes_the_descriptor_readable_and_wakes_the_future() {
 /// With two outputs, consecutive starts use different flags.
 #[test]
 fn a_timeout_says_in_which_start_a_flag_was_signaled_last() {
-    let timeout = Duration::from_millis(300);
-    for (done, words) in [
-        (0, "which has never signaled it"),
-        (1, "which last signaled it in start 1;"),
-        (2, "which last signaled it in start 2;"),
-        (3, "which last signaled it in start 3;"),
-    ] {
+    let timeout = Duration::from_secs(3);
+    let check = |done: u32, words: &str| {
         let errors = in_process::run(2, |bootstrap| {
             let mut group = open(bootstrap)?;
             let end = group.end()?;
@@ -106,7 +101,17 @@ fn a_timeout_says_in_which_start_a_flag_was_signaled_last() {
         for error in errors.unwrap() {
             assert!(error.contains(words), "{done} starts: {error}");
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for (done, words) in [
+            (0, "which has never signaled it"),
+            (1, "which last signaled it in start 1;"),
+            (2, "which last signaled it in start 2;"),
+            (3, "which last signaled it in start 3;"),
+        ] {
+            scope.spawn(move || check(done, words));
+        }
+    });
 }
 
 #[test]

@@ -739,7 +739,7 @@ mod tests {
     #[cfg(feature = "host")]
     #[test]
     fn ranks_that_start_far_apart_meet() {
-        let (timeout, late) = (Duration::from_secs(1), Duration::from_millis(1500));
+        let (timeout, late) = (Duration::from_secs(3), Duration::from_millis(4500));
         let open = |options: &OpenOptions| {
             in_process::run(3, |bootstrap| {
                 if bootstrap.rank() == Rank(1) {

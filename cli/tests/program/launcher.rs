@@ -99,9 +99,9 @@ fn a_number_of_ranks_that_the_launcher_has_not_started_is_a_usage_error() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    let ended = end(&mut rank(&format!("{SMALL} --timeout 0.4"), 0, 2, port()));
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 3"), 0, 2, port()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");
-    let ended = end(&mut rank(&format!("{SMALL} --timeout 0.4"), 1, 2, port()));
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 3"), 1, 2, port()));
     assert!(ended.error(1).contains("rank 0"), "{ended:?}");
 }
 

@@ -83,7 +83,7 @@ fn impossible_measurements_are_refused() {
     let ended = end(&mut rank("perf --put", 0, 3, port()));
     let expected = "the launcher has started 3 ranks, expected 2 ranks for perf";
     assert!(ended.error(2).contains(expected), "{ended:?}");
-    let ended = end(&mut rank("perf --put --timeout 0.4", 0, 2, port()));
+    let ended = end(&mut rank("perf --put --timeout 3", 0, 2, port()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");
     // A machine with NICs reports the unknown name, other machines the missing library or device.
     let ended = run("perf --put --backend rdma --device no-such-card");

@@ -28,9 +28,12 @@ fn abort(
         let me = bootstrap.rank().0;
         let options = GroupOptions::default().timeout(LONG).topology(topology.clone());
         let mut group = open(bootstrap, options, waits).unwrap();
-        let builder = group.all_gather::<u8>(1000).algorithm(algorithm).timeout(timeout);
-        let mut gather = builder.prepare().unwrap();
-        gather.run().unwrap();
+        let mut prepare = |timeout| {
+            let builder = group.all_gather::<u8>(1000).algorithm(algorithm);
+            builder.timeout(timeout).prepare().unwrap()
+        };
+        prepare(LONG).run().unwrap();
+        let mut gather = prepare(timeout);
         ready.wait();
         if me == 3 && leaves {
             drop((gather, group));

@@ -81,10 +81,12 @@ fn launches_follow_each_other_and_eager_work() {
     copy(memory + 8, memory, 8, stream).unwrap();
     copy(memory + 16, memory + 8, 8, stream).unwrap();
     let program = instantiate(end(stream).unwrap());
-    let begun = Instant::now();
+    wait_word(stream, memory + 32, 1).unwrap();
     launch(program, stream).unwrap();
     launch(program, side).unwrap();
     assert_eq!(query(side), Err(600), "a launch does not wait");
+    let begun = Instant::now();
+    write_word(new_stream(), memory + 32, 1).unwrap();
     sync(side).unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(80), "one after the other");
     driver.set("COPY_DELAY_US", "0");

@@ -31,7 +31,7 @@ fn new_memory_is_not_zero() {
 fn copies_take_turns_at_the_engines() {
     let driver = start();
     use_device(3);
-    driver.set("COPY_DELAY_US", "60000");
+    driver.set("COPY_DELAY_US", "1000000");
     let streams: Vec<usize> = (0..5).map(|_| new_stream()).collect();
     let memory = alloc(4096).unwrap();
     for (at, stream) in streams.iter().enumerate() {

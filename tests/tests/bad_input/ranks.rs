@@ -12,9 +12,9 @@ use peerlane_host as host;
 /// Far above what any test here waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// What is waited for on purpose.
-pub(crate) const SHORT: Duration = Duration::from_secs(1);
+pub(crate) const SHORT: Duration = Duration::from_secs(4);
 /// Nobody waits longer than this beyond the timeout.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(20);
 
 pub(crate) type Host = Group;
 

@@ -17,8 +17,8 @@ const WARM_UP: usize = 3;
 const BLOCK_BYTES: usize = 70_000;
 const STARTS: usize = 4;
 /// Nothing moves any more if so many looks see the same.
-const LOOKS: u32 = 5;
-const LOOKS_MAX: u32 = 100;
+const LOOKS: u32 = 25;
+const LOOKS_MAX: u32 = 500;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// Never more copies than the device has engines, and nothing on the default stream.

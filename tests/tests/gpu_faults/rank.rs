@@ -153,7 +153,7 @@ fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome {
         ["break", code] => {
             let (device, code) = (test_rank.gpu.ordinal, number(code));
             std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_secs(1));
                 simulated().break_device(device, code);
             });
             // The device breaks while this rank waits for the others.
@@ -161,11 +161,11 @@ fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome {
         ["destroy"] => {
             let device = test_rank.gpu.ordinal;
             std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_secs(1));
                 simulated().destroy_context(device);
             });
         }
-        ["sleep"] => std::thread::sleep(Duration::from_millis(400)),
+        ["sleep"] => std::thread::sleep(Duration::from_secs(3)),
         _ => {}
     }
     Ok(())

@@ -18,9 +18,9 @@ const KILLED_TIMEOUT: Duration = Duration::from_secs(20);
 /// The timeout of a group whose victim never comes, or is stopped: all wait so long.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much later than the loss of the victim a rank may return.
-const KILLED_GRACE: Duration = Duration::from_secs(2);
+const KILLED_GRACE: Duration = Duration::from_secs(5);
 /// How much later than its deadline a rank may return.
-const STOPPED_GRACE: Duration = Duration::from_secs(1);
+const STOPPED_GRACE: Duration = Duration::from_secs(5);
 /// A survivor that has said that it goes into a call is in it by then.
 const SETTLING: Duration = Duration::from_millis(30);
 

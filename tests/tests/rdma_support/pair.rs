@@ -24,7 +24,7 @@ pub(crate) fn options(rank: u32) -> Options {
 
 /// A peer that is gone is found out soon.
 pub(crate) fn impatient(options: &mut Options) {
-    (options.timeout_exponent, options.retries) = (12, 3);
+    (options.timeout_exponent, options.retries) = (15, 3);
 }
 
 pub(crate) fn late() -> Deadline {

@@ -126,7 +126,7 @@ fn a_wait_on_a_stream_has_a_deadline() {
         error.to_string()
     });
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
-    assert_snapshot!(texts[0], @"channel 1 did not finish within 400ms: a stream of rank 0 waited for signal 1 of rank 2; rank 2 is alive but late");
+    assert_snapshot!(texts[0], @"channel 1 did not finish within 1.5s: a stream of rank 0 waited for signal 1 of rank 2; rank 2 is alive but late");
 }
 
 /// The same in a graph.

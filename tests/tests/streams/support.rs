@@ -13,7 +13,7 @@ use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 /// Far above what any test here waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// What is waited for on purpose.
-pub(crate) const SHORT: Duration = Duration::from_millis(400);
+pub(crate) const SHORT: Duration = Duration::from_millis(1500);
 /// Nobody is held up longer than this beyond a timeout.
 pub(crate) const GRACE: Duration = Duration::from_secs(5);
 pub(crate) const BLOCK_BYTES: usize = 100;

@@ -81,9 +81,14 @@ fn a_replay_that_waits_is_reported() {
     assert_eq!(members[0].engine.streams().unwrap().replay_wait().unwrap(), None);
     let _graph = blocked(&mut members, &compute);
     let start = Instant::now();
-    let waited = longest_replay_wait(&mut members[0], Duration::from_millis(200)).unwrap();
-    assert!(waited > Duration::from_millis(20), "{waited:?}");
-    assert!(waited <= start.elapsed(), "{waited:?}");
+    loop {
+        let waited = longest_replay_wait(&mut members[0], Duration::from_millis(50));
+        assert!(waited <= Some(start.elapsed()), "{waited:?}");
+        if waited > Some(Duration::from_millis(20)) {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "the graph is not reported");
+    }
     while members[0].engine.streams().unwrap().replay_wait().unwrap().is_some() {
         members[0].engine.release().unwrap();
         assert!(start.elapsed() < PATIENCE, "the graph is still reported");
@@ -111,7 +116,7 @@ fn replays_that_go_on_are_not_reported_as_waiting_for_long() {
         .collect();
     let mut longest = None;
     let start = Instant::now();
-    for _ in 0..20 {
+    for _ in 0..100 {
         graphs[0].launch();
         longest = longest.max(longest_replay_wait(&mut members[0], Duration::from_millis(20)));
         graphs[1].launch();
@@ -119,7 +124,7 @@ fn replays_that_go_on_are_not_reported_as_waiting_for_long() {
     let period = start.elapsed();
     streams.iter().for_each(Compute::finish);
     let longest = longest.expect("the replays wait");
-    assert!(longest < period / 4, "{longest:?} of {period:?}");
+    assert!(longest < period / 2, "{longest:?} of {period:?}");
     longest_replay_wait(&mut members[0], Duration::from_millis(20));
     assert_eq!(members[0].engine.streams().unwrap().replay_wait().unwrap(), None);
 }
