@@ -47,10 +47,10 @@ pub(crate) fn port_down() -> Outcome {
     Ok(())
 }
 
-/// A peer that takes half a second to answer: the first op is taken at once all the same.
+/// A peer that takes a second to answer: the first op is taken at once all the same.
 pub(crate) fn slow_peer() -> Outcome {
-    const DELAY: &str = "500ms";
-    const AT_ONCE: Duration = Duration::from_millis(250);
+    const DELAY: &str = "1s";
+    const AT_ONCE: Duration = Duration::from_millis(500);
     if first_node().is_none() {
         return Ok(());
     }

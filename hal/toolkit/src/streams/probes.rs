@@ -148,7 +148,7 @@ fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
     probe.device.clear(context, &probe.held)?;
     probe.held.finish(context, BATCH_TIMEOUT, "clearing a page")?;
     let held = probe.run_held(context);
-    let released = probe.write(context, &probe.free, BATCH_GATE);
+    let released = probe.open_gate(context);
     let drained = released.and_then(|()| {
         probe.held.finish(context, BATCH_TIMEOUT, "the test of batched memory operations")
     });
@@ -175,8 +175,8 @@ fn probe_batches<D: StreamDevice>(context: &D) -> Result<(), D::Error> {
 
 impl<D: StreamDevice> BatchProbe<D> {
     fn run_held(&self, context: &D) -> Result<u64, D::Error> {
-        self.write(context, &self.held, BATCH_STARTED)?;
         let mut batch = WordBatch::new(true);
+        batch.write(self.device.address(BATCH_STARTED), 1);
         batch.wait(self.device.address(BATCH_GATE), 1);
         batch.write(self.device.address(BATCH_WRITTEN), 1);
         batch.issue(context, self.held.raw())?;
@@ -192,10 +192,10 @@ impl<D: StreamDevice> BatchProbe<D> {
         Ok(self.read_words(context)?[BATCH_WRITTEN])
     }
 
-    fn write(&self, context: &D, stream: &OwnStream<D>, word: usize) -> Result<(), D::Error> {
+    fn open_gate(&self, context: &D) -> Result<(), D::Error> {
         let mut batch = WordBatch::new(false);
-        batch.write(self.device.address(word), 1);
-        batch.issue(context, stream.raw())
+        batch.write(self.device.address(BATCH_GATE), 1);
+        batch.issue(context, self.free.raw())
     }
 
     fn read_words(&self, context: &D) -> Result<[u64; BATCH_WORDS], D::Error> {
