@@ -80,7 +80,7 @@ pub enum Op<'a, L, R> {
         src: At<'a, L>,
         /// The number of bytes of a row, which may be 0.
         bytes: u64,
-        /// The number of rows and the distances between them.
+        /// The number of rows and their pitches.
         rows: Rows,
     },
     /// Copies rows of equal length from a peer to this rank, like one [`Get`](Self::Get) for each row.
@@ -93,7 +93,7 @@ pub enum Op<'a, L, R> {
         src: At<'a, R>,
         /// The number of bytes of a row, which may be 0.
         bytes: u64,
-        /// The number of rows and the distances between them.
+        /// The number of rows and their pitches.
         rows: Rows,
     },
     /// Stores `value` in a flag of a peer, after all earlier puts to that peer and gets from it.

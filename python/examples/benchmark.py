@@ -57,20 +57,32 @@ def ways(device, group, output_bytes, use_symmetric):
     return found
 
 
-def measure(gather, device, repeat):
-    """Returns the time of one gather in seconds: on the device, of many in a row."""
+def measure(collective, device, repeat):
+    """Returns the time of one collective in seconds: on the device, of many in a row."""
     if device.type == "cpu":
         begun = time.perf_counter()
         for _ in range(repeat):
-            gather()
+            collective()
         return (time.perf_counter() - begun) / repeat
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(repeat):
-        gather()
+        collective()
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / 1e3 / repeat
+
+
+def median_times(ways, device, options):
+    """Returns the time of each way in µs: the median of the slowest rank over rounds in which the ways take turns."""
+    times = {name: [] for name in ways}
+    for turn in range(options.rounds + 1):
+        for name, (collective, _) in ways.items():
+            seconds = torch.tensor([measure(collective, device, options.repeat)], dtype=torch.float64, device=device)
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            if turn:  # The first round prepares operations.
+                times[name].append(seconds.item())
+    return {name: 1e6 * statistics.median(values) for name, values in times.items()}
 
 
 def main():
@@ -95,17 +107,10 @@ def main():
     output_bytes = options.min_bytes
     while output_bytes <= options.max_bytes:
         gathers = ways(device, group, output_bytes, on_nccl)
-        times = {name: [] for name in gathers}
-        for turn in range(options.rounds + 1):
-            for name, (gather, _) in gathers.items():
-                seconds = torch.tensor([measure(gather, device, options.repeat)], dtype=torch.float64, device=device)
-                dist.all_reduce(seconds, dist.ReduceOp.MAX)
-                if turn:  # The first round prepares operations.
-                    times[name].append(seconds.item())
+        medians = median_times(gathers, device, options)
         outputs = [output() for _, output in gathers.values()]
         if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
             raise SystemExit(f"rank {dist.get_rank()}: the outputs of {output_bytes} bytes differ")
-        medians = {name: 1e6 * statistics.median(values) for name, values in times.items()}
         others = [value for name, value in medians.items() if not name.startswith("peerlane")]
         rows.append({"bytes": output_bytes, "microseconds": medians, "ratio": min(others) / medians["peerlane"]})
         if dist.get_rank() == 0:

@@ -10,11 +10,10 @@ All outputs are compared bit by bit. The times are medians of the slowest rank o
 
 import argparse
 import os
-import statistics
-import time
 
 import torch
 import torch.distributed as dist
+from benchmark import median_times
 
 import peerlane.torch
 
@@ -80,38 +79,15 @@ def captured(exchange, stream):
     return graph.replay
 
 
-def measure(exchange, device, repeat):
-    """Returns the time of one exchange in seconds: on the device, of many in a row."""
-    if device.type == "cpu":
-        begun = time.perf_counter()
-        for _ in range(repeat):
-            exchange()
-        return (time.perf_counter() - begun) / repeat
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(repeat):
-        exchange()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / repeat
-
-
 def compare(direction, ways, device, stream, options):
     """Measures ways by turns, compares their outputs, and prints a line."""
     if options.graph:  # NCCL's graphs must be dropped before its communicators, so they end with this function.
         ways = {name: (captured(exchange, stream), output) for name, (exchange, output) in ways.items()}
-    times = {name: [] for name in ways}
-    for turn in range(options.rounds + 1):
-        for name, (exchange, _) in ways.items():
-            seconds = torch.tensor([measure(exchange, device, options.repeat)], dtype=torch.float64, device=device)
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            if turn:  # The first round warms up.
-                times[name].append(seconds.item())
+    medians = median_times(ways, device, options)
     expected, *others = (output().view(torch.int16) for _, output in ways.values())
     if not all(torch.equal(expected, other) for other in others):
         raise SystemExit(f"rank {dist.get_rank()}: the outputs of the exchange {direction} differ")
     if dist.get_rank() == 0:
-        medians = {name: 1e6 * statistics.median(values) for name, values in times.items()}
         print(f"{direction}: " + "  ".join(f"{name} {value:.1f} µs" for name, value in medians.items()), flush=True)
 
 

@@ -226,9 +226,9 @@ impl Port for EnginePort {
     }
 }
 
-/// Returns whether copies between regions of which one is in memory of the host are submitted as rows.
+/// Returns whether strided copies are submitted as one op. `on_host` tells that one of the two regions is in memory of the host.
 ///
-/// A driver with streams takes such rows one by one, and then blocks the caller if they are many.
+/// An engine on streams enqueues each row of such a region as a command of its own, and many commands block the caller.
 pub(crate) fn copies_rows(caps: &Caps, on_host: bool) -> bool {
     caps.rows && (caps.polled || !on_host)
 }

@@ -110,7 +110,7 @@ pub fn a_copy_of_rows_keeps_its_place_in_the_order<H: Harness>(harness: &H) -> O
     })
 }
 
-/// Submits rows that leave their region, also by an overflow, and rows that overlap.
+/// Submits strided copies that exceed a region, one of them by an address that overflows, and copies whose rows overlap.
 ///
 /// # Errors
 /// If the backend breaks the sentence.

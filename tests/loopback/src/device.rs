@@ -39,7 +39,7 @@ impl Allocation {
         Ok((address(mapping.base()), Self::Own(mapping)))
     }
 
-    /// Returns the allocation of this process that holds the caller's memory, or `None` if other processes cannot map it.
+    /// Returns the shared allocation that contains memory of the caller, or `None` if other processes cannot map that memory.
     pub(crate) fn holding(base: NonNull<u8>, bytes: u64) -> Option<Self> {
         mapping::find(base, bytes).map(Self::Part)
     }

@@ -6,7 +6,7 @@ use peerlane_toolkit::handover::{ProcessToken, role_number, role_of};
 
 use crate::BACKEND;
 
-/// Stands for memory that only ranks of its process can import.
+/// Takes the place of `head` in a key that is valid in its own process only.
 const PRIVATE: u64 = u64::MAX;
 
 /// The remote key with which a peer imports a region.

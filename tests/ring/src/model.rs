@@ -66,18 +66,18 @@ pub struct Address {
 /// A command of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptor {
-    /// Copies bytes of the device of the ring.
+    /// Copies bytes from the device that has the ring.
     Copy {
-        /// The first byte to write.
+        /// The address of the first byte to write.
         dst: Address,
-        /// The first byte to read, on the device of the ring.
+        /// The address of the first byte to read, on the device that has the ring.
         src: Address,
         /// The number of bytes, from 1 to [`COPY_BYTES_MAX`].
         bytes: u64,
     },
     /// Writes a 64-bit word at once.
     Write {
-        /// The address of the word, a multiple of 8.
+        /// The address of the word in bytes, a multiple of 8.
         dst: Address,
         /// The value of the word.
         value: u64,
@@ -210,7 +210,7 @@ impl Device {
         address
     }
 
-    /// Frees allocated memory or ends the access to pinned memory, after the copies that access it now.
+    /// Frees allocated memory, or unpins memory of the host. It waits for copies that access the memory now.
     pub fn free(self, address: u64) {
         let block = map_mut().remove(&self.at(address));
         drop(block);
@@ -333,7 +333,7 @@ impl Registers {
         }
     }
 
-    /// Returns the value of the doorbell when it is not `next`, or `None` when the ring is closed.
+    /// Waits until the doorbell differs from `next`, and returns its value, or `None` if the ring was closed.
     fn wait_for_doorbell(&self, next: u32) -> Option<u32> {
         let is_idle = |doorbell: &mut Doorbell| doorbell.end == next && !doorbell.closed;
         let doorbell = self.rung.wait_while(lock(&self.doorbell), is_idle);

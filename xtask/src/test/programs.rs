@@ -123,7 +123,7 @@ struct Ended {
     name: String,
     took: Duration,
     totals: Totals,
-    /// For each failure, the name of the test, the command that repeats it, and what the test printed.
+    /// The failed tests: for each, its name, the command that repeats it, and its output.
     failures: Vec<String>,
 }
 

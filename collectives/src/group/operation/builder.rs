@@ -194,13 +194,13 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Makes the input, the output or both a matrix of `rows` rows.
+    /// Lays out the input, the output or both as a matrix of `rows` rows.
     ///
     /// The rows follow each other. The block for or from a rank is then a range of columns, in rank order, and not a range of
     /// elements.
     ///
-    /// On the other side a block is contiguous: its rows follow each other. Columns are copied without a copy in between. It
-    /// is refused for reductions, several tensors, and operations that are in place, resizable or with destinations.
+    /// On the other side a block is contiguous: its rows follow each other. Columns are copied directly. `prepare`
+    /// refuses a matrix for reductions, several tensors, and operations that are in place, resizable or with destinations.
     ///
     /// In this example each of two ranks has all columns of two rows, and gets two columns of all rows.
     ///
