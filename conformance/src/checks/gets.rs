@@ -81,13 +81,16 @@ pub fn gets_and_puts_with_one_peer_take_effect_in_submission_order<H: Harness>(
         let (source, landing) = (me.bytes(BLOCKS * block)?, me.bytes(BLOCKS * block)?);
         // The previous rank writes and reads the scratch, and sends here what it has read.
         let (scratch, returned) = (me.bytes(block)?, me.bytes(BLOCKS * block)?);
+        let flags = me.flags(1)?;
+
         let sent = pattern(seed(me.me, 0), BLOCKS * block);
         me.write(&source.local, 0, &sent);
         me.barrier()?;
+
         let mut engine = me.engine()?;
         let next = me.rank_after(1);
         let (there, back) = (&scratch.remote[next], &returned.remote[next]);
-        let ops: Vec<OpOf<'_, H>> = (0..BLOCKS)
+        let mut ops: Vec<OpOf<'_, H>> = (0..BLOCKS)
             .map(|number| number * block)
             .flat_map(|at| {
                 let (there, landing) = ((there, 0), (&landing.local, at));
@@ -98,9 +101,12 @@ pub fn gets_and_puts_with_one_peer_take_effect_in_submission_order<H: Harness>(
                 ]
             })
             .collect();
+        ops.push(signal(&flags.remote[next], 0, 1));
         engine.run(&ops)?;
         me.ensure_bytes("blocks that were put and got back", &landing.local, 0, &sent)?;
-        me.barrier()?;
+
+        // A completed ticket does not say what a peer has seen, so the previous rank's signal says it.
+        engine.wait_for_flag(&flags.local, 0, 1)?;
         let sent = pattern(seed(me.rank_after(me.ranks - 1), 0), BLOCKS * block);
         let named = "blocks that a peer put, got back and sent from the destinations of its gets";
         me.ensure_bytes(named, &returned.local, 0, &sent)?;
