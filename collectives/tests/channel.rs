@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Channel, CopyRange, Group, Rows, Window};
+use peerlane_collectives::group::{Channel, CopyRange, Group, GroupOptions, Rows, Window};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
@@ -103,6 +103,103 @@ fn many_copies_and_rows_arrive_and_touching_ones_are_one() {
     });
 }
 
+#[test]
+fn a_channel_is_refused_on_all_ranks_while_one_holds_a_slice_of_its_window() {
+    let texts = in_group(2, |group| {
+        let window = group.window::<u8>(64)?;
+        let slice = (group.rank().0 == 1).then(|| window.slice(0..4)).transpose()?;
+        let error = group.channel(&window, 1).expect_err("a slice is borrowed");
+
+        // The window is as free as before: rank 0 can borrow it, and a channel can be opened without the slice.
+        if group.rank().0 == 0 {
+            window.slice_mut(0..64)?.fill(1);
+        }
+        drop(slice);
+        let channel = group.channel(&window, 1)?;
+        group.close_channel(channel)?;
+        Ok(error.to_string())
+    });
+    let refusal = "bytes 0 to 4 of window 1 are in use: the host borrows them as a slice; drop that slice first";
+    assert_eq!(texts[1], refusal);
+    assert_eq!(texts[0], format!("channel 1: rank 1 failed (invalid argument): {refusal}"));
+}
+
+#[test]
+fn a_window_stays_closed_to_slices_until_all_ranks_have_closed_its_channel() {
+    in_group(2, |group| {
+        let window = group.window::<u8>(64)?;
+        let mut channel = group.channel(&window, 1)?;
+        assert!(window.slice(0..4).is_err());
+        if group.rank().0 == 0 {
+            drop(channel);
+            let text = said(window.slice(0..4));
+            assert!(text.contains("channel 1 was dropped on this rank"), "{text}");
+            group.barrier()?;
+        } else {
+            // The channel of this rank goes on.
+            channel.write(0, &[7; 4])?;
+            channel.put(Rank(0), 0..4, 0)?;
+            channel.flush(SOON)?;
+            group.barrier()?;
+            std::mem::forget(channel);
+            assert!(window.slice(0..4).is_err());
+        }
+
+        let window = group.window::<u8>(64)?;
+        let mut channel = group.channel(&window, 1)?;
+        let other = group.channel(&window, 2)?;
+        channel.write(0, &[group.rank().0 as u8 + 1; 4])?;
+        // The last message of each rank is on its way when the channel is closed.
+        channel.put(Rank(1 - group.rank().0), 0..4, 60)?;
+        group.close_channel(channel)?;
+        assert!(window.slice(0..4).is_err());
+        group.close_channel(other)?;
+        assert_eq!(window.slice(60..64)?[..], [2 - group.rank().0 as u8; 4]);
+        window.slice_mut(0..64)?.fill(0);
+        group.barrier()
+    });
+}
+
+#[test]
+fn closing_a_channel_names_the_rank_that_does_not() {
+    let texts = in_process::run(2, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let mut group =
+            GroupOptions::default().timeout(Duration::from_millis(300)).open(bootstrap, fabric)?;
+        let window = group.window::<u8>(64)?;
+        let (first, second) = (group.channel(&window, 1)?, group.channel(&window, 1)?);
+        let mine = if group.rank().0 == 0 { first } else { second };
+        let error = group.close_channel(mine).expect_err("another channel");
+        Ok::<_, Error>(error.to_string())
+    });
+    for text in texts.unwrap() {
+        assert!(text.contains("close channel 1") && text.contains("close channel 2"), "{text}");
+    }
+}
+
+#[test]
+fn copies_of_the_host_run_beside_puts_of_a_peer() {
+    // Values of peers are whole words, so each aligned word that is read is one that was put, or the one before.
+    const ROUNDS: u64 = 2000;
+    in_group(2, |group| {
+        let window = group.window::<u64>(128)?;
+        let mut channel = group.channel(&window, 1)?;
+        let peer = Rank(1 - group.rank().0);
+        group.barrier()?;
+        let mut seen = [0; 64];
+        for round in 1..=ROUNDS {
+            channel.write(0, &[round; 64])?;
+            channel.put(peer, 0..64, 64)?;
+            channel.read(64, &mut seen)?;
+            assert!(seen.iter().all(|word| *word <= ROUNDS), "{seen:?}");
+            channel.flush(SOON)?;
+        }
+        group.close_channel(channel)?;
+        assert_eq!(window.slice(64..128)?[..], [ROUNDS; 64]);
+        Ok(())
+    });
+}
+
 fn said<T>(result: Result<T, Error>) -> String {
     let error = result.err().expect("an error");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
@@ -146,7 +243,7 @@ fn bad_messages_are_refused() {
     channel 1: elements 0 to 4 of rank 0 are copied to elements 3 to 7 of the same window, expected ranges that do not overlap
     two copies write the same elements: one writes elements 5 to 8, another one elements 7 to 9
     rows of 2 elements are copied to rows of 3, expected equal lengths
-    bytes 0 to 40 of window 1 are in use: channel 1 can write them at any time; use its `write` and `read`, or drop it first
+    bytes 0 to 40 of window 1 are in use: channel 1 can write them at any time; use its `write` and `read`, or end it with `Group::close_channel` first
     window 1 is still used by an operation or a channel; drop these before the window is released
     signals is 0, expected at least 1
     ");

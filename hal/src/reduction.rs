@@ -176,35 +176,37 @@ unsafe fn reduce_blocks<T: Number>(
     for begin in (0..count).step_by(BLOCK) {
         let length = BLOCK.min(count - begin);
         let sums = &mut sums[..length];
-        let part = |source: *const u8| {
-            let source = source.cast::<T>().wrapping_add(begin);
-            // SAFETY: the elements are inside of the source, which nobody writes.
-            unsafe { std::slice::from_raw_parts(source, length) }
+        // Elements are read and written by address. A slice would have to be free of writes by peers, and the memory of a
+        // window is not: messages of channels may come at any time.
+        let element_of = |source: *const u8, index: usize| {
+            let element = source.cast::<T>().wrapping_add(begin + index);
+            // SAFETY: the element is inside of the source and aligned.
+            unsafe { element.read() }.widen()
         };
-        for (sum, value) in sums.iter_mut().zip(part(*first)) {
-            *sum = value.widen();
+        for (index, sum) in sums.iter_mut().enumerate() {
+            *sum = element_of(*first, index);
         }
         for other in others {
-            let values = sums.iter_mut().zip(part(*other));
+            let values = sums.iter_mut().enumerate();
             match operator {
                 Operator::Sum | Operator::Average => {
-                    values.for_each(|(sum, value)| *sum = T::add(*sum, value.widen()));
+                    values.for_each(|(index, sum)| *sum = T::add(*sum, element_of(*other, index)))
                 }
                 Operator::Max => {
-                    values.for_each(|(sum, value)| *sum = T::max(*sum, value.widen()));
+                    values.for_each(|(index, sum)| *sum = T::max(*sum, element_of(*other, index)))
                 }
                 Operator::Min => {
-                    values.for_each(|(sum, value)| *sum = T::min(*sum, value.widen()));
+                    values.for_each(|(index, sum)| *sum = T::min(*sum, element_of(*other, index)))
                 }
             }
         }
         if operator == Operator::Average {
             sums.iter_mut().for_each(|sum| *sum = T::multiply(*sum, scale));
         }
-        // SAFETY: the elements are inside of the target. The sources were read before, and are not borrowed any more.
-        let target = unsafe { std::slice::from_raw_parts_mut(target.wrapping_add(begin), length) };
-        for (value, sum) in target.iter_mut().zip(sums) {
-            *value = T::narrow(*sum);
+        for (index, sum) in sums.iter().enumerate() {
+            let element = target.wrapping_add(begin + index);
+            // SAFETY: the element is inside of the target and aligned. The sources of this block were read before.
+            unsafe { element.write(T::narrow(*sum)) };
         }
     }
 }

@@ -4,11 +4,15 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use peerlane_hal::{DynRegion, ErrorKind, Region, Space};
 
 use crate::element::{self, Element};
 use crate::error::Error;
+
+/// The number of bytes that [`store_shared`] and [`load_shared`] copy at once.
+const WORD_BYTES: usize = size_of::<u64>();
 
 /// The address range of registered memory on this rank.
 ///
@@ -133,6 +137,60 @@ pub(crate) unsafe fn bytes_mut(region: &dyn Region, range: Range<u64>) -> Result
     Ok(unsafe { std::slice::from_raw_parts_mut(base, length) })
 }
 
+/// Copies bytes to memory that peers may read or write meanwhile.
+///
+/// Each aligned word of 8 bytes, and each byte before the first and after the last one, is stored once by an atomic store, so the
+/// copy is no data race.
+///
+/// # Safety
+/// `to` is valid for writes of the length of `from`, nothing borrows these bytes, and `from` is elsewhere.
+pub(crate) unsafe fn store_shared(from: &[u8], to: *mut u8) {
+    let (first, words) = words_within(to, from.len());
+    let (head, rest) = from.split_at(first);
+    let (body, tail) = rest.split_at(words * WORD_BYTES);
+
+    for (index, byte) in (0..).zip(head).chain((first + body.len()..).zip(tail)) {
+        let place = to.wrapping_add(index);
+        // SAFETY: the caller's range holds the byte, and nothing borrows it.
+        unsafe { AtomicU8::from_ptr(place) }.store(*byte, Ordering::Relaxed);
+    }
+    for (index, word) in body.chunks_exact(WORD_BYTES).enumerate() {
+        let place = to.wrapping_add(first + index * WORD_BYTES).cast();
+        let word = u64::from_ne_bytes(word.try_into().expect("a chunk is a word"));
+        // SAFETY: the word is aligned (`words_within`) and in the caller's range, and nothing borrows it.
+        unsafe { AtomicU64::from_ptr(place) }.store(word, Ordering::Relaxed);
+    }
+}
+
+/// Copies bytes from memory that peers may write meanwhile, with the loads that correspond to the stores of [`store_shared`].
+///
+/// # Safety
+/// `from` is valid for reads and writes of the length of `to`, nothing borrows these bytes for writing, and `to` is elsewhere.
+pub(crate) unsafe fn load_shared(from: *mut u8, to: &mut [u8]) {
+    let (first, words) = words_within(from, to.len());
+    let (head, rest) = to.split_at_mut(first);
+    let (body, tail) = rest.split_at_mut(words * WORD_BYTES);
+    let behind = first + body.len();
+
+    for (index, byte) in (0..).zip(head).chain((behind..).zip(tail)) {
+        let place = from.wrapping_add(index);
+        // SAFETY: the caller's range holds the byte, and nothing borrows it for writing.
+        *byte = unsafe { AtomicU8::from_ptr(place) }.load(Ordering::Relaxed);
+    }
+    for (index, word) in body.chunks_exact_mut(WORD_BYTES).enumerate() {
+        let place = from.wrapping_add(first + index * WORD_BYTES).cast();
+        // SAFETY: the word is aligned (`words_within`) and in the caller's range, and nothing borrows it for writing.
+        let value = unsafe { AtomicU64::from_ptr(place) }.load(Ordering::Relaxed);
+        word.copy_from_slice(&value.to_ne_bytes());
+    }
+}
+
+/// Returns the number of bytes before the first aligned word of a range of memory, and the number of whole words from there.
+fn words_within(base: *mut u8, bytes: usize) -> (usize, usize) {
+    let first = base.align_offset(WORD_BYTES).min(bytes);
+    (first, (bytes - first) / WORD_BYTES)
+}
+
 pub(crate) fn host_bytes(
     region: &dyn Region,
     range: Range<u64>,
@@ -146,4 +204,33 @@ pub(crate) fn host_bytes(
     }
     let index = |at| usize::try_from(at).expect("a host region fits the address space");
     Ok((region.base().as_ptr().wrapping_add(index(start)), index(end - start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_copies_move_exactly_their_bytes_at_any_offset_and_length() {
+        const AROUND: u8 = 0xee;
+        for offset in 0..17 {
+            for length in 0..40 {
+                let given: Vec<u8> = (1..=length).collect();
+                let mut words = [u64::from_ne_bytes([AROUND; 8]); 8];
+                let base = words.as_mut_ptr().cast::<u8>().wrapping_add(offset);
+
+                // SAFETY: 16 + 39 bytes are within the 64 of the words, which nothing borrows.
+                unsafe { store_shared(&given, base) };
+                let mut loaded = vec![0; given.len()];
+                // SAFETY: as above, 55 of 64 bytes that nothing borrows.
+                unsafe { load_shared(base, &mut loaded) };
+                assert_eq!(loaded, given, "offset {offset}");
+
+                let bytes: &[u8] = bytemuck::cast_slice(&words);
+                let mut expected = [AROUND; 64];
+                expected[offset..][..given.len()].copy_from_slice(&given);
+                assert_eq!(bytes, expected, "offset {offset}, length {length}");
+            }
+        }
+    }
 }

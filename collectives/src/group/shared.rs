@@ -19,6 +19,7 @@ use crate::group::tracker::StartTracker;
 use crate::group::watchdog::Watch;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
+use crate::run::lane::differing_start;
 use crate::sleeper::Announcement;
 
 /// The engines of a channel, and the memory of its window.
@@ -165,7 +166,7 @@ impl Shared {
     /// Returns the abort record of a start that an engine's error has ended.
     pub(crate) fn broken(&self, tracker: &StartTracker, error: &Error) -> AbortRecord {
         if error.kind() == ErrorKind::Mismatch
-            && let Some(record) = tracker.mismatch(tracker.epoch(), true)
+            && let Some(record) = tracker.first_mismatch()
         {
             return record;
         }
@@ -513,17 +514,30 @@ impl Shared {
         }
     }
 
+    /// Marks the starts as complete that the executor has completed, and returns how many that are.
+    ///
     /// After an abort, the completion of an operation means nothing, so no start is marked as complete.
-    pub(crate) fn close_done(&self, tracker: &StartTracker, executor: &Executor) -> u64 {
+    ///
+    /// # Errors
+    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) if another rank has made the start with other lengths or places; the start
+    /// stays open then, because copies of that rank may still be on their way.
+    pub(crate) fn close_done(
+        &self,
+        tracker: &StartTracker,
+        executor: &Executor,
+    ) -> Result<u64, Error> {
         let done = executor.done();
         if done > tracker.closed() && !self.is_aborted() {
+            if tracker.mismatch(done, false).is_some() {
+                return Err(differing_start());
+            }
             let was_open = tracker.due().is_some();
             tracker.close(done);
             if was_open && tracker.due().is_none() {
                 self.open.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        done
+        Ok(done)
     }
 
     /// Peers may wait for open operations in another order than this rank, so this rank also makes progress on the
@@ -606,10 +620,10 @@ impl Shared {
                 continue;
             }
             let Some(mut executor) = tracked.free_executor() else { continue };
-            match executor.drive() {
-                Ok(_) => {
-                    unfinished |= self.close_done(&tracked.tracker, &executor) < executor.started()
-                }
+            let driven =
+                executor.drive().and_then(|_| self.close_done(&tracked.tracker, &executor));
+            match driven {
+                Ok(done) => unfinished |= done < executor.started(),
                 Err(error) => broken = Some(self.broken(&tracked.tracker, &error)),
             }
         }

@@ -22,8 +22,6 @@ pub(crate) enum Activity {
     Open,
     OnStream,
     Captured,
-    /// Peers can write the memory at any time.
-    Channel,
 }
 
 pub(crate) struct StartTracker {
@@ -46,6 +44,8 @@ pub(crate) struct StartTracker {
     observed: AtomicBool,
     /// Whether a thread waits for the open start.
     blocked: AtomicBool,
+    /// Whether the operation was dropped during a start that nobody finished.
+    abandoned: AtomicBool,
     event: Event,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
@@ -102,6 +102,7 @@ impl StartTracker {
             driven_by_thread: AtomicBool::new(false),
             observed: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             event: Event::default(),
             part: resizable.then(PartCell::default),
         }
@@ -173,6 +174,15 @@ impl StartTracker {
         }
     }
 
+    /// Counts the memory of the operation as used from now on, because peers may still write to it.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
     pub(crate) fn is_captured(&self) -> bool {
         self.captured.load(Ordering::Acquire)
     }
@@ -189,6 +199,9 @@ impl StartTracker {
 
     /// The caller must hold the lock of the operation's executor.
     pub(crate) fn close(&self, epoch: u64) {
+        if self.is_abandoned() {
+            return;
+        }
         // Sequentially consistent like `observe`: either this thread tells the caller, or the caller sees the end.
         self.closed.fetch_max(epoch, Ordering::SeqCst);
         if self.opened.load(Ordering::Relaxed) > epoch {
@@ -344,6 +357,12 @@ impl StartTracker {
         }
     }
 
+    /// Returns the record of a mismatch of the first open start that another rank has made with other lengths or places.
+    pub(crate) fn first_mismatch(&self) -> Option<AbortRecord> {
+        let opened = self.opened.load(Ordering::Acquire);
+        (self.epoch()..=opened).find_map(|epoch| self.mismatch(epoch, true))
+    }
+
     /// Returns the record of a mismatch if a rank has signalled a flag of the start `epoch`, but with other lengths or places.
     ///
     /// Only starts since the last resize can be compared. Flags that the host cannot read directly are examined only if `slowly` is set.
@@ -397,6 +416,9 @@ impl StartTracker {
     }
 
     pub(crate) fn activity(&self) -> Activity {
+        if self.is_abandoned() {
+            return Activity::Open;
+        }
         match (self.is_captured(), self.due().is_some()) {
             (true, _) => Activity::Captured,
             (false, true) if self.is_on_stream() => Activity::OnStream,

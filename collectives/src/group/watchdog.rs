@@ -132,11 +132,11 @@ impl Shared {
             if let Some(mut executor) = tracked.free_executor()
                 && (tracker.is_on_stream() || !executor.is_polled())
             {
-                if let Err(error) = executor.drive() {
+                let driven = executor.drive().and_then(|_| self.close_done(tracker, &executor));
+                if let Err(error) = driven {
                     drop(executor);
                     return self.begin_raise(self.broken(tracker, &error));
                 }
-                self.close_done(tracker, &executor);
                 looked = tracker.is_on_stream();
             }
             if !tracker.is_overdue() {
@@ -163,7 +163,7 @@ impl Shared {
                 _ => Ok(()),
             };
             let waited = driven.and_then(|()| {
-                self.close_done(tracker, &executor);
+                self.close_done(tracker, &executor)?;
                 if tracker.is_captured() { executor.replay_wait() } else { Ok(None) }
             });
             drop(executor);
@@ -327,10 +327,13 @@ impl Shared {
         for (tracker, executor) in driven {
             // Who holds it drives it.
             let Ok(mut executor) = executor.try_lock() else { continue };
-            match executor.drive() {
+            let driven = executor.drive().and_then(|further| {
+                self.close_done(tracker, &executor)?;
+                Ok(further)
+            });
+            match driven {
                 Ok(further) => {
                     moved |= further;
-                    self.close_done(tracker, &executor);
                     drop(executor);
                     tracker.tell_complete();
                 }

@@ -287,7 +287,7 @@ impl Lane {
                         self.tracer.as_mut().map(Tracer::polls);
                         return Ok(());
                     }
-                    FlagState::Differs => return Err(differs()),
+                    FlagState::Differs => return Err(differing_start()),
                 }
                 self.pass(1);
                 continue;
@@ -373,7 +373,7 @@ fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<FlagS
 }
 
 /// Returns the error of a flag that a start with other lengths or places has signalled; the tracker finds its writer.
-fn differs() -> Error {
+pub(crate) fn differing_start() -> Error {
     Error::new(ErrorKind::Mismatch, "the lengths or places of a start differ between ranks")
 }
 

@@ -268,3 +268,56 @@ fn a_window_of_an_aborted_group_cannot_be_read() {
     });
     assert_eq!(results.unwrap(), [[ErrorKind::Timeout; 2]; 2]);
 }
+
+#[test]
+fn an_operation_that_a_panic_drops_during_a_start_keeps_its_bytes() {
+    let refused = in_process::run(2, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let mut group =
+            GroupOptions::default().timeout(Duration::from_secs(20)).open(bootstrap, fabric)?;
+        let window = group.window::<u8>(300)?;
+        let mut gather = group.all_gather::<u8>(50).output_into(&window, 0).in_place().prepare()?;
+        if group.rank().0 == 0 {
+            group.close()?;
+            return Ok(Vec::new());
+        }
+
+        // Rank 0 may begin the start at any time, and writes to the window then.
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            std::mem::forget(gather.start());
+            std::panic::resume_unwind(Box::new("a panic of the caller"));
+        }));
+        assert!(dropped.is_err());
+        let refused = [window.slice(0..100).err(), window.slice_mut(90..300).err()];
+        assert!(window.slice(100..300).is_ok());
+        group.close()?;
+        Ok::<_, Error>(refused.into_iter().flatten().map(|error| error.to_string()).collect())
+    });
+    let text = "bytes 0 to 100 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that \
+                start first";
+    assert_eq!(refused.unwrap()[1], [text, text]);
+}
+
+#[test]
+fn a_resizable_start_is_refused_while_a_slice_of_its_window_is_held() {
+    in_flat_group(2, |group| {
+        let window = group.window::<i32>(4000)?;
+        let builder = group.all_gather::<i32>(1000).output_into(&window, 0);
+        let mut gather = builder.in_place().resizable().prepare()?;
+        let (me, len) = (group.rank().0, 1);
+        gather.resize(len)?;
+        if me == 1 {
+            // Rank 0 could have resized to 1000 elements by mistake, and would write to this slice.
+            let mut slice = window.slice_mut(100..200)?;
+            slice.fill(7);
+            let error = gather.run().expect_err("a slice is held");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            assert!(error.to_string().contains("resizable"), "{error}");
+            assert!(slice.iter().all(|element| *element == 7));
+        }
+        window.slice_mut(me as usize..me as usize + 1)?.fill(me as i32 + 3);
+        gather.run()?;
+        assert_eq!(window.slice(0..2)?[..], [3, 4]);
+        Ok(())
+    });
+}

@@ -3,6 +3,8 @@
 //! A channel is an engine, and flags of the heap: one for each peer and signal, in which only that peer counts. Messages from the
 //! host are submitted at once; [`Channel::on_stream`] enqueues them on a stream, where they can be captured into a graph.
 
+mod close;
+mod message;
 mod open;
 mod queue;
 mod stream;
@@ -19,6 +21,8 @@ use peerlane_hal::{
     self as hal, CopyEngine, Deadline, ErrorKind, Flag, Op, Rank, Region, Space, Ticket,
 };
 
+use self::message::{BytesCopy, Message, rows_at};
+pub use self::message::{CopyRange, Rows};
 use self::queue::{Queue, fail};
 pub use stream::StreamMessages;
 
@@ -50,9 +54,10 @@ const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
 /// are not ordered.
 ///
 /// Peers can write to the window at any time. So no [slice](crate::group::Window::slice) of it can be borrowed while it has
-/// a channel. Use [`write`](Self::write) and [`read`](Self::read) instead, or
-/// [`Window::memory`](crate::group::Window::memory) for work on a stream. If a rank reads elements while another one writes
-/// them, or before it has waited for their signal, their values are undefined.
+/// a channel: from the time when the channel is opened until all ranks have ended it with
+/// [`Group::close_channel`](crate::group::Group::close_channel). If a rank only drops the channel, its peers may go on with
+/// theirs, so the window stays closed to slices. Use [`write`](Self::write) and [`read`](Self::read) instead, or
+/// [`Window::memory`](crate::group::Window::memory) for work on a stream.
 ///
 /// ```
 /// use std::time::Duration;
@@ -74,9 +79,8 @@ const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
 ///     let mut received = [0; 4];
 ///     channel.read(4, &mut received)?;
 ///     assert_eq!(received, [last.0 as i32; 4]);
-///     channel.flush(Duration::from_secs(5))?;
-///     group.barrier()?;
-///     drop((channel, window));
+///     group.close_channel(channel)?;
+///     assert_eq!(window.slice(4..8)?[0], last.0 as i32);
 ///     group.close()
 /// })
 /// .unwrap();
@@ -90,6 +94,7 @@ pub struct Channel<T> {
     window: Arc<Inner>,
     /// The number of elements of the window.
     len: usize,
+    /// The number of signals of the caller. Each rank has one more, with which it ends the channel.
     signals: u64,
     epoch_base: u64,
     /// How often this rank has given each signal to each peer, and waited for each from each.
@@ -98,8 +103,14 @@ pub struct Channel<T> {
     report: ChannelReport,
     allocation: Option<Allocation>,
     shared: Arc<Shared>,
-    _use: WindowUse,
+    /// `None` after the channel has ended on all ranks.
+    used: Option<WindowUse>,
     elements: PhantomData<T>,
+}
+
+/// Returns the number of words of the flags that one rank signals to another.
+fn words_of_rank(signals: u64) -> u64 {
+    signals.saturating_add(1).saturating_mul(FLAG_WORDS)
 }
 
 /// Describes the engines and links of a channel.
@@ -137,91 +148,6 @@ struct Pending {
     /// The waits that graphs have recorded.
     recorded: Vec<StreamWait>,
     is_replay_waiting: bool,
-}
-
-/// A copy between this rank and a peer, in elements of the window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyRange {
-    /// The first element that is read.
-    pub from: usize,
-    /// The first element that is written.
-    pub to: usize,
-    /// The number of elements.
-    pub len: usize,
-}
-
-/// Rows of equal length with a constant stride, such as those of a tensor with gaps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
-    /// The first element of the first row.
-    pub begin: usize,
-    /// The number of elements of a row.
-    pub len: usize,
-    /// The number of elements from the beginning of a row to that of the next.
-    pub stride: usize,
-}
-
-impl Rows {
-    /// Returns the copies of `count` of these rows to the rows `to`, for [`Channel::puts`] or [`Channel::gets`].
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the rows differ in length.
-    pub fn copies(self, to: Self, count: usize) -> Result<Vec<CopyRange>, Error> {
-        if self.len != to.len {
-            return Err(invalid(format!(
-                "rows of {} elements are copied to rows of {}, expected equal lengths",
-                self.len, to.len
-            )));
-        }
-        let begin =
-            |rows: Self, row: usize| rows.begin.saturating_add(row.saturating_mul(rows.stride));
-        let copy = |row| CopyRange { from: begin(self, row), to: begin(to, row), len: self.len };
-        Ok((0..count).map(copy).collect())
-    }
-}
-
-/// A copy in bytes, from this rank's window to a peer's or back.
-#[derive(Clone, Copy)]
-struct BytesCopy {
-    from: u64,
-    to: u64,
-    bytes: u64,
-}
-
-#[derive(Clone, Copy)]
-enum Message {
-    Put(BytesCopy),
-    Get(BytesCopy),
-    Signal { word: u64, value: u64 },
-    Wait { word: u64, value: u64 },
-}
-
-/// Returns how many of the first messages are copies of equal length with a constant stride, as the rows of one copy.
-fn rows_at(messages: &[Message]) -> hal::Rows {
-    let copy = |message: &Message| match *message {
-        Message::Put(copy) => Some((copy, false)),
-        Message::Get(copy) => Some((copy, true)),
-        Message::Signal { .. } | Message::Wait { .. } => None,
-    };
-    let mut copies = messages.iter().map_while(copy);
-    let (Some((first, is_get)), Some((second, _))) = (copies.next(), copies.next()) else {
-        return hal::Rows::ONE;
-    };
-    let pitches = (second.to.wrapping_sub(first.to), second.from.wrapping_sub(first.from));
-    let (dst_pitch, src_pitch) = pitches;
-    if dst_pitch < first.bytes || src_pitch < first.bytes {
-        return hal::Rows::ONE;
-    }
-    let continues = |(row, one): (u64, (BytesCopy, bool))| {
-        let expected = |begin: u64, pitch: u64| pitch.checked_mul(row)?.checked_add(begin);
-        let (to, from) = (expected(first.to, dst_pitch), expected(first.from, src_pitch));
-        (Some(one.0.to), Some(one.0.from), one.0.bytes, one.1) == (to, from, first.bytes, is_get)
-    };
-    let rows = (1..).zip(messages[1..].iter().map_while(copy)).take_while(|row| continues(*row));
-    match rows.count() as u64 {
-        0 => hal::Rows::ONE,
-        more => hal::Rows { count: 1 + more, dst_pitch, src_pitch },
-    }
 }
 
 /// How messages are ordered.
@@ -275,6 +201,7 @@ impl<T: Element> Channel<T> {
         to: usize,
         signal: usize,
     ) -> Result<u64, Error> {
+        self.check_signal(peer, signal)?;
         let copy = self.copy(from.start, to, from.len())?;
         self.give(peer, signal, &[Message::Put(copy)], Mode::Host)
     }
@@ -312,6 +239,7 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal; otherwise as [`put`](Self::put).
     pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
+        self.check_signal(peer, signal)?;
         self.give(peer, signal, &[], Mode::Host)
     }
 
@@ -320,9 +248,9 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// As [`wait_for`](Self::wait_for).
     pub fn wait(&mut self, peer: Rank, signal: usize, timeout: Duration) -> Result<u64, Error> {
-        let index = self.index(peer, signal)?;
-        let count = self.awaited[index] + 1;
-        self.wait_for(peer, signal, count, timeout)?;
+        self.check_signal(peer, signal)?;
+        let count = self.awaited[self.index(peer, signal)] + 1;
+        self.wait_for_count(peer, signal, count, timeout)?;
         Ok(count)
     }
 
@@ -339,7 +267,17 @@ impl<T: Element> Channel<T> {
         count: u64,
         timeout: Duration,
     ) -> Result<(), Error> {
-        let index = self.index(peer, signal)?;
+        self.check_signal(peer, signal)?;
+        self.wait_for_count(peer, signal, count, timeout)
+    }
+
+    fn wait_for_count(
+        &mut self,
+        peer: Rank,
+        signal: usize,
+        count: u64,
+        timeout: Duration,
+    ) -> Result<(), Error> {
         let is_signalled = |channel: &Self| {
             let value = channel.flag(peer, signal)?.load(Ordering::Acquire);
             Ok::<_, Error>(value.saturating_sub(channel.epoch_base) >= count)
@@ -354,6 +292,7 @@ impl<T: Element> Channel<T> {
             note(0);
             waited?;
         }
+        let index = self.index(peer, signal);
         self.awaited[index] = self.awaited[index].max(count);
         Ok(())
     }
@@ -394,10 +333,15 @@ impl<T: Element> Channel<T> {
                     true => format!("rank {peer} has left the group"),
                     false => format!("{timeout:?} have passed"),
                 };
-                let text = format!(
-                    "{name}: rank {me} waits for signal {signal} of rank {peer}, but {why}: it was given {seen} times, \
-                     expected {count}"
-                );
+                let text = match signal == self.end_signal() {
+                    true => format!(
+                        "{name}: rank {me} waits for rank {peer} to end the channel, but {why}"
+                    ),
+                    false => format!(
+                        "{name}: rank {me} waits for signal {signal} of rank {peer}, but {why}: it was given {seen} times, \
+                         expected {count}"
+                    ),
+                };
                 return Err(Error::new(kind, text).with_peer(peer));
             }
             // Peers may wait for starts of this rank before they give the signal.
@@ -417,7 +361,7 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// As [`signal`](Self::signal).
     pub fn signalled(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
-        self.index(peer, signal)?;
+        self.check_signal(peer, signal)?;
         self.poll(self.tiers[peer.index()])?;
         Ok(self.flag(peer, signal)?.load(Ordering::Acquire).saturating_sub(self.epoch_base))
     }
@@ -471,7 +415,10 @@ impl<T: Element> Channel<T> {
         Ok(unfinished)
     }
 
-    /// Copies elements to this rank's window, from element `begin`.
+    /// Copies elements to this rank's window, from element `begin`, even while peers access them.
+    ///
+    /// The copy consists of stores of aligned words of 8 bytes, and of single bytes at its ends. A peer that gets the elements
+    /// meanwhile receives each of these words and bytes as it was before or after the store.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they leave the window, or only a device can write it.
@@ -479,13 +426,19 @@ impl<T: Element> Channel<T> {
         let bytes =
             self.window.bytes_of(T::DTYPE, &(begin..begin.saturating_add(elements.len())))?;
         let (to, length) = buffer::host_bytes(self.window.region(), bytes)?;
-        // SAFETY: the range is in the window, which `self` keeps, and `elements` are elsewhere: no slice of the window can be
-        // borrowed while it has a channel. Messages that race with this copy are the caller's, and leave the content undefined.
-        unsafe { std::ptr::copy_nonoverlapping(elements.as_ptr().cast::<u8>(), to, length) };
+        let elements: &[u8] = bytemuck::cast_slice(elements);
+        debug_assert_eq!(elements.len(), length, "an element has the bytes of its type");
+        // SAFETY: the range is in the window, which `self` keeps. Nothing borrows it, because the channel keeps slices away
+        // (rules of `Window`).
+        unsafe { buffer::store_shared(elements, to) };
         Ok(())
     }
 
-    /// Copies elements of this rank's window, from element `begin`.
+    /// Copies elements of this rank's window, from element `begin`, even while peers access them.
+    ///
+    /// The copy consists of loads of aligned words of 8 bytes, and of single bytes at its ends. If a peer writes an element
+    /// meanwhile, or before this rank has waited for the signal of the peer, the result can be a mixture of bytes from before
+    /// and after the write.
     ///
     /// # Errors
     /// As [`write`](Self::write), if only a device can read it.
@@ -493,8 +446,11 @@ impl<T: Element> Channel<T> {
         let bytes =
             self.window.bytes_of(T::DTYPE, &(begin..begin.saturating_add(elements.len())))?;
         let (from, length) = buffer::host_bytes(self.window.region(), bytes)?;
-        // SAFETY: as in `write`; every bit pattern is an element.
-        unsafe { std::ptr::copy_nonoverlapping(from, elements.as_mut_ptr().cast::<u8>(), length) };
+        let elements: &mut [u8] = bytemuck::cast_slice_mut(elements);
+        debug_assert_eq!(elements.len(), length, "an element has the bytes of its type");
+        // SAFETY: the range is in the window, which `self` keeps. Nothing borrows it for writing, because the channel keeps
+        // slices away (rules of `Window`).
+        unsafe { buffer::load_shared(from, elements) };
         Ok(())
     }
 
@@ -548,8 +504,7 @@ impl<T: Element> Channel<T> {
         Ok(joined.into_iter().map(message).collect())
     }
 
-    /// Returns the index of a signal in the counts of this rank.
-    fn index(&self, peer: Rank, signal: usize) -> Result<usize, Error> {
+    fn check_signal(&self, peer: Rank, signal: usize) -> Result<(), Error> {
         self.check_peer(peer)?;
         if signal as u64 >= self.signals {
             return Err(invalid(format!(
@@ -557,7 +512,17 @@ impl<T: Element> Channel<T> {
                 self.name, self.signals
             )));
         }
-        Ok(peer.index() * self.signals as usize + signal)
+        Ok(())
+    }
+
+    /// Returns the index of a signal in the counts of this rank.
+    fn index(&self, peer: Rank, signal: usize) -> usize {
+        peer.index() * (self.signals as usize + 1) + signal
+    }
+
+    /// Returns the signal with which a rank ends the channel, which is after those of the caller.
+    fn end_signal(&self) -> usize {
+        self.signals as usize
     }
 
     fn check_peer(&self, peer: Rank) -> Result<(), Error> {
@@ -573,7 +538,7 @@ impl<T: Element> Channel<T> {
 
     /// Returns the word of a signal that `from` gives, in the flags of the rank that waits for it.
     fn word(&self, from: Rank, signal: usize) -> u64 {
-        (u64::from(from.0) * self.signals + signal as u64) * FLAG_WORDS
+        u64::from(from.0) * words_of_rank(self.signals) + signal as u64 * FLAG_WORDS
     }
 
     fn flag(&self, peer: Rank, signal: usize) -> Result<&AtomicU64, Error> {
@@ -596,7 +561,7 @@ impl<T: Element> Channel<T> {
         before: &[Message],
         mode: Mode,
     ) -> Result<u64, Error> {
-        let index = self.index(peer, signal)?;
+        let index = self.index(peer, signal);
         let count = self.given[index] + 1;
         let value = if mode == Mode::Captured { 1 } else { self.epoch_base + count };
         let signal = Message::Signal { word: self.word(self.rank, signal), value };

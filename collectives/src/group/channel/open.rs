@@ -9,7 +9,7 @@ use peerlane_hal::{
 };
 
 use super::queue::Queue;
-use super::{Channel, ChannelReport, ChannelSide, invalid};
+use super::{Channel, ChannelReport, ChannelSide, invalid, words_of_rank};
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::Group;
@@ -18,9 +18,7 @@ use crate::group::heap::{Demand, Dropped, FlagLanes, Pool};
 use crate::group::report::{Fallback, LaneReport, LinkReport};
 use crate::group::segment::{Fabrics, connects};
 use crate::group::shared::Shared;
-use crate::group::tracker::Activity;
 use crate::group::window::{Extent, Inner, Window};
-use crate::layout::FLAG_WORDS;
 use crate::plan::{LaneId, Tier};
 use crate::run::buffers::WORD_BYTES;
 
@@ -29,7 +27,8 @@ impl Group {
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming the rank and the field that differs; [`InvalidArgument`](ErrorKind::InvalidArgument)
-    /// if the window belongs to another group or `signals` is 0; [`Unavailable`](ErrorKind::Unavailable) if the group is
+    /// if the window belongs to another group, the host of a rank holds a [slice](Window::slice) of it, or `signals` is 0;
+    /// [`Unavailable`](ErrorKind::Unavailable) if the group is
     /// [strict](crate::group::GroupOptions::strict) and a link takes a slower path; the reason why the group has ended.
     pub fn channel<T: Element>(
         &mut self,
@@ -53,7 +52,15 @@ fn open<T: Element>(
     let shared = Arc::clone(&group.shared);
     let tiers =
         Rank::all(ranks).map(|peer| tier_of(group.fabrics(), (rank, peer))).collect::<Box<[_]>>();
-    let opened = check_open(&shared, window, signals).and_then(|()| engines(group, &tiers));
+
+    // The use is added before the ranks agree, so that no slice is borrowed when the first message of a peer arrives. If they do
+    // not agree, no rank has the channel and the use ends.
+    let opened = check_open(&shared, window, signals).and_then(|()| {
+        let extent = Extent { window: window.number, bytes: 0..window.bytes(), writes: true };
+        let used = group.users.add_channel(name.clone(), extent)?;
+        let (engines, report) = engines(group, &tiers)?;
+        Ok((used, engines, report))
+    });
     let dropped = group.heap.dropped();
     let own_dropped = dropped.len();
     let offer = opened.as_ref().map_err(Error::clone).map(|_| {
@@ -61,21 +68,24 @@ fn open<T: Element>(
         offer.blob(encode(&dropped))
     });
     let offers = agree(&shared, &name, offer, deadline)?;
-    let (engines, report) = opened?;
+    let (used, engines, report) = opened?;
     let dropped = Rank::all(ranks).zip(&offers);
     let dropped = dropped.map(|(peer, offer)| decode("dropped allocations", offer, peer, 0));
     let dropped: Vec<Vec<Dropped>> = dropped.collect::<Result<_, Error>>()?;
     group.heap.free_dropped(&dropped, own_dropped);
 
     let is_tiered = group.setup.network.is_some();
-    let bytes =
-        (ranks as u64).saturating_mul(signals as u64).saturating_mul(FLAG_WORDS * WORD_BYTES);
-    let used =
+    let signals = signals as u64;
+    let words = (ranks as u64).saturating_mul(words_of_rank(signals));
+    let bytes = words.saturating_mul(WORD_BYTES);
+    let used_tiers =
         [Tier::Local, Tier::Network].into_iter().filter(|tier| is_tiered || *tier == Tier::Local);
     let pool = |tier, captured| Pool::Flags { lanes: FlagLanes::Of(tier), polled: true, captured };
-    let demands: Vec<Demand> =
-        used.flat_map(|tier| [(pool(tier, false), bytes), (pool(tier, true), bytes)]).collect();
+    let demands: Vec<Demand> = used_tiers
+        .flat_map(|tier| [(pool(tier, false), bytes), (pool(tier, true), bytes)])
+        .collect();
     let (allocation, flags) = group.take_blocks(&demands, deadline)?;
+
     let mut flags = flags.into_iter();
     let mut sides = [None, None];
     for (tier, engine) in [Tier::Local, Tier::Network].into_iter().zip(engines) {
@@ -96,10 +106,9 @@ fn open<T: Element>(
         shared.watch_channel(&side);
         sides[tier as usize] = Some(side);
     }
-    let bytes = 0..window.bytes();
-    let extent = Extent { window: window.number, bytes, writes: true };
-    let used = group.users.enter(name.clone(), vec![extent], || Activity::Channel);
-    let counts = vec![0; ranks * signals].into_boxed_slice();
+
+    used.set_open();
+    let counts = vec![0; ranks * (signals as usize + 1)].into_boxed_slice();
     Ok(Channel {
         name,
         rank,
@@ -107,14 +116,14 @@ fn open<T: Element>(
         tiers,
         window: Arc::clone(window),
         len,
-        signals: signals as u64,
+        signals,
         epoch_base: group.heap.epoch_base(),
         given: counts.clone(),
         awaited: counts,
         report,
         allocation: Some(allocation),
         shared,
-        _use: used,
+        used: Some(used),
         elements: PhantomData,
     })
 }

@@ -134,6 +134,7 @@ impl<T: Element> StreamMessages<'_, T> {
         to: usize,
         signal: usize,
     ) -> Result<(), Error> {
+        self.channel.check_signal(peer, signal)?;
         let copy = self.channel.copy(from.start, to, from.len())?;
         self.channel.give(peer, signal, &[Message::Put(copy)], self.mode).map(drop)
     }
@@ -143,6 +144,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// # Errors
     /// As [`Channel::signal`] and [`put`](Self::put).
     pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<(), Error> {
+        self.channel.check_signal(peer, signal)?;
         self.channel.give(peer, signal, &[], self.mode).map(drop)
     }
 
@@ -153,7 +155,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// if there is no such peer or signal; as [`put`](Self::put).
     pub fn wait(&mut self, peer: Rank, signal: usize) -> Result<(), Error> {
         let Self { channel, mode, waits } = self;
-        let index = channel.index(peer, signal)?;
+        channel.check_signal(peer, signal)?;
         let local = &channel.report.lanes[0];
         if !local.queued_waits {
             let text = format!(
@@ -162,6 +164,7 @@ impl<T: Element> StreamMessages<'_, T> {
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
+        let index = channel.index(peer, signal);
         let count = channel.awaited[index] + 1;
         let value = if *mode == Mode::Captured { 1 } else { channel.epoch_base + count };
         let word = channel.word(peer, signal);

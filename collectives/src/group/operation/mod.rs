@@ -97,8 +97,9 @@ struct State {
     from: Source,
     output_buffers: u32,
     windows: [Option<Arc<Inner>>; 2],
-    uses: Option<WindowUse>,
+    /// Declared before `uses`, because the starts of its other plans end when it is dropped.
     resizing: Option<Box<Resizing>>,
+    uses: Option<WindowUse>,
 }
 
 impl State {

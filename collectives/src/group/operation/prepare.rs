@@ -417,7 +417,7 @@ impl Preparation {
         let uses = (!request.extents.is_empty()).then(|| {
             let activity =
                 move || trackers.iter().map(|tracker| tracker.activity()).max().unwrap_or_default();
-            group.users.enter(name, request.extents.clone(), activity)
+            group.users.add_operation(name, request.extents.clone(), spec.resizable, activity)
         });
         State {
             prepared,

@@ -197,7 +197,8 @@ impl Prepared {
     fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
         loop {
             executor.drive().map_err(StartFailure::Broken)?;
-            self.shared.close_done(&self.tracker, executor);
+            let closed = self.shared.close_done(&self.tracker, executor);
+            closed.map_err(StartFailure::Broken)?;
             if executor.is_submitted() {
                 return Ok(());
             }
@@ -345,9 +346,9 @@ impl Prepared {
     fn drive(&mut self) -> Result<Progress, Error> {
         let driven = {
             let mut executor = self.executor();
-            executor.drive().map(|progressed| {
-                let done = self.shared.close_done(&self.tracker, &executor);
-                Progress { done, progressed }
+            executor.drive().and_then(|progressed| {
+                let done = self.shared.close_done(&self.tracker, &executor)?;
+                Ok(Progress { done, progressed })
             })
         };
         self.tracker.tell_complete();
@@ -382,8 +383,14 @@ impl Drop for Prepared {
             allocation.set_epochs(self.tracker.buffers().local.values_of(started));
         }
         drop(allocation);
+
         let is_over = self.shared.record().is_some();
-        if is_over {
+        let is_abandoned = !is_over && self.tracker.closed() < started;
+        if is_abandoned {
+            // The thread panics, or the engine has failed. Peers go on with the start and write to the memory.
+            self.tracker.abandon();
+        }
+        if is_over || is_abandoned {
             self.shared.quarantine(self.tracker.buffers().clone());
         }
         let mut executor = self.executor();

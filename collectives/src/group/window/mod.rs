@@ -31,6 +31,29 @@ use crate::plan::Tier;
 ///
 /// Operations keep the memory allocated. Operations that overlap can be prepared at the same time, but not run at the same time: a
 /// start is refused while another one uses the same elements, or while the host has [borrowed](Self::slice) them.
+///
+/// # Who may access a window, and when
+///
+/// The host of this rank, starts of operations, and messages of channels access the same memory, the last two also from peers.
+/// These rules keep them apart. A table of the group checks them under one lock, so they hold on all threads of this rank.
+///
+/// 1. *A start* gives peers access to its ranges of this rank's window from its begin to its end, and never outside of it. A peer
+///    writes there only after this rank has signalled `ready`, which is a step of the start, and the start ends after the last
+///    signal of each such peer; the proof of a plan shows both. So a range is free for the host if no start of this rank that
+///    uses it is open, whatever the peers do.
+/// 2. *A channel* gives peers access to the whole window, from the time when the ranks agree to open it until all have
+///    [closed](crate::group::Group::close_channel) it, or the window is [released](crate::group::Group::release). If this rank
+///    drops its channel, the channels of the peers go on, so a drop changes nothing.
+/// 3. *A slice* excludes both. It is refused while an open start or a channel uses its elements, and while it exists, even if it
+///    was leaked, no such start can begin and no channel can be opened. Of two slices that overlap none is mutable. After the end
+///    of the group, when peers may be anywhere in a start, every slice is refused.
+/// 4. *Copies* by [`Channel::read`](crate::group::Channel::read) and [`Channel::write`](crate::group::Channel::write) may happen
+///    beside messages of peers. They access the memory by atomic loads and stores and borrow nothing.
+/// 5. *Starts and messages* on the same elements are ordered by the caller. Wrong orders give wrong elements, and nothing worse,
+///    because engines access memory by address.
+///
+/// A graph replays starts that this table does not see; this is why recording them takes `unsafe`. So does
+/// [registering](crate::group::Group::register) memory of the caller, who promises to access it by these rules.
 pub struct Window<T> {
     pub(in crate::group) inner: Arc<Inner>,
     elements: PhantomData<T>,

@@ -100,6 +100,8 @@ pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<
             return Err(error);
         }
     };
+    // No rank has a channel over the window, so what a dropped channel kept closed is gone.
+    group.users.remove_window(inner.number);
     let memory = inner.segment.without_imports();
     let ended = agree(&shared, &format!("{label}, imports"), Ok(Offer::default()), deadline);
     drop(memory);

@@ -22,14 +22,19 @@ pub struct WindowSliceMut<'w, T> {
 
 fn enter(inner: &Inner, bytes: &Range<u64>, writes: bool) -> Result<WindowUse, Error> {
     inner.shared.check()?;
-    inner.users.borrow(Extent { window: inner.number, bytes: bytes.clone(), writes })
+    let extent = Extent { window: inner.number, bytes: bytes.clone(), writes };
+    let borrowed = inner.users.borrow(extent)?;
+
+    // Checked again, because an operation may leave the table when the group ends, although peers still write to the window.
+    inner.shared.check()?;
+    Ok(borrowed)
 }
 
 impl<'w, T: Element> WindowSlice<'w, T> {
     pub(super) fn borrow(inner: &'w Inner, bytes: Range<u64>) -> Result<Self, Error> {
         let borrowed = enter(inner, &bytes, false)?;
-        // SAFETY: peers write to a window only between the begin and the end of a start of this rank,
-        // and none that writes here is open: see `WindowUses`.
+        // SAFETY: rules 1 and 2 of `Window`: `borrowed` excludes the open starts and the channels that write these bytes,
+        // and keeps others away until it is dropped.
         let bytes = unsafe { buffer::bytes(inner.region(), bytes) }?;
         Ok(Self { elements: element::cast(bytes)?, _borrowed: borrowed })
     }
@@ -38,7 +43,8 @@ impl<'w, T: Element> WindowSlice<'w, T> {
 impl<'w, T: Element> WindowSliceMut<'w, T> {
     pub(super) fn borrow(inner: &'w Inner, bytes: Range<u64>) -> Result<Self, Error> {
         let borrowed = enter(inner, &bytes, true)?;
-        // SAFETY: as above; nor does any start read here, nor is there another slice.
+        // SAFETY: rules 1 and 2 of `Window`: `borrowed` excludes all open starts, channels and other slices that use these
+        // bytes, and keeps others away until it is dropped.
         let bytes = unsafe { buffer::bytes_mut(inner.region(), bytes) }?;
         Ok(Self { elements: element::cast_mut(bytes)?, _borrowed: borrowed })
     }
