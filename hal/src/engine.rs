@@ -208,6 +208,9 @@ pub struct Caps {
     /// Whether several adjacent signals or waits cost the engine about as much as one. Plans then group them instead of
     /// signalling after each put.
     pub flags_batched: bool,
+    /// The largest growth of a flag since its last signal with which a signal needs no message of its own, or `u64::MAX` if the
+    /// growth does not matter.
+    pub signal_growth_max: u64,
     /// The largest number of ops in one slice, at least 1.
     pub slice_ops_max: usize,
     /// The size in bytes of the largest copy that the backend does not split.
@@ -231,6 +234,7 @@ impl Caps {
             rows: false,
             polled: false,
             flags_batched: false,
+            signal_growth_max: u64::MAX,
             slice_ops_max: 1,
             piece_bytes_max: u64::MAX,
             put_align_bytes: 1,

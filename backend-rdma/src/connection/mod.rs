@@ -33,7 +33,7 @@ pub(crate) use address::Address;
 pub(crate) use control::{Control, OpenRequest};
 pub(crate) use receiver::{SignalReceiver, WakeupEvent};
 pub(crate) use service::{Resources, Service};
-pub(crate) use signals::{FlagIds, FlagWord, Immediate, QpRole, RAILS_MAX};
+pub(crate) use signals::{FlagIds, FlagWord, INCREMENT_MAX, Immediate, QpRole, RAILS_MAX};
 
 #[derive(Debug)]
 pub(crate) struct Connections {

@@ -17,7 +17,7 @@ use crate::nic::MESSAGE_BYTES;
 /// The maximum number of flags with an id of 14 bits, which fits the immediate value of an RDMA write.
 const FLAG_IDS_MAX: u32 = 1 << 14;
 /// The largest increment of a flag that fits the immediate value of an RDMA write, inclusive.
-const INCREMENT_MAX: u64 = 0xff;
+pub(crate) const INCREMENT_MAX: u64 = 0xff;
 /// The maximum number of queue pairs of one engine to one peer, because a mask of 7 bits has a bit for each
 /// but the primary one.
 pub(crate) const RAILS_MAX: usize = 8;

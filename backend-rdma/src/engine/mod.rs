@@ -34,7 +34,7 @@ use ops::{Loopback, LoopbackOp, LoopbackProgress, ResolvedOp};
 use park::EventParker;
 use rail::{RailLimits, RequestChain, RequestId};
 
-use crate::connection::{Connections, Peer, RAILS_MAX, Resources};
+use crate::connection::{Connections, INCREMENT_MAX, Peer, RAILS_MAX, Resources};
 use crate::error::{Error, VerbsStatus};
 use crate::memory::{Local, Remote};
 use crate::sys::Cq;
@@ -82,6 +82,7 @@ impl Engine {
         let caps = Caps {
             gets: true,
             polled: true,
+            signal_growth_max: INCREMENT_MAX,
             slice_ops_max: SLICE_OPS_MAX.min(queue_ops),
             piece_bytes_max: limits.piece_bytes,
             ..Caps::new("queue pairs")

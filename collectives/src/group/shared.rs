@@ -138,7 +138,7 @@ impl Shared {
         let tracked = std::mem::take(&mut state.tracked);
         let channels: Vec<_> = state.channels.iter().filter_map(Weak::upgrade).collect();
         let own = |record: &AbortRecord| {
-            let state = self.rank_state(&tracked, &channels, &record.operation);
+            let state = self.rank_state(&tracked, &channels, record);
             // A rank that waits for nothing here may be held up by a wait in another group.
             let is_idle = state.waits.is_empty();
             if is_idle { RankState { waits: elsewhere.clone(), ..state } } else { state }
@@ -193,7 +193,7 @@ impl Shared {
         &self,
         tracked: &[TrackedOperation],
         channels: &[Arc<ChannelSide>],
-        operation: &str,
+        record: &AbortRecord,
     ) -> RankState {
         let exchange = self.bootstrap.missing().into_iter();
         let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
@@ -201,7 +201,7 @@ impl Shared {
         let messages = channels.iter().flat_map(|channel| channel.waits());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).chain(messages).collect();
         let waits = ranks.into_iter().map(|rank| rank.0).collect();
-        RankState { waits, start: newest_start(tracked, operation) }
+        RankState { waits, start: newest_start(tracked, record) }
     }
 
     fn after_change(&self, state: MutexGuard<'_, State>, action: Option<Action>) {
@@ -336,7 +336,7 @@ impl Shared {
         if self.check().is_err() {
             return;
         }
-        let start = newest_start(&self.state().tracked, &record.operation);
+        let start = newest_start(&self.state().tracked, &record);
         let own = RankState { waits, start };
         self.change(|control, now| control.overdue(now, own, record));
     }
@@ -635,8 +635,8 @@ impl Shared {
 }
 
 /// An operation whose starts use several plans is tracked several times.
-fn newest_start(tracked: &[TrackedOperation], operation: &str) -> Option<SizedStart> {
-    tracked.iter().filter_map(|tracked| tracked.tracker.start_of(operation)).max()
+fn newest_start(tracked: &[TrackedOperation], record: &AbortRecord) -> Option<SizedStart> {
+    tracked.iter().filter_map(|tracked| tracked.tracker.start_of(record)).max()
 }
 
 struct GroupListener(Weak<Shared>);

@@ -1,6 +1,6 @@
 //! Tracks which starts of an operation are not complete, for the watchdog thread and for error texts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use peerlane_hal::{Deadline, Rank};
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::group::control::SizedStart;
 use crate::group::event::Event;
-use crate::group::operation::StartPart;
+use crate::group::operation::{PeerLens, StartPart};
 use crate::run::buffers::{FlagState, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
@@ -22,6 +22,8 @@ pub(crate) enum Activity {
     Open,
     OnStream,
     Captured,
+    /// The operation was dropped during a start that peers go on with.
+    Abandoned,
 }
 
 pub(crate) struct StartTracker {
@@ -29,6 +31,8 @@ pub(crate) struct StartTracker {
     rank: Rank,
     timeout: Duration,
     waits: Vec<AwaitedFlag>,
+    /// The flags that tell whether ranks have made a start alike.
+    compared: Vec<AwaitedFlag>,
     writers: FlagWriters,
     views: TierBuffers,
     opened: AtomicU64,
@@ -52,21 +56,40 @@ pub(crate) struct StartTracker {
 }
 
 /// Holds the part of the newest starts, and which starts have it.
-#[derive(Default)]
-struct PartCell {
+pub(crate) struct PartCell {
     part: Mutex<StartPart>,
+    /// The lengths that this rank and each other one exchange, by rank; empty unless each pair of ranks has its own.
+    pairs: Mutex<Box<[PeerLens]>>,
     /// The last start with another part.
     before: AtomicU64,
 }
 
 impl PartCell {
-    fn get(&self) -> StartPart {
-        *self.part.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Creates a cell; `pairs` is the number of ranks if each pair of ranks has lengths of its own.
+    pub(crate) fn new(pairs: Option<usize>) -> Self {
+        let pairs = vec![PeerLens::default(); pairs.unwrap_or(0)].into();
+        Self { part: Mutex::default(), pairs: Mutex::new(pairs), before: AtomicU64::new(0) }
     }
 
-    fn set(&self, part: &StartPart, before: u64) {
+    /// Returns the part in words, with the lengths of blocks that this rank exchanges with `peer`.
+    fn describe(&self, peer: Option<Rank>) -> String {
+        let part = *self.part.lock().unwrap_or_else(PoisonError::into_inner);
+        let pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let lens = peer.and_then(|peer| Some((peer, *pairs.get(peer.index())?)));
+        part.describe(lens)
+    }
+
+    fn set(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, before: u64) {
         *self.part.lock().unwrap_or_else(PoisonError::into_inner) = *part;
+        let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        for (rank, lens) in Rank::all(pairs.len()).zip(&mut *pairs) {
+            *lens = pair(rank);
+        }
         self.before.store(before, Ordering::Relaxed);
+    }
+
+    fn is_of_pairs(&self) -> bool {
+        !self.pairs.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Returns whether the start `epoch` has the newest part.
@@ -83,9 +106,11 @@ impl StartTracker {
         waits: Vec<AwaitedFlag>,
         writers: FlagWriters,
         views: TierBuffers,
-        resizable: bool,
+        part: Option<PartCell>,
     ) -> Self {
+        let compared = part.as_ref().map(|part| compared(&waits, part)).unwrap_or_default();
         Self {
+            compared,
             operation,
             rank,
             timeout,
@@ -104,7 +129,7 @@ impl StartTracker {
             blocked: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             event: Event::default(),
-            part: resizable.then(PartCell::default),
+            part,
         }
     }
 
@@ -329,13 +354,22 @@ impl StartTracker {
         Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
-    /// Returns the newest start if this is the operation with that name, and its starts can have lengths and places of
-    /// their own.
-    pub(crate) fn start_of(&self, operation: &str) -> Option<SizedStart> {
-        let part = self.part.as_ref().filter(|_| self.operation == operation)?;
+    /// Returns the newest start if the record is about this operation, and its starts can have lengths and places of their own.
+    pub(crate) fn start_of(&self, record: &AbortRecord) -> Option<SizedStart> {
+        let part = self.part.as_ref().filter(|_| self.operation == record.operation)?;
         let epoch = self.opened.load(Ordering::Acquire);
         // A later resize is for a start that is not made yet.
-        part.is_of(epoch).then(|| SizedStart { epoch, part: part.get().to_string() })
+        if !part.is_of(epoch) {
+            return None;
+        }
+
+        // A mismatch is one of two ranks, of which each knows what it exchanges with the other. Parts that are compared with those
+        // of all ranks name no pair.
+        let (by, peer) = (record.by, record.peer);
+        let other =
+            if by == Some(self.rank) { peer } else { by.filter(|_| peer == Some(self.rank)) };
+        let other = other.filter(|_| record.cause == Cause::Mismatch);
+        Some(SizedStart { epoch, part: part.describe(other) })
     }
 
     /// Counts starts up to `epoch` as made by another executor of the operation.
@@ -346,15 +380,21 @@ impl StartTracker {
         }
     }
 
-    /// Sets the lengths and places of the starts after `before`.
-    pub(crate) fn set_part(&self, part: &StartPart, before: u64) {
+    /// Sets the lengths and places of the starts after `before`. `pair` returns the lengths that this rank and another one
+    /// exchange.
+    pub(crate) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, before: u64) {
+        let Some(cell) = &self.part else { return };
+        let is_of_pairs = cell.is_of_pairs();
+        let hash_of = |peer| match is_of_pairs {
+            true => part.hash_of_pair((self.rank, peer), pair(peer)),
+            false => part.hash,
+        };
+
         let TierBuffers { local, network } = &self.views;
         for digest in [local].into_iter().chain(network).filter_map(|view| view.digest.as_ref()) {
-            digest.set(part.hash);
+            digest.set(hash_of);
         }
-        if let Some(cell) = &self.part {
-            cell.set(part, before);
-        }
+        cell.set(part, pair, before);
     }
 
     /// Returns the record of a mismatch of the first open start that another rank has made with other lengths or places.
@@ -376,17 +416,19 @@ impl StartTracker {
                 None if slowly => view.flag_value(address, start)?,
                 None => return None,
             };
-            Some(view.flag_state(value, address.signalled_in(start)) == FlagState::Differs)
+            let state = view.flag_state(value, address.signalled_in(start), address.peer);
+            Some(state == FlagState::Differs)
         };
-        let flag = self.waits.iter().find(|wait| differs(wait) == Some(true))?.flag;
+        let flag = self.compared.iter().find(|wait| differs(wait) == Some(true))?.flag;
         let operation = self.operation.clone();
+        let writer = self.writers.of(flag);
         let text = format!(
             "{operation}, start {epoch}: ranks disagree: rank {} started it with {}",
             self.rank,
-            part.get()
+            part.describe(Some(writer))
         );
         let phase = flag.to_string();
-        let (by, peer) = (Some(self.rank), Some(self.writers.of(flag)));
+        let (by, peer) = (Some(self.rank), Some(writer));
         let cause = Cause::Mismatch;
         Some(AbortRecord { cause, by, peer, operation, phase, epoch, text, unanswered: false })
     }
@@ -417,7 +459,7 @@ impl StartTracker {
 
     pub(crate) fn activity(&self) -> Activity {
         if self.is_abandoned() {
-            return Activity::Open;
+            return Activity::Abandoned;
         }
         match (self.is_captured(), self.due().is_some()) {
             (true, _) => Activity::Captured,
@@ -426,4 +468,19 @@ impl StartTracker {
             (false, false) => Activity::Idle,
         }
     }
+}
+
+/// Returns the flags from which a rank sees whether others have made a start alike.
+///
+/// If each pair of ranks has lengths of its own, all flags between two ranks say the same, so the last one of each rank is enough.
+/// The host of a GPU reads it from the device.
+fn compared(waits: &[AwaitedFlag], part: &PartCell) -> Vec<AwaitedFlag> {
+    if !part.is_of_pairs() {
+        return waits.to_vec();
+    }
+    let mut last_of: BTreeMap<Rank, AwaitedFlag> = BTreeMap::new();
+    for wait in waits.iter().filter(|wait| wait.address.lag == 0) {
+        last_of.insert(wait.address.peer, *wait);
+    }
+    last_of.into_values().collect()
 }

@@ -66,6 +66,8 @@ pub(crate) struct BufferOffset {
 pub(crate) struct FlagAddress {
     pub(crate) crosses_tiers: bool,
     pub(crate) word: u64,
+    /// The other rank of the pair: the one that is signalled, or the one whose signal is awaited.
+    pub(crate) peer: Rank,
     /// The number of operation starts between a flag's signal and the wait for it; 0 for a signal.
     pub(crate) lag: u32,
 }
@@ -294,25 +296,47 @@ impl FlagRegions {
     }
 }
 
-/// The number of low bits of a flag that hold a digest. RDMA sends a flag without a message of its own if the flag grows by
-/// at most 255, and it grows by less than two starts.
-pub(crate) const DIGEST_BITS: u32 = 7;
+/// The largest number of low bits of a flag that hold a digest. With it, flags can count 2³⁹ starts, and two digests of different
+/// starts are equal once in 16 million.
+const DIGEST_BITS_MAX: u32 = 24;
+
+/// Returns the number of low bits of a flag that hold a digest, if a flag should grow by at most `growth_max` from a start to the
+/// next one. It grows by less than two starts.
+pub(crate) fn digest_bits(growth_max: u64) -> u32 {
+    let starts = growth_max.saturating_add(1) / 2;
+    starts.max(1).ilog2().min(DIGEST_BITS_MAX)
+}
 
 /// Tells starts apart whose lengths or places differ between ranks.
-#[derive(Debug, Default)]
-pub(crate) struct Digest(AtomicU64);
+#[derive(Debug)]
+pub(crate) struct Digest {
+    bits: u32,
+    /// The hash of what this rank and each other rank know of a start, by rank. There is one hash for all if ranks know the same.
+    hashes: Box<[AtomicU64]>,
+}
 
 impl Digest {
-    /// Sets the lengths and places of the next starts, as a hash.
-    pub(crate) fn set(&self, hash: u64) {
-        self.0.store(hash, Ordering::Relaxed);
+    /// Creates a digest of `bits` bits. `pairs` is the number of ranks if each pair of ranks has lengths of its own.
+    pub(crate) fn new(bits: u32, pairs: Option<usize>) -> Self {
+        let hashes = (0..pairs.unwrap_or(1)).map(|_| AtomicU64::default()).collect();
+        Self { bits, hashes }
     }
 
-    /// Returns the low bits of flags that are signalled in a start. They depend on the start, so that two hashes that give
-    /// the same bits once will soon differ.
-    fn of(&self, epoch: u64) -> u64 {
-        let mixed = self.0.load(Ordering::Relaxed) ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> (u64::BITS - DIGEST_BITS)
+    /// Sets the lengths and places of the next starts, as a hash for each rank.
+    pub(crate) fn set(&self, hash_of: impl Fn(Rank) -> u64) {
+        for (rank, hash) in Rank::all(self.hashes.len()).zip(&self.hashes) {
+            hash.store(hash_of(rank), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the low bits of flags that this rank and `peer` signal to each other in a start. They depend on the start, so that
+    /// two hashes that give the same bits once will soon differ.
+    fn of(&self, epoch: u64, peer: Rank) -> u64 {
+        // Without hashes for pairs, all ranks have the first one.
+        let hash = self.hashes.get(peer.index()).unwrap_or(&self.hashes[0]);
+        let mixed = hash.load(Ordering::Relaxed) ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = mixed.wrapping_mul(0xd6e8_feb8_6659_fd93);
+        mixed.checked_shr(u64::BITS - self.bits).unwrap_or(0)
     }
 }
 
@@ -402,7 +426,7 @@ impl OperationBuffers {
     }
 
     fn digest_bits(&self) -> u32 {
-        if self.digest.is_some() { DIGEST_BITS } else { 0 }
+        self.digest.as_ref().map_or(0, |digest| digest.bits)
     }
 
     /// Returns the least value that flags have when they are signalled in `start`, or 0 for the start before the first.
@@ -414,23 +438,25 @@ impl OperationBuffers {
         }
     }
 
-    /// Returns the value with which flags are signalled in `start`.
-    pub(crate) fn signal_value(&self, start: Start) -> u64 {
+    /// Returns the value with which this rank and `peer` signal flags to each other in `start`.
+    pub(crate) fn signal_value(&self, start: Start, peer: Rank) -> u64 {
         let digest = match (&self.digest, start) {
-            (Some(digest), Start::Eager(epoch)) => digest.of(epoch),
+            (Some(digest), Start::Eager(epoch)) => digest.of(epoch, peer),
             _ => 0,
         };
         self.flag_value_in(start) + digest
     }
 
-    /// Returns what the value of a flag says about `start`.
-    pub(crate) fn flag_state(&self, value: u64, start: Start) -> FlagState {
+    /// Returns what the value of a flag that `peer` signals says about `start`.
+    pub(crate) fn flag_state(&self, value: u64, start: Start, peer: Rank) -> FlagState {
         let least = self.flag_value_in(start);
         let of_start = value.wrapping_sub(least) >> self.digest_bits() == 0;
         match self.digest {
             _ if value < least => FlagState::Waiting,
             Some(_)
-                if of_start && start != Start::Captured && value != self.signal_value(start) =>
+                if of_start
+                    && start != Start::Captured
+                    && value != self.signal_value(start, peer) =>
             {
                 FlagState::Differs
             }
@@ -527,5 +553,20 @@ mod tests {
         assert_eq!(DoubleBuffering::new(2, u64::MAX / 2, 8, false), None);
         assert_eq!(DoubleBuffering::new(2, 8, u64::MAX / 8, false), None);
         assert_eq!(DoubleBuffering::new(1, 8, u64::MAX / 4, true), None);
+    }
+    #[test]
+    fn a_digest_has_as_many_bits_as_the_growth_of_flags_allows() {
+        assert_eq!([u64::MAX, 255, 254, 3, 1, 0].map(digest_bits), [24, 7, 6, 1, 0, 0]);
+        let of_pairs = Digest::new(7, Some(3));
+        of_pairs.set(|rank| u64::from(rank.0));
+        let of_all = Digest::new(0, None);
+        of_all.set(|_| 77);
+        for epoch in 1..50 {
+            let digests = [0, 1, 2].map(|rank| of_pairs.of(epoch, Rank(rank)));
+            assert!(digests.iter().all(|digest| *digest < 128), "{digests:?}");
+            assert_eq!(of_all.of(epoch, Rank(5)), 0);
+        }
+        let differs = |epoch| of_pairs.of(epoch, Rank(0)) != of_pairs.of(epoch, Rank(1));
+        assert!((1..4).any(differs), "equal digests differ in other starts");
     }
 }

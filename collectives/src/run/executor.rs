@@ -392,7 +392,7 @@ mod tests {
     ) -> (Executor, Arc<Mutex<PortLog>>) {
         let log: Arc<Mutex<PortLog>> = Arc::default();
         let lanes = ['a', 'b'].map(|name| {
-            let flag = FlagAddress { crosses_tiers: false, word: 0, lag: 0 };
+            let flag = FlagAddress { crosses_tiers: false, word: 0, peer: Rank(0), lag: 0 };
             let steps = vec![BoundStep::Signal { peer: Rank(0), flag }; 3].into_boxed_slice();
             let entry_steps = if name == 'a' { entry } else { 0 };
             let program = Program { steps, origins: None, entry_steps, waits: Box::default() };

@@ -155,7 +155,7 @@ impl Port for EnginePort {
         let word = self.buffers.flag(flag, start)?;
         // Acquire: the data that the signal published is visible to steps that are submitted next.
         let value = word.load(Ordering::Acquire);
-        let state = self.buffers.flag_state(value, flag.signalled_in(start));
+        let state = self.buffers.flag_state(value, flag.signalled_in(start), flag.peer);
         if state == FlagState::Signalled && start == Start::Captured {
             // Release: a writer that sees the 0 may signal again.
             word.store(0, Ordering::Release);
@@ -297,7 +297,7 @@ pub(crate) fn resolve<'s, 'a: 's>(
                 Op::Reduce { dst, srcs, bytes, reduction }
             }
             BoundStep::Signal { peer, flag } => {
-                let value = buffers.signal_value(start);
+                let value = buffers.signal_value(start, peer);
                 Op::Signal { flag: buffers.remote_flag(peer, flag, start), value }
             }
             BoundStep::Wait { flag } => {

@@ -99,7 +99,7 @@ impl Binding<'_> {
         match *step {
             Step::Signal { peer, flag } => {
                 let crosses_tiers = self.flag_tiers.is_signal_across(tier, flag);
-                let flag = FlagAddress { crosses_tiers, word: self.flags.word(flag), lag: 0 };
+                let flag = FlagAddress { crosses_tiers, word: self.flags.word(flag), peer, lag: 0 };
                 bound.push(BoundStep::Signal { peer, flag });
             }
             Step::Wait { flag } => {
@@ -157,7 +157,21 @@ impl Binding<'_> {
 
     fn awaited_address(&self, flag: Flag) -> FlagAddress {
         let crosses_tiers = self.flag_tiers.is_wait_across(flag);
-        FlagAddress { crosses_tiers, word: self.flags.word(flag), lag: flag.lag() }
+        let (word, lag) = (self.flags.word(flag), flag.lag());
+        FlagAddress { crosses_tiers, word, peer: provider_or_writer(flag, self.plan.rank), lag }
+    }
+}
+
+/// Returns the rank that signals a flag to `reader`, or the rank that provides the bytes which the flag announces.
+///
+/// Both are the same rank in all schedules of collectives in which each pair of ranks has a block of its own, because no rank passes
+/// these blocks on.
+fn provider_or_writer(flag: Flag, reader: Rank) -> Rank {
+    match flag {
+        Flag::Ready { from, .. } | Flag::Free { from, .. } => from,
+        Flag::Taken { by, .. } => by,
+        Flag::Go { .. } | Flag::Sent { .. } => reader,
+        Flag::Contributed { cell, .. } | Flag::Arrived { cell, .. } => cell.block,
     }
 }
 
@@ -302,12 +316,8 @@ impl FlagWriters {
 
     /// A verified plan has exactly one rank that signals a flag.
     pub(crate) fn of(&self, flag: Flag) -> Rank {
-        let cell = match flag {
-            Flag::Ready { from, .. } | Flag::Free { from, .. } => return from,
-            Flag::Taken { by, .. } => return by,
-            Flag::Go { .. } | Flag::Sent { .. } => return self.reader,
-            Flag::Contributed { cell, .. } => return cell.block,
-            Flag::Arrived { cell, .. } => cell,
+        let Flag::Arrived { cell, .. } = flag else {
+            return provider_or_writer(flag, self.reader);
         };
         // The map is valid even if a thread has panicked while it held the lock.
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -386,6 +396,38 @@ mod tests {
         for (what, flag, writer, crosses) in cases {
             assert_eq!(flag_tiers.is_wait_across(flag), crosses, "{what}, read");
             assert_eq!(flag_tiers.is_signal_across(writer, flag), crosses, "{what}, written");
+        }
+    }
+
+    /// The digest of a pair of ranks is compared with that of the rank which the flag names.
+    #[test]
+    fn a_flag_names_its_writer_if_each_pair_of_ranks_has_a_block() {
+        use crate::schedule::{Shape, plan};
+
+        let collective = Collective::AllToAll;
+        for nodes in [&[0][..], &[0; 2], &[0; 5], &[0, 0, 1, 1], &[0, 1, 1, 2, 1]] {
+            let topology = Topology::of_nodes(nodes).unwrap();
+            let tiers = topology.nodes() > 1;
+            for flags in [FlagOrder::Prompt, FlagOrder::Batched] {
+                for algorithm in [Algorithm::Direct, Algorithm::Pull] {
+                    let shape =
+                        Shape { collective, chunks: 2, in_place: false, outputs: 1, flags, tiers };
+                    for rank in Rank::all(nodes.len()) {
+                        let plan = plan(algorithm, &topology, rank, shape).unwrap();
+                        let steps =
+                            plan.lane_ids().flat_map(|lane| plan.closed_lane(lane, |_| true));
+                        for step in steps {
+                            if let Step::Signal { peer, flag } = step {
+                                assert_eq!(
+                                    provider_or_writer(flag, peer),
+                                    rank,
+                                    "{algorithm}: {flag}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
         }
     }
 

@@ -293,8 +293,8 @@ fn an_operation_that_a_panic_drops_during_a_start_keeps_its_bytes() {
         group.close()?;
         Ok::<_, Error>(refused.into_iter().flatten().map(|error| error.to_string()).collect())
     });
-    let text = "bytes 0 to 100 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that \
-                start first";
+    let text = "bytes 0 to 100 of window 1 are in use: all-gather 1 was dropped during a start, in which peers still use them; \
+                only the end of the group ends it";
     assert_eq!(refused.unwrap()[1], [text, text]);
 }
 

@@ -242,7 +242,10 @@ impl Memory {
             cross_tier_flags: self.flags(tier, FlagLanes::Across),
             buffering: operation.buffering,
             epoch_base,
-            digest: operation.spec.resizable.then(Digest::default),
+            digest: operation
+                .spec
+                .resizable
+                .then(|| Digest::new(operation.digest_bits, operation.pairs())),
             reduction: operation.spec.reduction().ok().flatten(),
             _keep: keep.collect(),
         }

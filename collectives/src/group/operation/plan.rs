@@ -15,7 +15,7 @@ use crate::group::report::PlanRange;
 use crate::group::shared::Shared;
 use crate::layout::{BlockBytes, CHUNK_ALIGN_BYTES, FlagLayout, Layout};
 use crate::plan::{Algorithm, FlagOrder, Plan};
-use crate::run::buffers::{BufferId, DoubleBuffering};
+use crate::run::buffers::{BufferId, DoubleBuffering, digest_bits};
 use crate::run::program::{FlagTiers, FlagWriters, is_tiered};
 use crate::schedule::{self, Shape, schedule};
 use crate::topology::Topology;
@@ -75,6 +75,8 @@ pub(super) struct OperationPlan {
     pub(super) flag_tiers: FlagTiers,
     pub(super) flags: FlagLayout,
     pub(super) buffering: DoubleBuffering,
+    /// The number of bits of a flag with which ranks compare lengths and places, if starts can have their own.
+    pub(super) digest_bits: u32,
     pub(super) proof: Arc<str>,
     /// Whether this plan or another one of the operation reads from peers.
     pub(super) gets: bool,
@@ -170,6 +172,7 @@ impl OperationPlan {
             flag_tiers,
             flags,
             buffering,
+            digest_bits: digest_bits(caps.signal_growth_max),
             proof,
             gets: schedule(algorithm).gets,
             can_get: gets,
@@ -213,6 +216,11 @@ impl OperationPlan {
         let bytes = self.layout.output_bytes_max();
         let buffering = DoubleBuffering::new(1, bytes, self.flags.words(), self.spec.capturable);
         self.buffering = buffering.expect("flags of two plans fit where those of each do");
+    }
+
+    /// Returns the number of ranks if each pair of ranks has lengths of its own.
+    pub(super) fn pairs(&self) -> Option<usize> {
+        self.layout.lengths().is_none().then(|| self.layout.ranks())
     }
 
     pub(super) fn writers(&self) -> FlagWriters {

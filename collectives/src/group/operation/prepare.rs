@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
 use crate::group::heap::{Demand, Dropped};
 use crate::group::report::{Fallback, PlanRange, Report};
-use crate::group::tracker::StartTracker;
+use crate::group::tracker::{PartCell, StartTracker};
 use crate::group::{Group, Setup};
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
@@ -252,7 +252,8 @@ impl Preparation {
 
     /// Adds the values that must be equal on all ranks.
     fn fields(&self, mut offer: Offer, prefix: &str) -> Offer {
-        let OperationPlan { spec, plan, request, requirements, topology, .. } = &self.operation;
+        let OperationPlan { spec, plan, request, requirements, topology, digest_bits, .. } =
+            &self.operation;
         let mut add = |name: &str, value: String| {
             offer = std::mem::take(&mut offer).field(&format!("{prefix}{name}"), value);
         };
@@ -274,6 +275,7 @@ impl Preparation {
         add("resizable", spec.resizable.to_string());
         add("columns", format!("{:?}", spec.columns));
         if spec.resizable {
+            add("bits that compare starts", digest_bits.to_string());
             let begin = spec.source.as_ref().map_or(0, |(_, begin)| *begin);
             add("begin of the input in the window", begin.to_string());
         }
@@ -473,9 +475,11 @@ impl Preparation {
             waits,
             operation.writers(),
             buffers,
-            spec.resizable,
+            spec.resizable.then(|| PartCell::new(operation.pairs())),
         );
-        let OperationSpec { capturable, strict, traced, checks_starts, .. } = *spec;
+        let OperationSpec { capturable, strict, traced, .. } = *spec;
+        // Lengths of pairs come from the caller's data and not from its code, so ranks disagree easily.
+        let checks_starts = spec.checks_starts || operation.pairs().is_some();
         // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
         // the regions; `verify` has passed the plans.
         let executor =
@@ -512,7 +516,9 @@ fn planned(
         of_network = network.transpose()?;
         let caps = *engines[0].caps();
         let gets = caps.gets && of_network.as_ref().is_none_or(|engine| engine.caps().gets);
-        Ok(Caps { gets, ..caps })
+        let growth_of_network = of_network.as_ref().map(|engine| engine.caps().signal_growth_max);
+        let signal_growth_max = caps.signal_growth_max.min(growth_of_network.unwrap_or(u64::MAX));
+        Ok(Caps { gets, signal_growth_max, ..caps })
     })?;
     let plan = &operation.plan;
     for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {

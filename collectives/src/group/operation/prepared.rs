@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, ErrorKind};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::resize::StartPart;
+use super::resize::{PeerLens, StartPart};
 use crate::error::Error;
 use crate::group::heap::Allocation;
 use crate::group::shared::Shared;
@@ -130,9 +130,9 @@ impl Prepared {
         executor.resize(plan, layout);
     }
 
-    /// Sets the lengths and places of the starts after `started`.
-    pub(crate) fn set_part(&self, part: &StartPart, started: u64) {
-        self.tracker.set_part(part, started);
+    /// Sets the lengths and places of the starts after `started`, as [`StartTracker::set_part`].
+    pub(crate) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, started: u64) {
+        self.tracker.set_part(part, pair, started);
     }
 
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {

@@ -3,7 +3,6 @@
 //! The plan of an operation does not depend on lengths, so its proof holds for all of them. [`Operation::resize`] checks the
 //! lengths and places, and changes the offsets and lengths of the copies that are already bound; nothing is exchanged.
 
-use std::fmt;
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
@@ -48,7 +47,8 @@ impl<'a> Part<'a> {
     /// elements from it.
     ///
     /// Every block stays where the lengths of the preparation put it, in the input and in the output. What a rank sends
-    /// to another must be what the other receives from it; this is not compared.
+    /// to another must be what the other receives from it; the two ranks compare it in every start, see
+    /// [`Operation::resize`].
     pub fn send_receive(send: &'a [usize], receive: &'a [usize]) -> Self {
         Self { lens: PartLens::SendReceive(send, receive), ..Self::len(0) }
     }
@@ -115,8 +115,7 @@ impl Resizing {
         windows: [Option<u64>; 2],
         prepared: &Prepared,
     ) -> Box<Self> {
-        let part = StartPart::new(layout, rank, dtype.bytes() as u64);
-        set_part(&plans, prepared, &part, 0);
+        set_part(&plans, prepared, (layout, rank, dtype), 0);
         let own = [layout.input_bytes_max(), layout.output_bytes_max()];
         let bytes = [0, 1].map(|index| windows[index].unwrap_or(own[index]));
         let (current, has_open_others, last) = (0, false, None);
@@ -220,8 +219,10 @@ impl<T: Element> Operation<T> {
     ///
     /// A start with other lengths or places than on another rank ends the group with an error that names both ranks and
     /// their values. If the host polls the flags, it finds this before it copies. If the engines wait for flags, the host
-    /// compares when the start is complete: always if it can read the flags directly, and otherwise if
-    /// [`check_starts`](super::OperationBuilder::check_starts) is set.
+    /// compares when it sees that the start is complete: always if it can read the flags directly or each pair of ranks has a
+    /// length, and otherwise if [`check_starts`](super::OperationBuilder::check_starts) is set. Starts on a stream are only
+    /// compared if the host waits for them before the next one. Ranks compare a digest of 24 bits, or of 7 bits where a NIC
+    /// signals; it changes with each start.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -269,7 +270,6 @@ impl State {
 
     fn resize_with(&mut self, resizing: &mut Resizing, part: &Part<'_>) -> Result<(), Error> {
         let offsets = resizing.lay_out(part, self.rank)?;
-        let size = resizing.dtype.bytes() as u64;
         let equal = match part.lens {
             PartLens::Equal(len) => Some(len as u64),
             _ => None,
@@ -293,8 +293,8 @@ impl State {
         resizing.next.set_chunks(resizing.plan().chunks);
         std::mem::swap(&mut self.layout, &mut resizing.next);
         self.prepared.resize(resizing.plan(), &self.layout, started);
-        let part = StartPart::new(&self.layout, self.rank, size);
-        set_part(&resizing.plans, &self.prepared, &part, started);
+        let next = (&self.layout, self.rank, resizing.dtype);
+        set_part(&resizing.plans, &self.prepared, next, started);
         resizing.last = values;
         Ok(())
     }
@@ -366,24 +366,53 @@ impl StartPart {
         let hash = [input, output].into_iter().fold(hash, mix);
         Self { hash, lens, input, output }
     }
-}
 
-impl fmt::Display for StartPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.lens {
-            StartLens::Equal(len) => write!(f, "blocks of {len} elements")?,
-            StartLens::Sum(sum) => write!(f, "blocks of {sum} elements in all")?,
-            StartLens::Pairs => f.write_str("blocks with a length for each pair of ranks")?,
-        }
-        let Self { input, output, .. } = self;
-        write!(f, ", the input at element {input}, the output at element {output}")
+    /// Returns the hash of what both ranks of a pair know: the part, and the lengths in both directions.
+    pub(crate) fn hash_of_pair(&self, (rank, peer): (Rank, Rank), lens: PeerLens) -> u64 {
+        let PeerLens { send, receive } = lens;
+        let from_lower_rank = if rank <= peer { [send, receive] } else { [receive, send] };
+        from_lower_rank.into_iter().fold(self.hash, mix)
+    }
+
+    /// Describes the part for an error. If each pair of ranks has lengths of its own, `pair` is another rank and the lengths that
+    /// this rank exchanges with it.
+    pub(crate) fn describe(&self, pair: Option<(Rank, PeerLens)>) -> String {
+        let Self { lens, input, output, .. } = self;
+        let blocks = match (lens, pair) {
+            (StartLens::Equal(len), _) => format!("blocks of {len} elements"),
+            (StartLens::Sum(sum), _) => format!("blocks of {sum} elements in all"),
+            (StartLens::Pairs, None) => "blocks with a length for each pair of ranks".to_owned(),
+            (StartLens::Pairs, Some((peer, PeerLens { send, receive }))) => {
+                format!("{send} elements for rank {peer} and {receive} elements from rank {peer}")
+            }
+        };
+        format!("{blocks}, the input at element {input}, the output at element {output}")
     }
 }
 
+/// The lengths of the blocks that a rank and another one exchange, in elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PeerLens {
+    pub(crate) send: u64,
+    pub(crate) receive: u64,
+}
+
 /// Sets the lengths and places of the starts after `started` for all plans, of which the operation uses `current`.
-fn set_part(plans: &[StartPlan], current: &Prepared, part: &StartPart, started: u64) {
+fn set_part(
+    plans: &[StartPlan],
+    current: &Prepared,
+    (layout, rank, dtype): (&Layout, Rank, DType),
+    started: u64,
+) {
+    let element_bytes = dtype.bytes() as u64;
+    let part = StartPart::new(layout, rank, element_bytes);
+    let pair = |peer| PeerLens {
+        send: layout.block_bytes(rank, peer) / element_bytes,
+        receive: layout.block_bytes(peer, rank) / element_bytes,
+    };
+
     let others = plans.iter().filter_map(|plan| plan.prepared.as_ref());
-    others.chain([current]).for_each(|prepared| prepared.set_part(part, started));
+    others.chain([current]).for_each(|prepared| prepared.set_part(&part, &pair, started));
 }
 
 fn mix(hash: u64, value: u64) -> u64 {

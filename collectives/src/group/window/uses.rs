@@ -209,9 +209,7 @@ impl Drop for WindowUse {
             Some(Access::Messages(channel)) if *channel == ChannelState::Open => {
                 *channel = ChannelState::Dropped;
             }
-            // A panic has dropped the operation without waiting, so peers still use the bytes.
-            Some(Access::Starts { activity, .. })
-                if matches!(activity(), Activity::Open | Activity::OnStream) => {}
+            Some(Access::Starts { activity, .. }) if activity() == Activity::Abandoned => {}
             _ => state.users.retain(|user| user.number != self.number),
         }
     }
@@ -311,6 +309,9 @@ impl User {
             Activity::Open | Activity::OnStream => {
                 Some("uses them in a start that is not complete; wait for that start first")
             }
+            Activity::Abandoned => Some(
+                "was dropped during a start, in which peers still use them; only the end of the group ends it",
+            ),
             Activity::Captured => Some(
                 "uses them in a graph, whose replays are not tracked; use them on the stream of the \
                  graph",
@@ -429,12 +430,12 @@ mod tests {
                 move || activity,
             )
         };
-        for activity in [Activity::Idle, Activity::Captured] {
+        for activity in [Activity::Idle, Activity::Open, Activity::Captured] {
             drop(add(activity));
             assert_eq!(said(users.borrow(extent(1, 0..8, false))), "ok", "{activity:?}");
         }
-        drop(add(Activity::OnStream));
-        assert_snapshot!(said(users.borrow(extent(1, 0..8, false))), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first");
+        drop(add(Activity::Abandoned));
+        assert_snapshot!(said(users.borrow(extent(1, 0..8, false))), @"bytes 0 to 8 of window 1 are in use: all-gather 1 was dropped during a start, in which peers still use them; only the end of the group ends it");
     }
 
     #[test]
