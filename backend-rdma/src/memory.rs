@@ -74,7 +74,7 @@ impl Drop for Local {
 
 // SAFETY: the region keeps its memory allocated until it is dropped.
 unsafe impl Region for Local {
-    fn allow_reuse(&self) {}
+    unsafe fn allow_reuse(&self) {}
 
     fn base(&self) -> NonNull<u8> {
         self.registration.base

@@ -297,7 +297,7 @@ mod tests {
 
     // SAFETY: the region keeps its memory allocated until it is dropped.
     unsafe impl Region for Memory {
-        fn allow_reuse(&self) {}
+        unsafe fn allow_reuse(&self) {}
 
         fn base(&self) -> NonNull<u8> {
             NonNull::new(0x7_0000_1234 as *mut u8).unwrap()

@@ -94,9 +94,17 @@ pub unsafe trait Region: Send + Sync + 'static {
 
     /// Lets the backend reuse the memory for another region after this region is dropped.
     ///
-    /// The caller guarantees that no peer writes to this region any more. Without this call, memory that peers may still write to
-    /// is not used again.
-    fn allow_reuse(&self);
+    /// Without this call, memory that peers may still write to is not used again.
+    ///
+    /// ```compile_fail,E0133
+    /// fn free<R: peerlane_hal::Region>(region: R) {
+    ///     region.allow_reuse(); // Only the caller knows that no peer writes to it.
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    /// No peer writes to this region any more.
+    unsafe fn allow_reuse(&self);
 }
 
 /// Registers memory of this rank, and imports memory that peers have registered.
@@ -277,8 +285,9 @@ unsafe impl Region for DynRegion {
         self.region.flush()
     }
 
-    fn allow_reuse(&self) {
-        self.region.allow_reuse();
+    unsafe fn allow_reuse(&self) {
+        // SAFETY: the caller guarantees that no peer writes to the region any more.
+        unsafe { self.region.allow_reuse() };
     }
 }
 

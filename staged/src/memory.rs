@@ -274,8 +274,9 @@ unsafe impl<D: Fabric, N: Fabric> Region for Local<D, N> {
         self.registration.backing.region().flush()
     }
 
-    fn allow_reuse(&self) {
-        self.registration.backing.region().allow_reuse();
+    unsafe fn allow_reuse(&self) {
+        // SAFETY: peers write to this region through its backing only, and the caller guarantees that none does any more.
+        unsafe { self.registration.backing.region().allow_reuse() };
     }
 }
 

@@ -8,6 +8,7 @@
 //! no flag exceeds. Flags of captured starts are zero after each replay, so they have pools of their own.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use peerlane_hal::{Deadline, Fabric, PeerMemory, Region, Role};
@@ -131,6 +132,8 @@ pub(in crate::group) struct Heap {
     grown: u64,
     epoch_base: u64,
     dropped: Arc<Mutex<Vec<Dropped>>>,
+    /// Whether an allocation was leaked, also one of a subgroup.
+    has_leaked: Arc<AtomicBool>,
     data_bytes: Option<u64>,
     /// The blocks of the heap of the group that this one was split from.
     reserve: Option<Arc<Mutex<Allocation>>>,
@@ -149,6 +152,7 @@ pub(in crate::group) struct Allocation {
     /// The largest value of its flags.
     epoch: u64,
     dropped: Arc<Mutex<Vec<Dropped>>>,
+    has_leaked: Arc<AtomicBool>,
     /// The blocks of another heap that it may be a part of.
     reserve: Option<Arc<Mutex<Allocation>>>,
 }
@@ -161,6 +165,7 @@ impl Allocation {
 
     /// Keeps the blocks from being used again, because peers may still write to them.
     pub(in crate::group) fn leak(self) {
+        self.has_leaked.store(true, Ordering::Release);
         std::mem::forget(self);
     }
 }
@@ -197,7 +202,8 @@ impl Heap {
         parts: impl Iterator<Item = (Pool, u64, Segment)>,
     ) -> Self {
         let reserve = Some(Arc::new(Mutex::new(blocks)));
-        let mut heap = Self { epoch_base: self.epoch_base, data_bytes, reserve, ..Self::default() };
+        let (epoch_base, has_leaked) = (self.epoch_base, Arc::clone(&self.has_leaked));
+        let mut heap = Self { epoch_base, has_leaked, data_bytes, reserve, ..Self::default() };
         for (pool, bytes, segment) in parts {
             let space = heap.spaces.entry(pool).or_default();
             space.add(segment, bytes);
@@ -267,7 +273,9 @@ impl Heap {
         self.allocations.insert(number, Live { extents, dropped_by: 0 });
         let (epoch_base, dropped) = (self.epoch_base, Arc::clone(&self.dropped));
         let reserve = self.reserve.clone();
-        Ok((Allocation { number, epoch_base, epoch: epoch_base, dropped, reserve }, parts))
+        let has_leaked = Arc::clone(&self.has_leaked);
+        let epoch = epoch_base;
+        Ok((Allocation { number, epoch_base, epoch, dropped, has_leaked, reserve }, parts))
     }
 
     /// Grows the heap by segments that have room for `demands`. Collective.
@@ -329,16 +337,24 @@ impl Heap {
         Error::new(error.kind(), text).with_source(error.clone())
     }
 
-    /// Lets the fabrics reuse the memory of flags after the heap is dropped. No peer writes to it any more.
-    pub(in crate::group) fn allow_reuse_of_flags(&self) {
+    /// Returns whether an operation or a channel was dropped whose messages may still be in flight.
+    pub(in crate::group) fn has_leaked(&self) -> bool {
+        self.has_leaked.load(Ordering::Acquire)
+    }
+
+    /// Lets the fabrics reuse the memory of flags after the heap is dropped.
+    ///
+    /// # Safety
+    /// No peer writes to flags of the heap any more.
+    pub(in crate::group) unsafe fn allow_reuse_of_flags(&self) {
         for (pool, space) in &self.spaces {
             if *pool == Pool::Data {
                 continue;
             }
             for segment in &space.segments {
-                if let Some(regions) = segment.of(Tier::Local) {
-                    regions.local().allow_reuse();
-                }
+                let Some(regions) = segment.of(Tier::Local) else { continue };
+                // SAFETY: the segment has flags of the heap, to which no peer writes any more, as the caller guarantees.
+                unsafe { regions.local().allow_reuse() };
             }
         }
     }

@@ -481,6 +481,13 @@ impl Shared {
         state.channels.push(Arc::downgrade(side));
     }
 
+    /// Returns whether this group or a subgroup has a channel on this rank.
+    pub(super) fn has_channels(&self) -> bool {
+        let is_kept = self.state().channels.iter().any(|channel| channel.strong_count() > 0);
+        let children: Vec<_> = self.children().iter().filter_map(Weak::upgrade).collect();
+        is_kept || children.iter().any(|child| child.has_channels())
+    }
+
     pub(super) fn keep_channel(&self, sides: [Option<Arc<ChannelSide>>; 2], window: Segment) {
         let mut kept = self.kept_channels.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push((sides, window));

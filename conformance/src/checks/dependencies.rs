@@ -269,7 +269,7 @@ unsafe impl Region for Foreign {
         None
     }
 
-    fn allow_reuse(&self) {}
+    unsafe fn allow_reuse(&self) {}
 }
 
 /// Adopts a region of device memory that is of no device of the backend.
@@ -428,7 +428,8 @@ pub fn memory_that_is_reused_is_zeroed<H: Harness>(harness: &H) -> Outcome {
                 let seen = flag.swap(u64::MAX, Ordering::AcqRel);
                 ensure!(seen == 0, "allocation {round}: flag {word} is {seen:x}, expected 0");
             }
-            region.allow_reuse();
+            // SAFETY: no peer has imported the region.
+            unsafe { region.allow_reuse() };
         }
         me.barrier()
     })

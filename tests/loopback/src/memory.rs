@@ -137,7 +137,7 @@ unsafe impl Region for Local {
         None
     }
 
-    fn allow_reuse(&self) {}
+    unsafe fn allow_reuse(&self) {}
 }
 
 /// Implements the bounds and the addresses of a region by its registration.

@@ -152,7 +152,7 @@ unsafe impl Region for Local {
         None
     }
 
-    fn allow_reuse(&self) {}
+    unsafe fn allow_reuse(&self) {}
 }
 
 impl Memory {

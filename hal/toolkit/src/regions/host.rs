@@ -117,7 +117,7 @@ impl<D: RegionDevice> PinnedHost<D> {
         let source = Source::Own(bytes.next_multiple_of(PAGE_BYTES as u64));
         if let Some(spare) = take_spare::<D>(context, source) {
             let (base, length) = (spare.mapping.base(), spare.mapping.mapped_bytes());
-            // SAFETY: the mapping has that length, and no region uses it.
+            // SAFETY: the mapping has that length, no region uses it, and no peer writes to it (`allow_reuse`).
             unsafe { base.write_bytes(0, length) };
             return Ok(Self::new(source, spare, 0));
         }
@@ -164,8 +164,11 @@ impl<D: RegionDevice> PinnedHost<D> {
         Self { source, memory: Some(memory), begin, reusable }
     }
 
-    /// Lets another region reuse the pinned memory after this region is dropped. No peer may write to it any more.
-    pub(super) fn allow_reuse(&self) {
+    /// Lets another region reuse the pinned memory after this region is dropped.
+    ///
+    /// # Safety
+    /// No peer writes to the memory any more.
+    pub(super) unsafe fn allow_reuse(&self) {
         self.reusable.store(true, Ordering::Relaxed);
     }
 

@@ -118,8 +118,9 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
         self.nic_access.flush().filter(|_| !self.is_on_host())
     }
 
-    fn allow_reuse(&self) {
-        self.registration.allow_reuse();
+    unsafe fn allow_reuse(&self) {
+        // SAFETY: the caller guarantees that no peer writes to the region any more.
+        unsafe { self.registration.allow_reuse() };
     }
 
     fn flags(&self) -> Option<&[AtomicU64]> {

@@ -158,9 +158,14 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    pub(super) fn allow_reuse(&self) {
+    /// Lets another region reuse the memory after this registration is dropped, if it is host memory of the toolkit.
+    ///
+    /// # Safety
+    /// No peer writes to the memory any more.
+    pub(super) unsafe fn allow_reuse(&self) {
         if let Backing::Host(pinned) = &self.backing {
-            pinned.allow_reuse();
+            // SAFETY: the caller guarantees that no peer writes to the memory any more.
+            unsafe { pinned.allow_reuse() };
         }
     }
 
