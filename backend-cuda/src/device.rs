@@ -435,7 +435,9 @@ impl Drop for Context {
 #[derive(Clone, Copy, Debug)]
 pub struct Current(CUcontext);
 
-impl DeviceContext for Context {
+// SAFETY: `cuCtxSetCurrent` sets the context of the thread, and the id is the address of the context, which `self` retains. The
+// driver is never unloaded. `Error::Fault` has the kind of its fault, and `kind` maps no result of the driver to `QueueFull`.
+unsafe impl DeviceContext for Context {
     type Error = Error;
     type Library = &'static Driver;
     type Current = Current;

@@ -50,7 +50,8 @@ const CAPTURED_SIDES_MAX: usize = 1;
 /// The largest pitch that devices accept (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
 const ROW_PITCH_MAX: u64 = i32::MAX as u64;
 
-impl StreamDevice for Context {
+// SAFETY: a `Stream` wraps one stream of the toolkit, and a second context of a device shares its unified addresses.
+unsafe impl StreamDevice for Context {
     type Stream = Stream;
 
     fn stream_limits(&self) -> Result<StreamLimits, Error> {
@@ -125,7 +126,10 @@ fn is_done(context: &Context, call: &'static str, code: CUresult) -> Result<bool
     context.check(call, code).map(|()| true)
 }
 
-impl StreamCalls for Context {
+// SAFETY: the driver runs a stream in order, and an event is complete after the work before it. A query is `true` only for
+// `CUDA_SUCCESS`, after which results are visible to the host. `cuStreamIsCapturing` and `cuStreamGetCaptureInfo` report
+// captures.
+unsafe impl StreamCalls for Context {
     fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Error> {
         let driver = self.driver;
         let mut raw = std::ptr::null_mut();
@@ -253,7 +257,9 @@ impl StreamCalls for Context {
     }
 }
 
-impl CopyCalls for Context {
+// SAFETY: `cuMemcpyAsync`, `cuMemcpy2DAsync`, `cuMemcpyBatchAsync` and `cuMemsetD8Async` access the given spans in the order of
+// the stream.
+unsafe impl CopyCalls for Context {
     fn may_copy_together(&self) -> bool {
         self.driver.memcpy_batch_async_v2.is_some() || self.driver.memcpy_batch_async.is_some()
     }
@@ -357,7 +363,10 @@ impl CopyCalls for Context {
     }
 }
 
-impl WordCalls for Context {
+// SAFETY: a word operation is one write or wait of `cuStreamBatchMemOp`, of one address. A write has a memory barrier before
+// it, because no operation sets the flag that leaves it out. `batching` says whether the driver keeps the order inside one
+// call.
+unsafe impl WordCalls for Context {
     type WordOp = MemOp;
 
     const WORD_OPS_MAX: usize = sys::STREAM_BATCH_OPS_MAX;
@@ -463,7 +472,9 @@ unsafe fn issue_word_op(context: &Context, stream: StreamHandle, op: &MemOp) -> 
     context.check(name, code)
 }
 
-impl GraphCalls for Context {
+// SAFETY: `cuStreamEndCapture` returns what the stream has recorded since `cuStreamBeginCapture`, and `cuGraphLaunch` runs it
+// in the order of the stream.
+unsafe impl GraphCalls for Context {
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<(), Error> {
         let mode = sys::STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the caller upholds the contract of this method.

@@ -47,7 +47,9 @@ pub type Local = regions::Local<Context>;
 /// An imported region of a peer.
 pub type Remote = regions::Remote<Context>;
 
-impl RegionDevice for Context {
+// SAFETY: `pointee` returns what `cuPointerGetAttribute` says of the address; streams read and write any memory that the driver
+// knows; `cuMemGetHandleForAddressRange` exports the pages of the span, of which `export_dma_buf` names the place.
+unsafe impl RegionDevice for Context {
     type Vendor = Cuda;
 
     fn uuid(&self) -> [u8; 16] {
@@ -120,7 +122,10 @@ fn pointer_attribute(
     Ok(Some(value))
 }
 
-impl MemoryCalls for Context {
+// SAFETY: `cuMemAlloc` and `cuMemHostAlloc` return new memory of the requested length, which lives until it is freed;
+// `cuMemHostGetDevicePointer`, `cuMemGetAddressRange` and the buffer id of `cuPointerGetAttribute` describe the memory at the
+// address.
+unsafe impl MemoryCalls for Context {
     fn is_out_of_memory(error: &Error) -> bool {
         matches!(error, Error::Driver { result, .. }
             if result.code == sys::CUDA_ERROR_OUT_OF_MEMORY)
@@ -204,7 +209,8 @@ impl MemoryCalls for Context {
     }
 }
 
-impl IpcCalls for Context {
+// SAFETY: `cuIpcOpenMemHandle` maps the allocation whose handle `cuIpcGetMemHandle` returned, until `cuIpcCloseMemHandle`.
+unsafe impl IpcCalls for Context {
     fn ipc_handle(&self, base: DevicePtr) -> Result<IpcHandle, Error> {
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the driver looks the address up; the result is stored in a local.
@@ -229,7 +235,9 @@ impl IpcCalls for Context {
     }
 }
 
-impl VirtualCalls for Context {
+// SAFETY: each handle is a reference that the driver counts until `cuMemRelease`; `cuMemAddressReserve` reserves a new range,
+// and `cuMemMap` maps the memory of the handle.
+unsafe impl VirtualCalls for Context {
     fn has_virtual_memory(&self) -> bool {
         let abilities = self.info.abilities;
         abilities.virtual_memory && abilities.posix_handles && self.driver.mem_create.is_some()

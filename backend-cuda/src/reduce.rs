@@ -131,7 +131,9 @@ fn refused(context: &Context, code: sys::CUresult, log: &[u8]) -> Error {
     Error::Unavailable { text, result: Some(result) }
 }
 
-impl ReduceCalls for Context {
+// SAFETY: the kernels read `count` elements of each source and write as many to the target, in the order of the stream. The
+// reducer names the length of `Sources` as the largest number.
+unsafe impl ReduceCalls for Context {
     fn prepare_reduce(&self) -> Result<Option<Reducer>, Error> {
         if self.kernels.get().is_none() {
             let kernels = Kernels::load(self)?;

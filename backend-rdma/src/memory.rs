@@ -115,7 +115,8 @@ unsafe impl Region for Local {
     }
 }
 
-impl RegionBounds for Local {
+// SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment of flags.
+unsafe impl RegionBounds for Local {
     fn bytes(&self) -> u64 {
         Region::bytes(self)
     }
@@ -125,7 +126,8 @@ impl RegionBounds for Local {
     }
 }
 
-impl RegionBounds for Remote {
+// SAFETY: length and role are those that the owner has put into the key of its registration.
+unsafe impl RegionBounds for Remote {
     fn bytes(&self) -> u64 {
         self.key.bytes
     }

@@ -51,7 +51,8 @@ impl PeerOptions for Options {
 /// A fabric that connects the GPU of one rank with the GPUs of other ranks on the same host.
 pub type Fabric = peers::Fabric<Context>;
 
-impl PeerDevice for Context {
+// SAFETY: the device id and the engine are those of the context; `try_signal` probes with the word of the flag, by the toolkit.
+unsafe impl PeerDevice for Context {
     type DeviceInfo = Device;
     type Options = Options;
     type Engine = Engine;

@@ -104,7 +104,9 @@ pub type Local = regions::Local<Context>;
 /// An imported region of a peer.
 pub type Remote = regions::Remote<Context>;
 
-impl RegionDevice for Context {
+// SAFETY: `pointee` returns what `hipPointerGetAttributes` says of the address; `check_flags` refuses memory on which streams
+// cannot wait; the dma-buf comes with the place of the span in it.
+unsafe impl RegionDevice for Context {
     type Vendor = Rocm;
 
     fn uuid(&self) -> [u8; 16] {
@@ -218,7 +220,10 @@ impl Context {
     }
 }
 
-impl MemoryCalls for Context {
+// SAFETY: `hipMalloc`, `hipExtMallocWithFlags` and `hipHostMalloc` return new memory of the requested length, which lives until
+// it is freed; `hipHostGetDevicePointer`, `hipMemGetAddressRange` and `hipPointerGetAttribute` describe the memory at the
+// address.
+unsafe impl MemoryCalls for Context {
     fn is_out_of_memory(error: &Error) -> bool {
         matches!(error, Error::Driver { result, .. }
             if result.code == hipError_t::hipErrorOutOfMemory.0)
@@ -323,7 +328,8 @@ impl MemoryCalls for Context {
     }
 }
 
-impl IpcCalls for Context {
+// SAFETY: `hipIpcOpenMemHandle` maps the allocation whose handle `hipIpcGetMemHandle` returned, until `hipIpcCloseMemHandle`.
+unsafe impl IpcCalls for Context {
     fn ipc_handle(&self, base: DevicePtr) -> Result<IpcHandle, Error> {
         let (code, handle) = self.request_ipc_handle(base);
         match code {
@@ -381,7 +387,9 @@ impl Context {
     }
 }
 
-impl VirtualCalls for Context {
+// SAFETY: each handle is a reference that the runtime counts until `hipMemRelease`; `hipMemAddressReserve` reserves a new
+// range, and `hipMemMap` maps the memory of the handle.
+unsafe impl VirtualCalls for Context {
     /// Tests whether the device can export memory as a file descriptor.
     ///
     /// An attribute of the device is not enough: releases up to 5.7 rejected memory with an exportable

@@ -212,7 +212,8 @@ mod tests {
     #[derive(Clone)]
     struct Absent;
 
-    impl<F: Fabric> Layer<F> for Absent {
+    // SAFETY: it creates no engine.
+    unsafe impl<F: Fabric> Layer<F> for Absent {
         type Engine = Downgrade<F::Engine>;
 
         fn engine(

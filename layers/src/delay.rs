@@ -33,7 +33,8 @@ impl DelayLayer {
     }
 }
 
-impl<F: Fabric + 'static> Layer<F> for DelayLayer {
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl<F: Fabric + 'static> Layer<F> for DelayLayer {
     type Engine = Delay<F>;
 
     fn engine(

@@ -35,7 +35,8 @@ impl Default for DowngradeLayer {
     }
 }
 
-impl<F: Fabric> Layer<F> for DowngradeLayer {
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl<F: Fabric> Layer<F> for DowngradeLayer {
     type Engine = Downgrade<F::Engine>;
 
     fn engine(

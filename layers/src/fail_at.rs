@@ -19,7 +19,8 @@ pub struct FailAtLayer {
     pub peer: Option<Rank>,
 }
 
-impl<F: Fabric> Layer<F> for FailAtLayer {
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl<F: Fabric> Layer<F> for FailAtLayer {
     type Engine = FailAt<F::Engine>;
 
     fn engine(

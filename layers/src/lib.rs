@@ -49,7 +49,10 @@ pub type Local<F> = <<F as Fabric>::Memory as PeerMemory>::Local;
 pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 
 /// Wraps the engines of a fabric, for example to trace or delay their ops.
-pub trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
+///
+/// # Safety
+/// An engine that [`engine`](Self::engine) creates reaches regions of the memory of `fabric`, of its rank and of its connected peers.
+pub unsafe trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
     /// The type of the engines that the layer creates.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 

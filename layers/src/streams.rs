@@ -34,7 +34,8 @@ impl Default for StreamLayer {
     }
 }
 
-impl<F: Fabric + 'static> Layer<F> for StreamLayer {
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl<F: Fabric + 'static> Layer<F> for StreamLayer {
     type Engine = Streams<F>;
 
     fn engine(

@@ -43,7 +43,8 @@ pub struct ThrottleLayer {
     pub delay: Duration,
 }
 
-impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
     type Engine = Throttle<F>;
 
     fn engine(

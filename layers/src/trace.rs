@@ -69,7 +69,8 @@ impl TraceLayer {
     }
 }
 
-impl<F: Fabric> Layer<F> for TraceLayer {
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl<F: Fabric> Layer<F> for TraceLayer {
     type Engine = Trace<F::Engine>;
 
     fn engine(

@@ -59,7 +59,8 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
     }
 }
 
-impl<D: Fabric, N: Fabric> RegionBounds for Local<D, N> {
+// SAFETY: length and role are those of the registration, whose memory `self` keeps.
+unsafe impl<D: Fabric, N: Fabric> RegionBounds for Local<D, N> {
     fn bytes(&self) -> u64 {
         self.registration.bytes
     }
@@ -69,7 +70,8 @@ impl<D: Fabric, N: Fabric> RegionBounds for Local<D, N> {
     }
 }
 
-impl<D: Fabric, N: Fabric> RegionBounds for Remote<D, N> {
+// SAFETY: length and role are those that the owner has put into the key of its registration.
+unsafe impl<D: Fabric, N: Fabric> RegionBounds for Remote<D, N> {
     fn bytes(&self) -> u64 {
         self.0.bytes
     }

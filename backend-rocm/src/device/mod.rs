@@ -379,7 +379,10 @@ impl Context {
     }
 }
 
-impl DeviceContext for Context {
+// SAFETY: `hipSetDevice` sets the device of the thread, and the id is the number of the device, of which HIP has one primary
+// context. The library is never unloaded. `Error::Fault` has the kind of its fault, and `kind` maps no result of the runtime to
+// `QueueFull`.
+unsafe impl DeviceContext for Context {
     type Error = Error;
     type Library = &'static hip::Library;
     type Current = c_int;

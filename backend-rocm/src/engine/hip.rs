@@ -50,7 +50,8 @@ const NO_CU_SINCE: Version = Version { major: 6, minor: 0, patch: 0 };
 /// One bit for each device number, set if a test of copies without compute units failed on that device.
 static NO_CU_FAILED: AtomicU64 = AtomicU64::new(0);
 
-impl StreamDevice for Context {
+// SAFETY: a `Stream` wraps one stream of the toolkit, and there is no second context.
+unsafe impl StreamDevice for Context {
     type Stream = Stream;
 
     fn stream_limits(&self) -> Result<StreamLimits, Error> {
@@ -100,7 +101,10 @@ fn is_complete(context: &Context, call: &'static str, code: hipError_t) -> Resul
     context.check(call, code).map(|()| true)
 }
 
-impl StreamCalls for Context {
+// SAFETY: the runtime runs a stream in order, and an event is complete after the work before it. A query is `true` only for
+// `hipSuccess`, after which results are visible to the host. `hipStreamIsCapturing` and `hipStreamGetCaptureInfo_v2` report
+// captures.
+unsafe impl StreamCalls for Context {
     fn create_stream(&self, urgent: bool) -> Result<StreamHandle, Error> {
         let calls = self.hip.calls;
         let (mut stream, flags) = (std::ptr::null_mut(), hip::hipStreamNonBlocking);
@@ -247,9 +251,11 @@ impl Context {
     }
 }
 
-impl ReduceCalls for Context {}
+// SAFETY: there is no code for reductions, and the default methods start none.
+unsafe impl ReduceCalls for Context {}
 
-impl CopyCalls for Context {
+// SAFETY: `hipMemcpyAsync` and `hipMemsetD8Async` access the given spans in the order of the stream.
+unsafe impl CopyCalls for Context {
     /// Returns false, because `hipMemcpyBatchAsync` takes no kind of copy and may use compute units.
     fn may_copy_together(&self) -> bool {
         false
@@ -362,7 +368,9 @@ impl MemOp {
     }
 }
 
-impl WordCalls for Context {
+// SAFETY: a word operation is one write or wait of `hipStreamBatchMemOp`, or a call of its own, of one address and in
+// the order of the stream. `batching` says whether the runtime keeps the order inside one call.
+unsafe impl WordCalls for Context {
     type WordOp = MemOp;
 
     /// The largest number of operations in a batch that CUDA documents, since HIP documents none.
@@ -452,7 +460,9 @@ impl WordCalls for Context {
     }
 }
 
-impl GraphCalls for Context {
+// SAFETY: `hipStreamEndCapture` returns what the stream has recorded since `hipStreamBeginCapture`, and `hipGraphLaunch` runs
+// it in the order of the stream.
+unsafe impl GraphCalls for Context {
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<(), Error> {
         let mode = hipStreamCaptureMode::hipStreamCaptureModeRelaxed;
         // SAFETY: the caller upholds the contract of this function.

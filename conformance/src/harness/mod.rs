@@ -140,7 +140,10 @@ fn host_pointer<R: Region>(region: &R, offset: u64, bytes: usize) -> NonNull<u8>
 }
 
 /// Memory that was allocated outside a fabric; it lives until the last handle is dropped.
-pub trait OwnMemory: Send + Sync {
+///
+/// # Safety
+/// `bytes` bytes from `base` are allocated on the device of the rank until the value is dropped, and no one else accesses them.
+pub unsafe trait OwnMemory: Send + Sync {
     /// Returns the address of the first byte.
     fn base(&self) -> NonNull<u8>;
     /// Returns the length in bytes.
@@ -174,7 +177,8 @@ impl HostMemory {
     }
 }
 
-impl OwnMemory for HostMemory {
+// SAFETY: the pages hold at least so many bytes, and the value owns them.
+unsafe impl OwnMemory for HostMemory {
     fn base(&self) -> NonNull<u8> {
         NonNull::from(&*self.pages).cast()
     }

@@ -115,7 +115,8 @@ unsafe impl Region for Local {
     }
 }
 
-impl RegionBounds for Local {
+// SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment of flags.
+unsafe impl RegionBounds for Local {
     fn bytes(&self) -> u64 {
         self.registration.bytes
     }
@@ -125,7 +126,8 @@ impl RegionBounds for Local {
     }
 }
 
-impl EngineRegion for Local {
+// SAFETY: the address is that of the registration, which keeps the memory mapped.
+unsafe impl EngineRegion for Local {
     fn address(&self) -> u64 {
         self.registration.base().as_ptr() as u64
     }
@@ -135,7 +137,8 @@ impl EngineRegion for Local {
     }
 }
 
-impl RegionBounds for Remote {
+// SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment of flags.
+unsafe impl RegionBounds for Remote {
     fn bytes(&self) -> u64 {
         self.registration.bytes
     }
@@ -145,7 +148,8 @@ impl RegionBounds for Remote {
     }
 }
 
-impl EngineRegion for Remote {
+// SAFETY: the address is that of the registration, which keeps the memory mapped.
+unsafe impl EngineRegion for Remote {
     fn address(&self) -> u64 {
         self.registration.base().as_ptr() as u64
     }

@@ -265,7 +265,28 @@ pub fn check_elements(
 }
 
 /// Reports the length and the role of a region for the checks of ops.
-pub trait RegionBounds {
+///
+/// ```compile_fail,E0200
+/// use peerlane_hal::Role;
+/// use peerlane_toolkit::RegionBounds;
+///
+/// struct Memory(Vec<u8>);
+///
+/// // An engine accesses as many bytes as this says, so the implementation is unsafe.
+/// impl RegionBounds for Memory {
+///     fn bytes(&self) -> u64 {
+///         self.0.len() as u64
+///     }
+///     fn role(&self) -> Role {
+///         Role::Data
+///     }
+/// }
+/// ```
+///
+/// # Safety
+/// The region has at least [`bytes`](Self::bytes) bytes for as long as it lives. If the [role](Self::role) is `Flags`, it begins at a multiple
+/// of 8 bytes. Both never change.
+pub unsafe trait RegionBounds {
     /// Returns the length of the region in bytes.
     fn bytes(&self) -> u64;
     /// Returns whether the region holds data or flags.
@@ -273,7 +294,12 @@ pub trait RegionBounds {
 }
 
 /// A region with the addresses by which the device of this rank accesses it.
-pub trait EngineRegion: RegionBounds {
+///
+/// # Safety
+/// All [`bytes`](RegionBounds::bytes) bytes from the [address](Self::address) are those of the region, for engines of the fabric that
+/// registered or imported it. The same holds for the [host address](Self::host_address) and accesses by this process. The provided methods
+/// are not overridden with others.
+pub unsafe trait EngineRegion: RegionBounds {
     /// Returns the address at which the device accesses the region's first byte.
     fn address(&self) -> DevicePtr;
     /// Returns the region's address in this process, or `None` if this process has not mapped it as host
@@ -302,7 +328,10 @@ pub trait EngineRegion: RegionBounds {
 }
 
 /// A region of a peer that this rank has imported.
-pub trait PeerRegion: EngineRegion {
+///
+/// # Safety
+/// The memory belongs to the rank that [`peer`](Self::peer) returns, which never changes.
+pub unsafe trait PeerRegion: EngineRegion {
     /// Returns the rank that owns the memory.
     fn peer(&self) -> Rank;
 }
@@ -363,7 +392,8 @@ mod tests {
     #[derive(Debug)]
     struct Memory(u64, Role);
 
-    impl RegionBounds for Memory {
+    // SAFETY: no engine accesses the region.
+    unsafe impl RegionBounds for Memory {
         fn bytes(&self) -> u64 {
             self.0
         }

@@ -143,7 +143,9 @@ unsafe impl Region for Local {
 /// Implements the bounds and the addresses of a region by its registration.
 macro_rules! region_of_engine {
     ($region:ty, $field:tt) => {
-        impl RegionBounds for $region {
+        // SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment
+        // of flags.
+        unsafe impl RegionBounds for $region {
             fn bytes(&self) -> u64 {
                 self.$field.bytes
             }
@@ -153,7 +155,8 @@ macro_rules! region_of_engine {
             }
         }
 
-        impl EngineRegion for $region {
+        // SAFETY: the address is that of the registration, which keeps the memory mapped.
+        unsafe impl EngineRegion for $region {
             fn address(&self) -> u64 {
                 self.$field.address
             }

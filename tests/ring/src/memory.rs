@@ -103,7 +103,9 @@ macro_rules! region_of_engine {
             }
         }
 
-        impl RegionBounds for $region {
+        // SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment
+        // of flags.
+        unsafe impl RegionBounds for $region {
             fn bytes(&self) -> u64 {
                 self.$field.bytes
             }

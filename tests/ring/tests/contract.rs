@@ -62,7 +62,8 @@ struct VendorMemory {
     bytes: u64,
 }
 
-impl OwnMemory for VendorMemory {
+// SAFETY: the value owns the allocation, which is so long and is freed when the value is dropped.
+unsafe impl OwnMemory for VendorMemory {
     fn base(&self) -> NonNull<u8> {
         let base = std::ptr::without_provenance_mut((WINDOW + self.address) as usize);
         NonNull::new(base).expect("the window does not begin at 0")

@@ -62,7 +62,8 @@ impl DeviceMemory {
     }
 }
 
-impl OwnMemory for DeviceMemory {
+// SAFETY: the value owns the allocation, which is so long and is freed when the value is dropped.
+unsafe impl OwnMemory for DeviceMemory {
     fn base(&self) -> NonNull<u8> {
         NonNull::new(self.base as *mut u8).expect("an allocation is not at 0")
     }

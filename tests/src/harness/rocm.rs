@@ -88,7 +88,8 @@ fn ensure_success(call: &str, result: hipError_t) {
     assert_eq!(result, hipError_t::hipSuccess, "{call} failed for the memory of a check");
 }
 
-impl OwnMemory for DeviceMemory {
+// SAFETY: the value owns the allocation, which is so long and is freed when the value is dropped.
+unsafe impl OwnMemory for DeviceMemory {
     fn base(&self) -> NonNull<u8> {
         self.base
     }

@@ -81,7 +81,8 @@ pub(crate) struct EngineMutant {
     pub(crate) polls: Arc<[AtomicU64; 2]>,
 }
 
-impl Layer<host::Fabric> for EngineMutant {
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl Layer<host::Fabric> for EngineMutant {
     type Engine = Mutant;
 
     fn engine(

@@ -184,7 +184,9 @@ fn allocate_words(
     )))
 }
 
-impl SdmaRuntime for HsaSdma {
+// SAFETY: `hsa_amd_memory_async_copy_on_engine` and `hsa_amd_memory_async_copy` start a copy after its dependencies, and change the
+// completion signal last. `Drop` frees the words, unless they were leaked.
+unsafe impl SdmaRuntime for HsaSdma {
     type Error = Error;
 
     fn signals(&self) -> usize {

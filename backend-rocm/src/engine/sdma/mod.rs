@@ -274,7 +274,8 @@ mod tests {
         }
     }
 
-    impl RegionBounds for Bytes {
+    // SAFETY: the length is that of the words, which are aligned to 8 bytes.
+    unsafe impl RegionBounds for Bytes {
         fn bytes(&self) -> u64 {
             self.words.len() as u64 * 8
         }
@@ -284,7 +285,8 @@ mod tests {
         }
     }
 
-    impl EngineRegion for Bytes {
+    // SAFETY: the address is that of the words, which this value owns.
+    unsafe impl EngineRegion for Bytes {
         fn address(&self) -> DevicePtr {
             self.words.as_ptr() as DevicePtr
         }
@@ -294,7 +296,8 @@ mod tests {
         }
     }
 
-    impl PeerRegion for Bytes {
+    // SAFETY: the rank is constant.
+    unsafe impl PeerRegion for Bytes {
         fn peer(&self) -> Rank {
             self.peer
         }

@@ -55,7 +55,12 @@ pub(crate) enum Submission<E> {
 ///
 /// Each signal comes with one word that engines can read. The value of a signal is 1 while its copy runs, 0
 /// when the copy is complete, and negative if it failed.
-pub(crate) trait SdmaRuntime: fmt::Debug + Send + 'static {
+///
+/// # Safety
+/// A copy accesses only its spans, only before its signal is 0 or negative, and after the copies that it depends on if
+/// [`waits_for_signals`](Self::waits_for_signals) says so. The word of a signal stays valid until the runtime is dropped, or for ever
+/// after [`leak`](Self::leak).
+pub(crate) unsafe trait SdmaRuntime: fmt::Debug + Send + 'static {
     type Error: peerlane_hal::Error + Clone + From<Fault>;
 
     fn signals(&self) -> usize;
@@ -215,7 +220,9 @@ pub(super) mod tests {
         }
     }
 
-    impl SdmaRuntime for TestRuntime {
+    // SAFETY: `State::run` makes a copy before it changes its signal, and `run_one` selects copies whose dependencies are complete.
+    // The words are in the state.
+    unsafe impl SdmaRuntime for TestRuntime {
         type Error = Failure;
 
         fn signals(&self) -> usize {

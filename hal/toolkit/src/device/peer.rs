@@ -26,7 +26,12 @@ pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
 }
 
 /// A GPU that accesses the memory of other GPUs of the host.
-pub trait PeerDevice: RegionDevice {
+///
+/// # Safety
+/// [`device_id`](Self::device_id) is that of this device. An [`engine`](Self::engine) belongs to the given context and reaches the
+/// peers of the request, under the contract of [`CopyEngine`]. [`try_signal`](Self::try_signal) accesses only the flag, and returns a
+/// method whose signals keep the order after copies.
+pub unsafe trait PeerDevice: RegionDevice {
     /// The description of the device for the user, as discovery returns it.
     type DeviceInfo: Debug;
     /// The type of the options of the backend's fabric.

@@ -36,7 +36,13 @@ use crate::Fault;
 use crate::streams::{ProbeCache, Stream};
 
 /// The driver context of one device of this process, with the calls to make it current.
-pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
+///
+/// # Safety
+/// After [`make_current`](Self::make_current) succeeds, the context is current on the thread until
+/// [`put_back`](Self::put_back). Two contexts have the same [`id`](Self::id) only if every address, stream and event of one is valid in
+/// the other. The [entry points](Self::library) stay valid until the process ends. An error that a [`Fault`] becomes has the kind of
+/// that fault, and no other error has the kind [`QueueFull`](peerlane_hal::ErrorKind::QueueFull).
+pub unsafe trait DeviceContext: Debug + Send + Sync + Sized + 'static {
     /// The error type of the backend.
     type Error: peerlane_hal::Error + Clone + From<Fault>;
     /// The type that holds the entry points of the vendor's driver library. The owner of a handle keeps them to destroy
@@ -102,7 +108,12 @@ pub trait DeviceContext: Debug + Send + Sync + Sized + 'static {
 }
 
 /// Allocates, registers and frees device memory and pinned host memory.
-pub trait MemoryCalls: DeviceContext {
+///
+/// # Safety
+/// Memory that a method allocates has at least the requested length, belongs to no one else, and stays allocated until it is
+/// freed here; host memory is aligned to 8 bytes. [`host_pointer`](Self::host_pointer) returns the address at which the device accesses exactly that
+/// memory. [`extent`](Self::extent) and [`allocation_number`](Self::allocation_number) describe the allocation that holds the address.
+pub unsafe trait MemoryCalls: DeviceContext {
     /// Returns whether an error means that the device has no free memory left.
     fn is_out_of_memory(error: &Self::Error) -> bool;
 
@@ -189,7 +200,13 @@ pub trait MemoryCalls: DeviceContext {
 /// Creates, queries and destroys streams and events of a device.
 ///
 /// Streams do not synchronize with the default stream. Streams and events are queried under [`DeviceContext::enter_relaxed`].
-pub trait StreamCalls: DeviceContext {
+///
+/// # Safety
+/// A stream runs its work in order, and an event passes only after the work before it. Handles that a method creates are valid
+/// until they are destroyed here. [`is_idle`](Self::is_idle) and [`has_passed`](Self::has_passed) return `true` only if all that work is
+/// complete and its results are visible to the host. [`is_capturing`](Self::is_capturing) and [`capture_state`](Self::capture_state) say
+/// whether work is recorded instead of run.
+pub unsafe trait StreamCalls: DeviceContext {
     /// Creates a stream, which has the highest priority if `urgent` is set. With that priority, it need not share a
     /// hardware queue with streams that wait.
     ///
@@ -302,7 +319,12 @@ pub trait StreamCalls: DeviceContext {
 }
 
 /// Enqueues writes of 64-bit words and waits for them on a stream.
-pub trait WordCalls: StreamCalls {
+///
+/// # Safety
+/// A [`WordOp`](Self::WordOp) accesses only the word of its address, as its constructor says. Word operations take effect in the order of
+/// the stream, and those of one call in the order that [`batching`](Self::batching) returns. What the stream wrote before a word is
+/// visible to whoever sees the word.
+pub unsafe trait WordCalls: StreamCalls {
     /// A write of a 64-bit word or a wait for one, in the format of the driver's call.
     type WordOp: Copy + Debug + Send;
 
@@ -352,7 +374,10 @@ pub trait WordCalls: StreamCalls {
 }
 
 /// Enqueues copies of memory on a stream.
-pub trait CopyCalls: StreamCalls {
+///
+/// # Safety
+/// A copy or a fill accesses only the spans that it is given, after the earlier work of the stream and before the later work.
+pub unsafe trait CopyCalls: StreamCalls {
     /// Returns whether one call of the driver may take several unordered copies. A probe decides whether it does.
     fn may_copy_together(&self) -> bool;
 
@@ -446,7 +471,11 @@ pub trait CopyCalls: StreamCalls {
 }
 
 /// Enqueues reductions of device memory on a stream. The default methods are for a device without code for them.
-pub trait ReduceCalls: StreamCalls {
+///
+/// # Safety
+/// A reduction accesses only the spans that it is given, in the order of the stream. At most as many sources as the reducer of
+/// [`prepare_reduce`](Self::prepare_reduce) names are accepted.
+pub unsafe trait ReduceCalls: StreamCalls {
     /// Loads the code for reductions, and returns what runs it.
     ///
     /// # Errors
@@ -478,7 +507,11 @@ pub trait ReduceCalls: StreamCalls {
 }
 
 /// Captures and replays graphs, with which a probe tests that captures work on the device.
-pub trait GraphCalls: StreamCalls {
+///
+/// # Safety
+/// A graph holds the work that was enqueued on the stream during its capture and nothing else, and a replay runs it in the order of the
+/// stream. Handles that a method returns are valid until they are destroyed here.
+pub unsafe trait GraphCalls: StreamCalls {
     /// Begins a capture of the stream's further work into a graph. Other threads are not affected.
     ///
     /// # Errors
@@ -529,7 +562,11 @@ pub trait GraphCalls: StreamCalls {
 }
 
 /// A GPU on whose streams the toolkit's engine can run.
-pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls + ReduceCalls {
+///
+/// # Safety
+/// A [`Stream`](Self::Stream) always returns the same stream by [`AsRef`]. Addresses of this context are valid in the
+/// [`second_context`](Self::second_context).
+pub unsafe trait StreamDevice: RegionDevice + WordCalls + GraphCalls + ReduceCalls {
     /// The stream type of the backend's users, such as a wrapper of a `cudaStream_t`.
     type Stream: AsRef<Stream> + peerlane_hal::Stream;
 
@@ -553,7 +590,11 @@ pub trait StreamDevice: RegionDevice + WordCalls + GraphCalls + ReduceCalls {
 }
 
 /// Shares whole allocations with other processes by IPC handles.
-pub trait IpcCalls: MemoryCalls {
+///
+/// # Safety
+/// An opened handle gives the whole allocation whose handle it is, which stays accessible at the returned address until
+/// [`close_ipc`](Self::close_ipc).
+pub unsafe trait IpcCalls: MemoryCalls {
     /// Returns the IPC handle of the allocation that begins at `base`.
     ///
     /// # Errors
@@ -575,7 +616,12 @@ pub trait IpcCalls: MemoryCalls {
 }
 
 /// Allocates physical device memory and address ranges separately, and maps one to the other.
-pub trait VirtualCalls: MemoryCalls {
+///
+/// # Safety
+/// A handle that a method returns is a reference, which keeps its physical memory allocated until it is released. A reserved range overlaps
+/// nothing and stays reserved until it is freed here. A mapping accesses the memory of its handle, of which lengths are multiples of
+/// [`granularity`](Self::granularity), and no other memory.
+pub unsafe trait VirtualCalls: MemoryCalls {
     /// Returns whether driver and device support virtual memory whose allocations can be exported as descriptors. An
     /// allocation may be refused all the same.
     fn has_virtual_memory(&self) -> bool;
@@ -684,7 +730,12 @@ pub trait Vendor: Copy + Debug + Eq + Hash + Send + Sync + 'static {
 }
 
 /// A GPU whose memory can be registered, exported and imported as regions. The context is current in every call.
-pub trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
+///
+/// # Safety
+/// [`pointee`](Self::pointee) never takes memory of the host or of another device for memory of this one. Memory that
+/// [`check_flags`](Self::check_flags) accepts works with [`WordCalls`]. A [`dma_buf`](Self::dma_buf) holds the span and no memory of
+/// others at its place.
+pub unsafe trait RegionDevice: CopyCalls + IpcCalls + VirtualCalls {
     /// The vendor of the device, with its names for keys and errors.
     type Vendor: Vendor;
 

@@ -62,7 +62,8 @@ impl<D: RegionDevice> Remote<D> {
     }
 }
 
-impl<D: RegionDevice> RegionBounds for Remote<D> {
+// SAFETY: length and role are those of the key, which the import has compared with the registration of the owner.
+unsafe impl<D: RegionDevice> RegionBounds for Remote<D> {
     fn bytes(&self) -> u64 {
         Self::bytes(self)
     }
@@ -72,7 +73,8 @@ impl<D: RegionDevice> RegionBounds for Remote<D> {
     }
 }
 
-impl<D: RegionDevice> EngineRegion for Remote<D> {
+// SAFETY: the addresses are those of the import, which `self` keeps.
+unsafe impl<D: RegionDevice> EngineRegion for Remote<D> {
     fn address(&self) -> DevicePtr {
         self.device_ptr()
     }
@@ -82,7 +84,8 @@ impl<D: RegionDevice> EngineRegion for Remote<D> {
     }
 }
 
-impl<D: RegionDevice> PeerRegion for Remote<D> {
+// SAFETY: the import has asked this rank for the memory.
+unsafe impl<D: RegionDevice> PeerRegion for Remote<D> {
     fn peer(&self) -> Rank {
         Self::peer(self)
     }

@@ -141,7 +141,9 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
     }
 }
 
-impl<D: RegionDevice> RegionBounds for Local<D> {
+// SAFETY: length and role are those of the registration, which `self` keeps. `Memory::register` refuses flags that are not
+// aligned.
+unsafe impl<D: RegionDevice> RegionBounds for Local<D> {
     fn bytes(&self) -> u64 {
         Region::bytes(self)
     }
@@ -151,7 +153,8 @@ impl<D: RegionDevice> RegionBounds for Local<D> {
     }
 }
 
-impl<D: RegionDevice> EngineRegion for Local<D> {
+// SAFETY: both addresses are those of the registration, which keeps its memory allocated and, on the host, mapped.
+unsafe impl<D: RegionDevice> EngineRegion for Local<D> {
     fn address(&self) -> DevicePtr {
         self.device_ptr()
     }

@@ -649,7 +649,8 @@ mod tests {
 
     struct Bytes(DevicePtr);
 
-    impl RegionBounds for Bytes {
+    // SAFETY: no engine accesses the region.
+    unsafe impl RegionBounds for Bytes {
         fn bytes(&self) -> u64 {
             1 << 20
         }
@@ -659,7 +660,8 @@ mod tests {
         }
     }
 
-    impl EngineRegion for Bytes {
+    // SAFETY: no engine accesses the region.
+    unsafe impl EngineRegion for Bytes {
         fn address(&self) -> DevicePtr {
             self.0
         }
@@ -669,7 +671,8 @@ mod tests {
         }
     }
 
-    impl PeerRegion for Bytes {
+    // SAFETY: no engine accesses the region.
+    unsafe impl PeerRegion for Bytes {
         fn peer(&self) -> Rank {
             Rank(1)
         }
