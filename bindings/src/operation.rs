@@ -32,8 +32,8 @@ pub struct Request {
     pub chunks: Option<u32>,
     /// Whether the input of a rank is its block of the output.
     pub in_place: bool,
-    /// Whether starts can be recorded into graphs.
-    pub capturable: bool,
+    /// Set by [`capturable`](Self::capturable).
+    capturable: bool,
     /// Whether each start can have its own lengths and places.
     pub resizable: bool,
     /// Whether the lengths and places of starts are compared also where the host cannot read the flags directly.
@@ -70,6 +70,14 @@ impl Request {
             input: None,
             output: None,
         }
+    }
+
+    /// Allows starts of the operation to be recorded into graphs.
+    ///
+    /// # Safety
+    /// As [`OperationBuilder::capturable`].
+    pub unsafe fn capturable(&mut self) {
+        self.capturable = true;
     }
 
     /// Prepares the operation. Collective.
@@ -132,10 +140,13 @@ impl Request {
         }
         for (is_set, set) in [
             (self.in_place, OperationBuilder::in_place as fn(_) -> _),
-            (self.capturable, OperationBuilder::capturable),
             (self.resizable, OperationBuilder::resizable),
         ] {
             builder = if is_set { set(builder) } else { builder };
+        }
+        if self.capturable {
+            // SAFETY: the caller of `capturable` guarantees the same.
+            builder = unsafe { builder.capturable() };
         }
         Ok(Box::new(State::Idle(Box::new(builder.prepare()?))))
     }

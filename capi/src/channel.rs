@@ -63,7 +63,8 @@ fn range(begin: usize, bytes: usize) -> Range<usize> {
 /// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 ///
 /// Places in the window are in bytes. Where a function has a `stream`, NULL means the host, and a stream is as for
-/// `peerlane_operation_start_on`.
+/// `peerlane_operation_start_on`. On a stream that is captured, messages are recorded into the graph. All replays of such graphs must be
+/// complete before the channel is destroyed, or its group is closed or destroyed.
 ///
 /// # Safety
 /// `channel` is NULL or points to a handle.
@@ -80,7 +81,9 @@ pub unsafe extern "C" fn peerlane_channel_open(
         let object = GROUPS.get(group.addr())?.with(|group| {
             window.with(|window| {
                 let opened = group.channel(window, signals)?;
-                Ok(ChannelObject { channel: Mutex::new(opened), backend: group.selection().local })
+                // SAFETY: the header says at `peerlane_channel_open` when the replays of a C program must be complete.
+                let channel = Mutex::new(unsafe { opened.capturable() });
+                Ok(ChannelObject { channel, backend: group.selection().local })
             })
         })?;
         CHANNELS.give(object, channel)

@@ -45,7 +45,8 @@ pub struct OperationOptions {
     pub chunks: u32,
     /// Whether the input of a rank is its block of the output.
     pub in_place: bool,
-    /// Whether starts can be recorded into graphs.
+    /// Whether starts can be recorded into graphs. All replays of such graphs must be complete before the operation is destroyed, or its
+    /// group is closed or destroyed. While a replay is in progress, the host must not access the memory of the operation.
     pub capturable: bool,
     /// Whether `peerlane_operation_resize` can set another size before a start.
     pub resizable: bool,
@@ -132,20 +133,20 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
                 // SAFETY: the caller gives one number for each rank.
                 unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
             };
-            let request = Request {
-                operator,
-                algorithm,
-                chunks: (options.chunks > 0).then_some(options.chunks),
-                in_place: options.in_place,
-                capturable: options.capturable,
-                resizable: options.resizable,
-                strict: options.strict,
-                timeout: (options.timeout_ms > 0)
-                    .then(|| Duration::from_millis(options.timeout_ms)),
-                input,
-                output,
-                ..Request::new(collective.with_root(Rank(options.root)), dtype, lens)
-            };
+            let collective = collective.with_root(Rank(options.root));
+            let mut request = Request::new(collective, dtype, lens);
+            (request.operator, request.algorithm) = (operator, algorithm);
+            request.chunks = (options.chunks > 0).then_some(options.chunks);
+            request.in_place = options.in_place;
+            request.resizable = options.resizable;
+            request.strict = options.strict;
+            let timeout = Duration::from_millis(options.timeout_ms);
+            request.timeout = (options.timeout_ms > 0).then_some(timeout);
+            (request.input, request.output) = (input, output);
+            if options.capturable {
+                // SAFETY: the header says at `capturable` when the replays of a C program must be complete.
+                unsafe { request.capturable() };
+            }
             Ok(request.prepare(group)?)
         })?;
         OPERATIONS.give(Mutex::new(prepared), operation)

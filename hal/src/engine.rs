@@ -338,7 +338,9 @@ pub unsafe trait CopyEngine: Send + 'static {
     ///
     /// # Safety
     /// Until the ticket completes, the regions of all ops must live, no one may write to a source, and no one else may access a
-    /// destination. Only this engine writes a signalled flag, and only this engine reads a flag that it waits for.
+    /// destination. Only this engine writes a signalled flag, and only this engine reads a flag that it waits for. A slice that is
+    /// [recorded into a graph](StreamOrdered::fork) needs the regions until the last replay is complete, and the rest while a replay
+    /// is in progress.
     unsafe fn submit(
         &mut self,
         ops: &[Op<'_, Self::Local, Self::Remote>],
@@ -422,7 +424,8 @@ pub unsafe trait StreamOrdered {
     /// *Ordering.* Until the [`join`](Self::join), the engine may enqueue its work directly on `from`; the caller enqueues nothing
     /// else there in between. The engine may be joined to another stream. A join is required before the next fork.
     /// *Capture.* While `from` captures, a submission is recorded with its constants, runs at each replay and returns the
-    /// last ticket instead of a new one. Its regions must live as long as the graph, and eager slices must not use its flags.
+    /// last ticket instead of a new one; [`submit`](CopyEngine::submit) says how long its regions must live. Eager slices must not use
+    /// its flags.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) if the stream is of another type or device;

@@ -187,9 +187,9 @@ impl<F: Fabric> Engines<F> {
     /// Submits captured ops again, or returns `None` if the engine has no room for them yet.
     fn replay(&mut self, slice: &[StoredOp<F>]) -> Result<Option<Ticket>, Error<F::Error>> {
         self.replayer.completed().map_err(Error::Inner)?;
-        // SAFETY: the regions live as long as the graph (the contract of `Streams::submit`).
+        // SAFETY: the regions live until the last replay is complete (the contract of `CopyEngine::submit`).
         let ops: Vec<_> = slice.iter().map(|stored| unsafe { stored.op() }).collect();
-        // SAFETY: as above.
+        // SAFETY: this is a replay, for which the caller of `submit` vouches as for the recorded slice.
         match unsafe { self.replayer.submit(&ops) } {
             Ok(ticket) => Ok(Some(ticket)),
             Err(error) if error.kind() == ErrorKind::QueueFull => Ok(None),

@@ -232,6 +232,10 @@ class Group:
         operation has memory of its own. `timeout` is in seconds. With `matrix`, a number of rows and "input", "output" or "both", the input, the output or both
         are matrices of that many rows, of which each block is a range of columns.
 
+        With `capturable`, starts can be recorded into graphs. All replays of such graphs must be complete before the operation is dropped or the group is
+        closed. During a replay, the host must not access the memory of the operation. Nothing checks this, and memory that is used elsewhere is overwritten
+        if it does not hold.
+
         Raises `Mismatch` with the rank and the option that differs between ranks, and `InvalidArgument`.
         """
         for name, place in (("input", input), ("output", output)):

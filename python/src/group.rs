@@ -373,21 +373,18 @@ impl Group {
             let all = Matrix::ALL.into_iter().map(|it| (it.name(), it));
             Ok::<_, PyErr>((rows, named("the sides of matrix", &sides, all)?))
         });
-        let request = Request {
-            matrix: matrix.transpose()?,
-            operator: named("reduction", reduction, operators)?,
-            algorithm: algorithm.transpose()?,
-            chunks,
-            in_place,
-            capturable,
-            resizable,
-            check_starts,
-            strict,
-            timeout: seconds("timeout", timeout)?,
-            input: part(&input)?,
-            output: part(&output)?,
-            ..Request::new(collective, dtype, lens)
-        };
+        let mut request = Request::new(collective, dtype, lens);
+        request.matrix = matrix.transpose()?;
+        request.operator = named("reduction", reduction, operators)?;
+        request.algorithm = algorithm.transpose()?;
+        (request.chunks, request.in_place, request.resizable) = (chunks, in_place, resizable);
+        (request.check_starts, request.strict) = (check_starts, strict);
+        request.timeout = seconds("timeout", timeout)?;
+        (request.input, request.output) = (part(&input)?, part(&output)?);
+        if capturable {
+            // SAFETY: the documentation of `Group.prepare` in Python says when the replays must be complete.
+            unsafe { request.capturable() };
+        }
         let this = slf.get();
         let prepared = this.long(slf.py(), move |group| request.prepare(group))?;
         Ok(Operation::new(prepared, dtype, this.backend, this.device))

@@ -46,8 +46,9 @@ pub(crate) fn copies(test_rank: &mut TestRank) -> Outcome {
             gather.run().map_err(unexpected)?;
         }
     }
-    let mut gather =
-        test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().map_err(unexpected)?;
+    // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
+    let builder = unsafe { test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable() };
+    let mut gather = builder.prepare().map_err(unexpected)?;
     let stream = test_rank.stream.for_starts();
     let mode = CaptureMode::Global;
     let graph = test_rank.stream.record(mode, || {
@@ -98,7 +99,8 @@ fn one_group(test_rank: &TestRank, index: usize, form: Form, captured: bool) -> 
     let (me, ranks) = (test_rank.me, test_rank.ranks);
     let mut group = open_group(&test_rank.gpu, &test_rank.hubs[index], me, ranks, TIMEOUT)?;
     let builder = form.of(group.all_gather::<u8>(1000));
-    let builder = if captured { builder.capturable() } else { builder };
+    // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
+    let builder = if captured { unsafe { builder.capturable() } } else { builder };
     let mut gather = builder.prepare().map_err(unexpected)?;
     gather_once(&test_rank.gpu, &test_rank.stream, &mut gather, (me, ranks), index as u64)?;
     let stream = test_rank.stream.for_starts();

@@ -115,7 +115,8 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
 /// A rank whose capture is refused, and which then gathers without one.
 pub(crate) fn capture(parent: &Parent) -> Outcome {
     let mut test_rank = TestRank::open(parent)?;
-    let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable();
+    // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
+    let builder = unsafe { test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable() };
     let mut gather = builder.prepare().map_err(unexpected)?;
     let stream = &test_rank.stream;
     let memory = test_rank.gpu.memory(8)?;

@@ -111,11 +111,16 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
         false => group.all_gather(bytes),
     };
     let builder = builder.outputs(1).timeout(timeout);
-    let builder = if phase.is_replayed() { builder.capturable() } else { builder };
+    let builder = match phase.is_replayed() {
+        // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
+        true => unsafe { builder.capturable() },
+        false => builder,
+    };
     let mut gather = builder.prepare().map_err(unexpected)?;
     let mut other = None;
     if phase == Phase::BesideADrop {
-        let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable();
+        // SAFETY: no graph records the operation.
+        let builder = unsafe { test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable() };
         let gather = other.insert(builder.prepare().map_err(unexpected)?);
         gather.run().map_err(unexpected)?;
     }

@@ -34,7 +34,9 @@ pub(crate) fn cases() -> Vec<Case> {
     ] {
         let name = format!("a graph of {starts}, {replays} replays, {form:?}, {mode:?}");
         cases.push(Case::new(name, move |test_rank| {
-            let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable();
+            let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES);
+            // SAFETY: `replayed` finishes the stream and drops the graph, and the host borrows nothing.
+            let builder = unsafe { builder.capturable() };
             let mut gather = form.of(builder).prepare().map_err(unexpected)?;
             replayed(test_rank, &mut gather, starts, replays, mode)
         }));
@@ -90,7 +92,8 @@ fn refused_before_recording(test_rank: &mut TestRank) -> Outcome {
 /// A second lane on streams is refused by all ranks, before anything is recorded.
 fn refused_when_prepared(test_rank: &mut TestRank) -> Outcome {
     let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).algorithm(Algorithm::DoubleRing);
-    match builder.capturable().prepare() {
+    // SAFETY: no graph records the operation.
+    match unsafe { builder.capturable() }.prepare() {
         // Two ranks need no second lane.
         Ok(mut gather) => test_rank.gather_once(&mut gather),
         Err(error) => {
@@ -173,6 +176,8 @@ fn not_prepared(test_rank: &mut TestRank, in_place: bool, mode: CaptureMode) -> 
     let start = |test_rank: &mut TestRank| {
         let gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).output_into(&window, BEGIN);
         let gather = if in_place { gather.in_place() } else { gather.input_from(&blocks, 1) };
+        // SAFETY: the stream is finished and the graphs are dropped before the windows are released, and the host borrows nothing.
+        let gather = unsafe { gather.capturable() };
         gather.start_on(&stream.for_starts()).map_err(unexpected)?;
         Ok(output)
     };
@@ -236,9 +241,12 @@ pub(super) fn replayed(
 /// Two graphs of two operations on one stream, one instance of which is there already.
 fn two_graphs(test_rank: &mut TestRank) -> Outcome {
     let stream = test_rank.gpu.stream()?;
-    let mut first = test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare();
-    let mut second =
-        test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable().in_place().prepare();
+    // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
+    let builder = unsafe { test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable() };
+    let mut first = builder.prepare();
+    // SAFETY: the same holds for this operation.
+    let builder = unsafe { test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable() };
+    let mut second = builder.in_place().prepare();
     let gathers = [first.as_mut(), second.as_mut()];
     let mut recordings = Vec::new();
     for gather in gathers {

@@ -155,6 +155,8 @@ fn stream_copy(test_rank: &TestRank, ring: &Ring, stream: &CallerStream) -> Outc
 
 fn in_a_graph(test_rank: &mut TestRank) -> Outcome {
     let mut ring = Ring::open(test_rank)?;
+    // SAFETY: the stream is finished before the channel is dropped.
+    ring.channel = unsafe { ring.channel.capturable() };
     let stream = test_rank.gpu.stream()?;
     let (next, last) = (ring.next, ring.last);
     let graph = stream.record(CaptureMode::ThreadLocal, || {

@@ -49,7 +49,8 @@ fn prepare(test_rank: &mut TestRank, random: &mut fastrand::Rng) -> Outcome<Oper
     let algorithm = *random.choice(&algorithms).unwrap_or(&Algorithm::Direct);
     let gather = test_rank.group.all_gather::<u8>(bytes).algorithm(algorithm);
     let gather = match random.u8(..4) {
-        0 => gather.capturable(),
+        // SAFETY: no graph records the operation.
+        0 => unsafe { gather.capturable() },
         1 => gather.resizable(),
         _ => gather,
     };

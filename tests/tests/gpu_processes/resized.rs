@@ -53,7 +53,8 @@ fn prepare(
 ) -> Outcome<Operation<u8>> {
     let gather = test_rank.group.all_gather::<u8>(BYTES_MAX).algorithm(algorithm).chunks(3);
     let gather = gather.resizable().check_starts(true);
-    let gather = if capturable { gather.capturable() } else { gather };
+    // SAFETY: `captured` finishes the stream before it drops the operation, and the host borrows nothing.
+    let gather = if capturable { unsafe { gather.capturable() } } else { gather };
     gather.prepare().map_err(unexpected)
 }
 

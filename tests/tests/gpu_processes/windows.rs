@@ -60,7 +60,9 @@ fn own_memory(test_rank: &mut TestRank, in_place: bool, run: Use) -> Outcome {
 fn gather(test_rank: &mut TestRank, window: &Window<u8>, in_place: bool, run: Use) -> Outcome {
     let len = (window.len() - 2 * MARGIN_BYTES) / test_rank.ranks;
     let blocks = test_rank.group.window::<u8>(BLOCK_BYTES + 1).map_err(unexpected)?;
-    let builder = test_rank.group.all_gather(len).output_into(window, MARGIN_BYTES).capturable();
+    let builder = test_rank.group.all_gather(len).output_into(window, MARGIN_BYTES);
+    // SAFETY: `run` finishes the stream and drops the graph, and the host borrows nothing.
+    let builder = unsafe { builder.capturable() };
     let builder = if in_place { builder.in_place() } else { builder.input_from(&blocks, 1) };
     let mut gather = builder.prepare().map_err(unexpected)?;
     run(test_rank, &mut gather)

@@ -83,7 +83,8 @@ fn lanes_beside_a_graph_take_part_in_every_replay() {
             in_tiers(&topology, false, &options(LONG), |mut group| {
                 let (me, ranks) = (group.rank().index(), group.ranks());
                 let builder = group.all_gather::<u8>(BLOCK_BYTES).algorithm(algorithm);
-                let mut gather = builder.capturable().prepare().unwrap();
+                // SAFETY: the stream is idle before the operation is dropped, and the host borrows nothing.
+                let mut gather = unsafe { builder.capturable() }.prepare().unwrap();
                 let (stream, rounds) = (Stream::new(), Rounds::default());
                 stream.begin_capture();
                 for _ in 0..2 {
@@ -117,7 +118,8 @@ fn a_second_lane_on_streams_is_refused() {
     let topology = Topology::flat(3).unwrap();
     in_tiers(&topology, true, &options(LONG), |mut group| {
         let builder = group.all_gather::<u8>(BLOCK_BYTES).algorithm(Algorithm::DoubleRing);
-        let error = builder.chunks(2).capturable().prepare().unwrap_err();
+        // SAFETY: no graph records the operation.
+        let error = unsafe { builder.chunks(2).capturable() }.prepare().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::InvalidArgument, Some(Rank(0))));
         assert_eq!(
             error.to_string(),
@@ -150,7 +152,9 @@ fn strict_refuses_what_a_thread_would_have_to_drive() {
         );
         // Nothing has started, and the caller may drive it.
         gather.run().unwrap();
-        let error = group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().unwrap_err();
+        // SAFETY: no graph records the operation.
+        let builder = unsafe { group.all_gather::<u8>(BLOCK_BYTES).capturable() };
+        let error = builder.prepare().unwrap_err();
         let text = error.to_string();
         assert!(text.contains("strict is set, but the operation needs a fallback"), "{text}");
         drop(gather);

@@ -13,7 +13,9 @@ fn replays_and_eager_starts_alternate() {
     for (ranks, in_place) in [(1, false), (2, false), (3, true), (4, false)] {
         let results = in_group(ranks, LONG, |mut group| {
             let me = group.rank().index();
-            let builder = group.all_gather::<u8>(BLOCK_BYTES).capturable();
+            let builder = group.all_gather::<u8>(BLOCK_BYTES);
+            // SAFETY: the stream is idle before the operation is dropped, and the host borrows nothing.
+            let builder = unsafe { builder.capturable() };
             let builder = if in_place { builder.in_place() } else { builder };
             let mut gather = builder.prepare()?;
             assert_eq!((gather.report().outputs, gather.report().capturable), (1, true));
@@ -69,7 +71,9 @@ fn an_operation_without_flags_for_it_is_not_recorded() {
 #[test]
 fn a_recorded_start_cannot_be_waited_for() {
     in_group(1, LONG, |mut group| {
-        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().unwrap();
+        // SAFETY: the graph is never replayed.
+        let builder = unsafe { group.all_gather::<u8>(BLOCK_BYTES).capturable() };
+        let mut gather = builder.prepare().unwrap();
         let stream = Stream::new();
         stream.begin_capture();
         let mut lease = gather.start_on(&stream).unwrap();
@@ -91,7 +95,9 @@ fn a_recorded_start_cannot_be_waited_for() {
 #[test]
 fn a_capturable_operation_has_one_output() {
     in_group(2, LONG, |mut group| {
-        let refused = group.all_gather::<u8>(4).capturable().outputs(2).prepare().unwrap_err();
+        // SAFETY: no graph records the operation.
+        let builder = unsafe { group.all_gather::<u8>(4).capturable() };
+        let refused = builder.outputs(2).prepare().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert_eq!(refused.to_string(), "outputs is 2, expected 1 in a capturable operation");
     });
@@ -102,7 +108,9 @@ fn ranks_agree_on_it() {
     in_group(2, LONG, |mut group| {
         let capturable = group.rank().0 == 1;
         let builder = group.all_gather::<u8>(4).outputs(1);
-        let prepared = if capturable { builder.capturable() } else { builder }.prepare();
+        // SAFETY: no graph records the operation.
+        let builder = if capturable { unsafe { builder.capturable() } } else { builder };
+        let prepared = builder.prepare();
         assert_eq!(
             prepared.unwrap_err().to_string(),
             "all-gather 1: ranks disagree: capturable is true on rank 1, false on rank 0"
@@ -115,7 +123,9 @@ fn ranks_agree_on_it() {
 fn a_replay_that_a_peer_does_not_join_ends_with_the_group() {
     let recorded = Barrier::new(2);
     in_group(2, LONG, |mut group| {
-        let mut gather = group.all_gather::<u8>(BLOCK_BYTES).capturable().prepare().unwrap();
+        // SAFETY: each replay is complete before the operation is dropped, and the host borrows nothing.
+        let builder = unsafe { group.all_gather::<u8>(BLOCK_BYTES).capturable() };
+        let mut gather = builder.prepare().unwrap();
         let stream = Stream::new();
         if group.rank().0 == 1 {
             recorded.wait();

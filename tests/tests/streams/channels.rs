@@ -75,7 +75,9 @@ fn messages_are_recorded_and_replayed() {
     for ranks in 1..=3 {
         in_group(ranks, LONG, |mut group| {
             let (next, last) = ring(&group);
-            let (window, mut channel) = open(&mut group, 4);
+            let (window, channel) = open(&mut group, 4);
+            // SAFETY: the stream is idle before the channel is dropped.
+            let mut channel = unsafe { channel.capturable() };
             let stream = Stream::new();
             stream.begin_capture();
             channel
@@ -106,6 +108,32 @@ fn messages_are_recorded_and_replayed() {
     }
 }
 
+/// Nothing is recorded by a channel that is not made for it, and the channel goes on.
+#[test]
+fn a_channel_that_is_not_capturable_refuses_a_stream_that_captures() {
+    in_group(2, LONG, |mut group| {
+        let (next, last) = ring(&group);
+        let (window, mut channel) = open(&mut group, 2);
+        let stream = Stream::new();
+        stream.begin_capture();
+        let refused = channel.on_stream(&stream, |messages| messages.put_signal(next, 0..1, 1, 0));
+        assert!(stream.end_capture().is_empty());
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_snapshot!(error, @"channel 1: the stream captures a graph, but the channel is not capturable; open it with `capturable()`");
+        // The refusal changes nothing.
+        channel
+            .on_stream(&stream, |messages| {
+                messages.put_signal(next, 0..1, 1, 0)?;
+                messages.wait(last, 0)
+            })
+            .unwrap();
+        assert!(stream.is_idle_within(LONG));
+        drop((channel, window));
+        group.close().unwrap();
+    });
+}
+
 /// A stream that waits for a signal that nobody gives goes on, and the group ends with the name of the rank.
 #[test]
 fn a_wait_on_a_stream_has_a_deadline() {
@@ -134,7 +162,9 @@ fn a_wait_on_a_stream_has_a_deadline() {
 fn a_wait_in_a_graph_has_a_deadline() {
     let done = Gate::default();
     in_group(2, SHORT, |mut group| {
-        let (_window, mut channel) = open(&mut group, 1);
+        let (_window, channel) = open(&mut group, 1);
+        // SAFETY: the group has ended the replay before the channel is dropped.
+        let mut channel = unsafe { channel.capturable() };
         let stream = Stream::new();
         stream.begin_capture();
         let peer = Rank(1 - group.rank().0);

@@ -101,6 +101,8 @@ pub struct Channel<T> {
     given: Box<[u64]>,
     awaited: Box<[u64]>,
     report: ChannelReport,
+    /// Whether messages may be recorded into graphs.
+    captures: bool,
     allocation: Option<Allocation>,
     shared: Arc<Shared>,
     /// `None` after the channel has ended on all ranks.

@@ -121,6 +121,7 @@ fn open<T: Element>(
         given: counts.clone(),
         awaited: counts,
         report,
+        captures: false,
         allocation: Some(allocation),
         shared,
         used: Some(used),

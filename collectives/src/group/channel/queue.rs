@@ -63,7 +63,8 @@ impl Queue {
         for slice in ops.chunks(slice_ops_max) {
             loop {
                 // SAFETY: the ranges were checked against the window, which has one size on all ranks; the window and the flags
-                // live as long as the channel. Only this engine writes these flags of the peer. What messages race with is the
+                // live as long as the channel, and the channel longer than the graphs that record it, which the caller of
+                // `Channel::capturable` guarantees. Only this engine writes these flags of the peer. What messages race with is the
                 // callers', who only see bytes.
                 match unsafe { self.engine.submit(slice) } {
                     Ok(ticket) => {

@@ -16,19 +16,38 @@ use crate::error::Error;
 use crate::plan::Tier;
 
 impl<T: Element> Channel<T> {
+    /// Allows messages of the channel to be recorded into a graph, such as a CUDA graph.
+    ///
+    /// ```compile_fail,E0133
+    /// # use peerlane_collectives::group::Channel;
+    /// fn record(channel: Channel<u8>) -> Channel<u8> {
+    ///     channel.capturable() // Only the caller knows when the last replay is complete.
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    /// Every graph that has recorded messages of the channel has made its last replay, and that replay is complete, before the channel
+    /// is dropped or its group is closed or dropped.
+    #[must_use]
+    pub unsafe fn capturable(mut self) -> Self {
+        self.captures = true;
+        self
+    }
+
     /// Enqueues messages on the caller's stream: they come after the work that the stream holds now, and before work that is
-    /// enqueued next. On a stream that is being captured, they are recorded into the graph.
+    /// enqueued next. On a stream that is being captured, they are recorded into the graph, if the channel is
+    /// [`capturable`](Self::capturable).
     ///
     /// The host is not part of that order. Messages on a stream reach peers inside the node. If a wait on a stream takes longer than
     /// the timeout of the group, the group ends with an error that names the peer, even if no thread waits; the
     /// next call on the channel returns it, such as [`check`](Self::check).
     ///
-    /// In a graph, a signal does not count: each recorded wait takes one recorded signal. All ranks must replay alike. The channel
-    /// and its group must outlive the last replay.
+    /// In a graph, a signal does not count: each recorded wait takes one recorded signal. All ranks must replay alike.
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch) for a stream of another backend or device; the error of `work`; the reason why the
-    /// group has ended.
+    /// [`Mismatch`](ErrorKind::Mismatch) for a stream of another backend or device;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream captures and the channel is not capturable; the error of `work`;
+    /// the reason why the group has ended.
     pub fn on_stream<S: Stream, R>(
         &mut self,
         stream: &S,
@@ -43,6 +62,13 @@ impl<T: Element> Channel<T> {
             let streams = queue.streams()?;
             let captures = streams.is_capturing(stream);
             let captures = captures.map_err(of_stream("query whether the stream captures"))?;
+            if captures && !self.captures {
+                let text = format!(
+                    "{}: the stream captures a graph, but the channel is not capturable; open it with `capturable()`",
+                    self.name
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
             streams.fork(stream).map_err(of_stream("fork the engine from the stream"))?;
             captures
         };

@@ -163,7 +163,7 @@ impl<T: Element> Operation<T> {
         self.check_no_window(buffer)?;
         let (region, bytes) = self.state.memory(buffer, bytes);
         // SAFETY: no start is open, so no engine of this rank uses it, and no peer writes, as in
-        // `received`; `&mut self` keeps the next start away.
+        // `received`; `&mut self` keeps the next start away, and the caller of `capturable` the replays.
         element::cast_mut(unsafe { buffer::bytes_mut(region, bytes) }?)
     }
 
@@ -369,7 +369,8 @@ impl<T: Element> Operation<T> {
         let (region, bytes) = self.state.memory(buffer, bytes);
         // SAFETY: whoever has a `Received` has settled and keeps the next start away. No start is
         // open, and until the next one peers write at most to the other output: to this one only
-        // between this rank's `ready` and their `arrived`, or after it has entered the next start.
+        // between this rank's `ready` and their `arrived`, or after it has entered the next start. No
+        // replay is in progress, which the caller of `capturable` guarantees.
         element::cast(unsafe { buffer::bytes(region, bytes) }?)
     }
 }

@@ -142,11 +142,24 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     ///
     /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no thread can drive beside one.
     /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
-    /// in the same order. The operation and its group must outlive the last replay. If a replay waits for a peer for longer than
-    /// the [timeout](Self::timeout), the group ends. The waits of replays then pass, also of later ones, and their output is
-    /// undefined; [`Operation::check`] tells.
+    /// in the same order. If a replay waits for a peer for longer than the [timeout](Self::timeout), the group ends. The waits of
+    /// replays then pass, also of later ones, and their output is undefined; [`Operation::check`] tells.
+    ///
+    /// ```compile_fail,E0133
+    /// # use peerlane_collectives::error::Error;
+    /// # use peerlane_collectives::group::{Group, Operation};
+    /// fn prepare(group: &mut Group) -> Result<Operation<f32>, Error> {
+    ///     group.all_gather(4).capturable().prepare() // Only the caller knows when the last replay is complete.
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    /// Every graph that has recorded a start of the operation has made its last replay, and that replay is complete, before the
+    /// operation is dropped or its group is closed or dropped. An operation without a handle, which [`start_on`](Self::start_on)
+    /// prepares, is dropped when a window that it uses is released. No replay is in progress while the host borrows memory of the
+    /// operation, by [`Operation::input_mut`], [`Operation::output`] or a method like them.
     #[must_use]
-    pub fn capturable(mut self) -> Self {
+    pub unsafe fn capturable(mut self) -> Self {
         self.spec.capturable = true;
         self
     }
@@ -365,7 +378,7 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     }
 
     pub(super) fn into_kept(mut self) -> (&'g mut Group, OperationSpec) {
-        (self.spec.capturable, self.spec.needs_windows) = (true, true);
+        self.spec.needs_windows = true;
         (self.group, self.spec)
     }
 

@@ -24,14 +24,14 @@ impl Kept {
 impl<T: Element> OperationBuilder<'_, T> {
     /// Enqueues the operation on the caller's stream, without a call of [`prepare`](Self::prepare). Collective.
     ///
-    /// The first start of a description prepares it as [`capturable`](Self::capturable), and the group keeps it for the next
-    /// starts. So the call works on a stream that is being captured: the ranks agree before anything is recorded, and replays run
-    /// the prepared operation. The output must be in a window, and so must the input unless the operation runs
-    /// [in place](Self::in_place).
+    /// The first start of a description prepares it, and the group keeps it for the next starts. With
+    /// [`capturable`](Self::capturable), the call also works on a stream that is being captured: the ranks agree before anything is
+    /// recorded, and replays run the prepared operation. The output must be in a window, and so must the input unless the operation
+    /// runs [in place](Self::in_place).
     ///
     /// Each further description is another operation that is kept, until its window is
-    /// [released](crate::group::Group::release) or the group is closed. No graph with a start of it may be replayed after that.
-    /// For places that change from start to start, prepare one [resizable](Self::resizable) operation.
+    /// [released](crate::group::Group::release) or the group is closed or dropped. For places that change from start to start, prepare
+    /// one [resizable](Self::resizable) operation.
     ///
     /// For order, deadline and progress see [`Operation::start_on`](super::Operation::start_on). The output is defined if the
     /// group [has not ended](crate::group::Group::abort_record) after the stream was synchronised.

@@ -481,7 +481,8 @@ impl Preparation {
         // Lengths of pairs come from the caller's data and not from its code, so ranks disagree easily.
         let checks_starts = spec.checks_starts || operation.pairs().is_some();
         // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
-        // the regions; `verify` has passed the plans.
+        // the regions; `verify` has passed the plans. The caller of `OperationBuilder::capturable` keeps the operation longer than
+        // the replays of its graphs.
         let executor =
             unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
         let (shared, allocation) = (Arc::clone(&group.shared), Arc::clone(allocation));
