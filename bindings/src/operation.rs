@@ -2,14 +2,13 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
 use peerlane::group::{Matrix, OperationBuilder, Report};
 use peerlane::hal::BackendId;
 use peerlane::{
-    Algorithm, BlockLens, DType, Deadline, Element, Error, ErrorKind, Group, Lease, MemoryRange,
+    Algorithm, BlockLens, DType, Deadline, Element, Error, ErrorKind, Group, MemoryRange,
     Operation, Operator, OwnedStart, Part, Window, element,
 };
 
@@ -191,7 +190,8 @@ impl AnyOperation {
     /// # Safety
     /// `stream` is a stream of the device of this rank. It lives until the operation was started on another one or was dropped.
     pub unsafe fn start_on(&mut self, stream: *mut c_void) -> Result<MemoryRange, Error> {
-        self.state.start_on(stream, self.backend)
+        // SAFETY: this function has the same contract.
+        unsafe { self.state.start_on(stream, self.backend) }
     }
 
     /// Ends the lease of the last start on a stream, because the work that reads its output is on that stream now.
@@ -263,7 +263,15 @@ trait Operate: Send {
     fn run(&mut self) -> Result<(), Error>;
     fn start(&mut self) -> Result<(), Error>;
     fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error>;
-    fn start_on(&mut self, stream: *mut c_void, backend: BackendId) -> Result<MemoryRange, Error>;
+    /// Enqueues a start on a stream, and returns its output.
+    ///
+    /// # Safety
+    /// As for [`AnyOperation::start_on`].
+    unsafe fn start_on(
+        &mut self,
+        stream: *mut c_void,
+        backend: BackendId,
+    ) -> Result<MemoryRange, Error>;
     fn end_lease(&mut self) -> Result<(), Error>;
     fn resize(&mut self, part: Part<'_>) -> Result<(), Error>;
     fn memory(&mut self, of_output: bool) -> Result<MemoryRange, Error>;
@@ -274,37 +282,10 @@ trait Operate: Send {
 enum State<T: Element> {
     Idle(Box<Operation<T>>),
     Started(Box<OwnedStart<T>>),
-    Leased(Leased<T>),
+    /// The caller has the output of a start on a stream. A [`Lease`](peerlane::Lease) would borrow the operation; this state refuses
+    /// other starts in its place.
+    Leased(Box<Operation<T>>),
     Failed,
-}
-
-/// An operation with the lease that borrows it.
-struct Leased<T: Element> {
-    /// `None` after the lease has ended.
-    lease: Option<Lease<'static, T>>,
-    operation: *mut Operation<T>,
-}
-
-// SAFETY: the pointer is that of a box that nothing else has, and operations and leases may move to other threads.
-unsafe impl<T: Element> Send for Leased<T> where Operation<T>: Send {}
-
-impl<T: Element> Leased<T> {
-    fn end(mut self) -> Box<Operation<T>> {
-        self.lease = None;
-        let operation = std::mem::replace(&mut self.operation, ptr::null_mut());
-        // SAFETY: it came from a box, and the lease has ended.
-        unsafe { Box::from_raw(operation) }
-    }
-}
-
-impl<T: Element> Drop for Leased<T> {
-    fn drop(&mut self) {
-        self.lease = None;
-        if !self.operation.is_null() {
-            // SAFETY: it came from a box, and the lease has ended.
-            drop(unsafe { Box::from_raw(self.operation) });
-        }
-    }
 }
 
 impl<T: Element> State<T> {
@@ -312,7 +293,7 @@ impl<T: Element> State<T> {
         match self {
             Self::Idle(operation) => Ok(operation),
             Self::Started(_) => Err(invalid("a start is open; wait for it first")),
-            Self::Leased(..) => Err(invalid("a start on a stream is leased; end the lease first")),
+            Self::Leased(_) => Err(invalid("a start on a stream is leased; end the lease first")),
             Self::Failed => Err(invalid("a start has failed; prepare another operation")),
         }
     }
@@ -355,47 +336,39 @@ where
         Ok(is_done)
     }
 
-    fn start_on(&mut self, stream: *mut c_void, backend: BackendId) -> Result<MemoryRange, Error> {
-        let raw = Box::into_raw(self.take()?);
-        // SAFETY: the operation stays at its place until the lease has ended.
-        let operation = unsafe { &mut *raw };
+    unsafe fn start_on(
+        &mut self,
+        stream: *mut c_void,
+        backend: BackendId,
+    ) -> Result<MemoryRange, Error> {
+        let operation = self.idle()?;
         let lease = match backend {
             BackendId::CUDA => {
-                // SAFETY: the caller of `AnyOperation::start_on` keeps the stream alive.
+                // SAFETY: the contract of this function says that the stream is one of this rank's device, and lives long enough.
                 let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
-                operation.start_on(&stream)
+                operation.start_on(&stream)?
             }
             BackendId::ROCM => {
-                // SAFETY: as above.
+                // SAFETY: the contract of this function says that the stream is one of this rank's device, and lives long enough.
                 let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
-                operation.start_on(&stream)
+                operation.start_on(&stream)?
             }
             _ => {
-                // SAFETY: it came from a box, and there is no lease.
-                *self = Self::Idle(unsafe { Box::from_raw(raw) });
                 return Err(invalid(format!(
                     "the group is on the backend {backend}, which has no streams; start the operation on the host"
                 )));
             }
         };
-        match lease {
-            Ok(lease) => {
-                let output = lease.output();
-                *self = Self::Leased(Leased { lease: Some(lease), operation: raw });
-                Ok(output)
-            }
-            Err(error) => {
-                // SAFETY: as above.
-                *self = Self::Idle(unsafe { Box::from_raw(raw) });
-                Err(error)
-            }
-        }
+
+        let output = lease.output();
+        *self = Self::Leased(self.take()?);
+        Ok(output)
     }
 
     fn end_lease(&mut self) -> Result<(), Error> {
         match std::mem::replace(self, Self::Failed) {
-            Self::Leased(leased) => {
-                *self = Self::Idle(leased.end());
+            Self::Leased(operation) => {
+                *self = Self::Idle(operation);
                 Ok(())
             }
             other => {
@@ -417,8 +390,7 @@ where
 
     fn check(&mut self) -> Result<(), Error> {
         match self {
-            // SAFETY: the pointer is valid, and a check only reads.
-            Self::Leased(leased) => unsafe { &*leased.operation }.check(),
+            Self::Leased(operation) => operation.check(),
             Self::Started(_) => Ok(()),
             _ => self.idle()?.check(),
         }
@@ -426,5 +398,58 @@ where
 
     fn report(&mut self) -> Result<&Report, Error> {
         Ok(self.idle()?.report())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerlane::bootstrap::{Bootstrap, in_process};
+    use peerlane::host;
+
+    use super::*;
+
+    #[test]
+    fn a_leased_operation_refuses_all_but_a_check_until_the_lease_ends() {
+        in_process::run(1, |bootstrap| {
+            let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+            let mut group = Group::open(bootstrap, fabric)?;
+            let operation = group.all_gather::<u8>(8).prepare()?;
+            // The host has no streams, so the state after a start on a stream is made here.
+            let mut state = State::Leased(Box::new(operation));
+
+            let leased = "a start on a stream is leased; end the lease first";
+            let said = |result: Result<(), Error>| result.unwrap_err().to_string();
+            assert_eq!(said(state.run()), leased);
+            assert_eq!(said(state.start()), leased);
+            assert_eq!(said(state.resize(Part::len(1))), leased);
+            assert_eq!(said(state.memory(true).map(drop)), leased);
+            assert_eq!(said(state.report().map(drop)), leased);
+            state.check()?;
+
+            state.end_lease()?;
+            state.run()?;
+            assert_eq!(said(state.end_lease()), "no start on a stream is leased");
+            drop(state);
+            group.close()
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_start_on_a_stream_that_fails_leaves_the_operation_as_it_is() {
+        in_process::run(1, |bootstrap| {
+            let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+            let mut group = Group::open(bootstrap, fabric)?;
+            let request = Request::new(Collective::AllGather, DType::U8, 8.into());
+            let mut operation = request.prepare(&mut group)?;
+
+            // SAFETY: the host has no streams, so the pointer is not used.
+            let refused = unsafe { operation.start_on(std::ptr::null_mut()) }.unwrap_err();
+            assert!(refused.to_string().contains("which has no streams"), "{refused}");
+            operation.run()?;
+            drop(operation);
+            group.close()
+        })
+        .unwrap();
     }
 }
