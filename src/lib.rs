@@ -54,7 +54,8 @@ pub use peerlane_collectives::element::{DType, Element, Operator};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
     BlockLens, Buffer, Channel, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange,
-    Operation, OperationDescription, OwnedStart, Part, Received, Selection, Started, Window,
+    Operation, OperationDescription, OwnedStart, Part, Received, Selection, Started, Unreleased,
+    Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{

@@ -122,6 +122,6 @@ pub extern "C" fn peerlane_window_release(
         let object = WINDOWS.remove(window.addr())?;
         let window = lock(&object.window).take();
         let window = window.ok_or_else(|| Failure::argument("the window was released"))?;
-        of_group.with(|group| Ok(group.release(window)?))
+        of_group.with(|group| Ok(group.release(window).map_err(peerlane::Error::from)?))
     })
 }

@@ -225,8 +225,8 @@ fn bad_messages_are_refused() {
         let row = |len| Rows { begin: 0, len, stride: 5 };
         texts.push(said(row(2).copies(row(3), 1)));
         texts.push(said(window.slice(0..1).map(drop)));
-        let error = group.release(window).unwrap_err();
-        texts.push(error.to_string());
+        let failed = group.release(window).unwrap_err();
+        texts.push(failed.error.to_string());
         drop(channel);
         let window = group.window::<i32>(1)?;
         texts.push(said(group.channel(&window, 0)));

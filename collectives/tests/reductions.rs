@@ -260,7 +260,7 @@ fn reductions_run_in_windows_and_on_memory_that_is_copied() {
                 group.barrier()?;
             }
             drop((between, in_place, copied));
-            group.release(window)
+            Ok(group.release(window)?)
         });
     }
 }

@@ -267,7 +267,8 @@ class Group:
     def release(self, window: Window) -> None:
         """Gives the memory of a window back on every rank. Collective.
 
-        Before, drop its operations on all ranks, and delete the arrays and tensors over it. If it fails, the memory stays in use until the group is closed.
+        Before, drop its operations on all ranks, and delete the arrays and tensors over it. If it fails, the window and its memory stay in use on all
+        ranks, and the call can be repeated.
         """
         self._calls.arena.settled().release(window._native)
 

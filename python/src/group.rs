@@ -99,7 +99,7 @@ impl Group {
             nbytes: window.len(),
             device: memory::device(memory.space, self.backend, self.device),
             views: Arc::default(),
-            window: Mutex::new(Some(window)),
+            window: Arc::new(Mutex::new(Some(window))),
         })
     }
 }
@@ -320,11 +320,16 @@ impl Group {
                 "{views} arrays or tensors of the window are in use; delete them before it is released"
             )));
         }
-        let window = lock(&window.window).take();
-        let window = window.ok_or_else(|| {
-            invalid_argument("the window was released, or its release has failed")
-        })?;
-        self.long(py, move |group| group.release(window))
+        let place = Arc::clone(&window.window);
+        self.long(py, move |group| {
+            // The interpreter must not wait for the lock as long as the release takes.
+            let window = lock(&place).take();
+            let window = window.ok_or_else(|| invalid("the window was released"))?;
+            group.release(window).map_err(|failed| {
+                *lock(&place) = Some(failed.window);
+                failed.error
+            })
+        })
     }
 
     /// Prepares an operation.
@@ -407,7 +412,7 @@ impl Exchange {
 #[pyclass(frozen)]
 pub(crate) struct Window {
     /// `None` after the window was released.
-    window: Mutex<Option<peerlane::Window<u8>>>,
+    window: Arc<Mutex<Option<peerlane::Window<u8>>>>,
     /// The address on this rank.
     #[pyo3(get)]
     address: usize,

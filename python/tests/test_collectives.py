@@ -190,6 +190,10 @@ def prepared_operations(group):
     with pytest.raises(peerlane.InvalidArgument, match="1 arrays or tensors of the window are in use"):
         group.release(window)
     del kept
+    user = group.prepare("all-gather", "u1", 8, in_place=True, output=(window, 0))
+    with pytest.raises(peerlane.InvalidArgument, match="still used"):
+        group.release(window)
+    user.drop()
     group.release(window)
     futures = [group.all_gather(numpy.full(2, group.rank), numpy.zeros(2 * group.size, "int64"), wait=False) for _ in range(3)]
     assert all(future.wait()[-1] == group.size - 1 for future in futures)

@@ -2,7 +2,7 @@
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::Fabric;
-use peerlane::{Channel, Deadline, DynFabric, Group, GroupOptions, Rank, Window};
+use peerlane::{Channel, Deadline, DynFabric, Error, Group, GroupOptions, Rank, Window};
 
 use super::options::{Options, PerfTest};
 use super::report::PerfRow;
@@ -93,7 +93,7 @@ impl<'a> Pair<'a> {
         }
         let Channels { all, window, .. } = channels;
         drop(all);
-        Ok(self.group.release(window)?)
+        Ok(self.group.release(window).map_err(Error::from)?)
     }
 
     pub(super) fn row(&self, work: PerfTest, bytes: u64) -> PerfRow {

@@ -60,7 +60,7 @@ use segment::{Fabrics, Segment};
 pub use selection::Selection;
 use shared::{Closed, Shared};
 use window::WindowUses;
-pub use window::{Window, WindowSlice, WindowSliceMut};
+pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};
 
 use crate::bootstrap::Bootstrap;
 pub use crate::bootstrap::{AbortRecord, Cause};
@@ -102,7 +102,7 @@ pub struct Group {
     splits: u64,
     users: Arc<WindowUses>,
     heap: Heap,
-    /// Windows whose release failed, because some rank still uses them.
+    /// Windows whose release has failed. A peer may still write to their memory, even if the caller drops them.
     unreleased: Vec<Arc<window::Inner>>,
     proofs: Proofs,
     barrier: Option<Operation<u8>>,

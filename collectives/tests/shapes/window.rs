@@ -1,6 +1,6 @@
 //! Tests windows: regions that are exchanged once, and used by operations over their ranges.
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -140,7 +140,8 @@ fn a_window_that_a_rank_still_uses_is_not_released() {
         let gather = group.all_gather(2).output_into(&window, 0).in_place().prepare()?;
         let me = group.rank();
         let kept = (me == Rank(1)).then_some(gather);
-        let error = group.release(window).unwrap_err();
+        let failed = group.release(window).unwrap_err();
+        assert_eq!(failed.to_string(), "window 1 was not released");
         let own = "window 1 is still used by an operation or a channel; drop these before the window is \
                    released";
         let (kind, text) = match me {
@@ -150,9 +151,35 @@ fn a_window_that_a_rank_still_uses_is_not_released() {
                 format!("release window 1: rank 1 failed (invalid argument): {own}"),
             ),
         };
-        assert_eq!((error.kind(), error.to_string()), (kind, text));
+        assert_eq!((failed.error.kind(), failed.error.to_string()), (kind, text));
+
+        // The failed release has changed nothing: the window is usable, and is released once nobody uses it.
+        let mut again = group.all_gather(2).output_into(&failed.window, 0).in_place().prepare()?;
+        let begin = 2 * me.index();
+        failed.window.slice_mut(begin..begin + 2)?.fill(me.0 as i32);
+        again.run()?;
+        assert_eq!(failed.window.slice(0..4)?[..], [0, 0, 1, 1]);
+        drop((kept, again));
+        Ok(group.release(failed.window)?)
+    });
+}
+
+#[test]
+fn a_window_that_is_dropped_after_a_failed_release_keeps_its_memory() {
+    in_flat_group(2, |group| {
+        let owner = Arc::new(());
+        let buffer = group.allocate::<u8>(8)?.keep_alive(Arc::clone(&owner));
+        let window = group.window_over(buffer)?;
+        let channel = group.channel(&window, 1)?;
+        let kept = (group.rank() == Rank(0)).then_some(channel);
+
+        // The channel of rank 0 can still write to the memory of rank 1.
+        let error = Error::from(group.release(window).unwrap_err());
+        assert!(error.to_string().contains("is still used"), "{error}");
+        assert_eq!(Arc::strong_count(&owner), 2);
+        group.barrier()?;
         drop(kept);
-        group.barrier()
+        Ok(())
     });
 }
 

@@ -196,8 +196,8 @@ fn not_prepared(test_rank: &mut TestRank, in_place: bool, mode: CaptureMode) -> 
     pages.check()?;
     book.check()?;
     drop((first, second));
-    test_rank.group.release(blocks).map_err(unexpected)?;
-    test_rank.group.release(window).map_err(unexpected)
+    test_rank.group.release(blocks).map_err(|failed| unexpected(failed.error))?;
+    test_rank.group.release(window).map_err(|failed| unexpected(failed.error))
 }
 
 /// Starts that were not prepared are refused on every rank if one rank has memory outside of a window, before anything is

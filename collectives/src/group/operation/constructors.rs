@@ -12,7 +12,7 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::buffer::Buffer;
-use crate::group::window::{self, Window};
+use crate::group::window::{self, Unreleased, Window};
 
 impl Group {
     /// Returns a builder for an operation of any [`Collective`].
@@ -324,14 +324,17 @@ impl Group {
 
     /// Gives the memory of a window back to its owner, on every rank. Collective.
     ///
-    /// When this returns, no rank can access the memory any more: memory that the caller has registered can be freed or used
-    /// for anything else. All operations over the window must have been dropped on every rank. If the call fails, the memory
-    /// stays in use until every rank has dropped its group.
+    /// When this has succeeded, no rank can access the memory any more: memory that the caller has registered can be freed or
+    /// used for anything else. All operations and channels over the window must have been dropped on every rank.
     ///
     /// # Errors
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a rank still has operations over the window; the
-    /// group's end.
-    pub fn release<T: Element>(&mut self, window: Window<T>) -> Result<(), Error> {
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a rank still has operations or channels over the window,
+    /// and [`Aborted`](peerlane_hal::ErrorKind::Aborted) on the other ranks. The error returns the window on every rank, and the
+    /// release can be tried again. Until it has succeeded, the memory stays in use, even if the window is dropped.
+    ///
+    /// The reason why the group has ended. Then the memory stays in use until every rank has dropped its group.
+    pub fn release<T: Element>(&mut self, window: Window<T>) -> Result<(), Unreleased<T>> {
         window::release(self, window.inner)
+            .map_err(|(inner, error)| Unreleased { window: Window::new(inner), error })
     }
 }

@@ -5,6 +5,7 @@
 
 mod open;
 mod slice;
+mod unreleased;
 mod uses;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use peerlane_hal::{DynRegion, ErrorKind, Region};
 
 pub(in crate::group) use open::{offer, offer_for, open, release};
 pub use slice::{WindowSlice, WindowSliceMut};
+pub use unreleased::Unreleased;
 pub(crate) use uses::{Extent, WindowUse, WindowUses};
 
 use crate::element::{DType, Element};
@@ -102,8 +104,8 @@ impl Inner {
 }
 
 impl<T: Element> Window<T> {
-    pub(in crate::group) fn new(inner: Inner) -> Self {
-        Self { inner: Arc::new(inner), elements: PhantomData }
+    pub(in crate::group) fn new(inner: Arc<Inner>) -> Self {
+        Self { inner, elements: PhantomData }
     }
 
     /// Returns the number of elements of the window, which is the same on every rank.

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree, encode};
 use crate::group::segment::{Segment, exchange};
+use crate::group::shared::Shared;
 
 /// Up to this number, ranks compare call sites one by one. More are compared in as many ranges, so that an error can name the one
 /// that differs.
@@ -52,7 +53,7 @@ pub(in crate::group) fn open(
     group: &mut Group,
     given: Option<DynRegion>,
     wanted: Result<(Offer, u64), Error>,
-) -> Result<Inner, Error> {
+) -> Result<Arc<Inner>, Error> {
     group.shared.check()?;
     group.windows += 1;
     let (number, fabrics, shared) = (group.windows, group.fabrics(), Arc::clone(&group.shared));
@@ -68,42 +69,68 @@ pub(in crate::group) fn open(
     let deadline = Deadline::after(group.timeout());
     let segments = exchange(&shared, fabrics, &name, own, deadline)?;
     let segment = segments.into_iter().next().expect("one segment was exchanged");
-    Ok(Inner { number, segment, users: Arc::clone(&group.users), shared })
+    Ok(Arc::new(Inner { number, segment, users: Arc::clone(&group.users), shared }))
 }
+
+/// A window whose release has failed, and the reason.
+pub(in crate::group) type Refused = (Arc<Inner>, Error);
 
 /// Gives the memory of a window back on every rank. If a rank still uses the window, all keep it.
 ///
-/// After the first agreement no rank uses the window any more, so each ends its imports. After the second one all have.
-pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<(), Error> {
-    group.shared.check()?;
-    let (shared, deadline) = (Arc::clone(&group.shared), Deadline::after(group.timeout()));
-    group.kept.retain(|kept| !kept.uses(&inner));
+/// If the release fails, the group keeps the memory besides the caller, who may drop the window while a peer can still write to it.
+pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refused> {
+    // The reference that an earlier try has left is not a use of the window.
+    group.unreleased.retain(|kept| !Arc::ptr_eq(kept, &inner));
+
+    let is_own = Arc::ptr_eq(&inner.shared, &group.shared);
+    let released = release_everywhere(group, inner);
+    if let Err((inner, _)) = &released
+        && is_own
+    {
+        group.unreleased.push(Arc::clone(inner));
+    }
+    released
+}
+
+/// Releases a window in two agreements.
+///
+/// After the first one no rank uses the window any more, so each ends its imports. After the second one all have.
+fn release_everywhere(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refused> {
+    if let Err(ended) = group.shared.check() {
+        return Err((inner, ended));
+    }
+    let shared = Arc::clone(&group.shared);
+    let deadline = Deadline::after(group.timeout());
     let label = format!("release window {}", inner.number);
-    let offer = match Arc::strong_count(&inner) {
-        _ if !Arc::ptr_eq(&inner.shared, &shared) => Err(Error::new(
+
+    group.kept.retain(|kept| !kept.uses(&inner));
+    let offer = check_unused(&shared, &inner).map(|()| Offer::default());
+    if let Err(error) = agree(&shared, &label, offer, deadline) {
+        return Err((inner, error));
+    }
+
+    // No rank has a channel over the window any more, so what a dropped channel kept closed is gone.
+    group.users.remove_window(inner.number);
+    let inner = Arc::into_inner(inner).expect("nothing else uses the window");
+    let inner = Inner { segment: inner.segment.without_imports(), ..inner };
+    let ended = agree(&shared, &format!("{label}, imports"), Ok(Offer::default()), deadline);
+    ended.map(drop).map_err(|error| (Arc::new(inner), error))
+}
+
+/// Refuses a window of another group, and one that an operation or a channel of this rank uses.
+fn check_unused(shared: &Arc<Shared>, inner: &Arc<Inner>) -> Result<(), Error> {
+    if !Arc::ptr_eq(&inner.shared, shared) {
+        return Err(Error::new(
             ErrorKind::InvalidArgument,
             "the window belongs to another group; release it with that group",
-        )),
-        1 => Ok(Offer::default()),
-        _ => {
-            let text = format!(
-                "window {} is still used by an operation or a channel; drop these before the window is released",
-                inner.number
-            );
-            Err(Error::new(ErrorKind::InvalidArgument, text))
-        }
-    };
-    let inner = match agree(&shared, &label, offer, deadline) {
-        Ok(_) => Arc::into_inner(inner).expect("nothing else uses the window"),
-        Err(error) => {
-            group.unreleased.push(inner);
-            return Err(error);
-        }
-    };
-    // No rank has a channel over the window, so what a dropped channel kept closed is gone.
-    group.users.remove_window(inner.number);
-    let memory = inner.segment.without_imports();
-    let ended = agree(&shared, &format!("{label}, imports"), Ok(Offer::default()), deadline);
-    drop(memory);
-    ended.map(drop)
+        ));
+    }
+    if Arc::strong_count(inner) > 1 {
+        let text = format!(
+            "window {} is still used by an operation or a channel; drop these before the window is released",
+            inner.number
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
 }
