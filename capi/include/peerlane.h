@@ -289,7 +289,7 @@ peerlane_status peerlane_channel_destroy(peerlane_channel *channel);
 // several threads take turns. `options` may be NULL, which means `PEERLANE_GROUP_OPTIONS_INIT`.
 //
 // # Safety
-// `options` and `group` are NULL or point to such objects.
+// `options` and `group` are NULL or point to such objects. The strings of the options are NULL or end in zero.
 peerlane_status peerlane_group_open(const peerlane_group_options *options,
                                     peerlane_group **group);
 
@@ -298,7 +298,7 @@ peerlane_status peerlane_group_open(const peerlane_group_options *options,
 // `secret` has at least 16 bytes, or is NULL for an address of this host only.
 //
 // # Safety
-// The strings end in zero; `hub` is NULL or points to a handle.
+// The strings are NULL or end in zero; `hub` is NULL or points to a handle.
 peerlane_status peerlane_hub_open(const char *address,
                                   uint32_t ranks,
                                   const char *secret,
@@ -351,7 +351,7 @@ peerlane_status peerlane_group_split(peerlane_group *group,
 // Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`; each gives the list of its own group.
 //
 // # Safety
-// `ranks` has `count` numbers; `part` is NULL or points to a handle.
+// `ranks` is NULL or has `count` numbers; `part` is NULL or points to a handle.
 peerlane_status peerlane_group_subgroup(peerlane_group *group,
                                         const uint32_t *ranks,
                                         size_t count,
@@ -376,7 +376,8 @@ peerlane_status peerlane_group_destroy(peerlane_group *group);
 // take turns.
 //
 // # Safety
-// `options` and `operation` are NULL or point to such objects; `counts` has one number for each rank.
+// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or has one number for each rank, and
+// `algorithm` is NULL or ends in zero.
 peerlane_status peerlane_operation_prepare(peerlane_group *group,
                                            const peerlane_operation_options *options,
                                            peerlane_operation **operation);

@@ -25,8 +25,21 @@ struct ChannelObject {
 
 static CHANNELS: Table<ChannelObject> = Table::new("channel", 5);
 
+impl ChannelObject {
+    /// Locks the channel, so that calls of several threads take turns.
+    fn with<R>(
+        &self,
+        body: impl FnOnce(&mut Channel<u8>) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        body(&mut lock(&self.channel))
+    }
+}
+
 /// Runs `on_host` if the stream is NULL, and otherwise `on_stream`.
-fn send(
+///
+/// # Safety
+/// `stream` is NULL or a stream of the device of this rank, as for `peerlane_operation_start_on`.
+unsafe fn send(
     handle: *const ChannelHandle,
     stream: *mut c_void,
     on_host: impl FnOnce(&mut Channel<u8>) -> Result<(), Error>,
@@ -34,25 +47,26 @@ fn send(
 ) -> Status {
     call(|| {
         let object = CHANNELS.get(handle.addr())?;
-        let mut channel = lock(&object.channel);
-        if stream.is_null() {
-            return Ok(on_host(&mut channel)?);
-        }
-        match object.backend {
-            BackendId::CUDA => {
-                // SAFETY: the C program keeps the stream alive as the header says.
-                let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
-                Ok(channel.on_stream(&stream, on_stream)?)
+        object.with(|channel| {
+            if stream.is_null() {
+                return Ok(on_host(channel)?);
             }
-            BackendId::ROCM => {
-                // SAFETY: as above.
-                let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
-                Ok(channel.on_stream(&stream, on_stream)?)
+            match object.backend {
+                BackendId::CUDA => {
+                    // SAFETY: the contract of this function says that it is a stream of this rank's device, and lives long enough.
+                    let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
+                    Ok(channel.on_stream(&stream, on_stream)?)
+                }
+                BackendId::ROCM => {
+                    // SAFETY: the contract of this function says that it is a stream of this rank's device, and lives long enough.
+                    let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
+                    Ok(channel.on_stream(&stream, on_stream)?)
+                }
+                backend => Err(Failure::argument(format!(
+                    "the group is on the backend {backend}, which has no streams; expected NULL"
+                ))),
             }
-            backend => Err(Failure::argument(format!(
-                "the group is on the backend {backend}, which has no streams; expected NULL"
-            ))),
-        }
+        })
     })
 }
 
@@ -76,7 +90,8 @@ pub unsafe extern "C" fn peerlane_channel_open(
     channel: *mut *mut ChannelHandle,
 ) -> Status {
     call(|| {
-        clear(channel, "channel")?;
+        // SAFETY: the contract of this function says that `channel` is NULL or points to a handle.
+        unsafe { clear(channel, "channel") }?;
         let window = WINDOWS.get(window.addr())?;
         let object = GROUPS.get(group.addr())?.with(|group| {
             window.with(|window| {
@@ -86,7 +101,8 @@ pub unsafe extern "C" fn peerlane_channel_open(
                 Ok(ChannelObject { channel, backend: group.selection().local })
             })
         })?;
-        CHANNELS.give(object, channel)
+        // SAFETY: the contract of this function says that `channel` points to a handle; NULL has been refused.
+        unsafe { CHANNELS.give(object, channel) }
     })
 }
 
@@ -107,7 +123,15 @@ pub unsafe extern "C" fn peerlane_channel_put(
 ) -> Status {
     let (peer, from) = (Rank(peer), range(from, bytes));
     let of_stream = from.clone();
-    send(channel, stream, |host| host.put(peer, from, to), |queue| queue.put(peer, of_stream, to))
+    // SAFETY: the contract of this function is the same for the stream.
+    unsafe {
+        send(
+            channel,
+            stream,
+            |host| host.put(peer, from, to),
+            |queue| queue.put(peer, of_stream, to),
+        )
+    }
 }
 
 /// Copies as `peerlane_channel_put`, and then gives the peer a signal: when its wait returns, the bytes have arrived.
@@ -126,12 +150,15 @@ pub unsafe extern "C" fn peerlane_channel_put_signal(
 ) -> Status {
     let (peer, from) = (Rank(peer), range(from, bytes));
     let of_stream = from.clone();
-    send(
-        channel,
-        stream,
-        |host| host.put_signal(peer, from, to, signal).map(drop),
-        |queue| queue.put_signal(peer, of_stream, to, signal),
-    )
+    // SAFETY: the contract of this function is the same for the stream.
+    unsafe {
+        send(
+            channel,
+            stream,
+            |host| host.put_signal(peer, from, to, signal).map(drop),
+            |queue| queue.put_signal(peer, of_stream, to, signal),
+        )
+    }
 }
 
 /// Copies `bytes` bytes from place `from` of the window of `peer` to place `to` of this rank's window. They have arrived after
@@ -150,7 +177,15 @@ pub unsafe extern "C" fn peerlane_channel_get(
 ) -> Status {
     let (peer, to) = (Rank(peer), range(to, bytes));
     let of_stream = to.clone();
-    send(channel, stream, |host| host.get(peer, from, to), |queue| queue.get(peer, from, of_stream))
+    // SAFETY: the contract of this function is the same for the stream.
+    unsafe {
+        send(
+            channel,
+            stream,
+            |host| host.get(peer, from, to),
+            |queue| queue.get(peer, from, of_stream),
+        )
+    }
 }
 
 /// Gives a peer a signal, after all earlier puts to it and gets from it.
@@ -165,12 +200,15 @@ pub unsafe extern "C" fn peerlane_channel_signal(
     signal: usize,
 ) -> Status {
     let peer = Rank(peer);
-    send(
-        channel,
-        stream,
-        |host| host.signal(peer, signal).map(drop),
-        |queue| queue.signal(peer, signal),
-    )
+    // SAFETY: the contract of this function is the same for the stream.
+    unsafe {
+        send(
+            channel,
+            stream,
+            |host| host.signal(peer, signal).map(drop),
+            |queue| queue.signal(peer, signal),
+        )
+    }
 }
 
 /// Waits until a peer has given a signal once more than this rank has waited for, at most `timeout_ms` milliseconds on the host. On a stream, the
@@ -187,12 +225,15 @@ pub unsafe extern "C" fn peerlane_channel_wait(
     timeout_ms: u64,
 ) -> Status {
     let (peer, timeout) = (Rank(peer), Duration::from_millis(timeout_ms));
-    send(
-        channel,
-        stream,
-        |host| host.wait(peer, signal, timeout).map(drop),
-        |queue| queue.wait(peer, signal).map(drop),
-    )
+    // SAFETY: the contract of this function is the same for the stream.
+    unsafe {
+        send(
+            channel,
+            stream,
+            |host| host.wait(peer, signal, timeout).map(drop),
+            |queue| queue.wait(peer, signal).map(drop),
+        )
+    }
 }
 
 /// Waits until all puts and gets of this rank from the host are complete, at most `timeout_ms` milliseconds.
@@ -200,8 +241,7 @@ pub unsafe extern "C" fn peerlane_channel_wait(
 pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms: u64) -> Status {
     call(|| {
         let object = CHANNELS.get(channel.addr())?;
-        let mut channel = lock(&object.channel);
-        Ok(channel.flush(Duration::from_millis(timeout_ms))?)
+        object.with(|channel| Ok(channel.flush(Duration::from_millis(timeout_ms))?))
     })
 }
 

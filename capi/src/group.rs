@@ -74,7 +74,10 @@ impl GroupObject {
 }
 
 /// Stores a group, and writes its handle to `to`.
-fn give(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
+///
+/// # Safety
+/// `to` is valid for writes.
+unsafe fn give(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
     let object = GroupObject {
         end: group.end()?,
         rank: group.rank().0,
@@ -82,15 +85,19 @@ fn give(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
         selection: group.selection().to_string(),
         group: Mutex::new(Some(group)),
     };
-    GROUPS.give(object, to)
+    // SAFETY: the contract of this function says that `to` is valid for writes.
+    unsafe { GROUPS.give(object, to) }
 }
 
 /// Returns the text of a C string; nothing for NULL.
-pub(crate) fn text<'t>(text: *const c_char, name: &str) -> Result<Option<&'t str>, Failure> {
+///
+/// # Safety
+/// `text` is NULL or a string that ends in zero, and stays unchanged for `'t`.
+pub(crate) unsafe fn text<'t>(text: *const c_char, name: &str) -> Result<Option<&'t str>, Failure> {
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the C program gives a string that ends in zero and lives during the call.
+    // SAFETY: it is not NULL, and the contract of this function says that it ends in zero and stays unchanged.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map(Some).map_err(|_| Failure::argument(format!("{name} is not UTF-8")))
 }
@@ -111,43 +118,58 @@ pub(crate) fn check_header(version: u32) -> Result<(), Failure> {
 /// several threads take turns. `options` may be NULL, which means `PEERLANE_GROUP_OPTIONS_INIT`.
 ///
 /// # Safety
-/// `options` and `group` are NULL or point to such objects.
+/// `options` and `group` are NULL or point to such objects. The strings of the options are NULL or end in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_group_open(
     options: *const GroupOptions,
     group: *mut *mut GroupHandle,
 ) -> Status {
     call(|| {
-        clear(group, "group")?;
-        // SAFETY: the caller guarantees it.
-        let Some(given) = (unsafe { options.as_ref() }) else {
-            return give(OpenOptions::default().from_env()?, group);
+        // SAFETY: the contract of this function says that `group` is NULL or points to a handle.
+        unsafe { clear(group, "group") }?;
+        // SAFETY: the contract of this function says that `options` is NULL or points to options.
+        let opened = match unsafe { options.as_ref() } {
+            // SAFETY: the contract of this function covers the options, with the strings that they point to.
+            Some(options) => unsafe { open(options) }?,
+            None => OpenOptions::default().from_env()?,
         };
-        check_header(given.header_version)?;
-        let mut options = OpenOptions::default().strict(given.strict);
-        if let Some(name) = text(given.backend, "backend")? {
-            let backend = name.parse::<Backend>();
-            options =
-                options.backend(backend.map_err(|error| Failure::argument(error.to_string()))?);
-        }
-        if let Ok(device) = u32::try_from(given.device) {
-            options = options.device(device);
-        }
-        if given.timeout_ms > 0 {
-            options = options.timeout(Duration::from_millis(given.timeout_ms));
-        }
-        if given.start_timeout_ms > 0 {
-            options = options.start_timeout(Duration::from_millis(given.start_timeout_ms));
-        }
-        let Some(hub) = text(given.hub, "hub")? else { return give(options.from_env()?, group) };
-        let mut environment = Environment::at_hub(hub, Rank(given.rank), given.ranks as usize);
-        if let Some(secret) = text(given.secret, "secret")? {
-            environment.secret = Some(Secret::new(secret)?);
-        }
-        let start = if given.start_timeout_ms > 0 { given.start_timeout_ms } else { 120_000 };
-        let deadline = Deadline::after(Duration::from_millis(start));
-        give(options.open(TcpBootstrap::join(&environment, deadline)?)?, group)
+        // SAFETY: the contract of this function says that `group` points to a handle; NULL has been refused.
+        unsafe { give(opened, group) }
     })
+}
+
+/// Opens a group as the options of a C program say.
+///
+/// # Safety
+/// The strings of the options are NULL or end in zero.
+unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
+    check_header(given.header_version)?;
+    let mut options = OpenOptions::default().strict(given.strict);
+    // SAFETY: the contract of this function says that the strings of the options end in zero.
+    if let Some(name) = unsafe { text(given.backend, "backend") }? {
+        let backend = name.parse::<Backend>();
+        options = options.backend(backend.map_err(|error| Failure::argument(error.to_string()))?);
+    }
+    if let Ok(device) = u32::try_from(given.device) {
+        options = options.device(device);
+    }
+    if given.timeout_ms > 0 {
+        options = options.timeout(Duration::from_millis(given.timeout_ms));
+    }
+    if given.start_timeout_ms > 0 {
+        options = options.start_timeout(Duration::from_millis(given.start_timeout_ms));
+    }
+
+    // SAFETY: the contract of this function says that the strings of the options end in zero.
+    let Some(hub) = (unsafe { text(given.hub, "hub") })? else { return Ok(options.from_env()?) };
+    let mut environment = Environment::at_hub(hub, Rank(given.rank), given.ranks as usize);
+    // SAFETY: the contract of this function says that the strings of the options end in zero.
+    if let Some(secret) = unsafe { text(given.secret, "secret") }? {
+        environment.secret = Some(Secret::new(secret)?);
+    }
+    let start = if given.start_timeout_ms > 0 { given.start_timeout_ms } else { 120_000 };
+    let deadline = Deadline::after(Duration::from_millis(start));
+    Ok(options.open(TcpBootstrap::join(&environment, deadline)?)?)
 }
 
 /// Opens a hub at an address such as `"127.0.0.1:0"`, through which `ranks` ranks open a group. It must stay open as long as the group.
@@ -155,7 +177,7 @@ pub unsafe extern "C" fn peerlane_group_open(
 /// `secret` has at least 16 bytes, or is NULL for an address of this host only.
 ///
 /// # Safety
-/// The strings end in zero; `hub` is NULL or points to a handle.
+/// The strings are NULL or end in zero; `hub` is NULL or points to a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_hub_open(
     address: *const c_char,
@@ -164,13 +186,18 @@ pub unsafe extern "C" fn peerlane_hub_open(
     hub: *mut *mut HubHandle,
 ) -> Status {
     call(|| {
-        clear(hub, "hub")?;
-        let address = text(address, "address")?.unwrap_or("127.0.0.1:0");
+        // SAFETY: the contract of this function says that `hub` is NULL or points to a handle.
+        unsafe { clear(hub, "hub") }?;
+        // SAFETY: the contract of this function says that the strings are NULL or end in zero.
+        let address = unsafe { text(address, "address") }?.unwrap_or("127.0.0.1:0");
         let mut options = HubOptions::default();
-        if let Some(secret) = text(secret, "secret")? {
+        // SAFETY: the contract of this function says that the strings are NULL or end in zero.
+        if let Some(secret) = unsafe { text(secret, "secret") }? {
             options = options.secret(Secret::new(secret)?);
         }
-        HUBS.give(options.bind(address, ranks as usize)?, hub)
+        let bound = options.bind(address, ranks as usize)?;
+        // SAFETY: the contract of this function says that `hub` points to a handle; NULL has been refused.
+        unsafe { HUBS.give(bound, hub) }
     })
 }
 
@@ -184,7 +211,11 @@ pub unsafe extern "C" fn peerlane_hub_address(
     buffer: *mut c_char,
     size: usize,
 ) -> Status {
-    call(|| text_into(&HUBS.get(hub.addr())?.address().to_string(), buffer, size))
+    call(|| {
+        let address = HUBS.get(hub.addr())?.address().to_string();
+        // SAFETY: the contract of this function says that `buffer` is NULL or has `size` bytes.
+        unsafe { text_into(&address, buffer, size) }
+    })
 }
 
 /// Closes a hub. Groups that were opened through it end.
@@ -207,7 +238,7 @@ pub unsafe extern "C" fn peerlane_group_rank(
         let object = GROUPS.get(group.addr())?;
         for (to, value) in [(rank, object.rank), (ranks, object.ranks)] {
             if !to.is_null() {
-                // SAFETY: it is not NULL, so it points to a number.
+                // SAFETY: it is not NULL, and the contract of this function says that it points to a number then.
                 unsafe { to.write(value) };
             }
         }
@@ -227,7 +258,11 @@ pub unsafe extern "C" fn peerlane_group_selection(
     buffer: *mut c_char,
     size: usize,
 ) -> Status {
-    call(|| text_into(&GROUPS.get(group.addr())?.selection, buffer, size))
+    call(|| {
+        let object = GROUPS.get(group.addr())?;
+        // SAFETY: the contract of this function says that `buffer` is NULL or has `size` bytes.
+        unsafe { text_into(&object.selection, buffer, size) }
+    })
 }
 
 /// Waits until all ranks have called it. Collective.
@@ -256,7 +291,8 @@ pub unsafe extern "C" fn peerlane_group_split(
     part: *mut *mut GroupHandle,
 ) -> Status {
     call(|| {
-        clear(part, "part")?;
+        // SAFETY: the contract of this function says that `part` is NULL or points to a handle.
+        unsafe { clear(part, "part") }?;
         let color = match color {
             ..0 => None,
             color => Some(u32::try_from(color).map_err(|_| {
@@ -264,14 +300,16 @@ pub unsafe extern "C" fn peerlane_group_split(
             })?),
         };
         let group = GROUPS.get(group.addr())?.with(|group| Ok(group.split(color, key)?))?;
-        group.map_or(Ok(()), |group| give(group, part))
+        let Some(group) = group else { return Ok(()) };
+        // SAFETY: the contract of this function says that `part` points to a handle; NULL has been refused.
+        unsafe { give(group, part) }
     })
 }
 
 /// Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`; each gives the list of its own group.
 ///
 /// # Safety
-/// `ranks` has `count` numbers; `part` is NULL or points to a handle.
+/// `ranks` is NULL or has `count` numbers; `part` is NULL or points to a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_group_subgroup(
     group: *mut GroupHandle,
@@ -280,14 +318,18 @@ pub unsafe extern "C" fn peerlane_group_subgroup(
     part: *mut *mut GroupHandle,
 ) -> Status {
     call(|| {
-        clear(part, "part")?;
+        // SAFETY: the contract of this function says that `part` is NULL or points to a handle.
+        unsafe { clear(part, "part") }?;
         if ranks.is_null() {
             return Err(Failure::argument("ranks is NULL, expected a list"));
         }
-        // SAFETY: the caller guarantees it.
+        let object = GROUPS.get(group.addr())?;
+        // SAFETY: it is not NULL, and the contract of this function says that it has `count` numbers then.
         let ranks = unsafe { std::slice::from_raw_parts(ranks, count) };
         let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
-        give(GROUPS.get(group.addr())?.with(|group| Ok(group.subgroup(&ranks)?))?, part)
+        let subgroup = object.with(|group| Ok(group.subgroup(&ranks)?))?;
+        // SAFETY: the contract of this function says that `part` points to a handle; NULL has been refused.
+        unsafe { give(subgroup, part) }
     })
 }
 
@@ -301,8 +343,11 @@ pub unsafe extern "C" fn peerlane_group_shrink(
     rest: *mut *mut GroupHandle,
 ) -> Status {
     call(|| {
-        clear(rest, "rest")?;
-        give(GROUPS.get(group.addr())?.with(|group| Ok(group.shrink()?))?, rest)
+        // SAFETY: the contract of this function says that `rest` is NULL or points to a handle.
+        unsafe { clear(rest, "rest") }?;
+        let remaining = GROUPS.get(group.addr())?.with(|group| Ok(group.shrink()?))?;
+        // SAFETY: the contract of this function says that `rest` points to a handle; NULL has been refused.
+        unsafe { give(remaining, rest) }
     })
 }
 

@@ -34,8 +34,19 @@ impl<T> Table<T> {
         Self { name, kind, slots: RwLock::new(Vec::new()) }
     }
 
-    /// Stores an object and writes its handle to `to`, which [`clear`] has checked.
-    pub(crate) fn give<H>(&self, object: T, to: *mut *mut H) -> Result<(), Failure> {
+    /// Stores an object and writes its handle to `to`.
+    ///
+    /// # Safety
+    /// `to` is valid for writes; [`clear`] has refused NULL.
+    pub(crate) unsafe fn give<H>(&self, object: T, to: *mut *mut H) -> Result<(), Failure> {
+        let handle = self.store(object)?;
+        // SAFETY: the contract of this function says that `to` is valid for writes.
+        unsafe { to.write(ptr::without_provenance_mut(handle)) };
+        Ok(())
+    }
+
+    /// Stores an object and returns its handle.
+    fn store(&self, object: T) -> Result<usize, Failure> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let free = slots.iter().position(|slot| slot.object.is_none());
         let index = free.unwrap_or(slots.len());
@@ -43,14 +54,13 @@ impl<T> Table<T> {
             let text = format!("there are {INDEX_MAX} objects of the kind {}", self.name);
             return Err(Failure::new(ErrorKind::OutOfMemory, text));
         }
+
         if free.is_none() {
             slots.push(Slot { generation: 0, object: None });
         }
-        slots[index].object = Some(Arc::new(object));
-        let handle = self.handle(index, slots[index].generation);
-        // SAFETY: it is not NULL, and the C program gives a valid place.
-        unsafe { to.write(ptr::without_provenance_mut(handle)) };
-        Ok(())
+        let slot = &mut slots[index];
+        slot.object = Some(Arc::new(object));
+        Ok(self.handle(index, slot.generation))
     }
 
     fn handle(&self, index: usize, generation: usize) -> usize {
@@ -101,12 +111,15 @@ impl<T> Table<T> {
 }
 
 /// Refuses a NULL pointer for a handle, and otherwise clears the handle.
-pub(crate) fn clear<T>(to: *mut *mut T, name: &str) -> Result<(), Failure> {
+///
+/// # Safety
+/// `to` is NULL or valid for writes.
+pub(crate) unsafe fn clear<T>(to: *mut *mut T, name: &str) -> Result<(), Failure> {
     if to.is_null() {
         let text = format!("{name} is NULL, expected where to write the handle");
         return Err(Failure::argument(text));
     }
-    // SAFETY: it is not NULL, and the C program gives a valid place.
+    // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes then.
     unsafe { to.write(ptr::null_mut()) };
     Ok(())
 }

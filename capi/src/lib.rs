@@ -17,6 +17,7 @@ pub mod status;
 pub mod window;
 
 use std::ffi::{CStr, c_char};
+use std::ptr;
 
 use status::Failure;
 
@@ -30,17 +31,45 @@ pub extern "C" fn peerlane_version() -> *const c_char {
     CStr::from_bytes_until_nul(VERSION.as_bytes()).unwrap_or_default().as_ptr()
 }
 
-/// Writes a text that ends in zero to a buffer of the caller.
-fn text_into(text: &str, buffer: *mut c_char, size: usize) -> Result<(), Failure> {
-    if buffer.is_null() || size <= text.len() {
-        let needed = text.len() + 1;
+/// Writes a text that ends in zero to a buffer of the caller, which may be uninitialised.
+///
+/// # Safety
+/// `buffer` is NULL or valid for writes of `size` bytes.
+unsafe fn text_into(text: &str, buffer: *mut c_char, size: usize) -> Result<(), Failure> {
+    let needed = text.len() + 1;
+    if buffer.is_null() || size < needed {
         return Err(Failure::argument(format!(
             "the buffer has {size} bytes, expected at least {needed}"
         )));
     }
-    // SAFETY: the C program owns the buffer, which has this many bytes.
-    let buffer = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), size) };
-    buffer[..text.len()].copy_from_slice(text.as_bytes());
-    buffer[text.len()] = 0;
+
+    let buffer = buffer.cast::<u8>();
+    // SAFETY: `text.len() < size`, and the contract of this function says that `size` bytes are valid for writes. The text is memory
+    // of the library, which does not overlap with a buffer of the caller.
+    unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
+    // SAFETY: `text.len() < size`, so this is the place behind the text in the buffer.
+    unsafe { buffer.add(text.len()).write(0) };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+
+    use super::*;
+
+    #[test]
+    fn a_text_fits_with_its_zero_or_nothing_is_written() {
+        let mut buffer = [MaybeUninit::<c_char>::uninit(); 6];
+        // SAFETY: the buffer has six bytes.
+        let mut write = |text, size| unsafe { text_into(text, buffer.as_mut_ptr().cast(), size) };
+        assert!(write("peers", 6).is_ok());
+        assert!(write("others", 6).is_err());
+        assert!(write("", 0).is_err());
+        // SAFETY: the first call has written all six bytes, and the others nothing.
+        let text = unsafe { CStr::from_ptr(buffer.as_ptr().cast()) };
+        assert_eq!(text, c"peers");
+        // SAFETY: NULL is refused.
+        assert!(unsafe { text_into("", ptr::null_mut(), 9) }.is_err());
+    }
 }

@@ -95,7 +95,8 @@ fn numbered<T>(
 /// take turns.
 ///
 /// # Safety
-/// `options` and `operation` are NULL or point to such objects; `counts` has one number for each rank.
+/// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or has one number for each rank, and
+/// `algorithm` is NULL or ends in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_operation_prepare(
     group: *mut GroupHandle,
@@ -103,8 +104,9 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
     operation: *mut *mut OperationHandle,
 ) -> Status {
     call(|| {
-        clear(operation, "operation")?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the contract of this function says that `operation` is NULL or points to a handle.
+        unsafe { clear(operation, "operation") }?;
+        // SAFETY: the contract of this function says that `options` is NULL or points to options.
         let options = unsafe { options.as_ref() };
         let options = options.ok_or_else(|| {
             Failure::argument("options is NULL, expected what the operation does")
@@ -118,7 +120,9 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
         let collective = numbered("collective", options.collective, Collective::all())?;
         let operator = numbered("reduction", options.reduction, Operator::ALL)?;
         let dtype = numbered("dtype", options.dtype, DType::ALL)?;
-        let algorithm = text(options.algorithm, "algorithm")?.map(str::parse).transpose();
+        // SAFETY: the contract of this function says that `algorithm` is NULL or ends in zero.
+        let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
+        let algorithm = algorithm.map(str::parse).transpose();
         let algorithm =
             algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
         let windows = [
@@ -130,7 +134,7 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             let lens: BlockLens = if options.counts.is_null() {
                 options.count.into()
             } else {
-                // SAFETY: the caller gives one number for each rank.
+                // SAFETY: it is not NULL, and the contract of this function says that it has one number for each rank then.
                 unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
             };
             let collective = collective.with_root(Rank(options.root));
@@ -149,7 +153,8 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             }
             Ok(request.prepare(group)?)
         })?;
-        OPERATIONS.give(Mutex::new(prepared), operation)
+        // SAFETY: the contract of this function says that `operation` points to a handle; NULL has been refused.
+        unsafe { OPERATIONS.give(Mutex::new(prepared), operation) }
     })
 }
 
@@ -165,7 +170,8 @@ pub unsafe extern "C" fn peerlane_operation_input(
     address: *mut *mut c_void,
     bytes: *mut usize,
 ) -> Status {
-    memory(operation, address, bytes, false)
+    // SAFETY: this function has the same contract.
+    unsafe { memory(operation, address, bytes, false) }
 }
 
 /// Writes the address and the size in bytes of the output of the last start on this rank, as `peerlane_operation_input`.
@@ -178,10 +184,15 @@ pub unsafe extern "C" fn peerlane_operation_output(
     address: *mut *mut c_void,
     bytes: *mut usize,
 ) -> Status {
-    memory(operation, address, bytes, true)
+    // SAFETY: this function has the same contract.
+    unsafe { memory(operation, address, bytes, true) }
 }
 
-fn memory(
+/// Writes the address and the size of the input or of the output.
+///
+/// # Safety
+/// `address` and `bytes` are NULL or valid for writes.
+unsafe fn memory(
     operation: *mut OperationHandle,
     address: *mut *mut c_void,
     bytes: *mut usize,
@@ -192,7 +203,8 @@ fn memory(
             true => operation.output_memory(),
             false => operation.input_memory(),
         })?;
-        write(&memory, address, bytes);
+        // SAFETY: the contract of this function says that both are NULL or valid for writes.
+        unsafe { write(&memory, address, bytes) };
         Ok(())
     })
 }
@@ -254,7 +266,7 @@ pub unsafe extern "C" fn peerlane_operation_wait(
         }
         let done = with(operation, |operation| operation.wait(limit))?;
         if !is_done.is_null() {
-            // SAFETY: it is not NULL, and the caller gives a valid place.
+            // SAFETY: it is not NULL, and the contract of this function says that it points to a bool then.
             unsafe { is_done.write(done) };
         }
         Ok(())
@@ -277,10 +289,11 @@ pub unsafe extern "C" fn peerlane_operation_start_on(
 ) -> Status {
     call(|| {
         let memory = with(operation, |operation| {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: this function has the same contract for the stream.
             unsafe { operation.start_on(stream) }
         })?;
-        write(&memory, output, ptr::null_mut());
+        // SAFETY: the contract of this function says that `output` is NULL or points to an address.
+        unsafe { write(&memory, output, ptr::null_mut()) };
         Ok(())
     })
 }
@@ -308,7 +321,11 @@ pub unsafe extern "C" fn peerlane_operation_report(
     buffer: *mut c_char,
     size: usize,
 ) -> Status {
-    call(|| text_into(&with(operation, |operation| operation.report())?, buffer, size))
+    call(|| {
+        let report = with(operation, |operation| operation.report())?;
+        // SAFETY: the contract of this function says that `buffer` is NULL or has `size` bytes.
+        unsafe { text_into(&report, buffer, size) }
+    })
 }
 
 /// Destroys an operation. If a start is open, the call waits for it.

@@ -31,8 +31,14 @@ impl WindowObject {
     }
 }
 
-fn give(window: Window<u8>, to: *mut *mut WindowHandle) -> Result<(), Failure> {
-    WINDOWS.give(WindowObject { window: Mutex::new(Some(window)) }, to)
+/// Stores a window, and writes its handle to `to`.
+///
+/// # Safety
+/// `to` is valid for writes.
+unsafe fn give(window: Window<u8>, to: *mut *mut WindowHandle) -> Result<(), Failure> {
+    let object = WindowObject { window: Mutex::new(Some(window)) };
+    // SAFETY: the contract of this function says that `to` is valid for writes.
+    unsafe { WINDOWS.give(object, to) }
 }
 
 /// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs. Collective.
@@ -46,9 +52,12 @@ pub unsafe extern "C" fn peerlane_window_allocate(
     window: *mut *mut WindowHandle,
 ) -> Status {
     call(|| {
-        clear(window, "window")?;
+        // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
+        unsafe { clear(window, "window") }?;
         let of_group = GROUPS.get(group.addr())?;
-        give(of_group.with(|group| Ok(group.window::<u8>(bytes)?))?, window)
+        let opened = of_group.with(|group| Ok(group.window::<u8>(bytes)?))?;
+        // SAFETY: the contract of this function says that `window` points to a handle; NULL has been refused.
+        unsafe { give(opened, window) }
     })
 }
 
@@ -68,15 +77,17 @@ pub unsafe extern "C" fn peerlane_window_over(
     window: *mut *mut WindowHandle,
 ) -> Status {
     call(|| {
-        clear(window, "window")?;
+        // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
+        unsafe { clear(window, "window") }?;
         let memory = NonNull::new(memory.cast::<u8>())
             .ok_or_else(|| Failure::argument("memory is NULL, expected an address"))?;
         let opened = GROUPS.get(group.addr())?.with(|group| {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the contract of this function says that there are `bytes` bytes, who accesses them, and how long they stay.
             let buffer = unsafe { group.register_at::<u8>(memory, bytes) }?;
             Ok(group.window_over(buffer)?)
         });
-        give(opened?, window)
+        // SAFETY: the contract of this function says that `window` points to a handle; NULL has been refused.
+        unsafe { give(opened?, window) }
     })
 }
 
@@ -93,20 +104,28 @@ pub unsafe extern "C" fn peerlane_window_memory(
     call(|| {
         WINDOWS.get(window.addr())?.with(|window| {
             let memory = window.memory(0..window.len())?;
-            write(&memory, address, bytes);
+            // SAFETY: the contract of this function says that both are NULL or point to such values.
+            unsafe { write(&memory, address, bytes) };
             Ok(())
         })
     })
 }
 
 /// Writes an address and a number of bytes, where the pointers are not NULL.
-pub(crate) fn write(memory: &peerlane::MemoryRange, address: *mut *mut c_void, bytes: *mut usize) {
+///
+/// # Safety
+/// `address` and `bytes` are NULL or valid for writes.
+pub(crate) unsafe fn write(
+    memory: &peerlane::MemoryRange,
+    address: *mut *mut c_void,
+    bytes: *mut usize,
+) {
     if !address.is_null() {
-        // SAFETY: it is not NULL, and the C program gives a valid place.
+        // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes then.
         unsafe { address.write(memory.base.as_ptr().cast()) };
     }
     if !bytes.is_null() {
-        // SAFETY: as above.
+        // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes then.
         unsafe { bytes.write(usize::try_from(memory.bytes).unwrap_or(usize::MAX)) };
     }
 }
