@@ -1,7 +1,8 @@
 //! Handles of C programs, which are numbers that a table resolves, so that a wrong handle is an error and not undefined behaviour.
 //!
 //! A handle contains its slot in the table, the generation of the slot, the kind of the object, and a number of this copy of the
-//! library. Destroying an object raises the generation, and thus invalidates all copies of the handle.
+//! library. Destroying an object raises the generation, and thus invalidates all copies of the handle. A slot whose generations are
+//! used up gets no further object, so no handle is given twice.
 
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -14,6 +15,7 @@ const INDEX_BITS: u32 = 20;
 const GENERATION_BITS: u32 = 20;
 const KIND_BITS: u32 = 4;
 const INDEX_MAX: usize = (1 << INDEX_BITS) - 1;
+const GENERATION_MAX: usize = (1 << GENERATION_BITS) - 1;
 
 /// The objects of one kind.
 pub(crate) struct Table<T> {
@@ -24,8 +26,15 @@ pub(crate) struct Table<T> {
 }
 
 struct Slot<T> {
+    /// How many objects the slot has had. Above [`GENERATION_MAX`] the slot is not used any more.
     generation: usize,
     object: Option<Arc<T>>,
+}
+
+impl<T> Slot<T> {
+    fn is_free(&self) -> bool {
+        self.object.is_none() && self.generation <= GENERATION_MAX
+    }
 }
 
 impl<T> Table<T> {
@@ -48,10 +57,14 @@ impl<T> Table<T> {
     /// Stores an object and returns its handle.
     fn store(&self, object: T) -> Result<usize, Failure> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        let free = slots.iter().position(|slot| slot.object.is_none());
+        let free = slots.iter().position(Slot::is_free);
         let index = free.unwrap_or(slots.len());
         if index > INDEX_MAX {
-            let text = format!("there are {INDEX_MAX} objects of the kind {}", self.name);
+            let text = format!(
+                "the handles of the kind {} are used up: there are {} slots",
+                self.name,
+                INDEX_MAX + 1
+            );
             return Err(Failure::new(ErrorKind::OutOfMemory, text));
         }
 
@@ -64,7 +77,6 @@ impl<T> Table<T> {
     }
 
     fn handle(&self, index: usize, generation: usize) -> usize {
-        let generation = generation % (1 << GENERATION_BITS);
         let number =
             (self.kind << (INDEX_BITS + GENERATION_BITS)) | (generation << INDEX_BITS) | index;
         number | (copy() << (INDEX_BITS + GENERATION_BITS + KIND_BITS))
@@ -87,7 +99,7 @@ impl<T> Table<T> {
     }
 
     fn is_of(&self, slot: &Slot<T>, handle: usize) -> bool {
-        self.handle(handle & INDEX_MAX, slot.generation) == handle
+        slot.object.is_some() && self.handle(handle & INDEX_MAX, slot.generation) == handle
     }
 
     fn wrong(&self, handle: usize) -> Failure {
@@ -135,4 +147,30 @@ fn copy() -> usize {
     let address = (&raw const MARK).addr();
     // No pointer of a Linux process has these bits, so a pointer is never a handle.
     (address >> 12 ^ address >> 24) & 0x7fff | 0x8000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Stores an object in a table and returns its handle.
+    fn stored(table: &Table<u32>, object: u32) -> usize {
+        table.store(object).unwrap_or_else(|_| panic!("the table is full"))
+    }
+
+    #[test]
+    fn no_handle_is_given_twice() {
+        let table = Table::new("number", 1);
+        let first = stored(&table, 7);
+        let mut last = first;
+        for object in 0..=1 << GENERATION_BITS {
+            assert!(table.remove(last).is_ok());
+            last = stored(&table, object);
+            assert_ne!(last, first, "object {object}");
+        }
+
+        assert!(table.get(first).is_err() && table.remove(first).is_err());
+        assert_eq!(table.get(last).ok().as_deref(), Some(&(1 << GENERATION_BITS)));
+        assert_eq!(table.slots.read().unwrap().len(), 2);
+    }
 }
