@@ -280,7 +280,7 @@ peerlane_status peerlane_channel_wait(peerlane_channel *channel,
 peerlane_status peerlane_channel_flush(peerlane_channel *channel,
                                        uint64_t timeout_ms);
 
-// Destroys a channel.
+// Destroys a channel. If a call of another thread uses it, such as a wait, this call first waits for that one.
 peerlane_status peerlane_channel_destroy(peerlane_channel *channel);
 
 // Opens a group. Collective: all ranks call it.
@@ -453,7 +453,7 @@ peerlane_status peerlane_operation_report(peerlane_operation *operation,
                                           char *buffer,
                                           size_t size);
 
-// Destroys an operation. If a start is open, the call waits for it.
+// Destroys an operation. If a start is open, or a call of another thread uses the operation, this call first waits for that.
 peerlane_status peerlane_operation_destroy(peerlane_operation *operation);
 
 // Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.

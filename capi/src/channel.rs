@@ -19,7 +19,8 @@ use crate::window::{WINDOWS, WindowHandle};
 pub struct ChannelHandle(());
 
 struct ChannelObject {
-    channel: Mutex<Channel<u8>>,
+    /// `None` after the channel was destroyed.
+    channel: Mutex<Option<Channel<u8>>>,
     backend: BackendId,
 }
 
@@ -31,7 +32,9 @@ impl ChannelObject {
         &self,
         body: impl FnOnce(&mut Channel<u8>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        body(&mut lock(&self.channel))
+        let mut channel = lock(&self.channel);
+        let destroyed = || Failure::argument("the channel has been destroyed by another thread");
+        body(channel.as_mut().ok_or_else(destroyed)?)
     }
 }
 
@@ -97,7 +100,7 @@ pub unsafe extern "C" fn peerlane_channel_open(
             window.with(|window| {
                 let opened = group.channel(window, signals)?;
                 // SAFETY: the header says at `peerlane_channel_open` when the replays of a C program must be complete.
-                let channel = Mutex::new(unsafe { opened.capturable() });
+                let channel = Mutex::new(Some(unsafe { opened.capturable() }));
                 Ok(ChannelObject { channel, backend: group.selection().local })
             })
         })?;
@@ -245,8 +248,12 @@ pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms
     })
 }
 
-/// Destroys a channel.
+/// Destroys a channel. If a call of another thread uses it, such as a wait, this call first waits for that one.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_channel_destroy(channel: *mut ChannelHandle) -> Status {
-    call(|| CHANNELS.remove(channel.addr()).map(drop))
+    call(|| {
+        let object = CHANNELS.remove(channel.addr())?;
+        drop(lock(&object.channel).take());
+        Ok(())
+    })
 }

@@ -64,7 +64,8 @@ pub struct OperationOptions {
     pub output_begin: usize,
 }
 
-static OPERATIONS: Table<Mutex<AnyOperation>> = Table::new("operation", 4);
+/// An operation, or `None` after it was destroyed.
+static OPERATIONS: Table<Mutex<Option<AnyOperation>>> = Table::new("operation", 4);
 
 fn with<R>(
     handle: *const OperationHandle,
@@ -72,7 +73,8 @@ fn with<R>(
 ) -> Result<R, Failure> {
     let object = OPERATIONS.get(handle.addr())?;
     let mut operation = lock(&object);
-    Ok(body(&mut operation)?)
+    let destroyed = || Failure::argument("the operation has been destroyed by another thread");
+    Ok(body(operation.as_mut().ok_or_else(destroyed)?)?)
 }
 
 /// Returns the value with a number of the header.
@@ -154,7 +156,7 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             Ok(request.prepare(group)?)
         })?;
         // SAFETY: the contract of this function says that `operation` points to a handle; NULL has been refused.
-        unsafe { OPERATIONS.give(Mutex::new(prepared), operation) }
+        unsafe { OPERATIONS.give(Mutex::new(Some(prepared)), operation) }
     })
 }
 
@@ -328,8 +330,13 @@ pub unsafe extern "C" fn peerlane_operation_report(
     })
 }
 
-/// Destroys an operation. If a start is open, the call waits for it.
+/// Destroys an operation. If a start is open, or a call of another thread uses the operation, this call first waits for that.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_destroy(operation: *mut OperationHandle) -> Status {
-    call(|| OPERATIONS.remove(operation.addr()).map(drop))
+    call(|| {
+        let object = OPERATIONS.remove(operation.addr())?;
+        // The calls that have found the operation before it was removed end first, or find nothing.
+        drop(lock(&object).take());
+        Ok(())
+    })
 }

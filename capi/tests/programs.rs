@@ -21,6 +21,7 @@ fn compile(compiler: &str, source: &str) -> PathBuf {
             "-Wall",
             "-Wextra",
             "-Werror",
+            "-pthread",
             "-I",
         ])
         .arg(package.join("include"))
@@ -95,6 +96,11 @@ fn handles_of_another_copy_of_the_library_are_refused() {
     let copy = program.with_file_name("libpeerlane_copy.so");
     std::fs::copy(library, &copy).unwrap();
     assert!(Command::new(program).arg(copy).status().unwrap().success());
+}
+
+#[test]
+fn destroying_an_object_waits_for_the_threads_that_use_it() {
+    compile_and_run("destroy.c", 1);
 }
 
 #[test]
