@@ -30,12 +30,25 @@ int main(void) {
     for (size_t start = 1; start < 100; start++) {
         size_t count = start * 37 % COUNT_MAX + 1, begin = COUNT_MAX + start % 8 * 8;
         for (size_t at = 0; at < count; at++) elements[at] = (double)(rank * 1000 + at + start);
-        CHECK(peerlane_operation_resize(gather, count, 0, begin));
+        CHECK(peerlane_operation_resize(gather, count, PEERLANE_AS_PREPARED, begin));
         CHECK(peerlane_operation_run(gather));
         for (uint32_t from = 0; from < ranks; from++)
             for (size_t at = 0; at < count; at++)
                 EXPECT(elements[begin + from * count + at] == (double)(from * 1000 + at + start));
     }
+
+    /* Place 0 is the begin of the window, and not the place of the preparation. */
+    for (size_t at = 0; at < (1 + RANKS_MAX) * COUNT_MAX; at++) elements[at] = -1;
+    elements[COUNT_MAX * RANKS_MAX] = rank + 1;
+    CHECK(peerlane_operation_resize(gather, 1, COUNT_MAX * RANKS_MAX, 0));
+    CHECK(peerlane_operation_run(gather));
+    for (uint32_t from = 0; from < ranks; from++) EXPECT(elements[from] == from + 1);
+    EXPECT(elements[COUNT_MAX] == -1);
+    elements[0] = 10 + rank;
+    CHECK(peerlane_operation_resize(gather, 1, PEERLANE_AS_PREPARED, PEERLANE_AS_PREPARED));
+    CHECK(peerlane_operation_run(gather));
+    for (uint32_t from = 0; from < ranks; from++) EXPECT(elements[COUNT_MAX + from] == 10 + from);
+
     CHECK(peerlane_operation_destroy(gather));
     CHECK(peerlane_window_release(group, window));
     CHECK(peerlane_group_close(group));

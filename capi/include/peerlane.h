@@ -22,9 +22,12 @@
 /* Options of an operation; set at least `collective` and `count`. The elements are bytes. */
 #define PEERLANE_OPERATION_OPTIONS_INIT { .header_version = PEERLANE_HEADER_VERSION }
 
+/* A place for peerlane_operation_resize: the place with which the operation was prepared. */
+#define PEERLANE_AS_PREPARED SIZE_MAX
+
 
 // The version of the header, which options contain. It changes if a program must be compiled again.
-#define PEERLANE_HEADER_VERSION 1
+#define PEERLANE_HEADER_VERSION 2
 
 // The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
 typedef enum {
@@ -402,7 +405,8 @@ peerlane_status peerlane_operation_output(peerlane_operation *operation,
 
 // Sets the number of elements of a block, and the places in the windows in elements, for the next starts of a resizable operation.
 //
-// All ranks set the same number before the same start. A place of 0 means the place with which the operation was prepared.
+// All ranks set the same number before the same start. `PEERLANE_AS_PREPARED` as a place means the place with which the operation was
+// prepared, or the begin of memory that the operation has allocated.
 peerlane_status peerlane_operation_resize(peerlane_operation *operation,
                                           size_t count,
                                           size_t input_begin,

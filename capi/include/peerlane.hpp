@@ -138,7 +138,8 @@ public:
         return is_done;
     }
 
-    void resize(std::size_t count, std::size_t input_begin = 0, std::size_t output_begin = 0) {
+    void resize(std::size_t count, std::size_t input_begin = PEERLANE_AS_PREPARED,
+                std::size_t output_begin = PEERLANE_AS_PREPARED) {
         check(peerlane_operation_resize(get(), count, input_begin, output_begin));
     }
 

@@ -22,7 +22,7 @@ use std::ptr;
 use status::Failure;
 
 /// The version of the header, which options contain. It changes if a program must be compiled again.
-pub const HEADER_VERSION: u32 = 1;
+pub const HEADER_VERSION: u32 = 2;
 
 /// Returns the version of the library, such as `0.1.0`. The text is constant.
 #[unsafe(no_mangle)]

@@ -15,6 +15,9 @@ use crate::status::{Failure, Status, call};
 use crate::text_into;
 use crate::window::{WINDOWS, WindowHandle, write};
 
+/// The place of `peerlane_operation_resize` that means the place with which the operation was prepared: `PEERLANE_AS_PREPARED`.
+const AS_PREPARED: usize = usize::MAX;
+
 /// A prepared collective operation.
 #[derive(Debug)]
 pub struct OperationHandle(());
@@ -213,7 +216,8 @@ unsafe fn memory(
 
 /// Sets the number of elements of a block, and the places in the windows in elements, for the next starts of a resizable operation.
 ///
-/// All ranks set the same number before the same start. A place of 0 means the place with which the operation was prepared.
+/// All ranks set the same number before the same start. `PEERLANE_AS_PREPARED` as a place means the place with which the operation was
+/// prepared, or the begin of memory that the operation has allocated.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_resize(
     operation: *mut OperationHandle,
@@ -223,10 +227,10 @@ pub extern "C" fn peerlane_operation_resize(
 ) -> Status {
     call(|| {
         let mut part = Part::len(count);
-        if input_begin > 0 {
+        if input_begin != AS_PREPARED {
             part = part.input(input_begin);
         }
-        if output_begin > 0 {
+        if output_begin != AS_PREPARED {
             part = part.output(output_begin);
         }
         with(operation, |operation| operation.resize(part))
