@@ -93,7 +93,14 @@ int main(void) {
     REFUSED(peerlane_channel_flush((peerlane_channel *)group, 1), "another kind");
     char small[2];
     REFUSED(peerlane_group_selection(group, small, sizeof small), "expected at least");
+    size_t needed = peerlane_error_needed_bytes();
+    EXPECT(needed > sizeof small);
     REFUSED(peerlane_group_selection(group, NULL, 0), "expected at least");
+    char *enough = malloc(needed);
+    REFUSED(peerlane_group_selection(group, enough, needed - 1), "expected at least");
+    CHECK(peerlane_group_selection(group, enough, needed));
+    EXPECT(strlen(enough) == needed - 1);
+    free(enough);
 
     peerlane_operation *operation;
     REFUSED(peerlane_operation_prepare(group, NULL, &operation), "NULL");

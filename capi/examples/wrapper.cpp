@@ -52,6 +52,18 @@ int main() try {
     } catch (const peerlane::Error &error) {
         EXPECT(error.status() == PEERLANE_STATUS_INVALID_ARGUMENT && !error.rank());
     }
+
+    // A text is tried again only if the buffer was too small.
+    int calls = 0;
+    try {
+        peerlane::detail::text([&](char *buffer, std::size_t size) {
+            calls++;
+            return peerlane_operation_report(nullptr, buffer, size);
+        });
+        EXPECT(false);
+    } catch (const peerlane::Error &) {
+        EXPECT(calls == 1);
+    }
     group.close();
     return 0;
 } catch (const peerlane::Error &error) {

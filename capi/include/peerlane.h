@@ -326,7 +326,7 @@ peerlane_status peerlane_group_rank(const peerlane_group *group, uint32_t *rank,
 
 // Writes which backends and which GPU the group uses, and why, to `buffer`, as text that ends in zero.
 //
-// If it does not fit into `size` bytes, the call fails and the error says how many are needed.
+// If it does not fit into `size` bytes, the call fails, and `peerlane_error_needed_bytes` returns how many are needed.
 //
 // # Safety
 // `buffer` is NULL or has `size` bytes.
@@ -465,6 +465,10 @@ const char *peerlane_error_text(void);
 
 // Returns the rank that the last error of this thread is about, or -1.
 int32_t peerlane_error_rank(void);
+
+// Returns how many bytes the buffer needs, with the zero at its end, if the last error of this thread is that the buffer of the call is
+// too small; otherwise 0.
+size_t peerlane_error_needed_bytes(void);
 
 // Returns the name of a status, such as `peer lost`. The text is constant.
 const char *peerlane_status_name(int32_t status);

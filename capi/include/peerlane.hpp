@@ -51,12 +51,16 @@ struct Memory {
 
 namespace detail {
 
+/// Returns the text that a call writes. A text can become longer between two calls, but not without end.
 template <typename Call>
 std::string text(Call call) {
-    for (std::vector<char> buffer(1024);; buffer.resize(4 * buffer.size())) {
+    std::vector<char> buffer(1024);
+    for (int calls = 1;; calls++) {
         peerlane_status status = call(buffer.data(), buffer.size());
         if (status == PEERLANE_STATUS_OK) return buffer.data();
-        if (buffer.size() > (std::size_t{1} << 24)) check(status);
+        std::size_t needed = peerlane_error_needed_bytes();
+        if (needed <= buffer.size() || calls == 4) check(status);
+        buffer.resize(needed);
     }
 }
 

@@ -248,7 +248,7 @@ pub unsafe extern "C" fn peerlane_group_rank(
 
 /// Writes which backends and which GPU the group uses, and why, to `buffer`, as text that ends in zero.
 ///
-/// If it does not fit into `size` bytes, the call fails and the error says how many are needed.
+/// If it does not fit into `size` bytes, the call fails, and `peerlane_error_needed_bytes` returns how many are needed.
 ///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.

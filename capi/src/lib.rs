@@ -38,9 +38,7 @@ pub extern "C" fn peerlane_version() -> *const c_char {
 unsafe fn text_into(text: &str, buffer: *mut c_char, size: usize) -> Result<(), Failure> {
     let needed = text.len() + 1;
     if buffer.is_null() || size < needed {
-        return Err(Failure::argument(format!(
-            "the buffer has {size} bytes, expected at least {needed}"
-        )));
+        return Err(Failure::small_buffer(size, needed));
     }
 
     let buffer = buffer.cast::<u8>();
@@ -64,7 +62,8 @@ mod tests {
         // SAFETY: the buffer has six bytes.
         let mut write = |text, size| unsafe { text_into(text, buffer.as_mut_ptr().cast(), size) };
         assert!(write("peers", 6).is_ok());
-        assert!(write("others", 6).is_err());
+        let needed = write("others", 6).err().map(|failure| failure.needed());
+        assert_eq!(needed, Some(7));
         assert!(write("", 0).is_err());
         // SAFETY: the first call has written all six bytes, and the others nothing.
         let text = unsafe { CStr::from_ptr(buffer.as_ptr().cast()) };

@@ -59,11 +59,24 @@ pub(crate) struct Failure {
     status: Status,
     text: String,
     rank: i32,
+    /// The number of bytes that a buffer must have, or 0 if the error is another one.
+    needed: usize,
 }
 
 impl Failure {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { status: kind.into(), text: text.into(), rank: -1 }
+        Self { status: kind.into(), text: text.into(), rank: -1, needed: 0 }
+    }
+
+    /// Returns the error of a buffer of the caller that is too small for a text.
+    pub(crate) fn small_buffer(size: usize, needed: usize) -> Self {
+        let text = format!("the buffer has {size} bytes, expected at least {needed}");
+        Self { needed, ..Self::argument(text) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn needed(&self) -> usize {
+        self.needed
     }
 
     pub(crate) fn argument(text: impl Into<String>) -> Self {
@@ -74,12 +87,20 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let rank = error.peer().and_then(|peer| i32::try_from(peer.0).ok());
-        Self { status: error.kind().into(), text: error.to_string(), rank: rank.unwrap_or(-1) }
+        Self { rank: rank.unwrap_or(-1), ..Self::new(error.kind(), error.to_string()) }
     }
 }
 
+/// The last error of a thread.
+struct Last {
+    text: CString,
+    rank: i32,
+    needed: usize,
+}
+
 thread_local! {
-    static LAST: RefCell<(CString, i32)> = RefCell::new((CString::default(), -1));
+    static LAST: RefCell<Last> =
+        RefCell::new(Last { text: CString::default(), rank: -1, needed: 0 });
 }
 
 /// Runs the body of a call, and keeps its error for the thread. A panic does not leave the library.
@@ -98,20 +119,28 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
         }
     };
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    LAST.with(|last| *last.borrow_mut() = (text, failure.rank));
+    let kept = Last { text, rank: failure.rank, needed: failure.needed };
+    LAST.with(|last| *last.borrow_mut() = kept);
     failure.status
 }
 
 /// Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_error_text() -> *const c_char {
-    LAST.with(|last| last.borrow().0.as_ptr())
+    LAST.with(|last| last.borrow().text.as_ptr())
 }
 
 /// Returns the rank that the last error of this thread is about, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_error_rank() -> i32 {
-    LAST.with(|last| last.borrow().1)
+    LAST.with(|last| last.borrow().rank)
+}
+
+/// Returns how many bytes the buffer needs, with the zero at its end, if the last error of this thread is that the buffer of the call is
+/// too small; otherwise 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_error_needed_bytes() -> usize {
+    LAST.with(|last| last.borrow().needed)
 }
 
 /// Returns the name of a status, such as `peer lost`. The text is constant.
