@@ -102,6 +102,15 @@ int main(void) {
     EXPECT(strlen(enough) == needed - 1);
     free(enough);
 
+    peerlane_group *part;
+    uint32_t member = 0;
+    REFUSED(peerlane_group_subgroup(group, &member, 2, &part), "count is 2, expected at most 1");
+    REFUSED(peerlane_group_subgroup(group, &member, SIZE_MAX, &part), "expected at most 1");
+    EXPECT(part == NULL && peerlane_error_needed_bytes() == 0);
+    REFUSED(peerlane_group_subgroup(group, &member, 0, &part), "");
+    CHECK(peerlane_group_subgroup(group, &member, 1, &part));
+    CHECK(peerlane_group_close(part));
+
     peerlane_operation *operation;
     REFUSED(peerlane_operation_prepare(group, NULL, &operation), "NULL");
     REFUSED(peerlane_operation_prepare(group, &description, NULL), "NULL");
@@ -142,6 +151,9 @@ int main(void) {
     CHECK(peerlane_window_allocate(group, 64, &window));
     peerlane_channel *channel;
     REFUSED(peerlane_channel_open(group, window, 0, &channel), "signals");
+    EXPECT(peerlane_channel_open(group, window, SIZE_MAX, &channel) != PEERLANE_STATUS_OK);
+    EXPECT(peerlane_channel_open(group, window, SIZE_MAX / 1024, &channel) != PEERLANE_STATUS_OK);
+    EXPECT(channel == NULL);
     CHECK(peerlane_channel_open(group, window, 1, &channel));
     REFUSED(peerlane_channel_put(channel, NULL, 7, 0, 8, 0), "7");
     REFUSED(peerlane_channel_put(channel, NULL, 0, 60, 8, 0), "window");

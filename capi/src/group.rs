@@ -324,6 +324,15 @@ pub unsafe extern "C" fn peerlane_group_subgroup(
             return Err(Failure::argument("ranks is NULL, expected a list"));
         }
         let object = GROUPS.get(group.addr())?;
+        if count > object.ranks as usize {
+            // An empty list is an error on all ranks, so that none waits for this one.
+            object.with(|group| Ok(group.subgroup(&[]).map_or((), drop)))?;
+            return Err(Failure::argument(format!(
+                "count is {count}, expected at most {}, the number of ranks of the group",
+                object.ranks
+            )));
+        }
+
         // SAFETY: it is not NULL, and the contract of this function says that it has `count` numbers then.
         let ranks = unsafe { std::slice::from_raw_parts(ranks, count) };
         let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
