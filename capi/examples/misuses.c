@@ -57,6 +57,7 @@ static void bad_object(peerlane_group *group, void *object, const char *word) {
     REFUSED(peerlane_operation_destroy(object), word);
     REFUSED(peerlane_window_memory(object, &address, NULL), word);
     REFUSED(peerlane_window_release(group, object), word);
+    REFUSED(peerlane_window_destroy(object), word);
     REFUSED(peerlane_channel_put(object, NULL, 0, 0, 1, 0), word);
     REFUSED(peerlane_channel_put_signal(object, NULL, 0, 0, 1, 0, 0), word);
     REFUSED(peerlane_channel_get(object, NULL, 0, 0, 1, 0), word);

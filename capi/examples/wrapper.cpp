@@ -33,6 +33,12 @@ int main() try {
     auto window = part->allocate(64);
     {
         auto channel = part->channel(window, 1);
+        try {
+            part->release(window);
+            EXPECT(false);
+        } catch (const peerlane::Error &) {
+            EXPECT(window.memory().bytes == 64);  // The window can still be used, and released later.
+        }
         auto *words = window.memory().as<std::uint64_t>();
         words[0] = rank;
         channel.put_signal(0, 0, 8, 8 * (1 + part->rank()), 0);
@@ -45,6 +51,8 @@ int main() try {
         }
     }
     part->release(std::move(window));
+    EXPECT(window.get() == nullptr);
+    static_cast<void>(part->allocate(64));  // Its memory is given back with the group.
     part->close();
     try {
         group.prepare(peerlane::operation_options(PEERLANE_COLLECTIVE_BROADCAST, 99, count));

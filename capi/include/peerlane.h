@@ -367,10 +367,12 @@ peerlane_status peerlane_group_subgroup(peerlane_group *group,
 peerlane_status peerlane_group_shrink(peerlane_group *group,
                                       peerlane_group **rest);
 
-// Closes a group and destroys its handle, also if it fails. Collective. Destroy the operations, channels and windows of the group first.
+// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and channels of the group first.
+//
+// The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not be used after the call.
 peerlane_status peerlane_group_close(peerlane_group *group);
 
-// Destroys a group without the other ranks. Unless it has ended, they lose this rank.
+// Destroys a group and the handles of its windows without the other ranks. Unless the group has ended, they lose this rank.
 peerlane_status peerlane_group_destroy(peerlane_group *group);
 
 // Prepares an operation: plans and verifies it, and takes memory. Collective.
@@ -483,8 +485,9 @@ peerlane_status peerlane_window_allocate(peerlane_group *group,
 
 // Opens a window over memory of the caller, such as an arena that `cuMemAlloc` has allocated, of equal size on every rank. Collective.
 //
-// The memory must stay allocated until `peerlane_window_release` has returned, or until all ranks have destroyed a group that has
-// ended with an error. On the host backend it must be memory that other processes can map, unless the ranks are threads.
+// The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK` on this rank, or until all ranks have
+// destroyed a group that has ended with an error. A release that has failed is not enough, nor is `peerlane_window_destroy`. On the
+// host backend it must be memory that other processes can map, unless the ranks are threads.
 //
 // # Safety
 // `memory` has `bytes` bytes, which only operations and channels over the window access while they are open. `window` is NULL or
@@ -503,8 +506,19 @@ peerlane_status peerlane_window_memory(const peerlane_window *window,
                                        size_t *bytes);
 
 // Gives the memory of a window back on all ranks and destroys its handle. Collective. Destroy its operations and channels before.
+//
+// If it fails, nothing has changed on any rank: the handle stays valid, the memory stays in use, and the call can be repeated, for
+// example after the operation that still uses the window has been destroyed. Once the group has ended with an error, no release
+// succeeds any more; then destroy the window.
 peerlane_status peerlane_window_release(peerlane_group *group,
                                         peerlane_window *window);
+
+// Destroys the handle of a window without the other ranks, which can still use the window.
+//
+// The memory on this rank stays allocated until the group has been closed or destroyed, and until the operations over the window have
+// been destroyed; `peerlane_window_release` gives it back earlier. Closing or destroying a group destroys the handles of its
+// windows, too.
+peerlane_status peerlane_window_destroy(peerlane_window *window);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,8 +1,8 @@
 /*
  * The C++17 interface of Peerlane: owners of the handles of peerlane.h. Errors are exceptions of the type peerlane::Error.
  *
- * peerlane.h documents what each call does. Objects can be moved, and not copied. Destroy operations, channels and windows before
- * their group; `close` and `release` are collective, and destructors are not.
+ * peerlane.h documents what each call does. Objects can be moved, and not copied. Destroy operations and channels before their group.
+ * `close` and `release` are collective, and destructors are not.
  */
 #ifndef PEERLANE_HPP
 #define PEERLANE_HPP
@@ -205,26 +205,23 @@ private:
     detail::Owner<peerlane_channel, peerlane_channel_destroy> owner_;
 };
 
-/// A window, which `Group::release` gives back. If it is only dropped, its memory stays until the group ends.
+/// A window, which `Group::release` gives back. If it is only destroyed, its memory stays until the group is closed or destroyed.
 class Window {
 public:
-    explicit Window(peerlane_window *handle) noexcept : handle_(handle) {}
-    Window(Window &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    Window &operator=(Window &&other) noexcept {
-        std::swap(handle_, other.handle_);
-        return *this;
-    }
+    explicit Window(peerlane_window *handle) noexcept : owner_(handle) {}
 
     Memory memory() const {
         Memory memory;
-        check(peerlane_window_memory(handle_, &memory.address, &memory.bytes));
+        check(peerlane_window_memory(get(), &memory.address, &memory.bytes));
         return memory;
     }
 
-    peerlane_window *get() const noexcept { return handle_; }
+    peerlane_window *get() const noexcept { return owner_.get(); }
 
 private:
-    peerlane_window *handle_;
+    friend class Group;
+
+    detail::Owner<peerlane_window, peerlane_window_destroy> owner_;
 };
 
 class Group {
@@ -274,7 +271,13 @@ public:
         return Window(window);
     }
 
-    void release(Window window) { check(peerlane_window_release(get(), window.get())); }
+    /// Gives the memory of a window back. If it throws, the window is as before, and the call can be repeated.
+    void release(Window &window) {
+        check(peerlane_window_release(get(), window.get()));
+        window.owner_.take();
+    }
+
+    void release(Window &&window) { release(window); }
 
     Channel channel(const Window &window, std::size_t signals) {
         peerlane_channel *channel = nullptr;

@@ -8,10 +8,11 @@ use peerlane::bootstrap::Secret;
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::{HubOptions, TcpBootstrap};
 use peerlane::group::GroupEnd;
-use peerlane::{Backend, Deadline, Group, OpenOptions, Rank};
+use peerlane::{Backend, Deadline, Group, OpenOptions, Rank, Window};
 
 use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
+use crate::window::drop_windows;
 use crate::{HEADER_VERSION, text_into};
 
 /// A group of ranks.
@@ -56,6 +57,8 @@ pub(crate) struct GroupObject {
     rank: u32,
     ranks: u32,
     selection: String,
+    /// The windows whose handles were destroyed. Peers may write to their memory until the group is closed.
+    windows: Mutex<Vec<Window<u8>>>,
 }
 
 pub(crate) static GROUPS: Table<GroupObject> = Table::new("group", 1);
@@ -71,6 +74,11 @@ impl GroupObject {
         let group = group.as_mut().ok_or_else(|| Failure::argument("the group was closed"))?;
         body(group)
     }
+
+    /// Keeps a window until the group is closed or destroyed.
+    pub(crate) fn keep(&self, window: Window<u8>) {
+        lock(&self.windows).push(window);
+    }
 }
 
 /// Stores a group, and writes its handle to `to`.
@@ -84,6 +92,7 @@ unsafe fn give(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
         ranks: u32::try_from(group.ranks()).unwrap_or(u32::MAX),
         selection: group.selection().to_string(),
         group: Mutex::new(Some(group)),
+        windows: Mutex::default(),
     };
     // SAFETY: the contract of this function says that `to` is valid for writes.
     unsafe { GROUPS.give(object, to) }
@@ -360,22 +369,27 @@ pub unsafe extern "C" fn peerlane_group_shrink(
     })
 }
 
-/// Closes a group and destroys its handle, also if it fails. Collective. Destroy the operations, channels and windows of the group first.
+/// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and channels of the group first.
+///
+/// The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not be used after the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_group_close(group: *mut GroupHandle) -> Status {
     call(|| {
         let object = GROUPS.remove(group.addr())?;
-        let group = lock(&object.group).take();
-        group.map_or(Ok(()), |group| Ok(group.close()?))
+        let taken = lock(&object.group).take();
+        let closed = taken.map_or(Ok(()), Group::close);
+        drop_windows(group.addr());
+        Ok(closed?)
     })
 }
 
-/// Destroys a group without the other ranks. Unless it has ended, they lose this rank.
+/// Destroys a group and the handles of its windows without the other ranks. Unless the group has ended, they lose this rank.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_group_destroy(group: *mut GroupHandle) -> Status {
     call(|| {
         let object = GROUPS.remove(group.addr())?;
         drop(lock(&object.group).take());
+        drop_windows(group.addr());
         Ok(())
     })
 }

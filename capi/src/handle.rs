@@ -98,6 +98,17 @@ impl<T> Table<T> {
         slot.object.take().ok_or_else(|| self.wrong(handle))
     }
 
+    /// Removes all objects for which `belongs` is true, and returns them.
+    pub(crate) fn remove_all(&self, belongs: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let removed = slots.iter_mut().filter_map(|slot| {
+            let object = slot.object.take_if(|object| belongs(object))?;
+            slot.generation += 1;
+            Some(object)
+        });
+        removed.collect()
+    }
+
     fn is_of(&self, slot: &Slot<T>, handle: usize) -> bool {
         slot.object.is_some() && self.handle(handle & INDEX_MAX, slot.generation) == handle
     }
@@ -172,5 +183,18 @@ mod tests {
         assert!(table.get(first).is_err() && table.remove(first).is_err());
         assert_eq!(table.get(last).ok().as_deref(), Some(&(1 << GENERATION_BITS)));
         assert_eq!(table.slots.read().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn the_objects_of_an_owner_are_removed_together() {
+        let table = Table::new("number", 1);
+        let handles = [1, 2, 1].map(|owner| stored(&table, owner));
+        assert_eq!(table.remove_all(|owner| *owner == 1).len(), 2);
+        assert_eq!(handles.map(|handle| table.get(handle).is_ok()), [false, true, false]);
+        assert!(table.remove_all(|owner| *owner == 1).is_empty());
+
+        // The slots are used again, with other handles.
+        assert!(!handles.contains(&stored(&table, 3)));
+        assert_eq!(table.slots.read().unwrap().len(), 3);
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-use peerlane::Window;
+use peerlane::{Error, Group, Window};
 
 use crate::group::{GROUPS, GroupHandle};
 use crate::handle::{Table, clear, lock};
@@ -15,8 +15,10 @@ use crate::status::{Failure, Status, call};
 pub struct WindowHandle(());
 
 pub(crate) struct WindowObject {
-    /// `None` after the window was released.
+    /// `None` after the window was released or destroyed.
     window: Mutex<Option<Window<u8>>>,
+    /// The handle of the group that the window belongs to.
+    group: usize,
 }
 
 pub(crate) static WINDOWS: Table<WindowObject> = Table::new("window", 3);
@@ -27,18 +29,52 @@ impl WindowObject {
         body: impl FnOnce(&Window<u8>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
         let window = lock(&self.window);
-        body(window.as_ref().ok_or_else(|| Failure::argument("the window was released"))?)
+        body(window.as_ref().ok_or_else(released)?)
+    }
+
+    /// Releases the window. If that fails, the object still has it.
+    fn release(&self, group: &mut Group) -> Result<(), Failure> {
+        let mut place = lock(&self.window);
+        let window = place.take().ok_or_else(released)?;
+        group.release(window).map_err(|failed| {
+            *place = Some(failed.window);
+            Failure::from(failed.error)
+        })
+    }
+
+    /// Takes the window from a handle that is destroyed.
+    pub(crate) fn take(&self) -> Option<Window<u8>> {
+        lock(&self.window).take()
     }
 }
 
-/// Stores a window, and writes its handle to `to`.
+fn released() -> Failure {
+    Failure::argument("the window was released")
+}
+
+/// Opens a window of a group, and writes its handle to `to`.
 ///
 /// # Safety
 /// `to` is valid for writes.
-unsafe fn give(window: Window<u8>, to: *mut *mut WindowHandle) -> Result<(), Failure> {
-    let object = WindowObject { window: Mutex::new(Some(window)) };
-    // SAFETY: the contract of this function says that `to` is valid for writes.
-    unsafe { WINDOWS.give(object, to) }
+unsafe fn open(
+    group: *mut GroupHandle,
+    to: *mut *mut WindowHandle,
+    body: impl FnOnce(&mut Group) -> Result<Window<u8>, Error>,
+) -> Result<(), Failure> {
+    let group = group.addr();
+    // The window has its handle before another thread can close the group, which removes the handles of its windows.
+    GROUPS.get(group)?.with(|of_group| {
+        let object = WindowObject { window: Mutex::new(Some(body(of_group)?)), group };
+        // SAFETY: the contract of this function says that `to` is valid for writes.
+        unsafe { WINDOWS.give(object, to) }
+    })
+}
+
+/// Drops the windows of a group that has been closed or destroyed, and invalidates their handles.
+pub(crate) fn drop_windows(group: usize) {
+    for object in WINDOWS.remove_all(|object| object.group == group) {
+        drop(object.take());
+    }
 }
 
 /// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs. Collective.
@@ -54,17 +90,16 @@ pub unsafe extern "C" fn peerlane_window_allocate(
     call(|| {
         // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
         unsafe { clear(window, "window") }?;
-        let of_group = GROUPS.get(group.addr())?;
-        let opened = of_group.with(|group| Ok(group.window::<u8>(bytes)?))?;
         // SAFETY: the contract of this function says that `window` points to a handle; NULL has been refused.
-        unsafe { give(opened, window) }
+        unsafe { open(group, window, |group| group.window(bytes)) }
     })
 }
 
 /// Opens a window over memory of the caller, such as an arena that `cuMemAlloc` has allocated, of equal size on every rank. Collective.
 ///
-/// The memory must stay allocated until `peerlane_window_release` has returned, or until all ranks have destroyed a group that has
-/// ended with an error. On the host backend it must be memory that other processes can map, unless the ranks are threads.
+/// The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK` on this rank, or until all ranks have
+/// destroyed a group that has ended with an error. A release that has failed is not enough, nor is `peerlane_window_destroy`. On the
+/// host backend it must be memory that other processes can map, unless the ranks are threads.
 ///
 /// # Safety
 /// `memory` has `bytes` bytes, which only operations and channels over the window access while they are open. `window` is NULL or
@@ -81,13 +116,13 @@ pub unsafe extern "C" fn peerlane_window_over(
         unsafe { clear(window, "window") }?;
         let memory = NonNull::new(memory.cast::<u8>())
             .ok_or_else(|| Failure::argument("memory is NULL, expected an address"))?;
-        let opened = GROUPS.get(group.addr())?.with(|group| {
+        let register = |group: &mut Group| {
             // SAFETY: the contract of this function says that there are `bytes` bytes, who accesses them, and how long they stay.
             let buffer = unsafe { group.register_at::<u8>(memory, bytes) }?;
-            Ok(group.window_over(buffer)?)
-        });
+            group.window_over(buffer)
+        };
         // SAFETY: the contract of this function says that `window` points to a handle; NULL has been refused.
-        unsafe { give(opened?, window) }
+        unsafe { open(group, window, register) }
     })
 }
 
@@ -131,6 +166,10 @@ pub(crate) unsafe fn write(
 }
 
 /// Gives the memory of a window back on all ranks and destroys its handle. Collective. Destroy its operations and channels before.
+///
+/// If it fails, nothing has changed on any rank: the handle stays valid, the memory stays in use, and the call can be repeated, for
+/// example after the operation that still uses the window has been destroyed. Once the group has ended with an error, no release
+/// succeeds any more; then destroy the window.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_window_release(
     group: *mut GroupHandle,
@@ -138,9 +177,28 @@ pub extern "C" fn peerlane_window_release(
 ) -> Status {
     call(|| {
         let of_group = GROUPS.get(group.addr())?;
+        let object = WINDOWS.get(window.addr())?;
+        of_group.with(|group| object.release(group))?;
+        // If another thread has destroyed the handle meanwhile, there is nothing to remove.
+        drop(WINDOWS.remove(window.addr()));
+        Ok(())
+    })
+}
+
+/// Destroys the handle of a window without the other ranks, which can still use the window.
+///
+/// The memory on this rank stays allocated until the group has been closed or destroyed, and until the operations over the window have
+/// been destroyed; `peerlane_window_release` gives it back earlier. Closing or destroying a group destroys the handles of its
+/// windows, too.
+#[unsafe(no_mangle)]
+pub extern "C" fn peerlane_window_destroy(window: *mut WindowHandle) -> Status {
+    call(|| {
         let object = WINDOWS.remove(window.addr())?;
-        let window = lock(&object.window).take();
-        let window = window.ok_or_else(|| Failure::argument("the window was released"))?;
-        of_group.with(|group| Ok(group.release(window).map_err(peerlane::Error::from)?))
+        let Some(window) = object.take() else { return Ok(()) };
+        // Without its group, nothing needs the window any more, and it is dropped here.
+        if let Ok(group) = GROUPS.get(object.group) {
+            group.keep(window);
+        }
+        Ok(())
     })
 }

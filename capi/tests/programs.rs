@@ -99,6 +99,16 @@ fn handles_of_another_copy_of_the_library_are_refused() {
 }
 
 #[test]
+fn a_release_that_failed_is_tried_again() {
+    compile_and_run("release.c", RANKS);
+}
+
+#[test]
+fn windows_end_with_their_group() {
+    compile_and_run("window_ends.c", 1);
+}
+
+#[test]
 fn destroying_an_object_waits_for_the_threads_that_use_it() {
     compile_and_run("destroy.c", 1);
 }
