@@ -41,7 +41,8 @@ typedef enum {
   PEERLANE_STATUS_TIMEOUT = 3,
   // A remote key is malformed or names freed memory.
   PEERLANE_STATUS_INVALID_KEY = 4,
-  // Values that must be equal on all ranks differ; `peerlane_error_rank` names a rank.
+  // Values that must be equal on all ranks differ. `peerlane_error_rank` names a rank, but not if two ranks have made the same start
+  // with different lengths or places: the text says which two.
   PEERLANE_STATUS_MISMATCH = 5,
   // An argument is invalid: a handle that is NULL, foreign or destroyed, a size, a range.
   PEERLANE_STATUS_INVALID_ARGUMENT = 6,

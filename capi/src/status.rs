@@ -20,7 +20,8 @@ pub enum Status {
     Timeout = 3,
     /// A remote key is malformed or names freed memory.
     InvalidKey = 4,
-    /// Values that must be equal on all ranks differ; `peerlane_error_rank` names a rank.
+    /// Values that must be equal on all ranks differ. `peerlane_error_rank` names a rank, but not if two ranks have made the same start
+    /// with different lengths or places: the text says which two.
     Mismatch = 5,
     /// An argument is invalid: a handle that is NULL, foreign or destroyed, a size, a range.
     InvalidArgument = 6,
