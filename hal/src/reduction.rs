@@ -468,6 +468,21 @@ mod tests {
         );
     }
 
+    /// Also gives the interpreter Miri little to do.
+    #[test]
+    fn the_target_can_be_a_source() {
+        let reduction = Reduction::new(Operator::Max, DType::U16).unwrap();
+        for target in 0..3 {
+            let mut sources = [1_u16, 5, 3].map(|value| vec![value; BLOCK + 1]);
+            let pointers = sources.each_mut().map(Vec::as_mut_ptr);
+            let inputs = pointers.map(|source| source.cast_const().cast());
+            let bytes = (BLOCK + 1) * size_of::<u16>();
+            // SAFETY: the vectors have this many bytes and are aligned; the target is one of them, and overlaps no other.
+            unsafe { reduction.run(pointers[target].cast(), &inputs, bytes) };
+            assert_eq!(sources[target], [5; BLOCK + 1]);
+        }
+    }
+
     #[test]
     fn types_and_operators_without_a_meaning_are_named() {
         let text =
