@@ -162,11 +162,18 @@ fn copy() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_void;
+    use std::thread;
+
     use super::*;
 
     /// Stores an object in a table and returns its handle.
-    fn stored(table: &Table<u32>, object: u32) -> usize {
+    fn stored<T>(table: &Table<T>, object: T) -> usize {
         table.store(object).unwrap_or_else(|_| panic!("the table is full"))
+    }
+
+    fn error<T>(outcome: Result<Arc<T>, Failure>) -> String {
+        outcome.err().expect("an error").text
     }
 
     #[test]
@@ -196,5 +203,68 @@ mod tests {
         // The slots are used again, with other handles.
         assert!(!handles.contains(&stored(&table, 3)));
         assert_eq!(table.slots.read().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_handle_is_valid_until_its_object_is_removed() {
+        let table = Table::new("word", 1);
+        let (first, second) = (stored(&table, "first"), stored(&table, "second"));
+        assert_eq!(table.get(first).ok().as_deref(), Some(&"first"));
+        let kept = table.get(second).ok();
+        assert_eq!(table.remove(second).ok().as_deref(), Some(&"second"));
+        assert_eq!(kept.as_deref(), Some(&"second"));
+        let third = stored(&table, "third");
+        assert_eq!(third & INDEX_MAX, second & INDEX_MAX);
+        assert_eq!(table.get(third).ok().as_deref(), Some(&"third"));
+        let destroyed = format!("the word {second:#x} has been destroyed");
+        assert_eq!(error(table.get(second)), destroyed);
+        assert_eq!(error(table.remove(second)), destroyed);
+    }
+
+    #[test]
+    fn handles_of_something_else_are_named() {
+        let (words, numbers) = (Table::new("word", 1), Table::new("number", 2));
+        let number = stored(&numbers, 7);
+        stored(&words, "first");
+        assert_eq!(error(words.get(0)), "the word is NULL, expected a handle");
+        assert_eq!(
+            error(words.get(number)),
+            format!("{number:#x} is the handle of another kind of object, expected a word")
+        );
+        let local = 1;
+        let pointer = (&raw const local).addr();
+        assert_eq!(
+            error(words.get(pointer)),
+            format!(
+                "the word {pointer:#x} is no handle of this library, or of another copy of it in this process"
+            )
+        );
+    }
+
+    #[test]
+    fn no_place_for_a_handle_is_an_error() {
+        // SAFETY: NULL is allowed.
+        assert!(unsafe { clear::<c_void>(ptr::null_mut(), "word") }.is_err());
+        let mut handle: *mut c_void = ptr::without_provenance_mut(5);
+        // SAFETY: the pointer is that of a local variable.
+        assert!(unsafe { clear(&raw mut handle, "word") }.is_ok());
+        assert!(handle.is_null());
+    }
+
+    #[test]
+    fn threads_give_and_remove_at_the_same_time() {
+        let table = Table::new("number", 1);
+        let thread = |first: usize| {
+            for number in first..first + 3 {
+                let handle = stored(&table, number);
+                assert_eq!(table.get(handle).ok().as_deref(), Some(&number));
+                assert_eq!(table.remove(handle).ok().as_deref(), Some(&number));
+                assert!(table.get(handle).is_err());
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| thread(0));
+            scope.spawn(|| thread(10));
+        });
     }
 }

@@ -58,7 +58,7 @@ impl From<ErrorKind> for Status {
 /// An error of a call.
 pub(crate) struct Failure {
     status: Status,
-    text: String,
+    pub(crate) text: String,
     rank: i32,
     /// The number of bytes that a buffer must have, or 0 if the error is another one.
     needed: usize,
