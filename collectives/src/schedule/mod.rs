@@ -204,6 +204,16 @@ mod tests {
         assert_eq!(SCHEDULES.map(|schedule| schedule.algorithm), Algorithm::ALL);
     }
 
+    /// Miri runs this test, and would report that a plan depends on an undefined root.
+    #[test]
+    fn plans_of_collectives_with_and_without_a_root_are_right() {
+        let topology = Topology::flat(3).unwrap();
+        for collective in Collective::all() {
+            let shape = Shape { collective: collective.with_root(Rank(2)), ..Shape::default() };
+            crate::verify::verify(&plans(Algorithm::Direct, &topology, shape).unwrap()).unwrap();
+        }
+    }
+
     #[test]
     fn impossible_arguments_are_named() {
         let topology = Topology::of_nodes(&[0, 1, 1]).unwrap();
