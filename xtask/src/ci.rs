@@ -1,14 +1,14 @@
 //! `cargo xtask ci`: runs everything that must pass before a merge.
 //!
-//! All steps share one target folder. Dependencies are built in two ways only: for checks (clippy, the feature
-//! powerset, the oldest Rust) and for tests. The steps behind one that fails run as well.
+//! All steps share one target folder. Dependencies are built in three ways only: for checks (clippy, the feature
+//! powerset, the oldest Rust), for tests and for Miri. The steps behind one that fails run as well.
 
 use std::fmt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::deps::{self, Verdict};
-use crate::{book, examples, header, new_backend, package, tidy, workspace};
+use crate::{book, examples, header, miri, new_backend, package, tidy, workspace};
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 struct Step {
@@ -24,6 +24,7 @@ const STEPS: &[Step] = &[
     Step { name: "clippy", run: || passed(clippy()) },
     Step { name: "documentation", run: || passed(documentation()) },
     Step { name: TEST, run: || passed(process::run(&mut cargo(["xtask", "test", "--all"]))) },
+    Step { name: "Miri", run: miri::run },
     Step { name: "feature powerset", run: || passed(feature_powerset()) },
     Step { name: "bans, licences, sources", run: || passed(deps::deny()) },
     Step { name: "advisories", run: deps::advisories },

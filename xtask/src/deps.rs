@@ -17,13 +17,20 @@ pub(crate) enum Verdict {
     Skipped(String),
 }
 
+impl Verdict {
+    /// Prints why a step was skipped.
+    pub(crate) fn print(self) {
+        if let Self::Skipped(why) = self {
+            println!("skipped: {why}");
+        }
+    }
+}
+
 /// Runs all checks of dependencies.
 pub(crate) fn run() -> Outcome {
     deny()?;
     for verdict in [advisories()?, oldest_rust()?] {
-        if let Verdict::Skipped(why) = verdict {
-            println!("skipped: {why}");
-        }
+        verdict.print();
     }
     Ok(())
 }

@@ -14,6 +14,7 @@
 //! | `examples` | the packages under examples |
 //! | `header` | the C header |
 //! | `kernels` | the PTX of the CUDA kernels |
+//! | `miri` | unit tests under Miri |
 //! | `new_backend` | a crate for a new backend |
 //! | `package` | the packaged crates, built as by a user |
 //! | `rocm` | releases of ROCm, fetched from Debian |
@@ -31,6 +32,7 @@ mod deps;
 mod examples;
 mod header;
 mod kernels;
+mod miri;
 mod new_backend;
 mod package;
 mod rocm;
@@ -73,6 +75,8 @@ enum Task {
         #[arg(long, value_name = "FILE")]
         from: Option<std::path::PathBuf>,
     },
+    /// Runs unit tests under Miri, which finds undefined behaviour; needs a nightly Rust.
+    Miri,
     /// Checks the rules of the tree that no compiler checks.
     Tidy,
     /// Checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
         Task::Bindgen { check } => bindgen::run(check),
         Task::Header { check } => header::run(check),
         Task::Kernels { from } => kernels::run(from.as_deref()),
+        Task::Miri => miri::run().map(deps::Verdict::print),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),
         Task::Book => book::run(),
