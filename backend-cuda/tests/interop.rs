@@ -6,7 +6,7 @@ mod support;
 use cudarc::driver::CudaContext;
 use peerlane_cuda::{RegionView as _, SliceMemory as _, Stream};
 use peerlane_hal::{At, CopyEngine as _, Fabric as _, Op, PeerMemory as _, Rank, Role};
-use support::{driver, ranks, soon};
+use support::{announce, arrivals, await_arrival, driver, ranks, soon};
 
 #[test]
 fn a_slice_is_put_to_a_region_that_cudarc_reads() {
@@ -24,14 +24,19 @@ fn a_slice_is_put_to_a_region_that_cudarc_reads() {
     let target = fabrics[1].memory().allocate(bytes, Role::Data).unwrap();
     let key = fabrics[1].memory().export(&target).unwrap();
     let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+    let arrivals = arrivals(&fabrics[1]);
+    let key = fabrics[1].memory().export(&arrivals).unwrap();
+    let their_arrivals = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
 
     let stream = Stream::from(&here);
     engine.streams().unwrap().fork(&stream).unwrap();
     let (dst, src) = (At { region: &remote, offset: 0 }, At { region: &source, offset: 0 });
+    let ops = [Op::Put { dst, src, bytes }, announce(&their_arrivals, 1)];
     // SAFETY: all of it lives until the stream is synchronised below.
-    unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
+    unsafe { engine.submit(&ops) }.unwrap();
     engine.streams().unwrap().join(&stream).unwrap();
     here.synchronize().unwrap();
+    await_arrival(&arrivals, 1);
 
     // SAFETY: any bytes are `u32`s, and no engine touches them any more.
     let seen =

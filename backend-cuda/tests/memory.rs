@@ -7,7 +7,9 @@ use peerlane_hal::{
     At, CopyEngine as _, Error as _, ErrorKind, Fabric as _, LinkKind, Op, PeerMemory as _, Rank,
     Region as _, RemoteKey as _, Role, Ticket,
 };
-use support::{Allocation, Segments, driver, pattern, pointer, ranks, soon};
+use support::{
+    Allocation, Segments, announce, arrivals, await_arrival, driver, pattern, pointer, ranks, soon,
+};
 
 /// Counters of resources of the driver, none of which may leak.
 const LIVE: [&str; 5] =
@@ -72,6 +74,9 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
         // SAFETY: as above.
         let mapped = unsafe { memory.register(pointer(start), span, Role::Data) }.unwrap();
         let own = memory.allocate(1 << 16, Role::Data).unwrap();
+        let arrivals = arrivals(&fabrics[1]);
+        let key = memory.export(&arrivals).unwrap();
+        let their_arrivals = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
         for (seed, target) in [(1, &legacy), (2, &mapped), (3, &own)] {
             let key = memory.export(target).unwrap();
             let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
@@ -83,9 +88,11 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
                 src: At { region: &source, offset: 0 },
                 bytes,
             };
-            // SAFETY: both regions live until the ticket is complete, and no other code uses them.
-            let ticket = unsafe { engine.submit(&[put]) }.unwrap();
+            let ops = [put, announce(&their_arrivals, u64::from(seed))];
+            // SAFETY: all regions live until the ticket is complete, and no other code uses them.
+            let ticket = unsafe { engine.submit(&ops) }.unwrap();
             finish(&mut engine, ticket);
+            await_arrival(&arrivals, u64::from(seed));
             let mut seen = vec![0; bytes as usize];
             target.download(0, &mut seen).unwrap();
             assert_eq!(seen, pattern(seed, bytes as usize));

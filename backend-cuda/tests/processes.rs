@@ -11,7 +11,9 @@ use peerlane_hal::{
 };
 use peerlane_host as host;
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{Allocation, Segments, driver, pattern, pointer, soon};
+use support::{
+    Allocation, Segments, announce, arrivals, await_arrival, driver, pattern, pointer, soon,
+};
 
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);
@@ -20,6 +22,9 @@ const IMPORTER: Rank = Rank(1);
 struct Pair {
     fabric: Fabric,
     other: Other,
+    /// Counts the puts that have arrived.
+    arrivals: Local,
+    puts: u64,
 }
 
 impl Pair {
@@ -31,7 +36,10 @@ impl Pair {
         fabric.connect(IMPORTER, &address, soon()).unwrap();
         // Both connect at the same time; a failure that a test injects later must not hit that.
         assert_eq!(other.hear_text(), "connected");
-        Self { fabric, other }
+        let arrivals = arrivals(&fabric);
+        other.tell(&fabric.memory().export(&arrivals).unwrap().encode());
+        assert_eq!(other.hear_text(), "ready");
+        Self { fabric, other, arrivals, puts: 0 }
     }
 
     /// Lets the other process import the region. Returns how many imports its driver holds, or the error.
@@ -47,6 +55,8 @@ impl Pair {
     fn check(&mut self, seed: u8, region: &Local) {
         self.other.tell(&[b"put___".as_slice(), &[seed]].concat());
         assert_eq!(self.other.hear_text(), "done");
+        self.puts += 1;
+        await_arrival(&self.arrivals, self.puts);
         let mut seen = vec![0; region.bytes() as usize];
         region.download(0, &mut seen).unwrap();
         assert_eq!(seen, pattern(seed, seen.len()));
@@ -77,6 +87,10 @@ fn importer() {
     tell(&fabric.address());
     fabric.connect(OWNER, &address, soon()).unwrap();
     tell(b"connected");
+    let Some(key) = hear() else { return };
+    let arrivals = fabric.memory().import(OWNER, &Key::decode(&key).unwrap(), soon()).unwrap();
+    tell(b"ready");
+    let mut puts = 0;
     let at_first = driver.counter("open_imports", None);
     let mut engine = fabric.engine(Default::default()).unwrap();
     let mut imports: Vec<(Remote, u64)> = Vec::new();
@@ -99,7 +113,8 @@ fn importer() {
             }
             b"put___" => {
                 let (remote, bytes) = imports.last().expect("an import");
-                put(&fabric, &mut engine, remote, *bytes, rest[0]);
+                puts += 1;
+                put(&fabric, &mut engine, (remote, *bytes), rest[0], announce(&arrivals, puts));
                 "done".to_owned()
             }
             word => panic!("{word:?}"),
@@ -108,12 +123,19 @@ fn importer() {
     }
 }
 
-fn put(fabric: &Fabric, engine: &mut Engine, remote: &Remote, bytes: u64, seed: u8) {
+fn put(
+    fabric: &Fabric,
+    engine: &mut Engine,
+    (remote, bytes): (&Remote, u64),
+    seed: u8,
+    announcement: Op<'_, Local, Remote>,
+) {
     let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
     source.upload(0, &pattern(seed, bytes as usize)).unwrap();
     let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });
-    // SAFETY: both live until the ticket is complete, and no other code accesses them.
-    let ticket = unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
+    let ops = [Op::Put { dst, src, bytes }, announcement];
+    // SAFETY: all of it lives until the ticket is complete, and no other code accesses it.
+    let ticket = unsafe { engine.submit(&ops) }.unwrap();
     let deadline = Deadline::after(Duration::from_secs(20));
     while engine.completed().unwrap() < ticket {
         assert!(!deadline.has_passed(), "the put is not complete");

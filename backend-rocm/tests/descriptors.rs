@@ -7,11 +7,11 @@ mod support;
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_rocm::{Fabric, Key};
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{contents, driver, pattern, put, soon};
+use support::{arrivals, await_arrival, contents, driver, pattern, put, soon};
 
 const RELEASE: &str = "6.4";
 
-/// Runs in the other process: imports one region and puts to it.
+/// Runs in the other process: imports a region and flags, and puts to the region.
 #[test]
 #[ignore = "started by the other test of this program"]
 fn importer() {
@@ -24,7 +24,9 @@ fn importer() {
     let before = driver.calls("hipMemImportFromShareableHandle");
     let remote = fabric.memory().import(Rank(0), &key, soon()).unwrap();
     assert_eq!(driver.calls("hipMemImportFromShareableHandle") - before, 1);
-    put(&mut fabric, &remote, 7);
+    let key = Key::decode(&hear().expect("another key")).unwrap();
+    let arrivals = fabric.memory().import(Rank(0), &key, soon()).unwrap();
+    put(&mut fabric, &remote, 7, (&arrivals, 1));
     tell(b"done");
 }
 
@@ -37,8 +39,12 @@ fn descriptors_are_imported_by_pointer() {
     let address = other.hear();
     fabric.connect(Rank(1), &address, soon()).unwrap();
     let region = fabric.memory().allocate(5000, Role::Data).unwrap();
-    other.tell(&fabric.memory().export(&region).unwrap().encode());
+    let arrivals = arrivals(&fabric);
+    for region in [&region, &arrivals] {
+        other.tell(&fabric.memory().export(region).unwrap().encode());
+    }
     assert_eq!(other.hear_text(), "done");
+    await_arrival(&arrivals, 1);
     assert_eq!(contents(&region), pattern(7, 5000));
     other.end();
 }

@@ -11,7 +11,7 @@ use hip_sys::{
     hipMemAllocationProp, hipMemAllocationType, hipMemLocation, hipMemLocationType,
 };
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, Region as _, Role};
-use support::{contents, driver, ensure, pattern, put, ranks, register, soon};
+use support::{driver, ensure, pattern, put_and_read, ranks, register, soon};
 
 const RELEASE: &str = "7.15";
 const SEGMENT_BYTES: usize = 2 << 20;
@@ -61,6 +61,6 @@ fn a_region_may_begin_in_one_segment_and_end_in_another() {
     let key = fabrics[1].memory().export(&region).unwrap();
     assert!(driver.calls("hipMemRetainAllocationHandle") > 0);
     let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
-    put(&mut fabrics[0], &remote, 3);
-    assert_eq!(contents(&region), pattern(3, region.bytes() as usize));
+    let seen = put_and_read(&mut fabrics, &remote, &region, 3);
+    assert_eq!(seen, pattern(3, region.bytes() as usize));
 }

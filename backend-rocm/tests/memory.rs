@@ -7,7 +7,7 @@ use peerlane_hal::{
     RemoteKey as _, Role,
 };
 use peerlane_rocm::{Fabric, Key};
-use support::{Allocation, contents, driver, pattern, put, ranks, register, soon};
+use support::{Allocation, contents, driver, pattern, put_and_read, ranks, register, soon};
 
 /// Newest release that the simulated driver emulates.
 const RELEASE: &str = "7.2";
@@ -50,17 +50,17 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
     assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::Xgmi);
     assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Local);
     let allocation = Allocation::new(1, 4096);
-    let memory = fabrics[1].memory();
     let theirs = register(&fabrics[1], allocation.address + 3, 999, Role::Data).unwrap();
     let before = driver.calls("hipMemMap");
-    let ours = memory.allocate(1 << 16, Role::Data).unwrap();
+    let ours = fabrics[1].memory().allocate(1 << 16, Role::Data).unwrap();
     assert_eq!(driver.calls("hipMemMap") - before, 1, "the memory has a descriptor");
-    let flags = memory.allocate(64, Role::Flags).unwrap();
-    let keys = [&theirs, &ours, &flags].map(|region| memory.export(region).unwrap());
+    let flags = fabrics[1].memory().allocate(64, Role::Flags).unwrap();
+    let export = |region| fabrics[1].memory().export(region).unwrap();
+    let keys = [&theirs, &ours, &flags].map(export);
     for (seed, (region, key)) in [&theirs, &ours, &flags].into_iter().zip(&keys).enumerate() {
         let remote = fabrics[0].memory().import(Rank(1), key, soon()).unwrap();
-        put(&mut fabrics[0], &remote, seed as u8);
-        assert_eq!(contents(region), pattern(seed as u8, region.bytes() as usize));
+        let seen = put_and_read(&mut fabrics, &remote, region, seed as u8);
+        assert_eq!(seen, pattern(seed as u8, region.bytes() as usize));
     }
 }
 
@@ -159,8 +159,7 @@ fn devices_without_peer_access_are_staged_on_the_host() {
     let region = fabrics[1].memory().allocate(5000, Role::Data).unwrap();
     let key = fabrics[1].memory().export(&region).unwrap();
     let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
-    put(&mut fabrics[0], &remote, 9);
-    assert_eq!(contents(&region), pattern(9, 5000));
+    assert_eq!(put_and_read(&mut fabrics, &remote, &region, 9), pattern(9, 5000));
     let error = strict.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();

@@ -5,7 +5,7 @@
 mod support;
 
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, Role};
-use support::{Allocation, contents, driver, pattern, put, ranks, register, soon};
+use support::{Allocation, driver, pattern, put_and_read, ranks, register, soon};
 
 const RELEASE: &str = "5.7";
 
@@ -21,8 +21,7 @@ fn memory_is_exported_by_ipc() {
     for (seed, region) in [(1, &theirs), (2, &ours)] {
         let key = fabrics[1].memory().export(region).unwrap();
         let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
-        put(&mut fabrics[0], &remote, seed);
-        assert_eq!(contents(region), pattern(seed, 1000));
+        assert_eq!(put_and_read(&mut fabrics, &remote, region, seed), pattern(seed, 1000));
     }
     // The call would crash for memory that was not mapped.
     assert_eq!(driver.calls("hipMemRetainAllocationHandle"), 0);

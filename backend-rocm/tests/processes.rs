@@ -5,7 +5,9 @@ mod support;
 use peerlane_hal::{Error as _, Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_rocm::{Fabric, Key, Local};
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{Allocation, contents, driver, pattern, put, register, soon};
+use support::{
+    Allocation, arrivals, await_arrival, contents, driver, pattern, put, register, soon,
+};
 
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);
@@ -15,6 +17,9 @@ const RELEASE: &str = "7.2";
 struct Pair {
     fabric: Fabric,
     other: Other,
+    /// Counts the puts that have arrived.
+    arrivals: Local,
+    puts: u64,
 }
 
 impl Pair {
@@ -25,7 +30,10 @@ impl Pair {
         let address = other.hear();
         fabric.connect(IMPORTER, &address, soon()).unwrap();
         assert_eq!(other.hear_text(), "connected");
-        Self { fabric, other }
+        let arrivals = arrivals(&fabric);
+        other.tell(&fabric.memory().export(&arrivals).unwrap().encode());
+        assert_eq!(other.hear_text(), "ready");
+        Self { fabric, other, arrivals, puts: 0 }
     }
 
     /// Lets the other process import a region and put to it. Returns its answer.
@@ -37,6 +45,8 @@ impl Pair {
     fn check(&mut self, region: &Local, seed: u8) {
         let key = self.fabric.memory().export(region).unwrap();
         assert_eq!(self.put(&key, seed), "done");
+        self.puts += 1;
+        await_arrival(&self.arrivals, self.puts);
         let seen = contents(region);
         assert_eq!(seen, pattern(seed, seen.len()));
     }
@@ -59,6 +69,10 @@ fn importer() {
             return;
         }
     }
+    let Some(key) = hear() else { return };
+    let arrivals = fabric.memory().import(OWNER, &Key::decode(&key).unwrap(), soon()).unwrap();
+    tell(b"ready");
+    let mut puts = 0;
     let initially = driver.counter("open_imports", None);
     while let Some(line) = hear() {
         let key = Key::decode(&line[1..]).unwrap();
@@ -67,7 +81,8 @@ fn importer() {
             let again = fabric.memory().import(OWNER, &key, soon()).unwrap();
             let opened = driver.counter("open_imports", None) - initially;
             assert!(opened <= 1, "{opened} were opened");
-            put(&mut fabric, &again, line[0]);
+            puts += 1;
+            put(&mut fabric, &again, line[0], (&arrivals, puts));
             drop(remote);
         });
         assert_eq!(driver.counter("open_imports", None), initially, "all are closed");

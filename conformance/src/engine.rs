@@ -8,7 +8,7 @@ use peerlane_hal::{At, Caps, CopyEngine, Error, ErrorKind, Flag, Op, Region, Row
 
 use crate::failure::{Failure, Outcome, ensure};
 use crate::harness::{EngineOf, ErrorOf, Harness, LocalOf, RemoteOf};
-use crate::ranks::{Rendezvous, TimeLimit};
+use crate::ranks::{Participant, Rendezvous, TimeLimit, Window};
 
 /// An op of a harness's engine.
 pub(crate) type OpOf<'r, H> = Op<'r, LocalOf<H>, RemoteOf<H>>;
@@ -194,6 +194,19 @@ impl<'r, 'w, H: Harness> TestEngine<'r, 'w, H> {
             time_limit.check(|| format!("value {seen}"))?;
             self.inner.park(PARK)?;
         }
+    }
+
+    /// Signals the flag of this rank on every rank, and waits for the flags of all ranks. What the engines that take part have put
+    /// before has then arrived; a completed ticket does not tell that.
+    pub(crate) fn wait_for_peers(
+        &mut self,
+        me: &Participant<'_, H>,
+        arrived: &'r Window<H>,
+    ) -> Outcome {
+        let signals: Vec<OpOf<'r, H>> =
+            arrived.remote.iter().map(|flags| signal(flags, me.me as u64, 1)).collect();
+        self.run(&signals)?;
+        (0..me.ranks as u64).try_for_each(|peer| self.wait_for_flag(&arrived.local, peer, 1))
     }
 
     /// Returns a wait to submit in front of the next ops. If the engine cannot queue waits, waits

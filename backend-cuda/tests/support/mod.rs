@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result, sys};
 pub(crate) use mesh::connected;
-use peerlane_cuda::{Error, Fabric};
-use peerlane_hal::{Deadline, Rank};
+use peerlane_cuda::{Error, Fabric, Local, Remote};
+use peerlane_hal::{Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role};
 use peerlane_simulated_driver::Driver;
 
 /// Installs the simulated driver and serialises the tests, which share its settings and counters.
@@ -27,6 +27,25 @@ pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
 
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
+}
+
+/// Flags of a rank, one of which a peer signals behind what it has put. A completed ticket does not say that it has arrived.
+pub(crate) fn arrivals(fabric: &Fabric) -> Local {
+    fabric.memory().allocate(8, Role::Flags).unwrap()
+}
+
+/// Returns the signal that tells the owner of the flags that everything before it has arrived.
+pub(crate) fn announce(arrivals: &Remote, value: u64) -> Op<'_, Local, Remote> {
+    Op::Signal { flag: Flag { region: arrivals, word: 0 }, value }
+}
+
+/// Waits until the signal with this value has come.
+pub(crate) fn await_arrival(arrivals: &Local, value: u64) {
+    let deadline = soon();
+    while arrivals.flag_value(0) != Some(value) {
+        assert!(!deadline.has_passed(), "signal {value} has not come");
+        std::thread::yield_now();
+    }
 }
 
 /// Opens and connects `count` ranks in this process, each on the device with its number.

@@ -34,14 +34,19 @@ fn every_link_has_its_own_engines() {
     assert_eq!(engines.len(), 2);
 }
 
-/// Puts once from rank 0 to rank 1, and returns the copies that the engines logged.
+/// Puts once from rank 0 to rank 1, and returns the copies of the put that the engines logged.
 fn put_alone(machine: &Machine, bytes: u64) -> Vec<Transfer> {
     let mut ranks = open_ranks(2, bytes);
     ranks[0].fill(1);
     machine.driver.clear_log();
-    let ticket = ranks[0].submit(|own| vec![own.put(1)]).unwrap();
-    drive(&mut ranks[..1], |rank| Ok(rank.engine.completed()? >= ticket)).unwrap();
-    let log = machine.driver.log();
+    let ticket = ranks[0].submit(|own| vec![own.put(1), own.signal(1, 1)]).unwrap();
+    let (putting, others) = ranks.split_at_mut(1);
+    // A completed ticket does not say that the bytes have arrived.
+    drive(putting, |rank| Ok(rank.engine.completed()? >= ticket && others[0].seen_from(0) == 1))
+        .unwrap();
+    let mut log = machine.driver.log();
+    // A signal is a copy of its own.
+    log.retain(|copy| copy.bytes > 8);
     let mut seen = vec![0; bytes as usize];
     ranks[1].output.download(0, &mut seen).unwrap();
     assert!(seen == crate::ranks::pattern(10, bytes));

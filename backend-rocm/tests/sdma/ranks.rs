@@ -175,6 +175,12 @@ impl SdmaRank {
         self.source.upload(0, &pattern(self.rank as u64 + 10 * epoch, self.shard)).unwrap();
     }
 
+    /// Returns the value that a rank has signalled last.
+    pub(crate) fn seen_from(&self, rank: usize) -> u64 {
+        let flags = self.flags.flags().expect("flags lie on the host");
+        flags[rank].load(Ordering::Acquire)
+    }
+
     /// Returns whether all flags have reached the epoch.
     fn has_all(&self, epoch: u64) -> bool {
         let flags = self.flags.flags().expect("flags lie on the host");

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hip_sys::{Library, hipError_t};
 pub(crate) use mesh::connected;
 use peerlane_hal::{
-    At, CopyEngine as _, Deadline, Fabric as _, Op, PeerMemory as _, Rank, Region as _, Role,
+    At, CopyEngine as _, Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role,
 };
 use peerlane_rocm::{Error, Fabric, Local, Options, Remote};
 use peerlane_simulated_driver::{Driver, Rocm};
@@ -55,15 +55,51 @@ pub(crate) fn contents(region: &Local) -> Vec<u8> {
     seen
 }
 
-/// Puts a pattern to the whole region of a peer.
-pub(crate) fn put(fabric: &mut Fabric, remote: &Remote, seed: u8) {
+/// Flags of a rank, one of which a peer signals behind what it has put. A completed ticket does not say that it has arrived.
+pub(crate) fn arrivals(fabric: &Fabric) -> Local {
+    fabric.memory().allocate(8, Role::Flags).unwrap()
+}
+
+/// Waits until the signal with this value has come.
+pub(crate) fn await_arrival(arrivals: &Local, value: u64) {
+    let deadline = soon();
+    while arrivals.flag_value(0) != Some(value) {
+        assert!(!deadline.has_passed(), "signal {value} has not come");
+        std::thread::yield_now();
+    }
+}
+
+/// Puts a pattern from rank 0 to a whole region of rank 1. Returns what the region then holds.
+pub(crate) fn put_and_read(
+    fabrics: &mut [Fabric],
+    remote: &Remote,
+    region: &Local,
+    seed: u8,
+) -> Vec<u8> {
+    let arrivals = arrivals(&fabrics[1]);
+    let key = fabrics[1].memory().export(&arrivals).unwrap();
+    let their_arrivals = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+    put(&mut fabrics[0], remote, seed, (&their_arrivals, 1));
+    await_arrival(&arrivals, 1);
+    contents(region)
+}
+
+/// Puts a pattern to the whole region of a peer, and then signals its arrival with a value.
+pub(crate) fn put(
+    fabric: &mut Fabric,
+    remote: &Remote,
+    seed: u8,
+    (arrivals, value): (&Remote, u64),
+) {
     let bytes = remote.bytes();
     let mut engine = fabric.engine(Default::default()).unwrap();
     let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
     source.upload(0, &pattern(seed, bytes as usize)).unwrap();
     let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });
-    // SAFETY: both regions live until the ticket is complete, and no other code accesses them.
-    let ticket = unsafe { engine.submit(&[Op::Put { dst, src, bytes }]) }.unwrap();
+    let flag = Flag { region: arrivals, word: 0 };
+    let ops = [Op::Put { dst, src, bytes }, Op::Signal { flag, value }];
+    // SAFETY: all regions live until the ticket is complete, and no other code accesses them.
+    let ticket = unsafe { engine.submit(&ops) }.unwrap();
     let deadline = soon();
     while engine.completed().unwrap() < ticket {
         assert!(!deadline.has_passed(), "the put is not complete");

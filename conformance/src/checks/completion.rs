@@ -104,7 +104,7 @@ pub fn completion_is_monotone<H: Harness>(harness: &H) -> Outcome {
     on_each(harness, [1, 2, 5], |me| {
         let bytes = aligned(&me.caps, 40_000);
         let (source, landing) = (me.bytes(bytes)?, me.bytes(bytes * me.ranks as u64)?);
-        let flags = me.flags(1)?;
+        let (flags, arrived) = (me.flags(1)?, me.flags(me.ranks as u64)?);
         let (mut engine, mut opener) = (me.engine()?, me.engine()?);
         let mut seen = engine.completed()?;
         ensure!(
@@ -169,6 +169,7 @@ pub fn completion_is_monotone<H: Harness>(harness: &H) -> Outcome {
         for _ in 0..10 {
             look(engine.completed()?, last)?;
         }
+        engine.wait_for_peers(me, &arrived)?;
         me.barrier()
     })
 }

@@ -385,11 +385,13 @@ pub fn an_engine_refuses_or_runs_ops_with_peers_that_were_connected_after_its_cr
                 signal(&flags.remote[peer], 0, round),
             ];
             let mut runs = true;
-            for op in ops {
+            for (number, op) in ops.into_iter().enumerate() {
+                let may_refuse = round == 1 && number == 0;
                 match engine.try_submit(&[op]) {
                     Ok(ticket) => engine.finish(ticket)?,
-                    Err(error) if round == 1 && error.kind() == ErrorKind::InvalidArgument => {
+                    Err(error) if may_refuse && error.kind() == ErrorKind::InvalidArgument => {
                         runs = false;
+                        break;
                     }
                     Err(error) => return Err(Failure::from(error).within("op with the peer")),
                 }

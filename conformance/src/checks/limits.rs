@@ -40,7 +40,8 @@ pub fn a_put_of_any_length_arrives_whole<H: Harness>(harness: &H) -> Outcome {
         }
         // An empty span at the end of a region is valid.
         let (end, source_end) = (longest + 2 * guard, longest);
-        engine.run(&[put((&landing.remote[to], end), (&source.local, source_end), 0)])
+        engine.run(&[put((&landing.remote[to], end), (&source.local, source_end), 0)])?;
+        me.barrier()
     })
 }
 

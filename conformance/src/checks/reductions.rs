@@ -121,6 +121,7 @@ pub fn a_reduction_follows_the_copies_to_oneself_before_it<H: Harness>(harness: 
         let (source, memory) = (me.bytes(2 * block)?, me.bytes(2 * block)?);
         // Each rank writes to a part of its own.
         let beside = me.bytes(2 * block * me.ranks as u64)?;
+        let arrived = me.flags(me.ranks as u64)?;
         let part = 2 * block * me.me as u64;
         let places = [0, block].map(|offset| at(&memory.local, offset));
         let mut engine = prepared(me)?;
@@ -142,6 +143,7 @@ pub fn a_reduction_follows_the_copies_to_oneself_before_it<H: Harness>(harness: 
             let expected = reduced(sum(), &[first.to_vec(), second.to_vec()]);
             me.ensure_bytes("a sum behind copies", &memory.local, 0, &expected)?;
         }
+        engine.wait_for_peers(me, &arrived)?;
         me.barrier()
     })
 }

@@ -54,8 +54,8 @@ pub fn a_wait_holds_everything_behind_it_until_the_flag_is_reached<H: Harness>(
         held.watch(QUIET, quiet)?;
         free.run(&[
             put((&landing.remote[next], 2 * bytes), from, bytes),
-            signal(&flags.remote[next], OVERTAKEN, 1),
             signal(&flags.remote[next], GATE, 4),
+            signal(&flags.remote[next], OVERTAKEN, 1),
         ])?;
         free.wait_for_flag(&flags.local, OVERTAKEN, 1)?;
         let received = pattern(seed(previous, 0), bytes);

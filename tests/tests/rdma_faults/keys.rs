@@ -6,7 +6,7 @@ use peerlane_hal::{
 use peerlane_rdma::Key;
 use peerlane_tests::Outcome;
 
-use crate::pair::{ensure, late, pair, put, region, run, wanted};
+use crate::pair::{announce, ensure, late, pair, put, region, run, wanted};
 
 /// Every bit of a key, one by one: refused, or still the same region.
 pub(crate) fn changed() -> Outcome {
@@ -46,7 +46,8 @@ pub(crate) fn freed() -> Outcome {
     // SAFETY: the region lives, and nothing is under way.
     unsafe { source.base().write_bytes(7, 4096) };
     run(&mut engine, &[put(&alive, &source, 4096)])?;
-    // SAFETY: the put is complete at the origin, and so in memory of this machine.
+    announce(&fabrics, &mut engine)?;
+    // SAFETY: the signal behind the put has come.
     let seen = unsafe { std::slice::from_raw_parts(other.base().as_ptr(), 4096) };
     ensure(seen.iter().all(|byte| *byte == 7), "the bytes of the other region are wrong")?;
     // A flag of a freed region is dropped on the other side.

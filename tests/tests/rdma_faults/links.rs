@@ -8,7 +8,7 @@ use peerlane_hal::{ErrorKind, Fabric as _, PeerMemory, Region, Role};
 use peerlane_rdma::Error;
 use peerlane_tests::{Failure, Outcome};
 
-use crate::pair::{PATIENCE, ensure, impatient, late, pair, put, region, run, wanted};
+use crate::pair::{PATIENCE, announce, ensure, impatient, late, pair, put, region, run, wanted};
 
 /// The namespace of the first device, where the tests may change one.
 pub(crate) fn first_node() -> Option<String> {
@@ -83,7 +83,8 @@ pub(crate) fn flaps() -> Outcome {
     })?;
     let longest = longest.map_err(|_| Failure::new("the thread that puts panicked"))??;
     ensure(longest >= AWAY, format!("no put met the missing cable: the longest took {longest:?}"))?;
-    // SAFETY: the put is complete at the origin, and so in memory of this machine.
+    announce(&fabrics, &mut engine)?;
+    // SAFETY: the signal behind the puts has come.
     let seen = unsafe { std::slice::from_raw_parts(there.base().as_ptr(), BYTES as usize) };
     ensure(seen.iter().all(|byte| *byte == 7), "bytes are lost")
 }

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use peerlane_hal::{
-    At, CopyEngine, Deadline, Error as _, ErrorKind, Fabric as _, Op, PeerMemory, Rank, Role,
-    Ticket,
+    At, CopyEngine, Deadline, Error as _, ErrorKind, Fabric as _, Flag, Op, PeerMemory, Rank,
+    Region, Role, Ticket,
 };
 use peerlane_rdma::{Engine, Error, Fabric, Local, Options, Remote};
 use peerlane_tests::{Failure, Outcome, RdmaHarness};
@@ -78,6 +78,22 @@ pub(crate) fn run(engine: &mut Engine, ops: &[Op<'_, Local, Remote>]) -> Result<
     let ticket = unsafe { engine.submit(ops) }?;
     drive(engine, ticket)?;
     Ok(ticket)
+}
+
+/// Signals rank 1 and waits until it sees the flag: all that the engine has put there has then arrived, which a completed ticket
+/// does not tell.
+pub(crate) fn announce(fabrics: &[Fabric; 2], engine: &mut Engine) -> Outcome {
+    let (flags, remote) = region(fabrics, 8, Role::Flags)?;
+    let flag = Flag { region: &remote, word: 0 };
+    run(engine, &[Op::Signal { flag, value: 1 }])?;
+    let mut reader = fabrics[1].engine(Default::default())?;
+    let deadline = late();
+    while flags.flag_value(0) != Some(1) {
+        ensure(!deadline.has_passed(), "the signal is lost")?;
+        engine.completed()?;
+        reader.completed()?;
+    }
+    Ok(())
 }
 
 /// Drives until a ticket is complete, or something fails.

@@ -101,6 +101,8 @@ fn messages_are_recorded_and_replayed() {
                 // Eager messages have flags of their own.
                 channel.put_signal(next, 0..1, 3, 0).unwrap();
                 assert_eq!(channel.wait(last, 0, LONG).unwrap(), round as u64 + 1);
+                // The next round overwrites what was put.
+                channel.flush(LONG).unwrap();
             }
             drop((graph, channel, window));
             group.close().unwrap();

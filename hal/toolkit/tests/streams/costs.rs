@@ -103,7 +103,8 @@ pub(crate) fn calls_of_rows<const N: usize>(
     strides: (u64, u64),
 ) -> [u64; N] {
     let (driver, _turn) = driver();
-    let mut member = world(2, 100_000, None).remove(0);
+    let mut members = world(2, 100_000, None);
+    let member = &mut members[0];
     let before = calls.map(|call| driver.calls(call));
     let ticket = member.put_rows(count, bytes, strides);
     member.finish(ticket);

@@ -149,14 +149,13 @@ impl Member {
         unsafe { self.engine.submit(&ops) }
     }
 
-    /// Submits puts to all ranks, and then an all-gather behind a wait that ends when the flag reaches
-    /// `gate`.
-    pub(crate) fn submit_held(&mut self, gate: u64) -> Ticket {
+    /// Submits puts of `early` to all ranks, and then an all-gather behind a wait that ends when the flag reaches
+    /// `gate`. `early` must not change before the ticket is complete; the source may, until the gate is open.
+    pub(crate) fn submit_held(&mut self, gate: u64, early: &Local) -> Ticket {
         let (regions, me) = (&self.regions, self.me);
         let ranks = regions.outputs.len();
-        let source = (&regions.source, 0);
         let mut ops: Vec<OpOf<'_>> =
-            (0..ranks).map(|step| put(me, regions, source, (me + step) % ranks)).collect();
+            (0..ranks).map(|step| put(me, regions, (early, 0), (me + step) % ranks)).collect();
         let flag = Flag { region: &regions.flags, word: self.gate() };
         ops.push(Op::Wait { flag, value: gate, reset: false });
         ops.extend(gather(me, regions, gate, GatherOptions { ready: false, ..PLAIN }));
