@@ -1,5 +1,7 @@
 //! Runs the conformance suite on the host backend, with its capabilities removed one by one, and
-//! under every layer.
+//! under every layer. One more engine keeps the contract and no more, so that a check that expects more fails here.
+
+mod late;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         .with(throttled(ThrottleLayer { bytes_per_second: f64::INFINITY, ..THROTTLE }))
         .with(Layered::new(HostHarness::default(), "streams", |_| StreamLayer::default()))
         .with(Layered::new(HostHarness::default(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .with(Layered::new(HostHarness::default(), "late", |_| late::LateLayer))
         .with(Erased::new(HostHarness::default()))
         .with(Erased::new(Layered::new(Erased::new(HostHarness::default()), "trace", |_| {
             TraceLayer::new(TraceLog::new())
