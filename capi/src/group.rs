@@ -335,7 +335,10 @@ pub unsafe extern "C" fn peerlane_group_subgroup(
         let object = GROUPS.get(group.addr())?;
         if count > object.ranks as usize {
             // An empty list is an error on all ranks, so that none waits for this one.
-            object.with(|group| Ok(group.subgroup(&[]).map_or((), drop)))?;
+            object.with(|group| {
+                drop(group.subgroup(&[]));
+                Ok(())
+            })?;
             return Err(Failure::argument(format!(
                 "count is {count}, expected at most {}, the number of ranks of the group",
                 object.ranks

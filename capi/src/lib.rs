@@ -46,7 +46,7 @@ unsafe fn text_into(text: &str, buffer: *mut c_char, size: usize) -> Result<(), 
     // of the library, which does not overlap with a buffer of the caller.
     unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
     // SAFETY: `text.len() < size`, so this is the place behind the text in the buffer.
-    unsafe { buffer.add(text.len()).write(0) };
+    unsafe { buffer.wrapping_add(text.len()).write(0) };
     Ok(())
 }
 

@@ -30,16 +30,17 @@ const SOON: Duration = Duration::from_secs(5);
 /// Keeps the places of several puts in one region apart.
 const PLACE_BYTES: u64 = 64;
 
-/// Flag with the number of the last errand that the thread may make.
+/// Flag with the number of the last delayed op that the thread may make.
 const STAGED: u64 = 0;
-/// Flag with the number of the last errand that the thread has made.
+/// Flag with the number of the last delayed op that the thread has made.
 const MADE: u64 = 1;
 
 /// A layer that makes late engines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LateLayer;
 
-impl Layer<host::Fabric> for LateLayer {
+// SAFETY: the engine submits the ops of its caller to an engine of `fabric`.
+unsafe impl Layer<host::Fabric> for LateLayer {
     type Engine = Late;
 
     fn engine(
@@ -72,11 +73,14 @@ impl Aliased {
 }
 
 /// A put or a signal to a peer, with the copy of its source.
-struct Errand {
+struct DelayedOp {
     number: u64,
     op: HostOp<'static>,
     _staging: Arc<Aliased>,
 }
+
+/// A delayed op and the time at which it takes effect.
+type Due = (Instant, DelayedOp);
 
 /// An engine whose puts and signals reach peers late.
 pub(crate) struct Late {
@@ -86,11 +90,11 @@ pub(crate) struct Late {
     /// Allocates the copies of sources.
     own: host::Fabric,
     flags: Arc<Aliased>,
-    /// Errands whose sources are not yet copied.
-    unready: VecDeque<Errand>,
-    errands: u64,
+    /// DelayedOps whose sources are not yet copied.
+    unready: VecDeque<DelayedOp>,
+    delayed_ops: u64,
     /// `None` once the engine is dropped.
-    thread: Option<(Sender<(Instant, Errand)>, JoinHandle<()>)>,
+    thread: Option<(Sender<Due>, JoinHandle<()>)>,
 }
 
 impl Late {
@@ -103,9 +107,9 @@ impl Late {
         let engine = fabric.engine(requirements)?;
         let caps = *engine.caps();
         let caps = Caps { slice_ops_max: caps.slice_ops_max / 2, ..caps };
-        let (sender, errands) = channel();
-        let (messenger, made) = (fabric.engine(requirements)?, Arc::clone(&flags));
-        let thread = std::thread::spawn(move || make_all(messenger, &made, &errands));
+        let (sender, delayed_ops) = channel();
+        let (late_engine, made) = (fabric.engine(requirements)?, Arc::clone(&flags));
+        let thread = std::thread::spawn(move || make_all(late_engine, &made, &delayed_ops));
         Ok(Self {
             engine,
             state: EngineState::new(caps),
@@ -113,7 +117,7 @@ impl Late {
             own,
             flags,
             unready: VecDeque::new(),
-            errands: 0,
+            delayed_ops: 0,
             thread: Some((sender, thread)),
         })
     }
@@ -134,24 +138,24 @@ impl Late {
         bytes.next_multiple_of(PLACE_BYTES)
     }
 
-    /// Gives the thread the errands whose sources are copied by now.
+    /// Gives the thread the delayed ops whose sources are copied by now.
     fn send_off(&mut self) {
         let staged = self.flags.local.flag_value(STAGED).expect("a flag of the host");
         let due = Instant::now() + DELAY;
-        let ready = self.unready.partition_point(|errand| errand.number <= staged);
+        let ready = self.unready.partition_point(|delayed_op| delayed_op.number <= staged);
         let (sender, _) = self.thread.as_ref().expect("the engine is not dropped");
-        for errand in self.unready.drain(..ready) {
-            sender.send((due, errand)).expect("the thread ends after the sender");
+        for delayed_op in self.unready.drain(..ready) {
+            sender.send((due, delayed_op)).expect("the thread ends after the sender");
         }
     }
 }
 
-/// Makes each errand when it is due.
-fn make_all(mut engine: host::Engine, flags: &Aliased, errands: &Receiver<(Instant, Errand)>) {
-    for (due, errand) in errands {
+/// Makes each delayed op when it is due.
+fn make_all(mut engine: host::Engine, flags: &Aliased, delayed_ops: &Receiver<Due>) {
+    for (due, delayed_op) in delayed_ops {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let ops = [errand.op, flags.signal(MADE, errand.number)];
-        // SAFETY: the promise of whoever called `submit` on the late engine, whose drop waits for this thread. The errand
+        let ops = [delayed_op.op, flags.signal(MADE, delayed_op.number)];
+        // SAFETY: the promise of whoever called `submit` on the late engine, whose drop waits for this thread. The delayed op
         // keeps the copy of the source, and this engine is the only writer of the flag.
         let ticket = unsafe { engine.submit(&ops) }.expect("the ops were checked");
         while engine.completed().expect("an engine of the host does not fail") < ticket {}
@@ -179,27 +183,27 @@ unsafe impl CopyEngine for Late {
         let room = ops.iter().map(|op| self.room(op)).sum();
         let staging = Aliased::new(&self.own, room, Role::Data).map_err(Error::Inner)?;
         let (staging, flags) = (Arc::new(staging), Arc::clone(&self.flags));
-        let (mut slice, mut errands): (Vec<HostOp<'_>>, Vec<HostOp<'_>>) = Default::default();
+        let (mut slice, mut delayed_ops): (Vec<HostOp<'_>>, Vec<HostOp<'_>>) = Default::default();
         let mut offset = 0;
         for op in ops {
-            let number = self.errands + errands.len() as u64;
+            let number = self.delayed_ops + delayed_ops.len() as u64;
             let to = At { region: &staging.remote, offset };
             let from = At { region: &staging.local, offset };
             match *op {
                 Op::Put { dst, src, bytes } if self.is_far(dst.region) => {
                     let copy = Op::Put { dst: to, src, bytes };
                     slice.extend([copy, flags.signal(STAGED, number + 1)]);
-                    errands.push(Op::Put { dst, src: from, bytes });
+                    delayed_ops.push(Op::Put { dst, src: from, bytes });
                 }
                 Op::PutRows { dst, src, bytes, rows } if self.is_far(dst.region) => {
                     let same = Rows { dst_pitch: rows.src_pitch, ..rows };
                     let copy = Op::PutRows { dst: to, src, bytes, rows: same };
                     slice.extend([copy, flags.signal(STAGED, number + 1)]);
-                    errands.push(Op::PutRows { dst, src: from, bytes, rows });
+                    delayed_ops.push(Op::PutRows { dst, src: from, bytes, rows });
                 }
                 Op::Signal { flag, .. } if self.is_far(flag.region) => {
                     slice.push(flags.signal(STAGED, number + 1));
-                    errands.push(*op);
+                    delayed_ops.push(*op);
                 }
                 Op::Get { src, .. } | Op::GetRows { src, .. } if self.is_far(src.region) => {
                     let flag = Flag { region: &flags.local, word: MADE };
@@ -209,16 +213,17 @@ unsafe impl CopyEngine for Late {
             }
             offset += self.room(op);
         }
-        // SAFETY: the caller's promise. The errands keep the copies of sources, and the engine keeps its flags; it is their only
+        // SAFETY: the caller's promise. The delayed ops keep the copies of sources, and the engine keeps its flags; it is their only
         // writer or their only reader.
         let ticket = unsafe { self.engine.submit(&slice) }.map_err(Error::Inner)?;
-        for op in errands {
-            self.errands += 1;
-            // SAFETY: the caller keeps the regions until the engine is dropped, which waits for the thread. The errand keeps the
+        for op in delayed_ops {
+            self.delayed_ops += 1;
+            // SAFETY: the caller keeps the regions until the engine is dropped, which waits for the thread. The delayed op keeps the
             // rest.
             let op = unsafe { std::mem::transmute::<HostOp<'_>, HostOp<'static>>(op) };
-            let errand = Errand { number: self.errands, op, _staging: Arc::clone(&staging) };
-            self.unready.push_back(errand);
+            let delayed_op =
+                DelayedOp { number: self.delayed_ops, op, _staging: Arc::clone(&staging) };
+            self.unready.push_back(delayed_op);
         }
         self.send_off();
         Ok(ticket)
