@@ -35,20 +35,25 @@ fn memory_is_zero_at_first_and_holds_what_is_copied() {
     for bytes in [0, 1, 3, (1 << 20) - 1, (1 << 20) + 1, (5 << 20) + 7] {
         let region = fabrics[0].memory().allocate(bytes, Role::Data).unwrap();
         let mut seen = vec![1; bytes as usize];
-        region.download(0, &mut seen).unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { region.download(0, &mut seen) }.unwrap();
         assert!(seen.iter().all(|byte| *byte == 0), "{bytes} bytes");
         let wanted = pattern(7, bytes as usize);
-        region.upload(0, &wanted).unwrap();
-        region.download(0, &mut seen).unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { region.upload(0, &wanted) }.unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { region.download(0, &mut seen) }.unwrap();
         assert_eq!(seen, wanted);
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
-    let error = region.upload(3, &[0; 8]).unwrap_err();
+    // SAFETY: nobody else accesses these bytes of the region now.
+    let error = unsafe { region.upload(3, &[0; 8]) }.unwrap_err();
     assert_eq!(
         error.to_string(),
         "access out of range: 8 bytes from offset 3, but the region has 10 bytes"
     );
-    region.upload(0, &5_u64.to_le_bytes()).unwrap();
+    // SAFETY: nobody else accesses these bytes of the region now.
+    unsafe { region.upload(0, &5_u64.to_le_bytes()) }.unwrap();
     assert_eq!(((0..20).find_map(|_| region.flag_value(0)), region.flag_value(1)), (Some(5), None));
     assert_eq!(region.flag_value(u64::MAX), None);
     assert!(region.flags().is_none());
@@ -82,7 +87,8 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
             let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
             let bytes = target.bytes();
             let source = fabrics[0].memory().allocate(bytes, Role::Data).unwrap();
-            source.upload(0, &pattern(seed, bytes as usize)).unwrap();
+            // SAFETY: nobody else accesses these bytes of the region now.
+            unsafe { source.upload(0, &pattern(seed, bytes as usize)) }.unwrap();
             let put = Op::Put {
                 dst: At { region: &remote, offset: 0 },
                 src: At { region: &source, offset: 0 },
@@ -94,7 +100,8 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
             finish(&mut engine, ticket);
             await_arrival(&arrivals, u64::from(seed));
             let mut seen = vec![0; bytes as usize];
-            target.download(0, &mut seen).unwrap();
+            // SAFETY: nobody else accesses these bytes of the region now.
+            unsafe { target.download(0, &mut seen) }.unwrap();
             assert_eq!(seen, pattern(seed, bytes as usize));
         }
     }
@@ -190,7 +197,8 @@ fn without_descriptors_memory_is_plain_and_strict_refuses_that() {
     let strict = Fabric::open_with(Rank(0), 1, strict).unwrap();
     driver.fail_always("cuMemCreate", 0, 801);
     let region = fabrics[0].memory().allocate(64, Role::Data).unwrap();
-    region.upload(0, &pattern(1, 64)).unwrap();
+    // SAFETY: nobody else accesses these bytes of the region now.
+    unsafe { region.upload(0, &pattern(1, 64)) }.unwrap();
     let key = fabrics[0].memory().export(&region).unwrap();
     fabrics[1].memory().import(Rank(0), &key, soon()).unwrap();
     let error = strict.memory().allocate(64, Role::Data).unwrap_err();

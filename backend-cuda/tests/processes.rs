@@ -58,7 +58,8 @@ impl Pair {
         self.puts += 1;
         await_arrival(&self.arrivals, self.puts);
         let mut seen = vec![0; region.bytes() as usize];
-        region.download(0, &mut seen).unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { region.download(0, &mut seen) }.unwrap();
         assert_eq!(seen, pattern(seed, seen.len()));
     }
 
@@ -131,7 +132,8 @@ fn put(
     announcement: Op<'_, Local, Remote>,
 ) {
     let source = fabric.memory().allocate(bytes, Role::Data).unwrap();
-    source.upload(0, &pattern(seed, bytes as usize)).unwrap();
+    // SAFETY: nobody else accesses these bytes of the region now.
+    unsafe { source.upload(0, &pattern(seed, bytes as usize)) }.unwrap();
     let (dst, src) = (At { region: remote, offset: 0 }, At { region: &source, offset: 0 });
     let ops = [Op::Put { dst, src, bytes }, announcement];
     // SAFETY: all of it lives until the ticket is complete, and no other code accesses it.
@@ -210,7 +212,8 @@ fn memory_that_another_fabric_of_the_process_allocated() {
         pair.import(&pair.key(&part)).unwrap();
         pair.check(5, &part);
         let mut before = vec![1; head as usize];
-        region.download(0, &mut before).unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { region.download(0, &mut before) }.unwrap();
         assert!(before.iter().all(|byte| *byte == 0));
         pair.drop_imports();
     }

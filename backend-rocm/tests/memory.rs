@@ -29,17 +29,20 @@ fn allocated_memory_is_zero_and_can_be_written() {
             let region = fabrics[0].memory().allocate(bytes, role).unwrap();
             assert!(contents(&region).iter().all(|byte| *byte == 0), "{bytes} bytes as {role:?}");
             let expected = pattern(7, bytes as usize);
-            region.upload(0, &expected).unwrap();
+            // SAFETY: nobody else accesses these bytes of the region now.
+            unsafe { region.upload(0, &expected) }.unwrap();
             assert_eq!(contents(&region), expected);
         }
     }
     let region = fabrics[0].memory().allocate(10, Role::Flags).unwrap();
-    let error = region.upload(3, &[0; 8]).unwrap_err();
+    // SAFETY: nobody else accesses these bytes of the region now.
+    let error = unsafe { region.upload(3, &[0; 8]) }.unwrap_err();
     assert_eq!(
         error.to_string(),
         "access out of range: 8 bytes from offset 3, but the region has 10 bytes"
     );
-    region.upload(0, &5_u64.to_le_bytes()).unwrap();
+    // SAFETY: nobody else accesses these bytes of the region now.
+    unsafe { region.upload(0, &5_u64.to_le_bytes()) }.unwrap();
     assert_eq!(((0..20).find_map(|_| region.flag_value(0)), region.flag_value(1)), (Some(5), None));
 }
 

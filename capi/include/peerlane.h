@@ -186,7 +186,8 @@ typedef struct {
   uint32_t chunks;
   // Whether the input of a rank is its block of the output.
   bool in_place;
-  // Whether starts can be recorded into graphs.
+  // Whether starts can be recorded into graphs. All replays of such graphs must be complete before the operation is destroyed, or its
+  // group is closed or destroyed. While a replay is in progress, the host must not access the memory of the operation.
   bool capturable;
   // Whether `peerlane_operation_resize` can set another size before a start.
   bool resizable;
@@ -214,7 +215,8 @@ const char *peerlane_version(void);
 // Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 //
 // Places in the window are in bytes. Where a function has a `stream`, NULL means the host, and a stream is as for
-// `peerlane_operation_start_on`.
+// `peerlane_operation_start_on`. On a stream that is captured, messages are recorded into the graph. All replays of such graphs must be
+// complete before the channel is destroyed, or its group is closed or destroyed.
 //
 // # Safety
 // `channel` is NULL or points to a handle.

@@ -80,6 +80,17 @@ pub unsafe trait Region: Send + Sync + 'static {
     /// cannot be read within a short time.
     fn flag_value(&self, word: u64) -> Option<u64>;
 
+    /// Reads adjacent flags from the word `first`, in the byte order of the host, as [`flag_value`](Self::flag_value) does. Returns
+    /// false if one of them cannot be read.
+    ///
+    /// A backend whose flags the host cannot load reads them by one copy.
+    fn flag_values(&self, first: u64, values: &mut [[u8; 8]]) -> bool {
+        (first..).zip(values).all(|(word, value)| {
+            let found = self.flag_value(word);
+            found.map(|found| *value = found.to_ne_bytes()).is_some()
+        })
+    }
+
     /// Returns the region as a dma-buf, with which a fabric of another backend can register it.
     ///
     /// # Errors
@@ -275,6 +286,10 @@ unsafe impl Region for DynRegion {
 
     fn flag_value(&self, word: u64) -> Option<u64> {
         self.region.flag_value(word)
+    }
+
+    fn flag_values(&self, first: u64, values: &mut [[u8; 8]]) -> bool {
+        self.region.flag_values(first, values)
     }
 
     fn dma_buf(&self) -> Result<DmaBuf, String> {

@@ -11,7 +11,8 @@ use crate::bootstrap::{AbortRecord, Cause};
 use crate::group::control::SizedStart;
 use crate::group::event::Event;
 use crate::group::operation::{PeerLens, StartPart};
-use crate::run::buffers::{FlagState, Start, TierBuffers};
+use crate::plan::Tier;
+use crate::run::buffers::{FlagAddress, FlagState, OperationBuffers, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
 /// What an operation does with its memory, the most restrictive last.
@@ -33,6 +34,8 @@ pub(crate) struct StartTracker {
     waits: Vec<AwaitedFlag>,
     /// The flags that tell whether ranks have made a start alike.
     compared: Vec<AwaitedFlag>,
+    /// Room for the values of these flags, if the host reads them by one copy.
+    span: Mutex<FlagSpan>,
     writers: FlagWriters,
     views: TierBuffers,
     opened: AtomicU64,
@@ -62,6 +65,45 @@ pub(crate) struct PartCell {
     pairs: Mutex<Box<[PeerLens]>>,
     /// The last start with another part.
     before: AtomicU64,
+}
+
+/// The largest number of words that [`FlagSpan`] reads by one copy.
+const FLAG_SPAN_WORDS_MAX: u64 = 4096;
+
+/// Adjacent flags of the local fabric, which the host reads from the device by one copy.
+struct FlagSpan {
+    first: Option<FlagAddress>,
+    values: Box<[[u8; 8]]>,
+}
+
+impl FlagSpan {
+    fn of(compared: &[AwaitedFlag]) -> Self {
+        let addresses = compared.iter().filter(|wait| Self::takes(wait)).map(|wait| wait.address);
+        let first = addresses.clone().min_by_key(|address| address.word);
+        let last = addresses.map(|address| address.word).max();
+        let words = first.zip(last).map_or(0, |(first, last)| last - first.word + 1);
+
+        // The flags of many chunks are far apart, so that single reads are not slower than one long copy.
+        let words = if words > FLAG_SPAN_WORDS_MAX { 0 } else { words as usize };
+        Self { first, values: vec![[0; 8]; words].into() }
+    }
+
+    fn takes(wait: &AwaitedFlag) -> bool {
+        wait.tier == Tier::Local && !wait.address.crosses_tiers && wait.address.lag == 0
+    }
+
+    fn contains(&self, wait: &AwaitedFlag) -> bool {
+        Self::takes(wait) && !self.values.is_empty()
+    }
+
+    fn fill(&mut self, view: &OperationBuffers, start: Start) -> bool {
+        self.first.is_some_and(|first| view.flag_values(first, start, &mut self.values))
+    }
+
+    fn value(&self, wait: &AwaitedFlag) -> u64 {
+        let first = self.first.map_or(0, |first| first.word);
+        u64::from_ne_bytes(self.values[(wait.address.word - first) as usize])
+    }
 }
 
 impl PartCell {
@@ -109,8 +151,10 @@ impl StartTracker {
         part: Option<PartCell>,
     ) -> Self {
         let compared = part.as_ref().map(|part| compared(&waits, part)).unwrap_or_default();
+        let span = Mutex::new(FlagSpan::of(&compared));
         Self {
             compared,
+            span,
             operation,
             rank,
             timeout,
@@ -409,17 +453,24 @@ impl StartTracker {
     pub(crate) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
         let part = self.part.as_ref().filter(|part| part.is_of(epoch))?;
         let start = Start::Eager(epoch);
-        let differs = |wait: &&AwaitedFlag| {
+        let mut span = self.span.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_read = false;
+        let mut differs = |wait: &&AwaitedFlag| {
             let (view, address) = (self.views.of(wait.tier)?, wait.address);
             let value = match view.flag(address, start) {
                 Some(word) => word.load(Ordering::Relaxed),
-                None if slowly => view.flag_value(address, start)?,
-                None => return None,
+                None if !slowly => return None,
+                None if span.contains(wait) => {
+                    is_read = is_read || span.fill(view, start);
+                    is_read.then(|| span.value(wait))?
+                }
+                None => view.flag_value(address, start)?,
             };
             let state = view.flag_state(value, address.signalled_in(start), address.peer);
             Some(state == FlagState::Differs)
         };
         let flag = self.compared.iter().find(|wait| differs(wait) == Some(true))?.flag;
+        drop(span);
         let operation = self.operation.clone();
         let writer = self.writers.of(flag);
         let text = format!(

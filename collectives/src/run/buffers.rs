@@ -488,6 +488,17 @@ impl OperationBuffers {
         region.flags()?.get(usize::try_from(word).ok()?)
     }
 
+    /// Reads adjacent flags from a flag of this rank, by one copy if the host cannot read them directly.
+    pub(crate) fn flag_values(
+        &self,
+        first: FlagAddress,
+        start: Start,
+        values: &mut [[u8; 8]],
+    ) -> bool {
+        let Flag { region, word } = self.local_flag(first, start);
+        region.flag_values(word, values)
+    }
+
     /// A read is slow if the host cannot read the flag directly.
     pub(crate) fn flag_value(&self, address: FlagAddress, start: Start) -> Option<u64> {
         let Flag { region, word } = self.local_flag(address, start);

@@ -38,18 +38,19 @@ impl HostView {
         self.address == self.base.as_ptr() as DevicePtr
     }
 
-    /// The caller has checked that the bytes to write are inside the memory.
-    pub(super) fn write(self, offset: u64, bytes: &[u8]) {
+    /// # Safety
+    /// The bytes to write are inside the memory, and nobody else accesses them.
+    pub(super) unsafe fn write(self, offset: u64, bytes: &[u8]) {
         let to = self.base.as_ptr().wrapping_add(offset as usize);
-        // SAFETY: inside the region (checked by the caller). The contract of the ops governs concurrent
-        // access.
+        // SAFETY: the contract of this function.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// The caller has checked that the bytes to read are inside the memory.
-    pub(super) fn read(self, offset: u64, bytes: &mut [u8]) {
+    /// # Safety
+    /// The bytes to read are inside the memory, and nobody writes them.
+    pub(super) unsafe fn read(self, offset: u64, bytes: &mut [u8]) {
         let from = self.base.as_ptr().wrapping_add(offset as usize);
-        // SAFETY: as for `write`.
+        // SAFETY: the contract of this function.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
     }
 }

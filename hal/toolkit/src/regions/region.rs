@@ -51,10 +51,14 @@ impl<D: RegionDevice> Local<D> {
     /// Returns an error of kind [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the span
     /// leaves the region, [`Timeout`](peerlane_hal::ErrorKind::Timeout) if the device makes no progress, and
     /// the driver's error.
-    pub fn upload(&self, offset: u64, bytes: &[u8]) -> Result<(), D::Error> {
+    ///
+    /// # Safety
+    /// Nobody else accesses these bytes meanwhile: no engine, no peer, no stream and no reference of the host.
+    pub unsafe fn upload(&self, offset: u64, bytes: &[u8]) -> Result<(), D::Error> {
         let address = self.span(offset, bytes.len())?;
         match self.registration.host() {
-            Some(host) => host.write(offset, bytes),
+            // SAFETY: `span` has checked that the bytes are in the region; the caller keeps others away.
+            Some(host) => unsafe { host.write(offset, bytes) },
             None => self.transfer.upload(address, bytes)?,
         }
         Ok(())
@@ -64,10 +68,14 @@ impl<D: RegionDevice> Local<D> {
     ///
     /// # Errors
     /// As [`upload`](Self::upload).
-    pub fn download(&self, offset: u64, bytes: &mut [u8]) -> Result<(), D::Error> {
+    ///
+    /// # Safety
+    /// Nobody writes these bytes meanwhile.
+    pub unsafe fn download(&self, offset: u64, bytes: &mut [u8]) -> Result<(), D::Error> {
         let address = self.span(offset, bytes.len())?;
         match self.registration.host() {
-            Some(host) => host.read(offset, bytes),
+            // SAFETY: `span` has checked that the bytes are in the region; the caller keeps writers away.
+            Some(host) => unsafe { host.read(offset, bytes) },
             None => self.transfer.download(address, bytes)?,
         }
         Ok(())
@@ -138,6 +146,21 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
         let address = self.span(word.checked_mul(WORD_BYTES)?, value.len()).ok()?;
         self.transfer.download_within(address, &mut value, FLAG_READ_TIMEOUT).ok()?;
         Some(u64::from_le_bytes(value))
+    }
+
+    fn flag_values(&self, first: u64, values: &mut [[u8; 8]]) -> bool {
+        if self.flags().is_some() {
+            return (first..).zip(values).all(|(word, value)| {
+                let found = self.flag_value(word);
+                found.map(|found| *value = found.to_ne_bytes()).is_some()
+            });
+        }
+        let bytes = values.as_flattened_mut();
+        let offset = first.checked_mul(WORD_BYTES).filter(|_| self.role() == Role::Flags);
+        let address = offset.and_then(|offset| self.span(offset, bytes.len()).ok());
+        address.is_some_and(|address| {
+            self.transfer.download_within(address, bytes, FLAG_READ_TIMEOUT).is_ok()
+        })
     }
 }
 

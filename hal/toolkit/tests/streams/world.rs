@@ -169,7 +169,8 @@ impl Member {
     }
 
     pub(crate) fn open_gate(&self, gate: u64) {
-        self.regions.flags.upload(self.gate() * 8, &gate.to_ne_bytes()).unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { self.regions.flags.upload(self.gate() * 8, &gate.to_ne_bytes()) }.unwrap();
     }
 
     /// Puts bytes to another rank, then the shard to `to` in quarters, then signals its arrival, and then
@@ -256,13 +257,15 @@ impl Member {
     pub(crate) fn round(&self, seed: u8) -> (Local, Local) {
         let memory = self.fabric.memory();
         let sent = memory.allocate(self.regions.shard, Role::Data).unwrap();
-        sent.upload(0, &pattern(seed, self.regions.shard as usize)).unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { sent.upload(0, &pattern(seed, self.regions.shard as usize)) }.unwrap();
         (sent, memory.allocate(self.regions.output.bytes(), Role::Data).unwrap())
     }
 
     pub(crate) fn fill(&self, seed: u8) {
         let bytes = pattern(seed, self.regions.shard as usize);
-        self.regions.source.upload(0, &bytes).unwrap();
+        // SAFETY: nobody else accesses these bytes of the region now.
+        unsafe { self.regions.source.upload(0, &bytes) }.unwrap();
     }
 
     pub(crate) fn ensure_gathered(&self, seed: impl Fn(usize) -> u8, what: &str) {
@@ -273,7 +276,8 @@ impl Member {
 
 pub(crate) fn ensure_gathered(region: &Local, seed: impl Fn(usize) -> u8, shard: u64, what: &str) {
     let mut seen = vec![0; region.bytes() as usize];
-    region.download(0, &mut seen).unwrap();
+    // SAFETY: nobody else accesses these bytes of the region now.
+    unsafe { region.download(0, &mut seen) }.unwrap();
     for (rank, seen) in seen.chunks(shard as usize).enumerate() {
         let wanted = pattern(seed(rank), seen.len());
         let wrong = seen.iter().zip(&wanted).position(|(seen, wanted)| seen != wanted);
