@@ -535,7 +535,7 @@ impl Shared {
     ) -> Result<u64, Error> {
         let done = executor.done();
         if done > tracker.closed() && !self.is_aborted() {
-            if tracker.mismatch(done, false).is_some() {
+            if tracker.compares_starts() && tracker.mismatch(done, false).is_some() {
                 return Err(differing_start());
             }
             let was_open = tracker.due().is_some();

@@ -441,6 +441,11 @@ impl StartTracker {
         cell.set(part, pair, before);
     }
 
+    /// Returns whether starts can have lengths and places of their own, which ranks compare.
+    pub(crate) fn compares_starts(&self) -> bool {
+        self.part.is_some()
+    }
+
     /// Returns the record of a mismatch of the first open start that another rank has made with other lengths or places.
     pub(crate) fn first_mismatch(&self) -> Option<AbortRecord> {
         let opened = self.opened.load(Ordering::Acquire);

@@ -373,6 +373,7 @@ fn try_consume(port: &dyn Port, flag: FlagAddress, start: Start) -> Result<FlagS
 }
 
 /// Returns the error of a flag that a start with other lengths or places has signalled; the tracker finds its writer.
+#[cold]
 pub(crate) fn differing_start() -> Error {
     Error::new(ErrorKind::Mismatch, "the lengths or places of a start differ between ranks")
 }
