@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from peerlane import _native
 from peerlane._arena import Arena
+from peerlane._arguments import seconds, shown, whole, wholes
 from peerlane._arrays import CPU, ITEMSIZE, View, view
 from peerlane._errors import InvalidArgument, of_native
 from peerlane._group import Future
@@ -47,12 +47,18 @@ class Collectives:
              splits: tuple[Sequence[int], Sequence[int]] | None = None, root: int = 0, reduction: str = "sum", stream: Any = None,
              wait: bool = True, timeout: float | None = None) -> Any:  # fmt: skip
         """Starts a collective, and waits for it if `wait` is set."""
-        if timeout is not None and not timeout > 0:
-            raise InvalidArgument(f"timeout is {timeout}, expected a positive number of seconds")
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         if stream is not None and self.is_cpu:
             raise InvalidArgument("stream is given, expected none: the memory of the group is that of the host")
+        if type(root) is not int:
+            root = whole("root", root)
+        if not 0 <= root < self.group.ranks:
+            raise InvalidArgument(f"root is {shown(root)}, expected a rank below {self.group.ranks}")
+        if not isinstance(reduction, str):
+            raise InvalidArgument(f"reduction is {shown(reduction)}, expected a string")
         source, target = self._views(collective, input, output, root)
-        count = self._count(collective, source, target, counts, splits, root)
+        count = self._count(collective, source, target, counts, splits)
         if self.is_cpu:
             future = self._start(collective, source, target, count, root, reduction, output)
             return future.wait(timeout) if wait else future
@@ -90,21 +96,21 @@ class Collectives:
 
     def _views(self, collective: str, input: Any, output: Any, root: int) -> tuple[View | None, View | None]:
         rank = self.group.rank
-        if not 0 <= root < self.group.ranks:
-            raise InvalidArgument(f"root is {root}, expected a rank below {self.group.ranks}")
         needs_input = collective != "scatter" or rank == root
         needs_output = collective not in ("gather", "reduce") or rank == root
         names = ("array", "array") if input is output else ("input", "output")
         source = self._view(names[0], input) if needs_input else None
-        target = self._view(names[1], output) if needs_output else None
+        if not needs_output:
+            target = None
+        else:
+            target = source if source is not None and input is output else self._view(names[1], output)
         writes = collective != "broadcast" or rank != root
-        if target is not None and target.is_readonly and writes:
-            raise InvalidArgument(f"{names[1]} is read-only, expected an array that can be written")
-        if source is not None and target is not None and (source.dtype, source.type_name) != (target.dtype, target.type_name):
-            found, expected = (seen.type_name or seen.dtype for seen in (target, source))
-            raise InvalidArgument(f"output has elements of {found}, expected {expected} as in the input")
-        if collective in _REDUCTIONS and source.type_name is not None:
-            raise InvalidArgument(f"input has elements of {source.type_name}, which can be moved but not reduced; expected numbers")
+        if target is not None and target.unwritable is not None and writes:
+            raise InvalidArgument(f"{names[1]} {target.unwritable}, expected an array that can be written")
+        if source is not None and target is not None and source.type is not target.type and source.type != target.type:
+            raise InvalidArgument(f"output has elements of {target.type.name}, expected {source.type.name} as in the input")
+        if collective in _REDUCTIONS and source.type.is_moved:
+            raise InvalidArgument(f"input has elements of {source.type.name}, which can be moved but not reduced; expected numbers")
         return source, target
 
     def _view(self, name: str, array: Any) -> View:
@@ -115,23 +121,27 @@ class Collectives:
             raise InvalidArgument(text)
         return seen
 
-    def _count(self, collective: str, source: View | None, target: View | None, counts: Any, splits: Any, root: int) -> Any:
+    def _count(self, collective: str, source: View | None, target: View | None, counts: Any, splits: Any) -> Any:
+        """Returns the lengths of blocks in elements of the operation, after the sizes of the arrays were compared with them."""
+        lens = self._lens(collective, source, target, counts, splits)
+        unit = (source or target).type.unit
+        if unit == 1:
+            return lens
+        if isinstance(lens, tuple):
+            return tuple([unit * length for length in side] for side in lens)
+        return [unit * length for length in lens] if isinstance(lens, list) else unit * lens
+
+    def _lens(self, collective: str, source: View | None, target: View | None, counts: Any, splits: Any) -> Any:
+        """Returns the lengths of blocks in elements of the arrays: one, one for each rank, or a pair of lists."""
         ranks, rank = self.group.ranks, self.group.rank
         if splits is not None:
-            send, receive = ([operator.index(length) for length in lens] for lens in splits)
             if collective != "all-to-all":
                 raise InvalidArgument(f"splits are given, expected none: a {collective} has `counts`")
-            for name, lens, seen in (("send", send, source), ("receive", receive, target)):
-                if len(lens) != ranks or sum(lens) != seen.count:
-                    text = f"splits, {name}: {lens} for {seen.count} elements, expected {ranks} numbers with that sum"
-                    raise InvalidArgument(text)
-            return send, receive
+            return self._splits(splits, source, target)
         if counts is not None:
             if collective not in ("all-gather", "gather", "scatter"):
                 raise InvalidArgument(f"counts are given, expected none: blocks of a {collective} have one size")
-            counts = [operator.index(count) for count in counts]
-            if len(counts) != ranks or min(counts) < 0:
-                raise InvalidArgument(f"counts is {counts}, expected {ranks} numbers, one for each rank")
+            counts = wholes("counts", counts, ranks)
             blocks, total = counts[rank], sum(counts)
         elif collective in _REDUCTIONS[1:] or collective == "broadcast":
             blocks = total = counts = (source or target).count
@@ -151,6 +161,21 @@ class Collectives:
                 raise InvalidArgument(f"{name} has {seen.count} elements, expected {expect} for {ranks} ranks")
         return counts
 
+    def _splits(self, splits: Any, source: View, target: View) -> tuple[list[int], list[int]]:
+        if not isinstance(splits, (tuple, list)) or len(splits) != 2:
+            raise InvalidArgument(
+                f"splits is {shown(splits)}, expected a pair of lists: what this rank sends to and receives from each rank"
+            )
+        ranks, sides = self.group.ranks, []
+        for name, lens, seen in (("send", splits[0], source), ("receive", splits[1], target)):
+            # Each number before the sum, to which negative numbers can fit.
+            side = wholes(f"splits, {name}", lens)
+            if len(side) != ranks or sum(side) != seen.count:
+                text = f"splits, {name}: {shown(side)} for {seen.count} elements, expected {ranks} numbers with that sum"
+                raise InvalidArgument(text)
+            sides.append(side)
+        return sides[0], sides[1]
+
     # Starts
 
     def place(self, seen: View | None) -> Place | None:
@@ -160,7 +185,7 @@ class Collectives:
     def plan(self, collective: str, source: View | None, target: View | None, count: Any, root: int, is_captured: bool = False) -> Start:
         """Chooses the places of input and output, and which of them are copied. Equal on all ranks."""
         self.calls += 1
-        dtype = (source or target).dtype
+        dtype = (source or target).type.dtype
         size, ranks, rank = ITEMSIZE[dtype], self.group.ranks, self.group.rank
         start = Start(collective, dtype, count, source, target, is_captured)
         if isinstance(count, tuple):
@@ -281,8 +306,11 @@ class Collectives:
         # With splits, every rank has sizes of its own.
         mine = repr(size[:4] if size[-1] else size[:5])
         for rank, theirs in enumerate(self.arena.settled().exchange(mine.encode())):
-            if theirs.decode() != mine:
-                text = f"ranks disagree: rank {rank} gave collective, type, in place, root and elements of a block {theirs.decode()}, this rank {mine}"
+            found = theirs.decode(errors="replace")
+            if found != mine:
+                text = (
+                    f"ranks disagree: rank {rank} gave collective, type, in place, root and elements of a block {found}, this rank {mine}"
+                )
                 raise of_native("mismatch", text, rank)
         self.sizes[size] = None
         if len(self.sizes) > _SIZES_MAX:

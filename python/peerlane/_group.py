@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from peerlane import _native
+from peerlane._arguments import WHOLE_MAX, shown, whole, wholes
 from peerlane._arrays import NUMPY_NAMES, dtype_name
 from peerlane._errors import InvalidArgument
 
@@ -194,7 +195,7 @@ class Group:
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         """Forms a group of a list of ranks, in its order. Collective: every rank gives the list of its own group."""
-        return Group(self._calls.arena.settled().subgroup(list(ranks)))
+        return Group(self._calls.arena.settled().subgroup(wholes("ranks", ranks)))
 
     def shrink(self) -> Group:
         """Opens a group of the remaining ranks after a rank was lost. Every remaining rank calls it."""
@@ -251,7 +252,7 @@ class Group:
 
     def window(self, nbytes: int) -> Window:
         """Allocates a window of zeroed memory of `nbytes` bytes on every rank: device memory if the group uses GPUs. Collective."""
-        return Window(self._calls.arena.settled().allocate_window(_size("nbytes", nbytes)))
+        return Window(self._calls.arena.settled().allocate_window(whole("nbytes", nbytes)))
 
     def window_over(self, array: Any) -> Window:
         """Opens a window over memory of the caller, such as a tensor that `cudaMalloc` has allocated, of equal size on every rank. Collective.
@@ -262,6 +263,8 @@ class Group:
         from peerlane._arrays import view
 
         seen = view("array", array)
+        if seen.unwritable is not None:
+            raise InvalidArgument(f"array {seen.unwritable}, expected one that can be written: other ranks write to a window")
         return Window(self._calls.arena.settled().window_over(seen.address, seen.nbytes), array)
 
     def release(self, window: Window) -> None:
@@ -286,12 +289,12 @@ class Group:
 
         shape, name = shape_of(shape), dtype_name(dtype)
         dtype = numpy.dtype(NUMPY_NAMES[name])
-        block = self._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
+        block = self._calls.arena.allocate(nbytes_of(shape, dtype.itemsize))
         return numpy.frombuffer(block.memory("u8"), dtype, math.prod(shape)).reshape(shape)
 
     def reserve(self, nbytes: int) -> None:
         """Takes memory for `empty` in advance. Collective."""
-        self._calls.arena.reserve(nbytes)
+        self._calls.arena.reserve(whole("nbytes", nbytes))
 
     # Collectives on arrays
 
@@ -347,37 +350,49 @@ class Group:
         return {"rank": self.rank, "size": self.size, "selection": self.selection, **self._calls.report()}
 
 
-def _size(name: str, value: Any) -> int:
-    if not hasattr(value, "__index__") or value < 0:
-        raise InvalidArgument(f"{name} is {value!r}, expected a whole number from 0")
-    return operator.index(value)
-
-
 def _counts(count: Any) -> int | list[int] | tuple[list[int], list[int]]:
-    if hasattr(count, "__index__"):
-        return _size("count", count)
-    if isinstance(count, tuple) and len(count) == 2 and not any(hasattr(lens, "__index__") for lens in count):
-        return [_size("count", length) for length in count[0]], [_size("count", length) for length in count[1]]
+    if isinstance(count, tuple) and len(count) == 2 and not any(_is_whole(lens) for lens in count):
+        return wholes("count", count[0]), wholes("count", count[1])
+    if _is_whole(count):
+        return whole("count", count)
     if not hasattr(count, "__iter__"):
-        raise InvalidArgument(f"count is {count!r}, expected a number, a number for each rank, or two lists")
-    return [_size("count", length) for length in count]
+        raise InvalidArgument(f"count is {shown(count)}, expected a whole number, a number for each rank, or two lists")
+    return wholes("count", count)
+
+
+def _is_whole(value: Any) -> bool:
+    # Arrays have `__index__` too, which raises unless they have one element.
+    try:
+        operator.index(value)
+    except Exception:
+        return False
+    return True
 
 
 def shape_of(shape: Any) -> tuple[int, ...]:
     """Returns a shape as a tuple."""
-    sizes = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-    return tuple(_size("shape", size) for size in sizes)
+    if not _is_whole(shape) and hasattr(shape, "__iter__"):
+        return tuple(wholes("shape", shape))
+    return (whole("shape", shape),)
+
+
+def nbytes_of(shape: tuple[int, ...], itemsize: int) -> int:
+    """Returns the bytes of an array."""
+    nbytes = math.prod(shape) * itemsize
+    if nbytes > WHOLE_MAX:
+        raise InvalidArgument(f"shape is {shown(shape)}, which are {shown(nbytes)} bytes, expected at most {WHOLE_MAX}")
+    return nbytes
 
 
 def stream_handle(stream: Any) -> int:
     """Returns the handle of a stream."""
     if isinstance(stream, int):
-        return stream
+        return whole("stream", stream)
     if hasattr(stream, "__cuda_stream__"):
-        return stream.__cuda_stream__()[1]
+        return whole("stream", stream.__cuda_stream__()[1])
     for name in ("cuda_stream", "ptr", "handle"):
         if hasattr(stream, name):
-            return int(getattr(stream, name))
+            return whole("stream", getattr(stream, name))
     text = f"stream is a {type(stream).__name__}, expected a torch.cuda.Stream, an object with `__cuda_stream__` or a number"
     raise InvalidArgument(text)
 

@@ -141,7 +141,14 @@ class Group:
         matrix: tuple[int, str] | None = None,
     ) -> Operation: ...
 
-class Borrowed: ...
+class Borrowed:
+    """A tensor of another library, which is given back when this object is dropped."""
 
-def buffer(array: Any) -> tuple[int, int, bool]: ...
-def from_dlpack(name: str, array: Any) -> tuple[int, int, str | None, tuple[int, int], Borrowed]: ...
+def buffer(array: Any) -> tuple[int, int, bool]:
+    """Returns address, bytes and whether it is read-only of an object with the buffer protocol."""
+
+def from_dlpack(name: str, array: Any) -> tuple[int, int, str, tuple[int, int], tuple[bool, bool] | None, Borrowed]:
+    """Returns address, bytes, name of the type and device of an array with `__dlpack__`, and the owner of the memory.
+
+    Before the owner are the flags read-only and copied, or None if its library knows only DLPack from before version 1.0.
+    """

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from peerlane._arguments import whole
 from peerlane._errors import Error
 
 
@@ -22,6 +23,7 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, method: str | No
 
     Raises `peerlane.Error` with the traceback of the first rank that has failed; the others are ended.
     """
+    ranks = whole("ranks", ranks, 1)
     if method is None:
         is_interactive = getattr(function, "__module__", None) == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
         method = "fork" if is_interactive else "spawn"

@@ -1,16 +1,20 @@
 //! Converts errors to exceptions, and detaches waits from the interpreter so that Ctrl-C ends them.
 
+use std::fmt::Display;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use peerlane::{Error, ErrorKind};
 use peerlane_bindings::check_process;
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 /// How often a wait looks for signals such as that of Ctrl-C.
 pub(crate) const SIGNALS: Duration = Duration::from_millis(50);
+/// How much of a refused value an error shows.
+const SHOWN_CHARS_MAX: usize = 200;
 
 /// Converts an error to `peerlane.Error`.
 pub(crate) fn raised(error: &Error) -> PyErr {
@@ -87,13 +91,66 @@ pub(crate) fn long<R: Send + 'static>(
     begin(body)?.wait(py)
 }
 
+/// Converts an argument, or says its name, its value and what is expected.
+pub(crate) fn argument<'py, T: FromPyObjectOwned<'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+    expected: &str,
+) -> PyResult<T> {
+    value.extract().map_err(|_| refused(name, value, expected))
+}
+
+/// Converts an argument that is a whole number. Floating-point numbers are refused, even without a fraction.
+pub(crate) fn whole<'py, T: Whole + FromPyObjectOwned<'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+) -> PyResult<T> {
+    value
+        .extract()
+        .map_err(|_| refused(name, value, &format!("a whole number from {} to {}", T::MIN, T::MAX)))
+}
+
+fn refused(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
+    // The text of a value can be missing: Python writes no integer of more than 4300 digits.
+    let shown = value.repr().and_then(|text| text.extract::<String>());
+    let shown = shown.unwrap_or_else(|_| format!("a {}", value.get_type()));
+    let shown: String = shown.chars().take(SHOWN_CHARS_MAX).collect();
+    invalid_argument(format!("{name} is {shown}, expected {expected}"))
+}
+
+/// Like [`whole`], for an argument that can be `None`.
+pub(crate) fn whole_if_any<'py, T: Whole + FromPyObjectOwned<'py>>(
+    name: &str,
+    value: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Option<T>> {
+    value.map(|value| whole(name, value)).transpose()
+}
+
+/// An integer type of arguments, with the bounds that errors name.
+pub(crate) trait Whole: Display {
+    const MIN: Self;
+    const MAX: Self;
+}
+
+macro_rules! whole {
+    ($($integer:ty),*) => {
+        $(impl Whole for $integer {
+            const MIN: Self = <$integer>::MIN;
+            const MAX: Self = <$integer>::MAX;
+        })*
+    };
+}
+
+whole!(u32, i64, usize);
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns a time in seconds as a duration.
-pub(crate) fn seconds(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
-    let convert = |value: f64| {
+pub(crate) fn seconds(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
+    let convert = |value: &Bound<'_, PyAny>| {
+        let value: f64 = argument(name, value, "a positive number of seconds")?;
         let duration = Duration::try_from_secs_f64(value).ok();
         let fits = duration.filter(|duration| !duration.is_zero());
         fits.ok_or_else(|| {

@@ -17,7 +17,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::call::{
-    Running, begin, drop_detached, invalid, invalid_argument, lock, long, raised, seconds, short,
+    Running, argument, begin, drop_detached, invalid, invalid_argument, lock, long, raised,
+    seconds, short, whole, whole_if_any,
 };
 use crate::memory::{self, Memory};
 use crate::operation::Operation;
@@ -121,12 +122,52 @@ fn named<T>(
     found.map(|(_, value)| value).ok_or_else(|| invalid_argument(text))
 }
 
+/// What [`Lens`] accepts.
+pub(crate) const LENS: &str = "a whole number, one for each rank, or a pair of lists of them";
+/// What a place in a window is.
+const PLACE: &str = "a pair: a window and the element at which it begins";
+
+/// A window and the element at which the part of an operation begins.
+type WindowBegin = Option<(Py<Window>, usize)>;
+
+/// Converts the rows of a matrix and the sides that are one.
+fn matrix_of(value: &Bound<'_, PyAny>) -> PyResult<(usize, Matrix)> {
+    let expected = "a pair: a number of rows, and \"input\", \"output\" or \"both\"";
+    let (rows, sides): (Bound<'_, PyAny>, String) = argument("matrix", value, expected)?;
+    let all = Matrix::ALL.into_iter().map(|it| (it.name(), it));
+    Ok((whole("the rows of matrix", &rows)?, named("the sides of matrix", &sides, all)?))
+}
+
+/// Converts a place that is a window and a whole number.
+fn place(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<WindowBegin> {
+    let Some(value) = value else { return Ok(None) };
+    let (window, begin): (Py<Window>, Bound<'_, PyAny>) = argument(name, value, PLACE)?;
+    Ok(Some((window, whole(&format!("the begin of {name}"), &begin)?)))
+}
+
 /// The lengths of blocks: equal, by rank, or what this rank sends and receives.
 #[derive(FromPyObject)]
 pub(crate) enum Lens {
     Equal(usize),
     ByRank(Vec<usize>),
     SendReceive(Vec<usize>, Vec<usize>),
+}
+
+fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    argument(name, value, "a string")
+}
+
+fn text_if_any(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
+    value.map(|value| text(name, value)).transpose()
+}
+
+/// Converts an option that is off by default.
+fn flag(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+    value.map_or(Ok(false), |value| argument(name, value, "True or False"))
+}
+
+fn bytes(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    argument(name, value, "bytes")
 }
 
 /// The address of a hub, or, for rank 0, the hub itself, which then lives as long as the group.
@@ -140,35 +181,46 @@ enum HubArgument {
 impl Group {
     /// Opens a group of the launcher, or of the ranks that join a hub. Collective.
     #[staticmethod]
-    #[pyo3(signature = (*, hub=None, rank=0, ranks=1, secret=None, backend=None, network=None, device=None, timeout=None,
-                        start_timeout=None, strict=false))]
+    #[pyo3(signature = (*, hub=None, rank=None, ranks=None, secret=None, backend=None, network=None, device=None, timeout=None,
+                        start_timeout=None, strict=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
         py: Python<'_>,
-        hub: Option<HubArgument>,
-        rank: u32,
-        ranks: usize,
-        secret: Option<&str>,
-        backend: Option<&str>,
-        network: Option<&str>,
-        device: Option<u32>,
-        timeout: Option<f64>,
-        start_timeout: Option<f64>,
-        strict: bool,
+        hub: Option<&Bound<'_, PyAny>>,
+        rank: Option<&Bound<'_, PyAny>>,
+        ranks: Option<&Bound<'_, PyAny>>,
+        secret: Option<&Bound<'_, PyAny>>,
+        backend: Option<&Bound<'_, PyAny>>,
+        network: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        start_timeout: Option<&Bound<'_, PyAny>>,
+        strict: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let hub: Option<HubArgument> = hub
+            .map(|hub| argument("hub", hub, "a Hub or an address such as \"10.0.0.1:29501\""))
+            .transpose()?;
+        let rank: u32 = whole_if_any("rank", rank)?.unwrap_or(0);
+        let ranks: usize = whole_if_any("ranks", ranks)?.unwrap_or(1);
+        let secret = text_if_any("secret", secret)?;
+        let backend = text_if_any("backend", backend)?;
+        let network = text_if_any("network", network)?;
+        let device: Option<u32> = whole_if_any("device", device)?;
+        let strict = flag("strict", strict)?;
+
         let parse = |name: &str| name.parse::<Backend>().map_err(|error| raised(&error));
         let mut options = OpenOptions::default().strict(strict);
-        if let Some(name) = backend {
+        if let Some(name) = &backend {
             options = options.backend(parse(name)?);
         }
-        if let Some(name) = network {
+        if let Some(name) = &network {
             options = options.network(parse(name)?);
         }
         if let Some(device) = device {
             options = options.device(device);
         }
-        let (timeout, start) =
-            (seconds("timeout", timeout)?, seconds("start_timeout", start_timeout)?);
+        let timeout = seconds("timeout", timeout)?;
+        let start = seconds("start_timeout", start_timeout)?;
         if let Some(timeout) = timeout {
             options = options.timeout(timeout);
         }
@@ -195,7 +247,7 @@ impl Group {
                 (None, Some(hub))
             }
         };
-        let secret = self::secret(secret)?;
+        let secret = self::secret(secret.as_deref())?;
         let group = long(py, move || {
             let deadline = || {
                 let longer = Duration::from_secs(120).max(timeout.unwrap_or_default());
@@ -239,13 +291,19 @@ impl Group {
     }
 
     /// Gathers bytes of every rank.
-    fn exchange<'py>(&self, py: Python<'py>, data: Vec<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    fn exchange<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let data = bytes("data", data)?;
         let all = self.long(py, move |group| group.exchange(&data))?;
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
     /// Begins to gather bytes of every rank. No other call that ranks make together may be made before its `wait`.
-    fn begin_exchange(&self, data: Vec<u8>) -> PyResult<Exchange> {
+    fn begin_exchange(&self, data: &Bound<'_, PyAny>) -> PyResult<Exchange> {
+        let data = bytes("data", data)?;
         let inner = Arc::clone(&self.inner);
         begin(move || inner.with(|group| group.exchange(&data))).map(Exchange)
     }
@@ -256,13 +314,22 @@ impl Group {
     }
 
     /// Forms groups of the ranks that give the same color.
-    fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
+    fn split(
+        &self,
+        py: Python<'_>,
+        color: Option<&Bound<'_, PyAny>>,
+        key: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Self>> {
+        let color: Option<u32> = whole_if_any("color", color)?;
+        let key: i64 = whole("key", key)?;
+
         let part = self.long(py, move |group| group.split(color, key))?;
         part.map(Self::new).transpose().map_err(|error| raised(&error))
     }
 
     /// Forms a group of the ranks of a list.
-    fn subgroup(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Self> {
+    fn subgroup(&self, py: Python<'_>, ranks: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let ranks: Vec<u32> = argument("ranks", ranks, "a list of ranks")?;
         let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
         let part = self.long(py, move |group| group.subgroup(&ranks))?;
         Self::new(part).map_err(|error| raised(&error))
@@ -292,13 +359,21 @@ impl Group {
     }
 
     /// Opens a window of zeroed memory of `nbytes` bytes on every rank.
-    fn allocate_window(&self, py: Python<'_>, nbytes: usize) -> PyResult<Window> {
+    fn allocate_window(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<Window> {
+        let nbytes: usize = whole("nbytes", nbytes)?;
         let window = self.long(py, move |group| group.window::<u8>(nbytes))?;
         self.window(window).map_err(|error| raised(&error))
     }
 
     /// Opens a window over memory of the caller, who keeps it allocated until the window is released.
-    fn window_over(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<Window> {
+    fn window_over(
+        &self,
+        py: Python<'_>,
+        address: &Bound<'_, PyAny>,
+        nbytes: &Bound<'_, PyAny>,
+    ) -> PyResult<Window> {
+        let address: usize = whole("address", address)?;
+        let nbytes: usize = whole("nbytes", nbytes)?;
         if address == 0 {
             return Err(invalid_argument("address is 0, expected memory of the caller"));
         }
@@ -333,31 +408,40 @@ impl Group {
     }
 
     /// Prepares an operation.
-    #[pyo3(signature = (collective, dtype, lens, *, root=0, reduction="sum", algorithm=None, chunks=None, in_place=false,
-                        capturable=false, resizable=false, check_starts=false, strict=false, timeout=None, input=None, output=None,
+    #[pyo3(signature = (collective, dtype, lens, *, root=None, reduction=None, algorithm=None, chunks=None, in_place=None,
+                        capturable=None, resizable=None, check_starts=None, strict=None, timeout=None, input=None, output=None,
                         matrix=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare(
         slf: &Bound<'_, Self>,
-        collective: &str,
+        collective: &Bound<'_, PyAny>,
         dtype: &str,
-        lens: Lens,
-        root: u32,
-        reduction: &str,
-        algorithm: Option<&str>,
-        chunks: Option<u32>,
-        in_place: bool,
-        capturable: bool,
-        resizable: bool,
-        check_starts: bool,
-        strict: bool,
-        timeout: Option<f64>,
-        input: Option<(Py<Window>, usize)>,
-        output: Option<(Py<Window>, usize)>,
-        matrix: Option<(usize, String)>,
+        lens: &Bound<'_, PyAny>,
+        root: Option<&Bound<'_, PyAny>>,
+        reduction: Option<&Bound<'_, PyAny>>,
+        algorithm: Option<&Bound<'_, PyAny>>,
+        chunks: Option<&Bound<'_, PyAny>>,
+        in_place: Option<&Bound<'_, PyAny>>,
+        capturable: Option<&Bound<'_, PyAny>>,
+        resizable: Option<&Bound<'_, PyAny>>,
+        check_starts: Option<&Bound<'_, PyAny>>,
+        strict: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        input: Option<&Bound<'_, PyAny>>,
+        output: Option<&Bound<'_, PyAny>>,
+        matrix: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Operation> {
+        let collective = text("collective", collective)?;
+        let lens: Lens = argument("count", lens, LENS)?;
+        let root: u32 = whole_if_any("root", root)?.unwrap_or(0);
+        let reduction = text_if_any("reduction", reduction)?.unwrap_or_else(|| "sum".to_owned());
+        let algorithm = text_if_any("algorithm", algorithm)?;
+        let chunks: Option<u32> = whole_if_any("chunks", chunks)?;
+        let (input, output) = (place("input", input)?, place("output", output)?);
+        let matrix = matrix.map(matrix_of).transpose()?;
+
         let collectives = Collective::all().map(|it| (it.name(), it));
-        let collective = named("collective", collective, collectives)?.with_root(Rank(root));
+        let collective = named("collective", &collective, collectives)?.with_root(Rank(root));
         let operators = Operator::ALL.into_iter().map(|it| (it.name(), it));
         let dtype: DType = memory::dtype(dtype)?;
         let lens = match lens {
@@ -368,25 +452,24 @@ impl Group {
         let algorithm = algorithm.map(|name| {
             name.parse().map_err(|error| invalid_argument(format!("algorithm: {error}")))
         });
-        let part = |window: &Option<(Py<Window>, usize)>| {
+        let part = |window: &WindowBegin| {
             let cast = |(window, begin): &(Py<Window>, usize)| {
                 window.get().cast().map(|window| (window, *begin))
             };
             window.as_ref().map(cast).transpose()
         };
-        let matrix = matrix.map(|(rows, sides)| {
-            let all = Matrix::ALL.into_iter().map(|it| (it.name(), it));
-            Ok::<_, PyErr>((rows, named("the sides of matrix", &sides, all)?))
-        });
         let mut request = Request::new(collective, dtype, lens);
-        request.matrix = matrix.transpose()?;
-        request.operator = named("reduction", reduction, operators)?;
+        request.matrix = matrix;
+        request.operator = named("reduction", &reduction, operators)?;
         request.algorithm = algorithm.transpose()?;
-        (request.chunks, request.in_place, request.resizable) = (chunks, in_place, resizable);
-        (request.check_starts, request.strict) = (check_starts, strict);
+        request.chunks = chunks;
+        request.in_place = flag("in_place", in_place)?;
+        request.resizable = flag("resizable", resizable)?;
+        request.check_starts = flag("check_starts", check_starts)?;
+        request.strict = flag("strict", strict)?;
         request.timeout = seconds("timeout", timeout)?;
         (request.input, request.output) = (part(&input)?, part(&output)?);
-        if capturable {
+        if flag("capturable", capturable)? {
             // SAFETY: the documentation of `Group.prepare` in Python says when the replays must be complete.
             unsafe { request.capturable() };
         }
@@ -440,13 +523,16 @@ impl Drop for Window {
 #[pymethods]
 impl Window {
     /// Returns `nbytes` bytes of the window from `begin` on, as elements of a type.
-    #[pyo3(signature = (begin=0, nbytes=None, dtype="u8"))]
+    #[pyo3(signature = (begin=None, nbytes=None, dtype="u8"))]
     fn memory(
         slf: &Bound<'_, Self>,
-        begin: usize,
-        nbytes: Option<usize>,
+        begin: Option<&Bound<'_, PyAny>>,
+        nbytes: Option<&Bound<'_, PyAny>>,
         dtype: &str,
     ) -> PyResult<Memory> {
+        let begin: usize = whole_if_any("begin", begin)?.unwrap_or(0);
+        let nbytes: Option<usize> = whole_if_any("nbytes", nbytes)?;
+
         let this = slf.get();
         let nbytes = nbytes.unwrap_or(this.nbytes.saturating_sub(begin));
         let size = memory::dtype(dtype)?.bytes();
@@ -486,12 +572,21 @@ impl Hub {
     /// Opens a hub for `ranks` ranks at an address such as "127.0.0.1:0".
     #[new]
     #[pyo3(signature = (address, ranks, secret=None))]
-    fn new(py: Python<'_>, address: &str, ranks: usize, secret: Option<&str>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        address: &Bound<'_, PyAny>,
+        ranks: &Bound<'_, PyAny>,
+        secret: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let address = text("address", address)?;
+        let ranks: usize = whole("ranks", ranks)?;
+        let secret = text_if_any("secret", secret)?;
+
         let mut options = HubOptions::default();
-        if let Some(secret) = self::secret(secret)? {
+        if let Some(secret) = self::secret(secret.as_deref())? {
             options = options.secret(secret);
         }
-        let hub = short(py, || options.bind(address, ranks))?;
+        let hub = short(py, || options.bind(&address, ranks))?;
         Ok(Self { address: hub.address().to_string(), hub: Mutex::new(Some(hub)) })
     }
 

@@ -9,7 +9,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::call::invalid_argument;
+use crate::call::{argument, invalid_argument, whole};
 
 const CPU: (i32, i32) = (1, 0);
 const CUDA: i32 = 2;
@@ -85,8 +85,9 @@ impl Memory {
     }
 
     /// Returns the type as in the module `struct`; unsigned integers for types that it lacks.
-    fn format(&self) -> &'static CStr {
-        match self.dtype {
+    fn format(&self) -> PyResult<&'static CStr> {
+        let format = match self.dtype {
+            DType::U8 | DType::F8E4M3 | DType::F8E5M2 => c"B",
             DType::I8 => c"b",
             DType::I16 => c"h",
             DType::U16 | DType::Bf16 => c"H",
@@ -97,23 +98,31 @@ impl Memory {
             DType::F16 => c"e",
             DType::F32 => c"f",
             DType::F64 => c"d",
-            _ => c"B",
-        }
+            other => {
+                let text = format!("the buffer protocol has no format of {other}");
+                return Err(PyBufferError::new_err(text));
+            }
+        };
+        Ok(format)
     }
 }
 
 /// Returns a type as in DLPack: code and bits.
-fn dlpack_type(dtype: DType) -> (u8, u8) {
-    let bits = u8::try_from(8 * dtype.bytes()).unwrap_or(u8::MAX);
+///
+/// # Errors
+/// If DLPack has no such type, or none that this function knows.
+fn dlpack_type(dtype: DType) -> PyResult<(u8, u8)> {
     let code = match dtype {
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
-        DType::F16 | DType::F32 | DType::F64 => 2,
-        DType::Bf16 => 4,
-        DType::F8E4M3 => 10,
-        DType::F8E5M2 => 12,
-        _ => 1,
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => dlpack::INT,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => dlpack::UINT,
+        DType::F16 | DType::F32 | DType::F64 => dlpack::FLOAT,
+        DType::Bf16 => dlpack::BFLOAT,
+        DType::F8E4M3 => dlpack::FLOAT8_E4M3FN,
+        DType::F8E5M2 => dlpack::FLOAT8_E5M2,
+        other => return Err(PyBufferError::new_err(format!("DLPack has no type {other}"))),
     };
-    (code, bits)
+    let bits = u8::try_from(8 * dtype.bytes()).expect("a type has at most 8 bytes");
+    Ok((code, bits))
 }
 
 pub(crate) fn dtype(name: &str) -> PyResult<DType> {
@@ -129,12 +138,18 @@ impl Memory {
     /// Describes `nbytes` bytes at `address` on a device as in DLPack.
     #[new]
     fn new(
-        address: usize,
-        nbytes: usize,
-        dtype: &str,
-        device: (i32, i32),
+        address: &Bound<'_, PyAny>,
+        nbytes: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        device: &Bound<'_, PyAny>,
         owner: Py<PyAny>,
     ) -> PyResult<Self> {
+        let address: usize = whole("address", address)?;
+        let nbytes: usize = whole("nbytes", nbytes)?;
+        let dtype: &str = &argument::<String>("dtype", dtype, "the name of a type")?;
+        let expected = "a pair of whole numbers, kind and number as in DLPack";
+        let device: (i32, i32) = argument("device", device, expected)?;
+
         let dtype = self::dtype(dtype)?;
         if address == 0 || !nbytes.is_multiple_of(dtype.bytes()) {
             let text = format!(
@@ -203,17 +218,16 @@ impl Memory {
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (code, _) = dlpack_type(self.dtype);
-        let kind = match code {
-            0 => "i",
-            2 => "f",
-            1 => "u",
-            _ => "V",
+        let kind = match dlpack_type(self.dtype)?.0 {
+            dlpack::INT => Some("i"),
+            dlpack::FLOAT => Some("f"),
+            dlpack::UINT => Some("u"),
+            _ => None,
         };
-        if self.device.0 == CPU.0 || kind == "V" {
+        let Some(kind) = kind.filter(|_| self.device.0 != CPU.0) else {
             let text = "only memory of a GPU with a type of NumPy has __cuda_array_interface__";
             return Err(pyo3::exceptions::PyAttributeError::new_err(text));
-        }
+        };
         let interface = pyo3::types::PyDict::new(py);
         interface.set_item("shape", (self.__len__(),))?;
         interface.set_item("typestr", format!("<{kind}{}", self.dtype.bytes()))?;
@@ -241,7 +255,7 @@ impl Memory {
             itemsize: this.strides[0],
             readonly: 0,
             ndim: 1,
-            format: this.format().as_ptr().cast_mut(),
+            format: this.format()?.as_ptr().cast_mut(),
             // The view owns the object, which has these numbers and is at a fixed address.
             shape: this.shape.as_ptr().cast_mut(),
             strides: this.strides.as_ptr().cast_mut(),
@@ -255,10 +269,40 @@ impl Memory {
     }
 }
 
-/// Structures of DLPack 1.0, from <https://dmlc.github.io/dlpack/latest/c_api.html>.
+/// Structures and numbers of DLPack 1.1, from <https://dmlc.github.io/dlpack/latest/c_api.html>.
 pub(crate) mod dlpack {
     use super::{CStr, DType, Memory, c_void, ffi, ptr};
     use pyo3::prelude::*;
+
+    /// The names of capsules that no consumer has taken.
+    pub(crate) const UNVERSIONED: &CStr = c"dltensor";
+    pub(crate) const VERSIONED: &CStr = c"dltensor_versioned";
+
+    /// Codes of element types, `DLDataTypeCode`.
+    pub(crate) const INT: u8 = 0;
+    pub(crate) const UINT: u8 = 1;
+    pub(crate) const FLOAT: u8 = 2;
+    pub(crate) const BFLOAT: u8 = 4;
+    const COMPLEX: u8 = 5;
+    const BOOL: u8 = 6;
+    pub(crate) const FLOAT8_E4M3FN: u8 = 10;
+    pub(crate) const FLOAT8_E5M2: u8 = 12;
+
+    /// The types that only move: code, bits, and the name in NumPy, PyTorch or `ml_dtypes`.
+    ///
+    /// Handles (code 3) are addresses of one process, and types of 4 and 6 bits share bytes, so both are left out.
+    const MOVED: [(u8, u8, &str); 10] = [
+        (BOOL, 8, "bool"),
+        (COMPLEX, 32, "complex32"),
+        (COMPLEX, 64, "complex64"),
+        (COMPLEX, 128, "complex128"),
+        (7, 8, "float8_e3m4"),
+        (8, 8, "float8_e4m3"),
+        (9, 8, "float8_e4m3b11fnuz"),
+        (11, 8, "float8_e4m3fnuz"),
+        (13, 8, "float8_e5m2fnuz"),
+        (14, 8, "float8_e8m0fnu"),
+    ];
 
     #[repr(C)]
     pub(crate) struct Tensor {
@@ -296,40 +340,79 @@ pub(crate) mod dlpack {
     }
 
     impl Tensor {
-        /// Returns where the elements are, if they follow each other.
+        /// Returns code, bits and lanes of an element.
+        pub(crate) fn element(&self) -> (u8, u8, u16) {
+            (self.code, self.bits, self.lanes)
+        }
+
+        /// Returns where the elements are, if they follow each other and their numbers make sense.
         pub(crate) fn layout(&self) -> Option<Layout> {
             let dims = usize::try_from(self.ndim).ok()?;
+            if dims > 0 && self.shape.is_null() {
+                return None;
+            }
             let slice = |numbers: *const i64| match dims {
                 0 => &[][..],
                 // SAFETY: a tensor of DLPack has one number for each dimension.
                 _ => unsafe { std::slice::from_raw_parts(numbers, dims) },
             };
+
             let shape = slice(self.shape);
             let is_empty = shape.contains(&0);
-            let mut expected = 1;
+            let mut elements: i64 = 1;
+            for len in shape {
+                let is_size = *len >= 0;
+                elements = is_size.then(|| elements.checked_mul(*len))??;
+            }
+
+            // Strides of an empty tensor, and those of dimensions of one element, have no meaning.
+            let mut expected: i64 = 1;
             if !is_empty && !self.strides.is_null() {
                 for (len, stride) in shape.iter().zip(slice(self.strides)).rev() {
                     if *len != 1 && *stride != expected {
                         return None;
                     }
-                    expected *= len;
+                    expected = expected.checked_mul(*len)?;
                 }
             }
-            let elements = usize::try_from(shape.iter().product::<i64>()).ok()?;
-            let bits = usize::from(self.bits) * usize::from(self.lanes);
-            let address = self.data.expose_provenance() + usize::try_from(self.byte_offset).ok()?;
-            Some(Layout { address, nbytes: (elements * bits).div_ceil(8) })
+
+            let element_bytes = usize::from(self.bits) * usize::from(self.lanes) / 8;
+            let nbytes = usize::try_from(elements).ok()?.checked_mul(element_bytes)?;
+            let offset = usize::try_from(self.byte_offset).ok()?;
+            let address = self.data.expose_provenance().checked_add(offset)?;
+            Some(Layout { address, nbytes })
         }
     }
 
-    /// Returns the name of the type of a tensor, or `None` for types that only move.
-    pub(crate) fn dtype_of(tensor: &Tensor) -> Option<&'static str> {
-        let known = |dtype: &DType| super::dlpack_type(*dtype) == (tensor.code, tensor.bits);
-        let found = DType::ALL.into_iter().find(known);
-        found.filter(|_| tensor.lanes == 1).map(DType::name)
+    /// Returns the name of the type of a tensor, in which elements are whole bytes, or `None` if it is unknown.
+    pub(crate) fn type_name(tensor: &Tensor) -> Option<&'static str> {
+        if tensor.lanes != 1 {
+            return None;
+        }
+        let element = (tensor.code, tensor.bits);
+        let is_known = |dtype: &DType| super::dlpack_type(*dtype).is_ok_and(|it| it == element);
+        let known = DType::ALL.into_iter().find(is_known).map(DType::name);
+        let moved = MOVED.iter().find(|(code, bits, _)| (*code, *bits) == element);
+        known.or_else(|| moved.map(|(_, _, name)| *name))
     }
 
-    /// `DLManagedTensorVersioned`
+    /// The beginning of `DLManagedTensorVersioned`, which is the same in every version.
+    #[repr(C)]
+    pub(crate) struct VersionedHead {
+        pub(crate) version: [u32; 2],
+        context: *mut c_void,
+        pub(crate) deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    }
+
+    /// `DLManagedTensorVersioned` of version 1.
+    #[repr(C)]
+    pub(crate) struct VersionedTensor {
+        _head: VersionedHead,
+        pub(crate) flags: u64,
+        pub(crate) tensor: Tensor,
+    }
+
+    /// A tensor of version 1 that this module gives to others.
     #[repr(C)]
     struct Versioned {
         version: [u32; 2],
@@ -364,11 +447,11 @@ pub(crate) mod dlpack {
     }
 
     impl Capsule for Given {
-        const NAME: &'static CStr = c"dltensor";
+        const NAME: &'static CStr = UNVERSIONED;
     }
 
     impl Capsule for Versioned {
-        const NAME: &'static CStr = c"dltensor_versioned";
+        const NAME: &'static CStr = VERSIONED;
     }
 
     unsafe extern "C" fn delete<T: Capsule>(object: *mut T) {
@@ -404,7 +487,7 @@ pub(crate) mod dlpack {
         is_versioned: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let this = memory.get();
-        let (code, bits) = super::dlpack_type(this.dtype);
+        let (code, bits) = super::dlpack_type(this.dtype)?;
         let tensor = Tensor {
             data: ptr::with_exposed_provenance_mut(this.address),
             device: this.device,

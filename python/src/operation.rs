@@ -11,8 +11,10 @@ use peerlane_bindings::AnyOperation;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
-use crate::call::{SIGNALS, drop_detached, invalid, lock, seconds, short};
-use crate::group::Lens;
+use crate::call::{
+    SIGNALS, argument, drop_detached, invalid, lock, seconds, short, whole, whole_if_any,
+};
+use crate::group::{LENS, Lens};
 use crate::memory::{Memory, RawRange};
 
 /// A prepared collective operation, which can start any number of times.
@@ -86,7 +88,7 @@ impl Operation {
 
     /// Starts the operation and waits until the output is complete.
     #[pyo3(signature = (timeout=None))]
-    fn run(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn run(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let first = match seconds("timeout", timeout)? {
             Some(_) => Duration::ZERO,
             None => SIGNALS,
@@ -107,7 +109,7 @@ impl Operation {
 
     /// Waits until the output of the open start is complete.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let limit = seconds("timeout", timeout)?;
         let begun = Instant::now();
         loop {
@@ -133,7 +135,8 @@ impl Operation {
     }
 
     /// Enqueues a start on a stream of CUDA or ROCm, by its handle, and returns the output.
-    fn start_on(slf: &Bound<'_, Self>, stream: usize) -> PyResult<Memory> {
+    fn start_on(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<Memory> {
+        let stream: usize = whole("stream", stream)?;
         let this = slf.get();
         let range = short(slf.py(), || {
             this.next(|operation| {
@@ -150,10 +153,14 @@ impl Operation {
     fn resize(
         &self,
         py: Python<'_>,
-        lens: Lens,
-        input: Option<usize>,
-        output: Option<usize>,
+        lens: &Bound<'_, PyAny>,
+        input: Option<&Bound<'_, PyAny>>,
+        output: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
+        let lens: Lens = argument("count", lens, LENS)?;
+        let input: Option<usize> = whole_if_any("input", input)?;
+        let output: Option<usize> = whole_if_any("output", output)?;
+
         short(py, || {
             let mut part = match &lens {
                 Lens::Equal(len) => Part::len(*len),

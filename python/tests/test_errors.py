@@ -129,6 +129,125 @@ def test_sizes_are_compared_when_they_are_first_used():
     peerlane.spawn(different_sizes_on_a_stream, 2)
 
 
+def numbers_that_are_none(group):
+    size = group.size
+    source, target = numpy.full(size, 1.0), numpy.full(size, -1.0)
+    for number in (1, 1000, 1 << 20, 1 << 28, 1 << 62, 1 << 64, 1 << 100_000):
+        # The sum fits, and the single numbers do not.
+        side = [size + number, -number] + [0] * (size - 2)
+        for splits in [(side, side), ([1] * size, side), (side, [1] * size)]:
+            with pytest.raises(peerlane.InvalidArgument, match="expected a whole number from 0|expected 2 numbers with that sum"):
+                group.all_to_all(source, target, splits=splits)
+        with pytest.raises(peerlane.InvalidArgument, match=r"counts is .*, expected a whole number from 0|has \d+ elements, expected"):
+            group.all_gather(source, target, counts=side)
+    for wrong in [3, [1, 1], ([1, 1],), ([1, 1], 5), ([1.0, 1.0], [1, 1]), (["a", "b"], [1, 1]), ([1], [1, 1]), ([], []),
+                  ([1, 1], [1, 1], [1, 1]), "ab", ([None, 1], [1, 1]), (numpy.ones(2), [1, 1])]:  # fmt: skip
+        with pytest.raises(peerlane.InvalidArgument, match="splits"):
+            group.all_to_all(source, target, splits=wrong)
+        with pytest.raises(peerlane.InvalidArgument, match="counts"):
+            group.all_gather(source, target, counts=[1, 1, 1] if wrong == [1, 1] else wrong)
+    assert (target == -1).all()
+    # Whole numbers of any kind are.
+    one = numpy.ones(size, "int16")
+    assert group.all_to_all(source, target, splits=(one, one.tolist())) is target
+    assert group.all_gather(source[:1].copy(), target, counts=one).tolist() == [1.0] * size
+
+    for root in (-1, size, 1 << 64, 0.0, "0", None, [0]):
+        with pytest.raises(peerlane.InvalidArgument, match="root is"):
+            group.broadcast(source, root=root)
+        if root is not None:
+            with pytest.raises(peerlane.InvalidArgument, match="root"):
+                group.prepare("broadcast", "f32", 1, root=root)
+    group.broadcast(source, root=numpy.int8(0))
+    for nbytes in (-5, 1 << 64, 2.5, "64", None):
+        for call in (group.window, group.reserve):
+            with pytest.raises(peerlane.InvalidArgument, match="nbytes is"):
+                call(nbytes)
+    for call in (group.window, group.reserve):
+        with pytest.raises(peerlane.Error):
+            call((1 << 63) - 1)
+    for shape in (2.5, -5, (2, -1), (2.5,), "ab", None, 1 << 64, (1 << 40, 1 << 40), numpy.ones(2)):
+        with pytest.raises(peerlane.InvalidArgument, match="shape is"):
+            group.empty(shape)
+    assert group.empty(numpy.array([2, 3])).shape == (2, 3) and group.empty(numpy.int64(2)).shape == (2,)
+    for color in (-1, 1 << 32, 0.5, "a"):
+        with pytest.raises(peerlane.InvalidArgument, match=r"color is .*, expected a whole number from 0 to 4294967295"):
+            group.split(color)
+    for key in (1 << 63, 0.5, None):
+        with pytest.raises(peerlane.InvalidArgument, match="key is"):
+            group.split(0, key)
+    for ranks in (5, [-1], [1 << 32], [0.5], None, "a"):
+        with pytest.raises(peerlane.InvalidArgument, match="rank"):
+            group.subgroup(ranks)
+    for count in (-1, 2.5, 1 << 64, [1] * size + [-1], "a", None, ([1, 1], [1, -1]), ([1, 1], [1, 0.5]), numpy.ones(2)):
+        with pytest.raises(peerlane.InvalidArgument, match="count is"):
+            group.prepare("all-to-all", "f32", count)
+    with pytest.raises(peerlane.Error):
+        group.prepare("all-gather", "f64", (1 << 63) - 1)
+    assert group.prepare("all-gather", "f32", numpy.array([1, 2])).input.nbytes == 4 * (1 + group.rank)
+
+    window = group.window(64)
+    for options in [{"chunks": -1}, {"chunks": 1 << 32}, {"chunks": 0.5}, {"input": (window, -1)}, {"output": (window, 0.5)},
+                    {"output": (window, 1 << 64)}, {"matrix": 5}, {"matrix": (-1, "both")}, {"matrix": (2, 3)}, {"timeout": "1"},
+                    {"timeout": float("nan")}, {"in_place": 3}, {"reduction": 3}, {"algorithm": 3}, {"strict": 5}]:  # fmt: skip
+        with pytest.raises(peerlane.InvalidArgument, match=next(iter(options))):
+            group.prepare("all-gather", "f32", 1, **options)
+    part = group.prepare("all-gather", "f32", 1, resizable=True, in_place=True, output=(window, 0))
+    for options in [{"count": -1}, {"count": 1 << 64}, {"count": 0.5}, {"count": 1, "output": -1}, {"count": 1, "output": 0.5}]:
+        with pytest.raises(peerlane.InvalidArgument, match=r"(count|output) is"):
+            part.resize(**options)
+    part.resize(numpy.int64(1), output=numpy.uint8(2))
+    for stream in (-1, 1 << 64):
+        with pytest.raises(peerlane.InvalidArgument, match="stream is"):
+            part.start_on(stream)
+    for timeout in (0, -1, float("nan"), float("inf"), 1 << 64, "1", [1], 1 << 20_000):
+        with pytest.raises(peerlane.InvalidArgument, match="timeout is"):
+            group.all_reduce(source, timeout=timeout)
+        with pytest.raises(peerlane.InvalidArgument, match="timeout is"):
+            part.run(timeout)
+    for begin, nbytes in [(-1, 4), (0.5, 4), (0, -4), (0, 1 << 64), (1 << 64, 4), ("0", 4)]:
+        with pytest.raises(peerlane.InvalidArgument, match="(begin|nbytes) is"):
+            window.memory(begin, nbytes)
+    with pytest.raises(peerlane.InvalidArgument):
+        window.memory(64, (1 << 64) - 1)
+    for arguments in [(-1, 8, "f32", (1, 0)), (1 << 64, 8, "f32", (1, 0)), (0, 8, "f32", (1, 0)), (64, -8, "f32", (1, 0)),
+                      (64, 0.5, "f32", (1, 0)), (64, 8, 5, (1, 0)), (64, 8, "f32", 5), (64, 8, "f32", (1, 1 << 40))]:  # fmt: skip
+        with pytest.raises(peerlane.InvalidArgument, match="address|nbytes|dtype|device"):
+            peerlane.Memory(*arguments, None)
+    with pytest.raises(peerlane.InvalidArgument, match="data is"):
+        group.exchange("text")
+    for reduction in (3, None, ["sum"]):
+        with pytest.raises(peerlane.InvalidArgument, match="reduction is"):
+            group.all_reduce(source, reduction=reduction)
+    for ranks in (-1, 1 << 64, 0.5, "2"):
+        with pytest.raises(peerlane.InvalidArgument, match="ranks is"):
+            peerlane.Hub("127.0.0.1:0", ranks)
+        with pytest.raises(peerlane.InvalidArgument, match="ranks is"):
+            peerlane.open(hub="127.0.0.1:1", ranks=ranks)
+    for options in [
+        {"rank": -1},
+        {"device": -1},
+        {"device": 0.5},
+        {"rank": 1 << 32},
+        {"timeout": "1"},
+        {"hub": 5},
+        {"secret": 5},
+        {"strict": 5},
+    ]:
+        with pytest.raises(peerlane.InvalidArgument, match=next(iter(options))):
+            peerlane.open(**options)
+    # The group goes on.
+    group.barrier()
+    assert group.all_reduce(numpy.ones(1))[0] == size
+
+
+def test_numbers_that_are_none_are_refused_by_name():
+    peerlane.spawn(numbers_that_are_none, 2)
+    for ranks in (0, -1, 0.5, "2"):
+        with pytest.raises(peerlane.InvalidArgument, match="ranks is"):
+            peerlane.spawn(numbers_that_are_none, ranks)
+
+
 def missing_torch():
     import sys
 

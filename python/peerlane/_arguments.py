@@ -1,0 +1,59 @@
+"""Checks of arguments. Each error says the name, the value and what was expected."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from peerlane._errors import InvalidArgument
+
+# The largest number of bytes or elements of an object.
+WHOLE_MAX = (1 << 63) - 1
+_SHOWN_CHARS_MAX = 200
+# From here on, the library has no such time.
+_SECONDS_END = 1 << 63
+
+
+def shown(value: Any) -> str:
+    """Returns the beginning of the text of a value."""
+    try:
+        text = repr(value)
+    except Exception:  # such as for an integer of more than 4300 digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS_MAX else text[:_SHOWN_CHARS_MAX] + "…"
+
+
+def whole(name: str, value: Any, least: int = 0, most: int = WHOLE_MAX) -> int:
+    """Returns an argument that is a whole number. Floating-point numbers are refused, even without a fraction."""
+    try:
+        number = operator.index(value)
+    except Exception:
+        number = None
+    if number is None or not least <= number <= most:
+        bound = f" to {most}" if number is not None and number > most else ""
+        raise InvalidArgument(f"{name} is {shown(value)}, expected a whole number from {least}{bound}")
+    return number
+
+
+def wholes(name: str, values: Any, count: int | None = None) -> list[int]:
+    """Returns an argument that is a list of whole numbers from 0, of which there are `count` if it is given."""
+    expected = "a list of whole numbers" if count is None else f"{count} numbers, one for each rank"
+    try:
+        listed = list(values)
+    except Exception:
+        raise InvalidArgument(f"{name} is {shown(values)}, expected {expected}") from None
+    if count is not None and len(listed) != count:
+        raise InvalidArgument(f"{name} is {shown(listed)}, expected {expected}")
+    return [whole(name, value) for value in listed]
+
+
+def seconds(name: str, value: Any) -> float:
+    """Returns an argument that is a time in seconds."""
+    try:
+        number = float(value)
+    except Exception:
+        number = math.nan
+    if isinstance(value, str) or not 0 < number < _SECONDS_END:
+        raise InvalidArgument(f"{name} is {shown(value)}, expected a positive number of seconds")
+    return number
