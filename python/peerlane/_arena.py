@@ -6,7 +6,7 @@ import threading
 from array import array
 
 from peerlane import _native
-from peerlane._errors import Error
+from peerlane._errors import Error, of_native
 
 _ALIGNMENT = 512
 _WINDOW_BYTES_MIN = 1 << 20
@@ -107,7 +107,10 @@ class Arena:
                     raise
                 # Not after Ctrl-C: the next call waits again.
                 self.exchange = None
-                for theirs in freed_by_ranks:
+                for rank, theirs in enumerate(freed_by_ranks):
+                    if len(theirs) % array("Q").itemsize:
+                        text = f"rank {rank} makes another call than empty; make the same calls in the same order on all ranks"
+                        raise of_native("mismatch", text, rank)
                     for number in array("Q", theirs):
                         self.freed_by[number] = self.freed_by.get(number, 0) + 1
                 for number in sorted(n for n, ranks in self.freed_by.items() if ranks == self.group.ranks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -190,8 +191,7 @@ class Collectives:
         start = Start(collective, dtype, count, source, target, is_captured)
         if isinstance(count, tuple):
             # The other ranks do not know the sizes of this one, so the blocks are in rows that are long enough for all.
-            longest = max(*count[0], *count[1]).to_bytes(8, "little")
-            longest = max(int.from_bytes(theirs, "little") for theirs in self.arena.settled().exchange(longest))
+            longest = self._longest(count)
             scratch = self._use_scratch(start, ranks * longest * size, ranks * longest * size, True, True)
             start.pitch = scratch.nbytes // (2 * ranks * size)
             start.input, start.output = (scratch, ranks * start.pitch * size), (scratch, 0)
@@ -232,6 +232,33 @@ class Collectives:
         if any(needs):
             self._use_scratch(start, input_bytes, output_bytes, *needs)
         return start
+
+    def _longest(self, count: tuple[list[int], list[int]]) -> int:
+        """Returns the longest block of all ranks.
+
+        Where the host does not compare lengths in each start, such as on a GPU, ranks tell each other all of them here.
+        """
+        mine = array("Q", [max(*count[0], *count[1])])
+        if self.compares_sizes:
+            mine.extend([*count[0], *count[1]])
+        ranks, rank, longest = self.group.ranks, self.group.rank, 0
+        answers = self.arena.settled().exchange(mine.tobytes())
+        for peer, theirs in enumerate(answers):
+            if len(theirs) != mine.itemsize * len(mine):
+                text = f"rank {peer} makes another call than all_to_all with splits; make the same calls in the same order on all ranks"
+                raise of_native("mismatch", text, peer)
+        tables = [array("Q", theirs) for theirs in answers]
+        for peer, table in enumerate(tables):
+            longest = max(longest, table[0])
+            if not self.compares_sizes:
+                continue
+            # All ranks compare all pairs, so that all find the same one that differs.
+            for other in range(ranks):
+                sent, expected = table[1 + other], tables[other][1 + ranks + peer]
+                if sent != expected:
+                    text = f"ranks disagree: rank {peer} sends {sent} elements to rank {other}, which expects {expected}; splits differ"
+                    raise of_native("mismatch", text, other if peer == rank else peer)
+        return longest
 
     def _use_scratch(self, start: Start, input_bytes: int, output_bytes: int, input: bool, output: bool) -> _native.Window:
         """Takes memory for copies of the input, the output or both."""

@@ -129,6 +129,57 @@ def test_sizes_are_compared_when_they_are_first_used():
     peerlane.spawn(different_sizes_on_a_stream, 2)
 
 
+def splits_that_differ(group, calls_before):
+    me = group.rank
+    source, target = numpy.full(3, 10.0 + me), numpy.full(3, -1.0)
+    for _ in range(calls_before):
+        # Other values in the memory for copies, and an operation that is prepared.
+        group.all_to_all(numpy.full(6, 77.0), numpy.empty(6), splits=([3, 3], [3, 3]))
+    # Rank 1 sends 1 element to rank 0, which expects 2, and the other way round.
+    with pytest.raises(peerlane.Mismatch) as caught:
+        group.all_to_all(source, target, splits=([1, 2], [1, 2]))
+    assert caught.value.kind == "mismatch"
+    text = str(caught.value)
+    for part in ("rank 0 ", "rank 1 ", "2 elements for rank 1", "1 elements from rank 0"):
+        assert part in text, text
+    assert (target == -1).all()
+    group.abandon()
+
+
+@pytest.mark.parametrize("calls_before", [0, 1, 3])
+def test_splits_that_differ_are_named_on_all_ranks(calls_before):
+    peerlane.spawn(splits_that_differ, 2, calls_before, timeout=8)
+
+
+def splits_that_differ_on_a_stream(group):
+    # As on a GPU, where the host does not read the flags of a start.
+    group._calls.compares_sizes = True
+    me, ones = group.rank, [1] * group.size
+    with pytest.raises(peerlane.Mismatch, match="rank 0 sends 3 elements to rank 2, which expects 1; splits differ") as caught:
+        group.all_to_all(numpy.zeros(5 if me == 0 else 3), numpy.zeros(3), splits=([1, 1, 3] if me == 0 else ones, ones))
+    assert caught.value.rank == (2 if me == 0 else 0)
+    # The ranks have compared them before the start, so the group goes on.
+    swapped = group.all_to_all(numpy.full(3, me), numpy.zeros(3, int), splits=(ones, ones))
+    assert swapped.tolist() == [0, 1, 2]
+
+
+def test_splits_are_compared_before_a_start_on_a_stream():
+    peerlane.spawn(splits_that_differ_on_a_stream, 3)
+
+
+def other_call_than_splits(group):
+    if group.rank == 1:
+        group.exchange(b"text")
+        return
+    with pytest.raises(peerlane.Mismatch, match="rank 1 makes another call than all_to_all with splits") as caught:
+        group.all_to_all(numpy.zeros(2), numpy.zeros(2), splits=([1, 1], [1, 1]))
+    assert caught.value.rank == 1
+
+
+def test_another_call_than_splits_is_named():
+    peerlane.spawn(other_call_than_splits, 2)
+
+
 def numbers_that_are_none(group):
     size = group.size
     source, target = numpy.full(size, 1.0), numpy.full(size, -1.0)
