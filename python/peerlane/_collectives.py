@@ -82,6 +82,8 @@ class Collectives:
     def clear(self) -> None:
         """Drops the operations and the memory for copies."""
         self._await_copies()
+        if self.streams is not None:
+            self.streams.release()
         self.operations.clear()
         self.captured.clear()
         self.captured_scratch.clear()

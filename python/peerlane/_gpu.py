@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
@@ -47,7 +46,8 @@ class Streams:
         self.side: Any = None
         # The stream and the event of the last start that used the memory for copies.
         self.last_copies: tuple[int, Any] | None = None
-        self.in_use: deque[tuple[Any, View | None, View | None]] = deque()
+        # Arrays of work that streams may not have done yet, with the event after it.
+        self.in_use: list[tuple[Any, tuple]] = []
 
     def start(
         self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str, stream: Any, wait: bool
@@ -84,16 +84,38 @@ class Streams:
         if shares:
             self.last_copies = (used.cuda_stream, event)
         if not is_captured:  # during which no event can be queried
-            while self.in_use and self.in_use[0][0].query():
-                self.in_use.popleft()
+            self.drop_unused()
+        if wait and used is not caller:
+            caller.wait_stream(used)
+        # Allocators order memory with the current stream, so only work on other streams needs this.
+        if not is_captured and (not wait or caller is not current):
+            self.hold(caller if wait else used, source, target, event=None if wait else event)
         if wait:
-            if used is not caller:
-                caller.wait_stream(used)
             return None
-        if not is_captured:
-            # The arrays must stay allocated until the stream is done with them.
-            self.in_use.append((event, source, target))
         return StreamFuture(calls.group, event, self.device)
+
+    def hold(self, stream: Any, *arrays: Any, event: Any = None) -> None:
+        """Keeps arrays allocated until a stream has done the work that is enqueued on it now, at whose end `event` is, if it is given.
+
+        An allocator such as PyTorch's gives memory away when its last tensor is dropped, and orders this only with the stream of the allocation.
+        """
+        self.in_use.append((event or stream.record_event(), arrays))
+
+    def drop_unused(self) -> None:
+        """Drops the arrays of work that is done."""
+        if self.in_use:
+            self.in_use = [held for held in self.in_use if not held[0].query()]
+
+    def release(self) -> None:
+        """Waits on the host until streams are done with all arrays, and drops them."""
+        while self.in_use:
+            self.in_use.pop()[0].synchronize()
+
+    def copy_out(self, copies: Any, *arrays: Any) -> None:
+        """Enqueues copies between arrays on the current stream by calling `copies`, and keeps the arrays until these have run."""
+        copies()
+        if not self.torch.cuda.is_current_stream_capturing():
+            self.hold(self.torch.cuda.current_stream(self.device), *arrays)
 
     def _copy(self, to: int, begin: int, nbytes: int) -> None:
         if nbytes:

@@ -17,9 +17,10 @@ from typing import Any
 from peerlane import _native
 from peerlane import group as default_group
 from peerlane import open as open_group
+from peerlane._arguments import shown, wholes
 from peerlane._arrays import NUMPY_NAMES, dtype_name
 from peerlane._errors import Error, InvalidArgument, Unavailable
-from peerlane._group import Group, shape_of
+from peerlane._group import Group, nbytes_of, shape_of
 
 _OLDEST = (2, 8)
 
@@ -92,7 +93,7 @@ def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
     """
     shape = shape_of(size[0] if len(size) == 1 else size)
     dtype = _dtype(dtype)
-    block = _group(group)._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
+    block = _group(group)._calls.arena.allocate(nbytes_of(shape, dtype.itemsize))
     # A capsule, because of an object PyTorch asks for a synchronisation of streams.
     tensor = torch.from_dlpack(block.memory(dtype_name(dtype) if dtype in _DLPACK else "u8").__dlpack__())
     tensor = tensor if tensor.dtype == dtype else tensor.view(dtype)
@@ -106,10 +107,12 @@ def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, group: Any = N
 
 def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
     """Gathers the tensor of every rank to a list of tensors, whose sizes may differ, as `torch.distributed.all_gather`."""
-    counts = [each.numel() for each in tensor_list]
+    of = _group(group)
+    tensors = _check_list("tensor_list", tensor_list, tensor, of)
+    counts = [each.numel() for each in tensors]
     flat = torch.empty(sum(counts), dtype=tensor.dtype, device=tensor.device)
     options = {} if len(set(counts)) == 1 else {"counts": counts}
-    return _to_list(_call(group, async_op, "all-gather", tensor, flat, **options), flat, tensor_list, async_op)
+    return _to_list(of, _call(of, async_op, "all-gather", tensor, flat, **options), flat, tensors)
 
 
 def broadcast(tensor: Any, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None) -> Work | None:
@@ -130,10 +133,13 @@ def all_to_all_single(
         return _call(group, async_op, "all-to-all", input, output)
     size = _group(group).size
     splits = []
-    for tensor, lens in ((input, input_split_sizes), (output, output_split_sizes)):
+    for name, tensor, lens in (("input", input, input_split_sizes), ("output", output, output_split_sizes)):
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+            raise InvalidArgument(f"{name} is {shown(tensor)}, expected a tensor of at least one dimension")
         row = math.prod(tensor.shape[1:])
-        lens = lens or [tensor.shape[0] // size] * size
-        splits.append([length * row for length in lens])
+        # An empty list is the same as none, as in PyTorch.
+        given = [] if lens is None else wholes(f"{name}_split_sizes", lens)
+        splits.append([length * row for length in given or [tensor.shape[0] // size] * size])
     return _call(group, async_op, "all-to-all", input, output, splits=tuple(splits))
 
 
@@ -147,11 +153,12 @@ def gather(
 ) -> Work | None:
     """Gathers the tensor of every rank to a list on rank `dst`, as `torch.distributed.gather`."""
     root, of = _root(group, dst, group_dst), _group(group)
-    if of.rank == root and (gather_list is None or len(gather_list) != of.size):
-        raise InvalidArgument(f"gather_list is {gather_list!r}, expected {of.size} tensors on rank {root}")
-    flat = torch.empty(of.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device) if of.rank == root else None
-    work = _call(of, async_op, "gather", tensor, flat, root=root)
-    return work if flat is None else _to_list(work, flat, gather_list, async_op)
+    if of.rank != root:
+        return _call(of, async_op, "gather", tensor, None, root=root)
+    numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
+    tensors = _check_list("gather_list", gather_list, tensor, of, numel)
+    flat = torch.empty(of.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return _to_list(of, _call(of, async_op, "gather", tensor, flat, root=root), flat, tensors)
 
 
 def scatter(
@@ -164,9 +171,10 @@ def scatter(
 ) -> Work | None:
     """Sends tensor r of a list on rank `src` to rank r, as `torch.distributed.scatter`."""
     root, of = _root(group, src, group_src), _group(group)
-    if of.rank == root and (scatter_list is None or len(scatter_list) != of.size):
-        raise InvalidArgument(f"scatter_list is {scatter_list!r}, expected {of.size} tensors on rank {root}")
-    flat = torch.cat([each.reshape(-1) for each in scatter_list]) if of.rank == root else None
+    flat = None
+    if of.rank == root:
+        numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
+        flat = torch.cat([each.reshape(-1) for each in _check_list("scatter_list", scatter_list, tensor, of, numel)])
     return _call(of, async_op, "scatter", flat, tensor, root=root)
 
 
@@ -246,16 +254,44 @@ def _call(group: Any, async_op: bool, collective: str, input: Any, output: Any, 
     return Work(done) if async_op else None
 
 
-def _to_list(work: Work | None, flat: Any, tensors: list[Any], async_op: bool) -> Work | None:
+def _to_list(group: Group, work: Work | None, flat: Any, tensors: list[Any]) -> Work | None:
+    """Copies the parts of a flat output to a list of tensors, when the output is complete."""
+
     def copy() -> None:
         for part, tensor in zip(flat.split([each.numel() for each in tensors]), tensors):
             tensor.copy_(part.view(tensor.shape))
 
-    if not async_op:
-        copy()
+    def finish() -> None:
+        # The stream on which the caller waits can be another one than that on which the tensors were allocated.
+        streams = group._calls.streams
+        if streams is None:
+            copy()
+        else:
+            streams.copy_out(copy, flat, *tensors)
+
+    if work is None:
+        finish()
         return None
-    work._finish = copy
+    work._finish = finish
     return work
+
+
+def _check_list(name: str, tensors: Any, like: Any, group: Group, numel: int | None = None) -> list[Any]:
+    """Returns a list of tensors, one for each rank, of the type of another tensor and of `numel` elements each, if that is given."""
+    if not isinstance(like, torch.Tensor):
+        raise InvalidArgument(f"tensor is a {type(like).__name__}, expected a tensor")
+    if not isinstance(tensors, (list, tuple)) or len(tensors) != group.size:
+        found = f"a list of {len(tensors)}" if isinstance(tensors, (list, tuple)) else shown(tensors)
+        raise InvalidArgument(f"{name} is {found}, expected {group.size} tensors on rank {group.rank}")
+    for place, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgument(f"{name}[{place}] is a {type(tensor).__name__}, expected a tensor")
+        if tensor.dtype != like.dtype or tensor.device != like.device:
+            text = f"{name}[{place}] has elements of {tensor.dtype} on {tensor.device}, expected {like.dtype} on {like.device} as in the tensor"
+            raise InvalidArgument(text)
+        if numel is not None and tensor.numel() != numel:
+            raise InvalidArgument(f"{name}[{place}] has {tensor.numel()} elements, expected {numel} as in the tensor")
+    return list(tensors)
 
 
 def _group(group: Any) -> Group:
