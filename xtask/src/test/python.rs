@@ -20,7 +20,7 @@ pub(crate) struct Options {
 }
 
 /// The packages that the checks need.
-const TOOLS: [&str; 4] = ["maturin>=1.9,<2", "ruff>=0.9", "numpy", "pytest"];
+const TOOLS: [&str; 5] = ["maturin>=1.9,<2", "ruff>=0.9", "numpy", "pytest", "hypothesis"];
 /// PyTorch in the version whose FSDP2 the tests were written for.
 const TORCH: [&str; 3] = ["torch==2.11.0", "numpy", "pytest"];
 const PYTHON: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
