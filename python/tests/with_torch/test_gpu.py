@@ -149,3 +149,27 @@ def lost(group):
 def test_a_lost_rank_is_named():
     with pytest.raises(peerlane.Error, match="status -9"):
         peerlane.spawn(lost, 2, **OPTIONS)
+
+
+def dropped(group):
+    """Drops the tensors of a call while the stream that waits for it is still busy, and takes their memory for others."""
+    torch.cuda.set_device(0)
+    side, count = torch.cuda.Stream(), 1 << 20
+    for turn in range(10):
+        source = torch.full((count,), float(turn), device="cuda")
+        blocks = [torch.empty(count, device="cuda") for _ in range(group.size)]
+        work = peerlane.torch.all_gather(blocks, source, group=group, async_op=True)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            work.wait()
+        addresses = {block.data_ptr() for block in blocks}
+        del work, source, blocks
+        others = [torch.full((count,), -1.0, device="cuda") for _ in range(group.size + 1)]
+        reused = addresses & {other.data_ptr() for other in others}
+        torch.cuda.synchronize()
+        assert all(bool((other == -1.0).all()) for other in others), (turn, reused)
+    group.check()
+
+
+def test_tensors_are_kept_until_their_copies_have_run():
+    peerlane.spawn(dropped, 2, **OPTIONS)
