@@ -28,10 +28,10 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Returns the copies of `count` of these rows to the rows `to`, for [`Channel::puts`] or [`Channel::gets`].
+    /// Returns the copies of `count` of these rows to the rows `to`, for [`Channel::puts`](super::Channel::puts) or [`Channel::gets`](super::Channel::gets).
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the rows differ in length.
+    /// [`InvalidArgument`](hal::ErrorKind::InvalidArgument) if the rows differ in length.
     pub fn copies(self, to: Self, count: usize) -> Result<Vec<CopyRange>, Error> {
         if self.len != to.len {
             return Err(invalid(format!(
