@@ -117,11 +117,13 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             Failure::argument("options is NULL, expected what the operation does")
         })?;
         check_header(options.header_version)?;
+
         let object = GROUPS.get(group.addr())?;
         let window = |handle: *const WindowHandle| match handle.is_null() {
             true => Ok(None),
             false => WINDOWS.get(handle.addr())?.with(|window| Ok(Some(window.cast()))),
         };
+
         let collective = numbered("collective", options.collective, Collective::all())?;
         let operator = numbered("reduction", options.reduction, Operator::ALL)?;
         let dtype = numbered("dtype", options.dtype, DType::ALL)?;
@@ -130,11 +132,13 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
         let algorithm = algorithm.map(str::parse).transpose();
         let algorithm =
             algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
+
         let windows = [
             (window(options.input)?, options.input_begin),
             (window(options.output)?, options.output_begin),
         ];
         let [input, output] = windows.map(|(window, begin)| window.map(|window| (window, begin)));
+
         let prepared = object.with(|group| {
             let lens: BlockLens = if options.counts.is_null() {
                 options.count.into()
@@ -142,6 +146,7 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
                 // SAFETY: it is not NULL, and the contract of this function says that it has one number for each rank then.
                 unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
             };
+
             let collective = collective.with_root(Rank(options.root));
             let mut request = Request::new(collective, dtype, lens);
             (request.operator, request.algorithm) = (operator, algorithm);
@@ -152,12 +157,14 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             let timeout = Duration::from_millis(options.timeout_ms);
             request.timeout = (options.timeout_ms > 0).then_some(timeout);
             (request.input, request.output) = (input, output);
+
             if options.capturable {
                 // SAFETY: the header says at `capturable` when the replays of a C program must be complete.
                 unsafe { request.capturable() };
             }
             Ok(request.prepare(group)?)
         })?;
+
         // SAFETY: the contract of this function says that `operation` points to a handle; NULL has been refused.
         unsafe { OPERATIONS.give(Mutex::new(Some(prepared)), operation) }
     })

@@ -1,6 +1,6 @@
 //! `cargo xtask miri`: interprets unit tests with Miri, which finds undefined behaviour, data races and leaks.
 //!
-//! Miri is a thousand times slower than the processor, and knows few system calls. It therefore runs only the unit tests of
+//! Code runs a thousand times slower under Miri, which supports few system calls. It therefore runs only the unit tests of
 //! libraries that need no device, without those of [`LEFT_OUT`].
 
 use std::process::Command;
@@ -22,7 +22,7 @@ const FLAGS: &str = "-Zmiri-isolation-error=hide -Zmiri-env-set=INSTA_WORKSPACE_
 const PACKAGES: [&str; 4] =
     ["peerlane-hal", "peerlane-toolkit", "peerlane-collectives", "peerlane-capi"];
 
-/// What Miri does not run: the package, the test or a module with its `::`, and the reason.
+/// Lists the tests that Miri does not run: the package, the test or a module with its `::`, and the reason.
 const LEFT_OUT: [(&str, &str, &str); 17] = [
     ("peerlane-capi", "handle::tests::no_handle_is_given_twice", LONG),
     ("peerlane-hal", "reduction::tests::f16_and_bf16_are_converted_as_by_the_crate_half", LONG),

@@ -458,18 +458,19 @@ impl StartTracker {
     pub(crate) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
         let part = self.part.as_ref().filter(|part| part.is_of(epoch))?;
         let start = Start::Eager(epoch);
-        let mut span = self.span.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut is_read = false;
+        let mut span = slowly.then(|| self.span.lock().unwrap_or_else(PoisonError::into_inner));
+        // A device that has not answered once is not asked again for each flag.
+        let mut is_read = None;
         let mut differs = |wait: &&AwaitedFlag| {
             let (view, address) = (self.views.of(wait.tier)?, wait.address);
-            let value = match view.flag(address, start) {
-                Some(word) => word.load(Ordering::Relaxed),
-                None if !slowly => return None,
-                None if span.contains(wait) => {
-                    is_read = is_read || span.fill(view, start);
+            let value = match (view.flag(address, start), &mut span) {
+                (Some(word), _) => word.load(Ordering::Relaxed),
+                (None, None) => return None,
+                (None, Some(span)) if span.contains(wait) => {
+                    let is_read = *is_read.get_or_insert_with(|| span.fill(view, start));
                     is_read.then(|| span.value(wait))?
                 }
-                None => view.flag_value(address, start)?,
+                (None, Some(_)) => view.flag_value(address, start)?,
             };
             let state = view.flag_state(value, address.signalled_in(start), address.peer);
             Some(state == FlagState::Differs)

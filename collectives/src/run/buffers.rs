@@ -565,6 +565,7 @@ mod tests {
         assert_eq!(DoubleBuffering::new(2, 8, u64::MAX / 8, false), None);
         assert_eq!(DoubleBuffering::new(1, 8, u64::MAX / 4, true), None);
     }
+
     #[test]
     fn a_digest_has_as_many_bits_as_the_growth_of_flags_allows() {
         assert_eq!([u64::MAX, 255, 254, 3, 1, 0].map(digest_bits), [24, 7, 6, 1, 0, 0]);

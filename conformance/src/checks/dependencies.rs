@@ -202,6 +202,25 @@ pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
                 "flag_value({word}) outside the region returned {seen:x?}, expected None"
             );
         }
+
+        // Also asked again, for the same reason.
+        let mut adjacent = [[0; 8]; WORDS as usize - 1];
+        ensure!(
+            (0..20).any(|_| flags.local.flag_values(1, &mut adjacent)),
+            "flag_values(1, 7 words) returned false, expected true"
+        );
+        for (word, seen) in (1..).zip(adjacent.map(u64::from_ne_bytes)) {
+            let expected = value(word);
+            ensure!(
+                seen == expected,
+                "flag_values(1, 7 words) returned {seen:x?} for word {word}, expected {expected:x?}"
+            );
+        }
+        ensure!(
+            !flags.local.flag_values(2, &mut adjacent),
+            "flag_values(2, 7 words) leaves the region and returned true, expected false"
+        );
+
         let seen = data.flag_value(0);
         ensure!(seen.is_none(), "flag_value(0) of a data region returned {seen:x?}, expected None");
         me.barrier()

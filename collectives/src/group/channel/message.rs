@@ -23,7 +23,7 @@ pub struct Rows {
     pub begin: usize,
     /// The number of elements of a row.
     pub len: usize,
-    /// The number of elements from the beginning of a row to that of the next.
+    /// The distance between the beginnings of two adjacent rows, in elements.
     pub stride: usize,
 }
 

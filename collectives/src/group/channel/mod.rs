@@ -522,7 +522,7 @@ impl<T: Element> Channel<T> {
         peer.index() * (self.signals as usize + 1) + signal
     }
 
-    /// Returns the signal with which a rank ends the channel, which is after those of the caller.
+    /// Returns the number of the signal by which a rank ends the channel. It follows the signals of the caller.
     fn end_signal(&self) -> usize {
         self.signals as usize
     }

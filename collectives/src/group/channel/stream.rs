@@ -57,6 +57,8 @@ impl<T: Element> Channel<T> {
         let side = self.sides[Tier::Local as usize].clone();
         let side = side.expect("the local fabric has an engine, which connects a rank with itself");
         let of_stream = |what: &'static str| move |error| Error::of_fabric(what, error);
+
+        // Refused before the fork, so that the refusal changes nothing.
         let captures = {
             let mut queue = side.queue();
             let streams = queue.streams()?;
@@ -72,10 +74,13 @@ impl<T: Element> Channel<T> {
             streams.fork(stream).map_err(of_stream("fork the engine from the stream"))?;
             captures
         };
+
         let mode = if captures { Mode::Captured } else { Mode::Stream };
         let mut messages = StreamMessages { channel: self, mode, waits: Vec::new() };
         let worked = work(&mut messages);
         let waits = messages.waits;
+
+        // Also after an error of `work`, because earlier messages of it are on the stream.
         let mut queue = side.queue();
         let mut pending = side.pending();
         match mode {
@@ -86,9 +91,11 @@ impl<T: Element> Channel<T> {
             }
         }
         drop(pending);
+
         let joined = queue.streams()?.join(stream);
         let joined = joined.map_err(of_stream("join the engine to the stream"));
         drop(queue);
+
         side.is_watched.store(true, Ordering::Release);
         self.shared.watch_messages();
         let result = worked?;

@@ -75,7 +75,7 @@ pub(super) struct OperationPlan {
     pub(super) flag_tiers: FlagTiers,
     pub(super) flags: FlagLayout,
     pub(super) buffering: DoubleBuffering,
-    /// The number of bits of a flag with which ranks compare lengths and places, if starts can have their own.
+    /// The number of low bits of a flag that hold the digest of lengths and places, if starts can have their own.
     pub(super) digest_bits: u32,
     pub(super) proof: Arc<str>,
     /// Whether this plan or another one of the operation reads from peers.

@@ -276,8 +276,10 @@ impl Prepared {
     }
 
     /// Ends the group if another rank has made the start `epoch` with other lengths or places.
+    ///
+    /// [`Shared::close_done`] has compared the flags that the host can load, so this is for those on a device.
     fn differs(&self, epoch: u64) -> bool {
-        let record = self.tracker.mismatch(epoch, self.checks_starts);
+        let record = self.checks_starts.then(|| self.tracker.mismatch(epoch, true)).flatten();
         record.map(|record| self.shared.raise(record)).is_some()
     }
 

@@ -48,7 +48,8 @@ use crate::plan::Tier;
 ///    drops its channel, the channels of the peers go on, so a drop changes nothing.
 /// 3. *A slice* excludes both. It is refused while an open start or a channel uses its elements, and while it exists, even if it
 ///    was leaked, no such start can begin and no channel can be opened. Of two slices that overlap none is mutable. After the end
-///    of the group, when peers may be anywhere in a start, every slice is refused.
+///    of the group, when peers may be anywhere in a start, every slice is refused. A start of a resizable operation counts as one
+///    of the whole window here, because a peer that resizes it differently uses other elements until the ranks notice it.
 /// 4. *Copies* by [`Channel::read`](crate::group::Channel::read) and [`Channel::write`](crate::group::Channel::write) may happen
 ///    beside messages of peers. They access the memory by atomic loads and stores and borrow nothing.
 /// 5. *Starts and messages* on the same elements are ordered by the caller. Wrong orders give wrong elements, and nothing worse,

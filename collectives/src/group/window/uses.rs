@@ -65,8 +65,8 @@ enum Access {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChannelState {
-    /// No rank has the channel yet.
-    Opening,
+    /// No rank has the channel: it is not open yet, or all ranks have closed it.
+    Closed,
     Open,
     /// This rank has dropped the channel, but peers may still send messages.
     Dropped,
@@ -110,7 +110,7 @@ impl WindowUses {
     ) -> Result<WindowUse, Error> {
         let mut state = self.state();
         state.check(&Asking::Channel, std::slice::from_ref(&extent))?;
-        let access = Access::Messages(ChannelState::Opening);
+        let access = Access::Messages(ChannelState::Closed);
         Ok(self.add(&mut state, name, vec![extent], access))
     }
 
@@ -190,8 +190,8 @@ impl WindowUse {
 
     /// Ends the use of a channel, because no rank sends messages through it any more.
     pub(crate) fn end(self) {
-        // A channel that no rank has is removed when its use is dropped.
-        self.users.state().set_channel(self.number, ChannelState::Opening);
+        // A closed channel is removed when its use is dropped.
+        self.users.state().set_channel(self.number, ChannelState::Closed);
     }
 }
 
@@ -283,7 +283,7 @@ impl User {
             (Access::Slice, _) => return Some("borrows them as a slice; drop that slice first"),
             (Access::Messages(channel), Asking::Slice) => {
                 return Some(match channel {
-                    ChannelState::Opening | ChannelState::Open => {
+                    ChannelState::Closed | ChannelState::Open => {
                         "can write them at any time; use its `write` and `read`, or end it with \
                          `Group::close_channel` first"
                     }
@@ -383,6 +383,7 @@ mod tests {
         drop(first);
         assert_eq!(said(borrow(7..9)), "ok");
     }
+
     #[test]
     fn a_channel_keeps_slices_away_until_it_ends_on_every_rank() {
         let users = Arc::new(WindowUses::default());

@@ -81,6 +81,14 @@ impl<D: RegionDevice> Local<D> {
         Ok(())
     }
 
+    /// Copies adjacent flags from the device, whose words are in the byte order of the host. Returns `None` if they leave the region
+    /// or the device does not answer in time.
+    fn download_flags(&self, first: u64, values: &mut [[u8; 8]]) -> Option<()> {
+        let bytes = values.as_flattened_mut();
+        let address = self.span(first.checked_mul(WORD_BYTES)?, bytes.len()).ok()?;
+        self.transfer.download_within(address, bytes, FLAG_READ_TIMEOUT).ok()
+    }
+
     fn span(&self, offset: u64, length: usize) -> Result<DevicePtr, Fault> {
         let all = self.registration.bytes;
         if offset.checked_add(length as u64).is_none_or(|end| end > all) {
@@ -142,25 +150,21 @@ unsafe impl<D: RegionDevice> Region for Local<D> {
         if let Some(flags) = self.flags() {
             return Some(flags.get(usize::try_from(word).ok()?)?.load(Ordering::Acquire));
         }
-        let mut value = [0; 8];
-        let address = self.span(word.checked_mul(WORD_BYTES)?, value.len()).ok()?;
-        self.transfer.download_within(address, &mut value, FLAG_READ_TIMEOUT).ok()?;
-        Some(u64::from_le_bytes(value))
+        let mut value = [[0; 8]];
+        self.download_flags(word, &mut value)?;
+        Some(u64::from_ne_bytes(value[0]))
     }
 
     fn flag_values(&self, first: u64, values: &mut [[u8; 8]]) -> bool {
-        if self.flags().is_some() {
-            return (first..).zip(values).all(|(word, value)| {
-                let found = self.flag_value(word);
-                found.map(|found| *value = found.to_ne_bytes()).is_some()
-            });
+        let Some(flags) = self.flags() else {
+            return self.role() == Role::Flags && self.download_flags(first, values).is_some();
+        };
+        let words = usize::try_from(first).ok().and_then(|first| flags.get(first..));
+        let Some(words) = words.and_then(|words| words.get(..values.len())) else { return false };
+        for (value, word) in values.iter_mut().zip(words) {
+            *value = word.load(Ordering::Acquire).to_ne_bytes();
         }
-        let bytes = values.as_flattened_mut();
-        let offset = first.checked_mul(WORD_BYTES).filter(|_| self.role() == Role::Flags);
-        let address = offset.and_then(|offset| self.span(offset, bytes.len()).ok());
-        address.is_some_and(|address| {
-            self.transfer.download_within(address, bytes, FLAG_READ_TIMEOUT).is_ok()
-        })
+        true
     }
 }
 
