@@ -144,8 +144,8 @@ fn a_recorded_hello_is_not_accepted_again() {
     let welcome = read_frame(&mut first);
     let message = &welcome[34..];
     assert_eq!(welcome[1..33], proof(SECRET, HUB, &[&nonce, &hello, message]));
-    // A message of number 0, the id of the group, and the rank among the ranks.
-    assert_eq!((message[0], &message[33..]), (0, &[1, 2][..]));
+    // A message of number 0, the id of the group, and the rank among the ranks; the process of the hub follows.
+    assert_eq!((message[0], &message[33..35]), (0, &[1, 2][..]));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane::bootstrap::{Bootstrap, Listener};
+use peerlane::bootstrap::{Bootstrap, Listener, ProcessState};
 use peerlane::{Deadline, Error, Rank};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -106,6 +106,18 @@ unsafe impl Bootstrap for Comm {
 
     fn leave(&self, deadline: Deadline) -> std::result::Result<(), Error> {
         self.bootstrap.leave(deadline)
+    }
+
+    fn process(&self, rank: Rank) -> ProcessState {
+        self.bootstrap.process(rank)
+    }
+
+    fn relay_process(&self) -> ProcessState {
+        self.bootstrap.relay_process()
+    }
+
+    fn disconnect(&self) {
+        self.bootstrap.disconnect();
     }
 
     fn shrink(

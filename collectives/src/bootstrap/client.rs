@@ -16,12 +16,16 @@ use super::message::{
     Seconds, with_peer,
 };
 use super::monitor::Monitor;
+use super::process::{ProcessId, ProcessState};
 use super::{AbortRecord, Listener, Notice};
 use crate::error::Error;
 
 const START: &str = "the group did not start";
 
 const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A process that runs answers within this time, however busy the processors are, unless it has a fault.
+pub(crate) const RUNNING_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Messages for a rank that has no listener yet are kept up to this number of bytes.
 const QUEUED_BYTES_MAX: usize = FRAME_BYTES_MAX;
@@ -37,6 +41,8 @@ pub(super) struct Client {
     /// Held while an exchange begins, because the hub counts the contributions of a rank.
     begins: Mutex<()>,
     notifications: Mutex<Notifications>,
+    /// The process that runs the hub, if it has told.
+    hub_process: Option<ProcessId>,
 }
 
 #[derive(Default)]
@@ -47,6 +53,7 @@ pub(crate) struct ClientState {
     /// The rank that counts as lost if the connection to the hub closes.
     hub: Option<Rank>,
     addresses: Vec<Option<SocketAddr>>,
+    processes: Vec<Option<ProcessId>>,
     left: BTreeSet<Rank>,
     next_sequence: u64,
     exchanges: BTreeMap<u64, Exchange>,
@@ -73,7 +80,13 @@ impl Client {
             state: Monitor::new(ClientState::new(ranks)),
             begins: Mutex::default(),
             notifications: Mutex::default(),
+            hub_process: None,
         }
+    }
+
+    /// Creates the side of a rank whose hub is run by a process.
+    pub(super) fn of_hub(rank: Rank, ranks: usize, hub_process: Option<ProcessId>) -> Self {
+        Self { hub_process, ..Self::new(rank, ranks) }
     }
 
     /// Creates the side of a rank in a group that was split from another one. `hub` is the rank that runs the hub.
@@ -90,11 +103,13 @@ impl Client {
         self.ranks
     }
 
-    /// If the deadline passes, `time_out` tells the hub, which knows why ranks are missing and answers all ranks.
+    /// If the deadline passes, `time_out` tells the hub, which knows why ranks are missing and answers all ranks. A hub that
+    /// runs is only slow, and is given more time.
     pub(super) fn wait_started(
         &self,
         deadline: Deadline,
         time_out: impl FnOnce(),
+        hub_runs: impl Fn() -> bool,
     ) -> Result<(), Error> {
         let settled = |state: &mut ClientState| {
             if state.has_started {
@@ -104,7 +119,13 @@ impl Client {
         };
         let answered = self.state.wait(deadline, settled).or_else(|| {
             time_out();
-            self.state.wait(Deadline::after(START_ANSWER_TIMEOUT), settled)
+            let latest = Deadline::after(RUNNING_ANSWER_TIMEOUT);
+            loop {
+                let answer = self.state.wait(Deadline::after(START_ANSWER_TIMEOUT), settled);
+                if answer.is_some() || latest.has_passed() || !hub_runs() {
+                    return answer;
+                }
+            }
         });
         answered.unwrap_or_else(|| {
             let hub = self.state.lock().hub;
@@ -154,6 +175,17 @@ impl Client {
         });
         self.state.lock().end_exchange(sequence);
         result
+    }
+
+    /// Returns what this rank sees of the process of a rank.
+    pub(super) fn process(&self, rank: Rank) -> ProcessState {
+        let id = self.state.lock().processes.get(rank.index()).cloned().flatten();
+        state_of(id.as_ref())
+    }
+
+    /// Returns what this rank sees of the process that runs the hub.
+    pub(super) fn relay_process(&self) -> ProcessState {
+        state_of(self.hub_process.as_ref())
     }
 
     pub(super) fn relay(&self) -> Option<Rank> {
@@ -322,8 +354,8 @@ impl ClientState {
         let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
         match reply {
-            Reply::Joined { runs_hub, addresses } => {
-                self.addresses = addresses;
+            Reply::Joined { runs_hub, addresses, processes } => {
+                (self.addresses, self.processes) = (addresses, processes);
                 self.runs_hub = runs_hub.filter(|rank| known(*rank)).map(Rank);
                 self.has_started = true;
                 None
@@ -407,6 +439,11 @@ impl ClientState {
 /// Returns the time before the deadline of an exchange at which a rank asks which ranks are missing.
 pub(crate) fn watch_time(timeout: Duration) -> Duration {
     (timeout / WATCH_PART).min(WATCH_MAX)
+}
+
+fn state_of(process: Option<&ProcessId>) -> ProcessState {
+    let process = process.and_then(ProcessId::find);
+    process.map_or(ProcessState::Unknown, |process| process.state())
 }
 
 fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {

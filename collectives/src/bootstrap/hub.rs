@@ -17,11 +17,20 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::message::{
     BLOB_BYTES_MAX, Blob, EndCause, FRAME_BYTES_MAX, LABEL_BYTES_MAX, Reply, Request,
 };
+use super::process::ProcessId;
 use crate::error::Error;
+
+/// What a rank says about itself when it joins.
+#[derive(Debug, Default)]
+pub(crate) struct Joining {
+    pub(crate) runs_hub: bool,
+    pub(crate) address: Option<SocketAddr>,
+    pub(crate) process: Option<ProcessId>,
+}
 
 #[derive(Debug)]
 pub(crate) enum Event {
-    Joined { runs_hub: bool, address: Option<SocketAddr> },
+    Joined(Joining),
     Request(Request),
     Lost { how: String },
 }
@@ -35,6 +44,7 @@ const AHEAD_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
 pub(crate) struct HubState {
     members: Vec<Membership>,
     addresses: Vec<Option<SocketAddr>>,
+    processes: Vec<Option<ProcessId>>,
     /// The exchanges that are not complete, from number `completed`.
     exchanges: VecDeque<Exchange>,
     completed: usize,
@@ -101,6 +111,7 @@ impl HubState {
         Self {
             members,
             addresses: vec![None; ranks],
+            processes: vec![None; ranks],
             exchanges: VecDeque::new(),
             completed: 0,
             contributed: vec![0; ranks],
@@ -120,17 +131,20 @@ impl HubState {
 
     pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
-            Event::Joined { runs_hub, address } => {
+            Event::Joined(Joining { runs_hub, address, process }) => {
                 self.members[from.index()] = Membership::Joined;
                 self.addresses[from.index()] = address;
+                self.processes[from.index()] = process;
                 if runs_hub {
                     self.runs_hub = Some(from);
                 }
-                if self.missing().next().is_some() {
+                if !self.is_formed() {
                     return Vec::new();
                 }
-                let (runs_hub, addresses) = (self.runs_hub, self.addresses.clone());
-                vec![Reply::Joined { runs_hub: runs_hub.map(|rank| rank.0), addresses }]
+
+                let (addresses, processes) = (self.addresses.clone(), self.processes.clone());
+                let runs_hub = self.runs_hub.map(|rank| rank.0);
+                vec![Reply::Joined { runs_hub, addresses, processes }]
             }
             _ if !self.is_live(from) => Vec::new(),
             Event::Request(request) => self.handle(from, request),
@@ -320,6 +334,16 @@ impl HubState {
         self.members[rank.index()] == Membership::Joined
     }
 
+    /// Returns whether all ranks have joined, even if some have left or were lost since.
+    pub(crate) fn is_formed(&self) -> bool {
+        self.missing().next().is_none()
+    }
+
+    /// Returns whether a rank runs the hub, and not a process outside of the group.
+    pub(crate) fn is_run_by_rank(&self) -> bool {
+        self.runs_hub.is_some()
+    }
+
     pub(crate) fn knows(&self, rank: Rank) -> bool {
         rank.index() < self.members.len()
     }
@@ -361,7 +385,7 @@ mod tests {
     fn full(ranks: usize) -> HubState {
         let mut state = HubState::new(ranks);
         for rank in Rank::all(ranks) {
-            state.apply(rank, Event::Joined { runs_hub: false, address: None });
+            state.apply(rank, Event::Joined(Joining::default()));
         }
         state
     }
@@ -413,8 +437,8 @@ mod tests {
     fn a_start_timeout_names_the_missing_ranks_and_counts_only_before_the_start() {
         let give_up = || Event::Request(Request::StartTimedOut { timeout: Duration::from_secs(5) });
         let mut state = HubState::new(4);
-        state.apply(Rank(1), Event::Joined { runs_hub: false, address: None });
-        state.apply(Rank(3), Event::Joined { runs_hub: false, address: None });
+        state.apply(Rank(1), Event::Joined(Joining::default()));
+        state.apply(Rank(3), Event::Joined(Joining::default()));
         let (timeout, hints) = (Duration::from_secs(5), Vec::new());
         let missing = EndCause::NotStarted { missing: vec![0, 2], timeout, hints };
         assert!(missing.to_string().starts_with("ranks 0 and 2 did not connect within 5 s; "));

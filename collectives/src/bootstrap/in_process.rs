@@ -18,7 +18,7 @@ use std::{panic, thread};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::client::Client;
-use super::hub::{Event, check_ranks};
+use super::hub::{Event, Joining, check_ranks};
 use super::message::{Blob, Request};
 use super::monitor::Monitor;
 use super::subgroups::{Addressed, Clients, HubGroups};
@@ -180,7 +180,7 @@ fn distance_from_cause(kind: ErrorKind) -> u32 {
 fn run_hub(clients: &[Arc<Clients>], inbox: &Receiver<(Rank, Addressed<Event>)>) {
     let mut state = HubGroups::new(clients.len());
     for rank in Rank::all(clients.len()) {
-        let joined = Event::Joined { runs_hub: false, address: None };
+        let joined = Event::Joined(Joining::default());
         state.apply(rank, Addressed::to_all(joined));
     }
     // The sides of the ranks can send, so the inbox does not close while this thread has them.
@@ -270,6 +270,17 @@ unsafe impl Bootstrap for InProcessBootstrap {
         }
     }
 
+    fn disconnect(&self) {
+        self.client().stop_notifications();
+        self.shrinks.change(|shrinks| shrinks.remove(self.client().rank()));
+        let how = if thread::panicking() {
+            "its thread panicked"
+        } else {
+            "its bootstrap was dropped before the rank left the group"
+        };
+        let _ = self.send(Event::Lost { how: how.into() });
+    }
+
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         let (own, round) =
             (self.client().rank(), self.shrink_calls.fetch_add(1, Ordering::Relaxed));
@@ -299,17 +310,9 @@ unsafe impl Bootstrap for InProcessBootstrap {
 
 impl Drop for InProcessBootstrap {
     fn drop(&mut self) {
-        self.client().stop_notifications();
-        self.shrinks.change(|shrinks| shrinks.remove(self.client().rank()));
-        let how = if thread::panicking() {
-            "its thread panicked"
-        } else {
-            "its bootstrap was dropped before the rank left the group"
-        };
-        let _ = self.send(Event::Lost { how: how.into() });
+        self.disconnect();
     }
 }
-
 impl fmt::Debug for InProcessBootstrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InProcessBootstrap")

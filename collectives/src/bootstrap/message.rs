@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Notice;
 use super::abort::{AbortRecord, Cause};
+use super::process::ProcessId;
 use crate::error::Error;
 
 pub(crate) const BLOB_BYTES_MAX: usize = FRAME_BYTES_MAX - 4096;
@@ -59,6 +60,7 @@ pub(crate) enum Reply {
     Joined {
         runs_hub: Option<u32>,
         addresses: Vec<Option<SocketAddr>>,
+        processes: Vec<Option<ProcessId>>,
     },
     /// The contributions of consecutive ranks to an exchange that is complete, as numbers of ranks with equal data.
     Contributions {

@@ -15,15 +15,18 @@
 //! | `abort` | the reason why a group has ended |
 //! | `message` | what ranks and the hub send each other |
 //! | `monitor` | a value whose changes threads wait for |
+//! | `process` | what a rank sees of the processes of other ranks |
+//! | `forks` | sockets that forked children do not keep open |
 
+use std::fs;
 use std::sync::Arc;
-use std::{fs, process};
 
 use peerlane_hal::{Deadline, Rank};
 
 use crate::error::Error;
 
 pub use self::abort::{AbortRecord, Cause};
+pub use self::process::ProcessState;
 pub use self::secret::Secret;
 
 pub mod environment;
@@ -32,9 +35,11 @@ pub mod tcp;
 
 pub(crate) mod abort;
 pub(crate) mod client;
+pub(crate) mod forks;
 pub(crate) mod hub;
 pub(crate) mod message;
 pub(crate) mod monitor;
+pub(crate) mod process;
 
 mod secret;
 mod subgroups;
@@ -132,6 +137,19 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// In a group of one process it is this rank; it is `None` if a process outside of the group relays them.
     fn relay(&self) -> Option<Rank>;
 
+    /// Returns what this rank sees of the process of a rank, so that one that is stopped is told from one that is slow.
+    ///
+    /// By default it sees nothing.
+    fn process(&self, rank: Rank) -> ProcessState {
+        let _ = rank;
+        ProcessState::Unknown
+    }
+
+    /// Returns what this rank sees of the process that relays the messages, by default that of [`relay`](Self::relay).
+    fn relay_process(&self) -> ProcessState {
+        self.relay().map_or(ProcessState::Unknown, |relay| self.process(relay))
+    }
+
     /// Ends the group on all ranks and returns at once.
     ///
     /// The reason is an encoded [`AbortRecord`]. The listener of every live rank, including this one, receives
@@ -146,9 +164,18 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Leaves the group, so that the other ranks do not count this rank as lost. This rank takes part in nothing more.
     ///
+    /// Afterwards it holds no connection and no port, as after [`disconnect`](Self::disconnect).
+    ///
     /// # Errors
     /// If the other ranks can no longer be reached.
     fn leave(&self, deadline: Deadline) -> Result<(), Error>;
+
+    /// Releases the connections and the port of this rank, which takes part in nothing more. If it has not left the group, the
+    /// other ranks lose it.
+    ///
+    /// A group calls it when it is closed or dropped, because handles of the group keep the bootstrap alive. The default does
+    /// nothing, which suits a bootstrap that is released when it is dropped.
+    fn disconnect(&self) {}
 
     /// Connects the ranks that remain after a group has ended, and returns the bootstrap of the new group. The ranks
     /// keep their order and are numbered from 0.
@@ -197,7 +224,7 @@ fn host_name() -> String {
         .or_else(|_| fs::read_to_string("/etc/hostname"))
         .unwrap_or_default();
     match name.trim() {
-        "" => format!("process {}", process::id()),
+        "" => format!("process {}", std::process::id()),
         name => name.to_owned(),
     }
 }

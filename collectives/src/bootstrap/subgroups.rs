@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::client::{Client, too_many_messages};
 use super::hub::{Event, HubState};
 use super::message::{Blob, EndCause, Reply, Request};
-use super::{Bootstrap, Listener};
+use super::{Bootstrap, Listener, ProcessState};
 use crate::error::Error;
 
 /// Identifies a group that was split from another one: its first rank, by the number in the first group, and a number that
@@ -394,6 +394,23 @@ unsafe impl Bootstrap for SubgroupBootstrap {
         Ok(())
     }
 
+    fn process(&self, rank: Rank) -> ProcessState {
+        let first_rank = self.ranks.get(rank.index());
+        first_rank.map_or(ProcessState::Unknown, |rank| self.clients.first().process(*rank))
+    }
+
+    fn relay_process(&self) -> ProcessState {
+        self.clients.first().relay_process()
+    }
+
+    fn disconnect(&self) {
+        self.client.stop_notifications();
+        if self.forget() {
+            let how = "its group was dropped before the rank left it";
+            self.send(Request::GiveUp { how: how.into() });
+        }
+    }
+
     fn shrink(&self, _: &[Rank], _: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         let text = "shrink: this group was split from another one; shrink that group, and split the new one";
         Err(Error::new(ErrorKind::Unavailable, text))
@@ -408,11 +425,7 @@ unsafe impl Bootstrap for SubgroupBootstrap {
 
 impl Drop for SubgroupBootstrap {
     fn drop(&mut self) {
-        self.client.stop_notifications();
-        if self.forget() {
-            let how = "its group was dropped before the rank left it";
-            self.send(Request::GiveUp { how: how.into() });
-        }
+        self.disconnect();
     }
 }
 

@@ -12,6 +12,10 @@
 //!
 //! If the rank that relays the messages stops, no rank receives its own inquiry. Every rank then blames that
 //! rank, with the same record.
+//!
+//! On busy processors, a rank or the relay can take longer to answer than any limit. So a rank whose process is
+//! [seen](Sight) to run is given more time, and one whose process is seen to be stopped is blamed at once. Every answer tells
+//! what its rank sees, for ranks on other hosts. The limits decide only if nobody sees the process.
 
 #[cfg(test)]
 #[path = "../../tests/control/simulation.rs"]
@@ -23,8 +27,9 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{Rank, SharedQueues};
 use serde::{Deserialize, Serialize};
 
-use crate::bootstrap::Notice;
 use crate::bootstrap::abort::{AbortRecord, Cause};
+use crate::bootstrap::client::RUNNING_ANSWER_TIMEOUT;
+use crate::bootstrap::{Notice, ProcessState};
 
 const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
@@ -33,6 +38,8 @@ const INQUIRY_PART: u32 = 20;
 /// measured time.
 const INQUIRY_EXCHANGES: u32 = 5;
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
+/// The pause between two looks at the process of a relay that has not answered.
+const SIGHT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
 const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -49,6 +56,17 @@ pub(crate) struct RankState {
     pub(crate) waits: Vec<u32>,
     /// This rank's newest start of the operation that the inquiry is about, if starts can have lengths and places of their own.
     pub(crate) start: Option<SizedStart>,
+    /// The ranks whose processes this rank sees, and whether they are stopped.
+    pub(crate) seen: Vec<(u32, bool)>,
+}
+
+/// What this rank sees of the processes of others.
+pub(crate) trait Sight {
+    /// Returns what this rank sees of the process of a rank.
+    fn process(&self, rank: Rank) -> ProcessState;
+
+    /// Returns what this rank sees of the process that relays messages.
+    fn relay(&self) -> ProcessState;
 }
 
 /// The number of a start, and its lengths and places in words.
@@ -99,14 +117,23 @@ struct Inquiry {
     record: AbortRecord,
     confirms: bool,
     answers: BTreeMap<Rank, Answer>,
+    begun: Instant,
     until: Instant,
     limit: Duration,
 }
 
 #[derive(Debug)]
 struct Pending {
-    until: Instant,
+    begun: Instant,
+    /// The time of the next look at the process of the relay.
+    look_at: Instant,
     record: Option<AbortRecord>,
+}
+
+impl Pending {
+    fn new(now: Instant, record: Option<AbortRecord>) -> Self {
+        Self { begun: now, look_at: now + SIGHT_PAUSE, record }
+    }
 }
 
 impl Control {
@@ -166,7 +193,7 @@ impl Control {
         if self.record.is_some() || self.inquiry.is_some() || self.pending.is_some() {
             return None;
         }
-        self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
+        self.pending = Some(Pending::new(now, None));
         let limit = self.inquiry_timeout();
         Some(Message::Inquiry { state, record, confirms: false, limit }.broadcast())
     }
@@ -177,8 +204,7 @@ impl Control {
         if self.record.is_some() || is_pending {
             return None;
         }
-        self.pending =
-            Some(Pending { until: now + self.relay_timeout(), record: Some(record.clone()) });
+        self.pending = Some(Pending::new(now, Some(record.clone())));
         Some(Action::Abort(record))
     }
 
@@ -193,6 +219,7 @@ impl Control {
         now: Instant,
         notice: Notice,
         state: impl Fn(&AbortRecord) -> RankState,
+        sight: &dyn Sight,
     ) -> Option<Action> {
         match notice {
             Notice::Abort { from, record } => self.end(now, AbortRecord::decode(&record, from)),
@@ -206,7 +233,7 @@ impl Control {
             Notice::Message { from, message } => {
                 // Bytes of another program version are ignored; the sender's timeout ends the group.
                 let message = postcard::from_bytes(&message).ok()?;
-                return self.receive_message(now, from, message, state);
+                return self.receive_message(now, from, message, state, sight);
             }
         }
         None
@@ -226,6 +253,7 @@ impl Control {
         from: Rank,
         message: Message,
         state: impl Fn(&AbortRecord) -> RankState,
+        sight: &dyn Sight,
     ) -> Option<Action> {
         if from == self.rank && self.pending.as_ref().is_some_and(|sent| sent.record.is_none()) {
             self.pending = None;
@@ -242,33 +270,34 @@ impl Control {
                     let limit = limit.min(INQUIRY_TIMEOUT_MAX);
                     let (answers, until) = (BTreeMap::from([(from, answer)]), now + limit);
                     let own = state(&record);
-                    self.inquiry = Some(Inquiry { from, record, confirms, answers, until, limit });
+                    let begun = now;
+                    self.inquiry =
+                        Some(Inquiry { from, record, confirms, answers, begun, until, limit });
                     if from == self.rank {
-                        return self.decide_if_complete(now);
+                        return self.decide_if_complete(now, sight);
                     }
                     let answer = Answer { state: own, adopted: self.record.clone() };
                     return Some(Message::Answer(answer).broadcast());
                 };
                 // The deadline of another rank passed too, so its inquiry answers the first one.
                 inquiry.answers.entry(from).or_insert(answer);
-                return self.decide_if_complete(now);
+                return self.decide_if_complete(now, sight);
             }
             Message::Answer(answer) => answer,
         };
         self.inquiry.as_mut()?.answers.entry(from).or_insert(answer);
-        self.decide_if_complete(now)
+        self.decide_if_complete(now, sight)
     }
 
     #[must_use]
-    pub(crate) fn tick(&mut self, now: Instant) -> Option<Action> {
+    pub(crate) fn tick(&mut self, now: Instant, sight: &dyn Sight) -> Option<Action> {
         if self.acknowledge_by.is_some_and(|by| by <= now) {
             self.acknowledge_by = None;
         }
         if self.record.is_some() {
             return None;
         }
-        if self.pending.as_ref().is_some_and(|sent| sent.until <= now) {
-            let record = self.relay_record();
+        if let Some(record) = self.look_at_relay(now, sight) {
             self.adopt(now, record.clone());
             return Some(Action::Abort(record));
         }
@@ -279,18 +308,36 @@ impl Control {
             && conclusion.confirm_at.take().is_some()
         {
             let record = self.inquiry.as_ref()?.record.clone();
-            self.pending = Some(Pending { until: now + self.relay_timeout(), record: None });
+            self.pending = Some(Pending::new(now, None));
             let (state, limit) = (RankState::default(), self.inquiry_timeout());
             return Some(Message::Inquiry { state, record, confirms: true, limit }.broadcast());
         }
-        self.decide(now)
+        self.decide(now, sight)
+    }
+
+    /// Returns the record that blames the relay if this rank has not received its own message, and the relay has had its time.
+    fn look_at_relay(&mut self, now: Instant, sight: &dyn Sight) -> Option<AbortRecord> {
+        let relay_timeout = self.relay_timeout();
+        let sent = self.pending.as_mut().filter(|sent| sent.look_at <= now)?;
+        let process = sight.relay();
+        let until = match process {
+            ProcessState::Stopped => now,
+            ProcessState::Unknown => sent.begun + relay_timeout,
+            // The end of the relay is reported by its connection.
+            ProcessState::Running | ProcessState::Ended => sent.begun + RUNNING_ANSWER_TIMEOUT,
+        };
+        if now >= until {
+            return Some(self.relay_record(process));
+        }
+        sent.look_at = if process == ProcessState::Unknown { until } else { now + SIGHT_PAUSE };
+        None
     }
 
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         if self.record.is_some() {
             return self.acknowledge_by;
         }
-        let sent = self.pending.as_ref().map(|sent| sent.until);
+        let sent = self.pending.as_ref().map(|sent| sent.look_at);
         sent.into_iter().chain(self.decide_at()).min()
     }
 
@@ -313,19 +360,27 @@ impl Control {
         (!has_decided).then(|| inquiry.until + backup)
     }
 
-    fn decide_if_complete(&mut self, now: Instant) -> Option<Action> {
+    fn decide_if_complete(&mut self, now: Instant, sight: &dyn Sight) -> Option<Action> {
         let inquiry = self.inquiry.as_ref().filter(|inquiry| inquiry.from == self.rank)?;
         // The second inquiry follows the conclusion of the first one.
         if inquiry.confirms != self.conclusion.is_some() {
             return None;
         }
-        let is_missing = |rank| !inquiry.answers.contains_key(&rank) && !self.has_left(rank);
-        if Rank::all(self.left.len()).any(is_missing) { None } else { self.decide(now) }
+        let is_awaited = |rank| {
+            let has_answered = inquiry.answers.contains_key(&rank) || self.has_left(rank);
+            !has_answered && inquiry.process(rank, sight) != ProcessState::Stopped
+        };
+        if Rank::all(self.left.len()).any(is_awaited) { None } else { self.decide(now, sight) }
     }
 
-    fn decide(&mut self, now: Instant) -> Option<Action> {
-        let inquiry = self.inquiry.as_ref()?;
-        let (mut record, blamed) = blame(inquiry, &self.left, self.queues);
+    fn decide(&mut self, now: Instant, sight: &dyn Sight) -> Option<Action> {
+        let inquiry = self.inquiry.as_mut()?;
+        let has_time = now < inquiry.begun + RUNNING_ANSWER_TIMEOUT;
+        let verdict = blame(inquiry, &self.left, self.queues, sight, has_time);
+        let Some((mut record, blamed)) = verdict else {
+            inquiry.until = now + inquiry.limit;
+            return None;
+        };
         if inquiry.from == self.rank && blamed.is_some() && !record.unanswered {
             match &self.conclusion {
                 // A rank that answers may have gone on a moment ago, and what it sent may be on its way.
@@ -357,11 +412,33 @@ impl Control {
         self.pending = None;
     }
 
-    fn relay_record(&self) -> AbortRecord {
+    fn relay_record(&self, process: ProcessState) -> AbortRecord {
         let relay = self.relay.map_or_else(|| "the hub".to_owned(), |rank| format!("rank {rank}"));
-        let text =
-            format!("{relay} did not answer after a timeout; it relays the messages of the group");
+        let text = if process == ProcessState::Running {
+            let seconds = RUNNING_ANSWER_TIMEOUT.as_secs();
+            format!(
+                "{relay} is alive but late: it relays the messages of the group, and did not for {seconds} s"
+            )
+        } else {
+            format!("{relay} did not answer after a timeout; it relays the messages of the group")
+        };
         AbortRecord { unanswered: true, ..AbortRecord::timeout(self.relay, text) }
+    }
+}
+
+impl Inquiry {
+    /// Returns what this rank sees of the process of a rank, or else what another rank has seen that has answered.
+    fn process(&self, rank: Rank, sight: &dyn Sight) -> ProcessState {
+        let own = sight.process(rank);
+        if own != ProcessState::Unknown {
+            return own;
+        }
+        let seen = self.answers.values().flat_map(|answer| &answer.state.seen);
+        match seen.into_iter().find(|(other, _)| *other == rank.0) {
+            Some((_, true)) => ProcessState::Stopped,
+            Some((_, false)) => ProcessState::Running,
+            None => ProcessState::Unknown,
+        }
     }
 }
 
@@ -400,18 +477,22 @@ fn different_starts(inquiry: &Inquiry) -> Option<AbortRecord> {
 
 /// Finds the rank to blame for a timeout, by following from rank to rank who waits for whom.
 ///
-/// If the rank that asked does not wait for another rank, it is that rank, and its record stays unchanged.
+/// If the rank that asked does not wait for another rank, it is that rank, and its record stays unchanged. `None` means that a
+/// rank that runs has not answered yet, and `has_time`.
 fn blame(
     inquiry: &Inquiry,
     left: &[bool],
     queues: Option<SharedQueues>,
-) -> (AbortRecord, Option<u32>) {
+    sight: &dyn Sight,
+    has_time: bool,
+) -> Option<(AbortRecord, Option<u32>)> {
     if let Some(adopted) = inquiry.answers.values().find_map(|answer| answer.adopted.clone()) {
-        return (adopted, None);
+        return Some((adopted, None));
     }
     if let Some(record) = different_starts(inquiry) {
-        return (record, None);
+        return Some((record, None));
     }
+
     // The ranks that the rank that asked waits for, directly or through others, with the rank before each.
     let mut reached = vec![inquiry.from.0];
     let mut before: BTreeMap<u32, u32> = BTreeMap::new();
@@ -428,8 +509,18 @@ fn blame(
             }
         }
     }
+
     let answer = |rank: &u32| inquiry.answers.get(&Rank(*rank));
-    let silent = reached.iter().find(|rank| answer(rank).is_none());
+    let silent: Vec<u32> = reached.iter().copied().filter(|rank| answer(rank).is_none()).collect();
+    let process = |rank: &u32| inquiry.process(Rank(*rank), sight);
+    let is_stopped = |rank: &&u32| process(rank) == ProcessState::Stopped;
+    let is_unseen = |rank: &&u32| process(rank) == ProcessState::Unknown;
+    let stopped = silent.iter().find(is_stopped);
+    let known = stopped.or_else(|| silent.iter().find(is_unseen));
+    if known.is_none() && !silent.is_empty() && has_time {
+        return None;
+    }
+    let silent = known.or(silent.first());
     let idle = || {
         reached.iter().find(|rank| answer(rank).is_some_and(|answer| answer.state.waits.is_empty()))
     };
@@ -444,12 +535,13 @@ fn blame(
                  hardware queues that {variable} permits"
             ));
         }
-        return (record, None);
+        return Some((record, None));
     };
     if blamed == inquiry.from.0 {
         // It waits for its own copies, or for a hub outside of the group.
-        return (record, Some(blamed));
+        return Some((record, Some(blamed)));
     }
+
     record.unanswered = silent.is_some();
     record.peer = Some(Rank(blamed));
     let mut chain = vec![blamed];
@@ -461,7 +553,11 @@ fn blame(
     for pair in chain.windows(2).rev() {
         record.text.push_str(&format!("; rank {} waits for rank {}", pair[1], pair[0]));
     }
-    let end = if silent.is_some() { "does not answer" } else { "is alive but late" };
+    let end = match silent {
+        None => "is alive but late",
+        Some(_) if stopped.is_some() => "does not answer, because its process is stopped",
+        Some(_) => "does not answer",
+    };
     record.text.push_str(&format!("; rank {blamed} {end}"));
-    (record, Some(blamed))
+    Some((record, Some(blamed)))
 }

@@ -21,7 +21,7 @@ const END: &str = "the end of the group";
 /// use std::os::fd::AsFd;
 ///
 /// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-/// use peerlane_collectives::group::Group;
+/// use peerlane_collectives::group::{Group, GroupState};
 /// use peerlane_host as host;
 ///
 /// in_process::run(1, |bootstrap| {
@@ -30,8 +30,10 @@ const END: &str = "the end of the group";
 ///     let end = group.end()?;
 ///     assert!(end.check().is_ok());
 ///     let _polled_by_an_event_loop = end.as_fd();
+///     assert_eq!(end.state(), GroupState::Open);
 ///     group.close()?;
 ///     assert!(end.check().is_err());
+///     assert_eq!(end.state(), GroupState::Closed);
 ///     Ok(())
 /// })
 /// .unwrap();
@@ -39,6 +41,20 @@ const END: &str = "the end of the group";
 pub struct GroupEnd {
     shared: Arc<Shared>,
     event: Arc<Event>,
+}
+
+/// The state of a group on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GroupState {
+    /// The ranks can make collective calls.
+    Open,
+    /// All ranks have agreed to close the group, and this one has still connections to others.
+    Leaving,
+    /// The group was closed by all ranks, and this rank holds nothing of it but what operations and handles keep.
+    Closed,
+    /// The group ended by the loss of a rank, by an error, or because this rank dropped it.
+    Ended,
 }
 
 impl GroupEnd {
@@ -55,6 +71,11 @@ impl GroupEnd {
     /// The reason why the group has ended, or that it was closed.
     pub fn check(&self) -> Result<(), Error> {
         self.shared.check()
+    }
+
+    /// Returns the state of the group on this rank.
+    pub fn state(&self) -> GroupState {
+        self.shared.group_state()
     }
 }
 

@@ -46,7 +46,7 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
 pub use channel::{Channel, ChannelReport, CopyRange, Rows, StreamMessages};
-pub use end::GroupEnd;
+pub use end::{GroupEnd, GroupState};
 use family::DrivesAll;
 use heap::{Allocation, Demand, Heap};
 use operation::Proofs;
@@ -58,7 +58,7 @@ pub use options::GroupOptions;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
-use shared::{Closed, Shared};
+use shared::{Close, Shared};
 use window::WindowUses;
 pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};
 
@@ -403,6 +403,10 @@ impl Group {
 
     /// Closes the group once every rank has called `close`; its operations can no longer start. Collective.
     ///
+    /// It releases what the group alone holds: its connections, its port, and its part of the heap of the group from which it was
+    /// split. Operations that outlive the group keep their own memory. All ranks can open the next group at the same address at
+    /// once: a rank that is early waits for those that have still to leave this one.
+    ///
     /// Peers treat a group that is dropped without being closed as lost.
     ///
     /// # Errors
@@ -423,9 +427,11 @@ impl Group {
             // `capturable` guarantee.
             unsafe { self.heap.allow_reuse_of_flags() };
         }
-        self.shared.end_children(Closed::Together);
-        self.shared.close(Closed::Together);
-        self.shared.bootstrap.leave(deadline)
+        self.shared.end_children(Close::Together);
+        self.shared.close(Close::Together);
+        let left = self.shared.bootstrap.leave(deadline);
+        self.shared.note_left();
+        left
     }
 }
 
@@ -443,16 +449,17 @@ impl Drop for Group {
         self.barrier = None;
         self.kept.clear();
         if self.shared.check().is_ok() {
-            // What is prepared may outlive the group and keeps the connection open.
             let how = "its group was dropped without a call of `close`";
             let record = AbortRecord::lost(self.rank(), how).encode();
             // If nobody can be told, there is nobody left.
             let _ = self.shared.bootstrap.abort(&record);
         }
-        self.shared.end_children(Closed::Alone);
-        self.shared.close(Closed::Alone);
+        self.shared.end_children(Close::Alone);
+        self.shared.close(Close::Alone);
         self.shared.family.remove(&self.shared);
         self.shared.end();
+        // Operations, arrays and handles of the end may outlive the group, but its connections and its port do not.
+        self.shared.bootstrap.disconnect();
         if !self.setup.is_split {
             self.shared.family.end_threads();
         }

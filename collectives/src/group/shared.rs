@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
 
-use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice};
+use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice, ProcessState};
 use crate::error::Error;
 use crate::group::channel::ChannelSide;
-use crate::group::control::{Action, Control, RankState, SizedStart};
+use crate::group::control::{Action, Control, RankState, Sight, SizedStart};
+use crate::group::end::GroupState;
 use crate::group::event::Event;
 use crate::group::family::Family;
 use crate::group::segment::Segment;
@@ -61,12 +62,22 @@ pub(super) struct State {
     pub(super) channels: Vec<Weak<ChannelSide>>,
 }
 
+/// How a group came to its end on this rank, unless a record says that it was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closed {
+pub(crate) struct Closed {
+    pub(crate) how: Close,
+    /// Whether the group ended because the one that it was split from was closed or dropped.
+    with_parent: bool,
+    /// Whether this rank has left, so that it holds no connection any more.
+    has_left: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Close {
+    /// All ranks have agreed to close the group.
     Together,
+    /// This rank has dropped the group.
     Alone,
-    /// The group that this one was split from was closed.
-    WithParent,
 }
 
 #[derive(Clone)]
@@ -136,6 +147,9 @@ impl Shared {
         };
         let mut state = self.state();
         let tracked = std::mem::take(&mut state.tracked);
+        if matches!(notice, Notice::Abort { .. } | Notice::Lost { .. }) {
+            tracked.iter().for_each(|tracked| tracked.tracker.note_arrivals());
+        }
         let channels: Vec<_> = state.channels.iter().filter_map(Weak::upgrade).collect();
         let own = |record: &AbortRecord| {
             let state = self.rank_state(&tracked, &channels, record);
@@ -143,7 +157,8 @@ impl Shared {
             let is_idle = state.waits.is_empty();
             if is_idle { RankState { waits: elsewhere.clone(), ..state } } else { state }
         };
-        let action = state.control.receive(Instant::now(), notice, own);
+        let sight = ThroughBootstrap(&*self.bootstrap);
+        let action = state.control.receive(Instant::now(), notice, own, &sight);
         state.tracked = tracked;
         self.after_change(state, action);
     }
@@ -201,7 +216,20 @@ impl Shared {
         let messages = channels.iter().flat_map(|channel| channel.waits());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).chain(messages).collect();
         let waits = ranks.into_iter().map(|rank| rank.0).collect();
-        RankState { waits, start: newest_start(tracked, record) }
+        RankState { waits, start: newest_start(tracked, record), seen: self.seen() }
+    }
+
+    /// Returns the other ranks whose processes this rank sees, and whether they are stopped.
+    fn seen(&self) -> Vec<(u32, bool)> {
+        let seen = Rank::all(self.bootstrap.ranks()).filter_map(|rank| {
+            match self.bootstrap.process(rank) {
+                ProcessState::Running => Some((rank.0, false)),
+                ProcessState::Stopped => Some((rank.0, true)),
+                // The end of a process is reported by its connection.
+                ProcessState::Ended | ProcessState::Unknown => None,
+            }
+        });
+        seen.filter(|(rank, _)| *rank != self.bootstrap.rank().0).collect()
     }
 
     fn after_change(&self, state: MutexGuard<'_, State>, action: Option<Action>) {
@@ -244,6 +272,11 @@ impl Shared {
         self.after_change(state, action);
     }
 
+    /// Does what is due in the control of the group.
+    pub(super) fn tick(&self) {
+        self.change(|control, now| control.tick(now, &ThroughBootstrap(&*self.bootstrap)));
+    }
+
     fn wait_until(&self, done: impl Fn(&Control) -> bool) {
         let mut state = self.state();
         while !done(&state.control) {
@@ -251,7 +284,7 @@ impl Shared {
             match state.control.next_tick() {
                 Some(at) if at <= now => {
                     drop(state);
-                    self.change(Control::tick);
+                    self.tick();
                     state = self.state();
                 }
                 Some(at) => state = self.sleep(state, at - now),
@@ -278,12 +311,31 @@ impl Shared {
             return Err(record.to_error(self.bootstrap.rank()));
         }
         let text = match state.closed {
-            Some(Closed::WithParent) => {
+            Some(Closed { with_parent: true, .. }) => {
                 "the group that this one was split from has been closed or dropped"
             }
             _ => "the group was closed before",
         };
         Err(Error::new(ErrorKind::Aborted, text))
+    }
+
+    /// Returns whether all ranks have closed the group, after which no rank writes to the memory of another one.
+    pub(crate) fn is_closed_well(&self) -> bool {
+        let state = self.state();
+        let is_together = state.closed.is_some_and(|closed| closed.how == Close::Together);
+        is_together && state.control.record().is_none()
+    }
+
+    /// Returns the state of the group on this rank.
+    pub(super) fn group_state(&self) -> GroupState {
+        let state = self.state();
+        match state.closed {
+            _ if state.control.record().is_some() => GroupState::Ended,
+            None => GroupState::Open,
+            Some(Closed { how: Close::Alone, .. }) => GroupState::Ended,
+            Some(Closed { has_left: false, .. }) => GroupState::Leaving,
+            Some(Closed { has_left: true, .. }) => GroupState::Closed,
+        }
     }
 
     pub(crate) fn watch_replays(&self, tracker: &StartTracker) {
@@ -337,7 +389,7 @@ impl Shared {
             return;
         }
         let start = newest_start(&self.state().tracked, &record);
-        let own = RankState { waits, start };
+        let own = RankState { waits, start, seen: self.seen() };
         self.change(|control, now| control.overdue(now, own, record));
     }
 
@@ -388,13 +440,13 @@ impl Shared {
     }
 
     /// Ends the groups that were split from this one, which is being closed like this.
-    pub(super) fn end_children(&self, how: Closed) {
+    pub(super) fn end_children(&self, how: Close) {
         let children = std::mem::take(&mut *self.children());
         for child in children.iter().filter_map(Weak::upgrade) {
             child.end_children(how);
             if child.check().is_ok() {
                 // If nobody can be told, there is nobody left.
-                let _ = if how == Closed::Together {
+                let _ = if how == Close::Together {
                     child.bootstrap.leave(Deadline::after(child.timeout))
                 } else {
                     let how = "the group that its group was split from was dropped without a call of `close`";
@@ -402,9 +454,10 @@ impl Shared {
                     child.bootstrap.abort(&record.encode())
                 };
             }
-            child.close(Closed::WithParent);
+            child.close_as(Closed { how, with_parent: true, has_left: true });
             child.family.remove(&child);
             child.end();
+            child.bootstrap.disconnect();
         }
     }
 
@@ -500,8 +553,19 @@ impl Shared {
         }
     }
 
-    pub(crate) fn close(&self, how: Closed) {
-        self.state().closed.get_or_insert(how);
+    pub(super) fn close(&self, how: Close) {
+        self.close_as(Closed { how, with_parent: false, has_left: false });
+    }
+
+    /// Notes that this rank has left the group that it has closed.
+    pub(super) fn note_left(&self) {
+        if let Some(closed) = &mut self.state().closed {
+            closed.has_left = true;
+        }
+    }
+
+    fn close_as(&self, closed: Closed) {
+        self.state().closed.get_or_insert(closed);
         self.aborted.store(true, Ordering::Release);
         self.change(|_, _| None);
     }
@@ -644,6 +708,19 @@ impl Shared {
 /// An operation whose starts use several plans is tracked several times.
 fn newest_start(tracked: &[TrackedOperation], record: &AbortRecord) -> Option<SizedStart> {
     tracked.iter().filter_map(|tracked| tracked.tracker.start_of(record)).max()
+}
+
+/// What this rank sees of the processes of others through its bootstrap.
+struct ThroughBootstrap<'b>(&'b dyn Bootstrap);
+
+impl Sight for ThroughBootstrap<'_> {
+    fn process(&self, rank: Rank) -> ProcessState {
+        self.0.process(rank)
+    }
+
+    fn relay(&self) -> ProcessState {
+        self.0.relay_process()
+    }
 }
 
 struct GroupListener(Weak<Shared>);

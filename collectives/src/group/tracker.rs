@@ -53,6 +53,10 @@ pub(crate) struct StartTracker {
     blocked: AtomicBool,
     /// Whether the operation was dropped during a start that nobody finished.
     abandoned: AtomicBool,
+    /// The last start whose signals had all arrived when the group ended.
+    arrived: AtomicU64,
+    /// The last start of which the caller knows that it is complete.
+    finished: AtomicU64,
     event: Event,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
@@ -172,6 +176,8 @@ impl StartTracker {
             observed: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
+            arrived: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
             event: Event::default(),
             part,
         }
@@ -312,10 +318,32 @@ impl StartTracker {
         writers.filter(|rank| *rank != self.rank).collect()
     }
 
+    /// Notes the starts for which all signals of peers have arrived. Called before this rank answers that it knows of the end of
+    /// the group, because peers may signal anything afterwards.
+    pub(crate) fn note_arrivals(&self) {
+        let opened = self.opened.load(Ordering::Acquire);
+        let has_arrived =
+            |epoch: &u64| self.missing_flags_of(Some(Start::Eager(*epoch))).next().is_none();
+        if let Some(last) = (self.epoch()..=opened).take_while(has_arrived).last() {
+            self.arrived.fetch_max(last, Ordering::AcqRel);
+        }
+    }
+
+    /// Returns the last start for which all signals had arrived when the group ended.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.arrived.load(Ordering::Acquire)
+    }
+
+    fn missing_flags(&self) -> impl Iterator<Item = (AwaitedFlag, Option<u64>)> {
+        self.missing_flags_of(self.waiting())
+    }
+
     /// A read of a flag can be stuck behind copies on the device. This and all further flags are then taken as missing,
     /// so that the answer to an inquiry is not late.
-    fn missing_flags(&self) -> impl Iterator<Item = (AwaitedFlag, Option<u64>)> {
-        let start = self.waiting();
+    fn missing_flags_of(
+        &self,
+        start: Option<Start>,
+    ) -> impl Iterator<Item = (AwaitedFlag, Option<u64>)> {
         let mut is_stuck = false;
         self.waits.iter().filter_map(move |wait| {
             let start = start?;
@@ -514,15 +542,26 @@ impl StartTracker {
         }
     }
 
+    /// Notes that the caller knows that the starts up to `epoch` are complete.
+    pub(crate) fn note_finished(&self, epoch: u64) {
+        self.finished.fetch_max(epoch, Ordering::AcqRel);
+    }
+
+    /// Returns how the operation uses its memory now.
+    ///
+    /// A start of the host counts as open until its caller knows that it is complete, and not only until it is: whether another
+    /// start is refused then depends on what this rank has called, and never on how fast the ranks are.
     pub(crate) fn activity(&self) -> Activity {
         if self.is_abandoned() {
             return Activity::Abandoned;
         }
-        match (self.is_captured(), self.due().is_some()) {
+        let is_unfinished =
+            self.opened.load(Ordering::Acquire) > self.finished.load(Ordering::Acquire);
+        match (self.is_captured(), self.is_on_stream()) {
             (true, _) => Activity::Captured,
-            (false, true) if self.is_on_stream() => Activity::OnStream,
-            (false, true) => Activity::Open,
-            (false, false) => Activity::Idle,
+            (false, true) if self.due().is_some() => Activity::OnStream,
+            (false, false) if is_unfinished => Activity::Open,
+            _ => Activity::Idle,
         }
     }
 }

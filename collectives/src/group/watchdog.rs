@@ -12,8 +12,8 @@ use peerlane_hal::Deadline;
 
 use crate::error::Error;
 use crate::group::channel::ChannelSide;
-use crate::group::control::{ACKNOWLEDGE_TIMEOUT, Control};
-use crate::group::shared::{Closed, Driven, Shared, State, TrackedOperation};
+use crate::group::control::ACKNOWLEDGE_TIMEOUT;
+use crate::group::shared::{Close, Closed, Driven, Shared, State, TrackedOperation};
 use crate::group::tracker::StartTracker;
 use crate::run::executor::DRAIN_TIMEOUT;
 
@@ -84,7 +84,7 @@ impl Shared {
             let until_tick = state.control.until_tick(Instant::now());
             if until_tick.is_some_and(|pause| pause.is_zero()) {
                 drop(state);
-                self.change(Control::tick);
+                self.tick();
                 continue;
             }
             if state.control.record().is_some() {
@@ -219,20 +219,20 @@ impl Shared {
     pub(super) fn end(&self) {
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.state();
-        let Some(how) = state.closed else { return };
+        let Some(Closed { how, .. }) = state.closed else { return };
         watch.collect(state);
         let Watch { streams, channels, .. } = &mut *watch;
         let (streams, channels) = (std::mem::take(streams), std::mem::take(channels));
         drop(watch);
         let blocked: Vec<TrackedOperation> = streams
             .iter()
-            .filter(|tracked| how != Closed::Together || tracked.tracker.due().is_some())
+            .filter(|tracked| how != Close::Together || tracked.tracker.due().is_some())
             .cloned()
             .collect();
         if blocked.is_empty() && channels.is_empty() {
             return;
         }
-        if how != Closed::Together {
+        if how != Close::Together {
             // The record that the drop of the group sent comes back.
             let deadline = Deadline::after(ACKNOWLEDGE_TIMEOUT);
             let mut state = self.state();

@@ -11,7 +11,7 @@ use hmac_sha256::HMAC;
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_hal::Rank;
 
-pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x06\0\0\0";
+pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x07\0\0\0";
 
 /// The start of a message of the first group.
 pub(crate) const NO_SUBGROUP: Option<(u32, u32)> = None;
@@ -65,8 +65,8 @@ fn challenge_at(hub: SocketAddr) -> (TcpStream, Vec<u8>) {
 
 /// Returns the hello of a rank.
 pub(crate) fn hello(rank: u32, ranks: u32) -> Vec<u8> {
-    let (address, shrinks) = (None::<SocketAddr>, None::<[u8; 32]>);
-    let hello = (NONCE, rank, ranks, "a host", None::<&str>, false, address, shrinks);
+    let (address, process, shrinks) = (None::<SocketAddr>, None::<()>, None::<[u8; 32]>);
+    let hello = (NONCE, rank, ranks, "a host", None::<&str>, false, address, process, shrinks);
     postcard::to_stdvec(&hello).unwrap()
 }
 

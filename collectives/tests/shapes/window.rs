@@ -219,6 +219,31 @@ fn refused<T>(result: Result<T, Error>) -> String {
 }
 
 #[test]
+fn a_start_is_refused_on_all_ranks_alike_until_the_one_before_was_waited_for() {
+    in_flat_group(3, |group| {
+        let window = group.window::<u8>(100)?;
+        let mut first = group.all_gather(20).output_into(&window, 0).in_place().prepare()?;
+        let mut second = group.all_gather(20).output_into(&window, 30).in_place().prepare()?;
+        let text = "all-gather 1 uses them in a start that this rank has not waited for";
+
+        // After the barrier the start is complete on all ranks, but they do not know it.
+        let started = first.start()?;
+        group.barrier()?;
+        assert!(refused(second.start().map(drop)).contains(text));
+        assert!(refused(window.slice(0..1).map(drop)).contains(text));
+        // A handle that is dropped leaves it to the next call of the operation to wait.
+        drop(started);
+        assert!(refused(second.start().map(drop)).contains(text));
+        first.run()?;
+        second.run()?;
+
+        let mut started = second.start()?;
+        while !started.poll()? {}
+        first.run()
+    });
+}
+
+#[test]
 fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
     let checked = Barrier::new(2);
     in_flat_group(2, |group| {
@@ -242,8 +267,8 @@ fn the_host_and_operations_do_not_use_the_same_bytes_at_once() {
         let started = first.start()?;
         assert_eq!(
             refused(second.start().map(drop)),
-            "bytes 0 to 40 of window 1 are in use: all-gather 1 uses them in a start that is not \
-             complete; wait for that start first"
+            "bytes 0 to 40 of window 1 are in use: all-gather 1 uses them in a start that this \
+             rank has not waited for; wait for it first"
         );
         assert!(
             refused(window.slice(0..1).map(drop)).contains("all-gather 1 uses them in a start")

@@ -11,12 +11,13 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, Rank};
 
 use super::handshake::{GroupId, Hello, Refusal};
+use super::wire::Stream;
 
 pub(super) struct Formation {
     group: GroupId,
     ranks: usize,
     remaining: Vec<(Rank, SocketAddr)>,
-    arrived: BTreeMap<Rank, (u64, TcpStream)>,
+    arrived: BTreeMap<Rank, (u64, Stream)>,
     members: Option<Vec<(Rank, u64)>>,
 }
 
@@ -34,7 +35,7 @@ impl Formation {
         &mut self,
         hello: &Hello,
         number: u64,
-        stream: TcpStream,
+        stream: Stream,
     ) -> Result<(), Refusal> {
         let rank = Rank(hello.rank);
         if hello.shrinks != Some(self.group) || hello.ranks as usize != self.ranks {
@@ -53,7 +54,7 @@ impl Formation {
         remaining.filter(|(rank, _)| !self.arrived.contains_key(rank))
     }
 
-    pub(super) fn form(&mut self) -> BTreeMap<u64, TcpStream> {
+    pub(super) fn form(&mut self) -> BTreeMap<u64, Stream> {
         let arrived = std::mem::take(&mut self.arrived);
         let members = arrived.iter().map(|(rank, (number, _))| (*rank, *number)).collect();
         self.members = Some(members);

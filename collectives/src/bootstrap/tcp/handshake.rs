@@ -16,13 +16,15 @@ use std::fmt;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 
+use peerlane_hal::Rank;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::super::message::Blob;
+use super::super::message::{Blob, RankList};
+use super::super::process::ProcessId;
 use super::super::secret::Secret;
 
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
 
@@ -43,12 +45,13 @@ pub(super) struct Hello {
     pub(super) job: Option<String>,
     pub(super) runs_hub: bool,
     pub(super) address: Option<SocketAddr>,
+    pub(super) process: Option<ProcessId>,
     pub(super) shrinks: Option<GroupId>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HelloReply {
-    Welcome { group: GroupId, rank: u32, ranks: u32 },
+    Welcome { group: GroupId, rank: u32, ranks: u32, process: Option<ProcessId> },
     Refused(Refusal),
 }
 
@@ -83,6 +86,10 @@ pub(super) enum Refusal {
     OtherGroup,
     ShrunkWithout {
         rank: u32,
+    },
+    /// Another group was formed here before and is ending, so the hub of the next one opens soon.
+    Earlier {
+        live: Vec<u32>,
     },
 }
 
@@ -125,6 +132,10 @@ impl fmt::Display for Refusal {
             Self::Ended { cause } => write!(f, "the group has already ended: {cause}"),
             Self::Closing => f.write_str("the hub is shutting down"),
             Self::OtherGroup => f.write_str("the hub serves another group"),
+            Self::Earlier { live } => {
+                let live: Vec<_> = live.iter().copied().map(Rank).collect();
+                write!(f, "an earlier group has not ended yet on {}", RankList(&live))
+            }
             Self::ShrunkWithout { rank } => write!(
                 f,
                 "the group has shrunk without rank {rank}, which did not call `shrink` in time"

@@ -21,9 +21,11 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::super::environment::{NO_SECRET_HELP, is_loopback};
-use super::super::hub::{Event, check_ranks};
+use super::super::forks::{Generation, Uninherited};
+use super::super::hub::{Event, Joining, check_ranks};
 use super::super::message::{RankList, Reply, Request, Seconds};
 use super::super::monitor::Monitor;
+use super::super::process::ProcessId;
 use super::super::secret::{Secret, random_bytes};
 use super::super::subgroups::{Addressed, HubGroups, Outgoing, SubgroupId};
 use super::formation::{self, Formation, Probes};
@@ -32,13 +34,17 @@ use super::handshake::{
     Side, VERSION, preamble, read_preamble,
 };
 use super::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, encode_frame, is_timeout, read_frame,
+    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
+    is_timeout, keep_alive, read_frame,
 };
 use crate::error::Error;
 
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const STRANGERS_MAX: usize = 64;
+
+/// A process that asks for the number of a running rank waits this long until the rank has left.
+const SEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
 const FORM_PAUSE: Duration = Duration::from_millis(10);
 
@@ -60,11 +66,15 @@ pub(super) struct Shared {
     ranks: usize,
     secret: Option<Secret>,
     allow_unauthenticated: bool,
-    group: GroupId,
+    /// The job that the options name.
+    job: Option<String>,
+    process: Option<ProcessId>,
+    generation: Generation,
     state: Monitor<State>,
 }
 
 struct State {
+    group: GroupId,
     hub: HubGroups,
     /// The groups that have ended since the last change.
     ended: Vec<Option<SubgroupId>>,
@@ -72,7 +82,7 @@ struct State {
     /// The job of the ranks, which can be none; the options or the first rank determine it.
     job: Option<Option<String>>,
     connections: Vec<Option<Connection>>,
-    pending: BTreeMap<u64, TcpStream>,
+    pending: BTreeMap<u64, Stream>,
     accepted: u64,
     closing: bool,
 }
@@ -180,6 +190,7 @@ impl HubOptions {
         formation: Option<Formation>,
     ) -> io::Result<Hub> {
         let state = State {
+            group,
             hub: HubGroups::new(ranks),
             ended: Vec::new(),
             formation,
@@ -189,12 +200,18 @@ impl HubOptions {
             accepted: 0,
             closing: false,
         };
-        let Self { secret, allow_unauthenticated, .. } = self;
-        let state = Monitor::new(state);
-        let shared =
-            Arc::new(Shared { address, ranks, secret, allow_unauthenticated, group, state });
+        let shared = Arc::new(Shared {
+            address,
+            ranks,
+            secret: self.secret,
+            allow_unauthenticated: self.allow_unauthenticated,
+            job: self.job,
+            process: ProcessId::own(),
+            generation: Generation::now(),
+            state: Monitor::new(state),
+        });
         let acceptor = {
-            let shared = Arc::clone(&shared);
+            let (shared, listener) = (Arc::clone(&shared), Uninherited::new(listener));
             thread::Builder::new()
                 .name("peerlane-hub".into())
                 .spawn(move || accept(&listener, &shared))?
@@ -300,6 +317,11 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         let state = &self.shared.state;
+        if self.shared.generation.is_past() {
+            // The threads of the hub do not exist in a forked child, and any of them may have held the lock.
+            return;
+        }
+
         // Every rank receives a pending end of the group before its connection closes.
         state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
             (!state.hub.awaits_any_acknowledgement()).then_some(())
@@ -335,20 +357,19 @@ impl fmt::Debug for Hub {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+fn accept(listener: &Uninherited<TcpListener>, shared: &Arc<Shared>) {
     loop {
         let accepted = listener.accept();
         if shared.state.lock().closing {
             return;
         }
-        let begun = accepted.and_then(|(stream, origin)| {
-            let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
-            Ok((shared.begin(&stream)?, stream, origin))
-        });
-        let Ok((number, stream, origin)) = begun else {
+        let Ok((stream, origin)) = accepted else {
             thread::sleep(ACCEPT_PAUSE);
             continue;
         };
+        let stream = Stream::new(Uninherited::new(stream));
+        let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
+        let number = shared.begin(&stream);
         let server = Arc::clone(shared);
         let thread = thread::Builder::new()
             .name("peerlane-hub-read".into())
@@ -363,8 +384,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 impl Shared {
     /// The oldest connection in the handshake is closed if there are too many, because a rank needs little time
     /// for its handshake and tries again.
-    fn begin(&self, stream: &TcpStream) -> io::Result<u64> {
-        let pending = stream.try_clone()?;
+    fn begin(&self, stream: &Stream) -> u64 {
         let mut state = self.state.lock();
         if state.pending.len() >= self.ranks + STRANGERS_MAX
             && let Some((_, oldest)) = state.pending.pop_first()
@@ -373,8 +393,8 @@ impl Shared {
         }
         state.accepted += 1;
         let number = state.accepted;
-        state.pending.insert(number, pending);
-        Ok(number)
+        state.pending.insert(number, Arc::clone(stream));
+        number
     }
 
     fn form_group(&self, until: Deadline) {
@@ -413,6 +433,33 @@ impl Shared {
         Ok(())
     }
 
+    /// Makes the hub of a process outside of the group ready for its next group, and waits a moment for the seat of a rank.
+    ///
+    /// A rank that opens its next group can be here before the end of its last connection.
+    fn await_seat(&self, hello: &Hello) -> Result<(), Refusal> {
+        if hello.shrinks.is_some() {
+            return Ok(());
+        }
+        let settled = |state: &mut State| {
+            let connection = state.connections.get(hello.rank as usize).and_then(Option::as_ref);
+            let first = state.hub.first();
+            let is_free = connection.is_none() || first.end_cause().is_some();
+            (is_free || state.closing || !first.is_live(Rank(hello.rank))).then_some(())
+        };
+        let _ = self.state.wait(Deadline::after(SEAT_TIMEOUT), settled);
+
+        let group = random_bytes().map_err(|_| Refusal::Closing)?;
+        self.state.change(|state| {
+            if state.is_empty() {
+                state.group = group;
+                state.hub = HubGroups::new(self.ranks);
+                state.job = self.job.clone().map(Some);
+                state.connections.fill_with(|| None);
+            }
+        });
+        Ok(())
+    }
+
     fn admit(
         self: &Arc<Self>,
         hello: Hello,
@@ -420,16 +467,16 @@ impl Shared {
         outbox: Outbox,
         seal: impl Fn(&HelloReply) -> Sealed,
     ) -> Result<Rank, Refusal> {
-        let awaited = self.await_formation(&hello, number);
+        let awaited = self.await_formation(&hello, number).and_then(|()| self.await_seat(&hello));
         let admitted = self.change(|state| {
             // A connection that was closed as the oldest must not join.
             let seat = awaited.and_then(|()| match state.pending.contains_key(&number) {
                 true => state.seat(&hello, number, self.ranks),
                 false => Err(Refusal::Closing),
             });
-            let group = self.group;
+            let (group, process) = (state.group, self.process.clone());
             let reply = match seat {
-                Ok((rank, ranks)) => HelloReply::Welcome { group, rank: rank.0, ranks },
+                Ok((rank, ranks)) => HelloReply::Welcome { group, rank: rank.0, ranks, process },
                 Err(refusal) => HelloReply::Refused(refusal),
             };
             // An empty queue is not full.
@@ -442,8 +489,8 @@ impl Shared {
             state.job.get_or_insert(hello.job);
             let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
-            let (runs_hub, address) = (hello.runs_hub, hello.address);
-            let joined = Event::Joined { runs_hub, address };
+            let Hello { runs_hub, address, process, .. } = hello;
+            let joined = Event::Joined(Joining { runs_hub, address, process });
             Ok((rank, state.apply(rank, Addressed::to_all(joined))))
         });
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
@@ -498,6 +545,13 @@ impl State {
         self.connections = (0..ranks).map(|_| None).collect();
     }
 
+    /// Returns whether all ranks of the group are gone, and a process outside of it runs the hub.
+    fn is_empty(&self) -> bool {
+        let first = self.hub.first();
+        let is_over = first.is_formed() && first.live().next().is_none();
+        is_over && !first.is_run_by_rank() && self.formation.is_none() && !self.closing
+    }
+
     fn seat(&self, hello: &Hello, number: u64, hub_ranks: usize) -> Result<(Rank, u32), Refusal> {
         let Hello { rank, ranks, ref host, .. } = *hello;
         if let Some(formation) = &self.formation {
@@ -513,6 +567,11 @@ impl State {
         {
             return Err(Refusal::Job { job: hello.job.clone(), hub_job: hub_job.clone() });
         }
+        let first = self.hub.first();
+        let has_left = first.live().count() < hub_ranks;
+        if first.is_formed() && (has_left || first.end_cause().is_some()) {
+            return Err(Refusal::Earlier { live: first.live().map(|rank| rank.0).collect() });
+        }
         if ranks as usize != hub_ranks {
             let hub_ranks = u32::try_from(hub_ranks).expect("checked when the hub was bound");
             return Err(Refusal::Ranks { rank, ranks, hub_ranks });
@@ -524,7 +583,7 @@ impl State {
             let (origin, same_host) = (connection.origin.to_string(), connection.host == *host);
             return Err(Refusal::Taken { rank, origin, same_host });
         }
-        if let Some(cause) = self.hub.first().end_cause() {
+        if let Some(cause) = first.end_cause() {
             return Err(Refusal::Ended { cause: cause.to_string() });
         }
         if self.closing { Err(Refusal::Closing) } else { Ok((Rank(rank), ranks)) }
@@ -599,8 +658,8 @@ const REJECT_BYTES: u64 = 64 << 10;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection that is no rank of this group gets an answer and is closed, without effect on the group.
-fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u64) {
-    let rank = match handshake(shared, &stream, origin, number) {
+fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, number: u64) {
+    let (rank, process) = match handshake(shared, &stream, origin, number) {
         Ok(rank) => rank,
         Err(rejection) => {
             shared.state.lock().count_refused(origin, number, &rejection.reason);
@@ -609,7 +668,8 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, origin: SocketAddr, number: u6
             return;
         }
     };
-    let mut reader = BufReader::new(stream);
+    let process = process.and_then(|process| process.find());
+    let mut reader = BufReader::new(PeerReader { stream, process });
     let how = loop {
         match read_frame::<Addressed<Request>>(&mut reader, FRAME_BYTES_MAX) {
             Ok(Some(Addressed { subgroup, message })) => {
@@ -639,10 +699,11 @@ impl From<String> for Rejection {
 
 fn handshake(
     shared: &Arc<Shared>,
-    stream: &TcpStream,
+    connection: &Stream,
     origin: SocketAddr,
     number: u64,
-) -> Result<Rank, Rejection> {
+) -> Result<(Rank, Option<ProcessId>), Rejection> {
+    let stream: &TcpStream = connection;
     let failed = |error: io::Error| {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         Rejection::from(match error.kind() {
@@ -678,7 +739,7 @@ fn handshake(
     let secret = shared.secret.as_ref();
     let seal =
         |reply: &HelloReply| Sealed::new(secret, Side::Hub, &[&nonce, &request.message.0], reply);
-    let hello = request.open(secret, Side::Rank, &[&nonce]).map_err(|error| {
+    let hello: Hello = request.open(secret, Side::Rank, &[&nonce]).map_err(|error| {
         let reason = match error {
             OpenError::NoProof => "it has no secret, but the hub has one",
             OpenError::NoSecret => "it has a secret, but the hub has none",
@@ -689,10 +750,13 @@ fn handshake(
         Rejection { reason: reason.to_owned(), answer }
     })?;
     stream.set_read_timeout(None).map_err(failed)?;
-    let outbox = Outbox::open(stream, shared.ranks).map_err(failed)?;
-    Ok(shared
-        .admit(hello, (origin, number), outbox, seal)
-        .map_err(|refusal| refusal.to_string())?)
+    keep_alive(stream, origin.ip());
+    let outbox = Outbox::open(connection, shared.ranks).map_err(failed)?;
+    let process = hello.process.clone();
+    match shared.admit(hello, (origin, number), outbox, seal) {
+        Ok(rank) => Ok((rank, process)),
+        Err(refusal) => Err(refusal.to_string().into()),
+    }
 }
 
 fn foreign_text(ranks: usize) -> Vec<u8> {

@@ -6,11 +6,14 @@
 //! external one. The connection carries messages only while ranks prepare, abort and leave. In steady state
 //! all threads sleep in the kernel.
 //!
-//! When a process ends, its kernel closes the connection, and the other ranks learn of it at once.
+//! When a process ends, its kernel closes the connection, and the other ranks learn of it at once. Children that it has forked
+//! close their copies of the connection. A child that was made by a raw system call keeps its copy; on one host, within one
+//! process namespace, the end of the process is noticed nevertheless. Ranks in containers with namespaces of their own rely
+//! on the connection alone, as ranks of different hosts do.
 //!
 //! | left out on purpose | reason |
 //! | --- | --- |
-//! | heartbeats | the deadline of any call that waits for a vanished host detects it; the standard library cannot enable TCP keepalive |
+//! | heartbeats | the kernel sends them: a connection to a host that has not answered for 20 s closes |
 //! | encryption, and the integrity of messages after the handshake | they protect against a third party on the path; the network of a job is trusted |
 //!
 //! Ranks and hub prove to each other that they know the secret of the job, in the `handshake`. Without a secret the hub
@@ -27,8 +30,8 @@ mod wire;
 use std::fmt;
 use std::io::{self, BufReader, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -44,12 +47,15 @@ use self::handshake::{
 };
 use self::hub::ACKNOWLEDGE_TIMEOUT;
 use self::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, encode_frame, is_timeout, read_frame,
+    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
+    is_timeout, keep_alive, read_frame,
 };
 use super::client::Client;
 use super::environment::{Environment, HubAddress, NO_SECRET_HELP, is_loopback};
+use super::forks::{Generation, Uninherited};
 use super::hub::check_ranks;
-use super::message::{Blob, Reply, Request, Seconds};
+use super::message::{Blob, Reply, Request, Seconds, with_peer};
+use super::process::{Process, ProcessId, ProcessState};
 use super::secret::{Secret, random_bytes};
 use super::subgroups::{Addressed, Clients};
 use super::{Bootstrap, Listener, host_id};
@@ -58,6 +64,8 @@ use crate::error::Error;
 /// The pause between attempts to reach the hub doubles from attempt to attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// A job that restarts waits this long for the port of the processes before.
+const PORT_TIMEOUT: Duration = Duration::from_secs(4);
 const SILENT: &str =
     "a process accepted the connection but sent nothing, so it may not be a Peerlane hub";
 const CLOSED: &str = "the hub closed the connection";
@@ -67,14 +75,22 @@ const CLOSED: &str = "the hub closed the connection";
 /// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct TcpBootstrap {
     clients: Arc<Clients>,
-    outbox: Option<Outbox>,
     host: String,
     address: String,
-    hub: Option<Hub>,
     group: GroupId,
     membership: Membership,
+    generation: Generation,
+    /// `None` once this rank has left the group.
+    held: Mutex<Option<Held>>,
+}
+
+/// What a rank holds until it leaves the group.
+#[derive(Default)]
+struct Held {
+    outbox: Option<Outbox>,
+    hub: Option<Hub>,
     /// The socket at which other ranks connect if the group shrinks; `None` if any process of another host could connect.
-    listener: Option<TcpListener>,
+    listener: Option<Arc<Uninherited<TcpListener>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -102,7 +118,7 @@ impl TcpBootstrap {
         let membership = Membership { job, secret, allow_unauthenticated };
         match &environment.hub {
             HubAddress::RankZero(address) if rank == Rank(0) => {
-                let hub = bind(address, ranks, &membership.hub_options())?;
+                let hub = bind_in_time(address, ranks, &membership.hub_options(), deadline)?;
                 hub.check_address(address);
                 let address = hub.address_here().to_string();
                 Self::connect(address, Some(hub), rank, ranks, membership, deadline)
@@ -147,17 +163,27 @@ impl TcpBootstrap {
         membership: Membership,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let Joined { stream, listener, group, rank, ranks } = joined;
-        let client = Arc::new(Client::new(rank, ranks));
-        let (clients, outbox) = open_connection(stream, client, &address).map_err(|error| {
-            let text = format!(
-                "cannot start the threads for the connection to the hub at {address}: {error}"
-            );
-            Error::new(ErrorKind::Other, text).with_source(error)
-        })?;
-        let host = host_id();
-        let joined = Self { clients, outbox, host, address, hub, group, membership, listener };
-        joined.client().wait_started(deadline, || joined.start_timed_out(deadline))?;
+        let Joined { stream, listener, group, rank, ranks, process } = joined;
+        let hub_process = process.as_ref().and_then(ProcessId::find);
+        let client = Arc::new(Client::of_hub(rank, ranks, process));
+        let (clients, outbox) =
+            open_connection(stream, hub_process, client, &address).map_err(|error| {
+                let text = format!(
+                    "cannot start the threads for the connection to the hub at {address}: {error}"
+                );
+                Error::new(ErrorKind::Other, text).with_source(error)
+            })?;
+        let joined = Self {
+            clients,
+            host: host_id(),
+            address,
+            group,
+            membership,
+            generation: Generation::now(),
+            held: Mutex::new(Some(Held { outbox, hub, listener })),
+        };
+        let hub_runs = || joined.relay_process() == ProcessState::Running;
+        joined.client().wait_started(deadline, || joined.start_timed_out(deadline), hub_runs)?;
         Ok(joined)
     }
 
@@ -193,10 +219,14 @@ impl TcpBootstrap {
 
     fn start_timed_out(&self, deadline: Deadline) {
         let timeout = deadline.timeout();
-        match &self.hub {
+        match self.held().as_ref().and_then(|held| held.hub.as_ref()) {
             Some(hub) => hub.start_timed_out(timeout),
             None => self.send(Request::StartTimedOut { timeout }),
         }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn send(&self, request: Request) {
@@ -262,12 +292,40 @@ unsafe impl Bootstrap for TcpBootstrap {
         if self.client().begin_leave()? {
             self.send(Request::Leave);
         }
-        if !self.client().wait_closed(deadline) {
+        let left = if self.client().wait_closed(deadline) {
+            let held = self.held();
+            let hub = held.as_ref().and_then(|held| held.hub.as_ref());
+            hub.map_or(Ok(()), |hub| hub.wait_all_left(deadline))
+        } else {
             let within = Seconds(deadline.timeout());
             let text = format!("leave: the hub at {} did not answer within {within}", self.address);
-            return Err(Error::new(ErrorKind::Timeout, text).with_peer(Rank(0)));
+            Err(with_peer(Error::new(ErrorKind::Timeout, text), self.relay()))
+        };
+        self.disconnect();
+        left
+    }
+
+    fn process(&self, rank: Rank) -> ProcessState {
+        self.client().process(rank)
+    }
+
+    fn relay_process(&self) -> ProcessState {
+        self.client().relay_process()
+    }
+
+    fn disconnect(&self) {
+        // The lock may be held for ever in a forked child, and nothing of it is the child's.
+        if self.generation.is_past() {
+            return;
         }
-        self.hub.as_ref().map_or(Ok(()), |hub| hub.wait_all_left(deadline))
+        self.client().stop_notifications();
+        let Some(Held { outbox, hub, listener }) = self.held().take() else { return };
+
+        // Writes what is queued, for example an abort, and closes the connection.
+        drop((outbox, listener));
+        if let Some(hub) = hub {
+            hub.wait_disconnected(Deadline::after(ACKNOWLEDGE_TIMEOUT));
+        }
     }
 
     /// Connects the remaining ranks through a new hub, which the lowest remaining rank opens.
@@ -275,7 +333,8 @@ unsafe impl Bootstrap for TcpBootstrap {
     /// It is the lowest rank whose process runs, and it opens the hub at the address that it gave when it joined. A
     /// host that does not answer for an eighth of the remaining time counts as down.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
-        let Some(listener) = &self.listener else {
+        let listener = self.held().as_ref().and_then(|held| held.listener.clone());
+        let Some(listener) = listener else {
             let text = format!(
                 "shrink: rank {} has no address at which the other ranks can reach it; {NO_SECRET_HELP}",
                 self.rank()
@@ -294,7 +353,7 @@ unsafe impl Bootstrap for TcpBootstrap {
                 let options = self.membership.hub_options();
                 let formation = Formation::new(self.group, self.ranks(), remaining.clone());
                 let until = Deadline::after(deadline.remaining() / 2);
-                Some(options.form(listener, formation, until)?)
+                Some(options.form(&listener, formation, until)?)
             } else {
                 None
             };
@@ -322,6 +381,7 @@ impl Membership {
             job: self.job.clone(),
             runs_hub,
             address: None,
+            process: ProcessId::own(),
             shrinks,
         }
     }
@@ -331,20 +391,16 @@ impl Membership {
         HubOptions { job, secret, allow_unauthenticated }
     }
 
-    fn listen(&self, ip: IpAddr) -> Option<TcpListener> {
+    fn listen(&self, ip: IpAddr) -> Option<Arc<Uninherited<TcpListener>>> {
         let is_closed = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
-        is_closed.then(|| TcpListener::bind((ip, 0)).ok()).flatten()
+        let listener = is_closed.then(|| TcpListener::bind((ip, 0)).ok()).flatten();
+        listener.map(|listener| Arc::new(Uninherited::new(listener)))
     }
 }
 
 impl Drop for TcpBootstrap {
     fn drop(&mut self) {
-        self.client().stop_notifications();
-        // Writes what is queued, for example an abort, and closes the connection.
-        self.outbox = None;
-        if let Some(hub) = &self.hub {
-            hub.wait_disconnected(Deadline::after(ACKNOWLEDGE_TIMEOUT));
-        }
+        self.disconnect();
     }
 }
 
@@ -354,13 +410,13 @@ impl fmt::Debug for TcpBootstrap {
             .field("rank", &self.client().rank())
             .field("ranks", &self.client().ranks())
             .field("address", &self.address)
-            .field("hub", &self.hub)
             .finish_non_exhaustive()
     }
 }
 
 fn open_connection(
-    stream: TcpStream,
+    stream: Stream,
+    hub_process: Option<Process>,
     client: Arc<Client>,
     address: &str,
 ) -> io::Result<(Arc<Clients>, Option<Outbox>)> {
@@ -372,13 +428,13 @@ fn open_connection(
     };
     let clients = Arc::new(Clients::new(client, send));
     let (reader, address) = (Arc::clone(&clients), address.to_owned());
-    thread::Builder::new()
-        .name("peerlane-tcp-read".into())
-        .spawn(move || read_replies(stream, &reader, &address))?;
+    thread::Builder::new().name("peerlane-tcp-read".into()).spawn(move || {
+        read_replies(PeerReader { stream, process: hub_process }, &reader, &address)
+    })?;
     Ok((clients, Some(outbox)))
 }
 
-fn read_replies(stream: TcpStream, clients: &Clients, address: &str) {
+fn read_replies(stream: PeerReader, clients: &Clients, address: &str) {
     let mut reader = BufReader::new(stream);
     let how = loop {
         match read_frame::<Addressed<Reply>>(&mut reader, FRAME_BYTES_MAX) {
@@ -392,7 +448,7 @@ fn read_replies(stream: TcpStream, clients: &Clients, address: &str) {
         }
     };
     clients.close(&how);
-    let _ = reader.into_inner().shutdown(Shutdown::Both);
+    let _ = reader.into_inner().stream.shutdown(Shutdown::Both);
 }
 
 /// The hub listens on all addresses of the host, because other hosts may know this one by another address. A loopback
@@ -410,14 +466,32 @@ fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error>
     }
 }
 
+/// Opens the hub, and waits a while for a port that is in use, because the process of an earlier group may just be ending.
+fn bind_in_time(
+    address: &str,
+    ranks: usize,
+    options: &HubOptions,
+    deadline: Deadline,
+) -> Result<Hub, Error> {
+    let wait = Deadline::after(deadline.remaining().min(PORT_TIMEOUT));
+    loop {
+        match bind(address, ranks, options) {
+            Err(error) if is_in_use(&error) && !wait.has_passed() => thread::sleep(PAUSE_MIN),
+            bound => return bound,
+        }
+    }
+}
+
 fn is_in_use(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
     source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
 struct Joined {
-    stream: TcpStream,
-    listener: Option<TcpListener>,
+    stream: Stream,
+    listener: Option<Arc<Uninherited<TcpListener>>>,
+    /// The process that runs the hub.
+    process: Option<ProcessId>,
     group: GroupId,
     rank: Rank,
     ranks: usize,
@@ -467,34 +541,42 @@ fn attempt(
 ) -> Result<Joined, JoinError> {
     let secret = membership.secret.as_ref();
     let stream = connect(resolved, deadline).map_err(retry)?;
+    keep_alive(&stream, stream.peer_addr().map_err(retry)?.ip());
     let listener = membership.listen(stream.local_addr().map_err(retry)?.ip());
     let own_address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let hello = &Hello { address: own_address, ..hello.clone() };
     stream.set_nodelay(true).map_err(retry)?;
-    (&mut &stream).write_all(&preamble()).map_err(retry)?;
+    (&mut &**stream).write_all(&preamble()).map_err(retry)?;
     let mut reader = DeadlineReader { stream: &stream, deadline };
     read_preamble(&mut reader).map_err(|error| no_hub(address, error))?;
     let nonce: Nonce = read_answer(&mut reader)?;
     let request = Sealed::new(secret, Side::Rank, &[&nonce], hello);
-    (&mut &stream).write_all(&encode_frame(&request)).map_err(retry)?;
+    (&mut &**stream).write_all(&encode_frame(&request)).map_err(retry)?;
     let reply: Sealed = read_answer(&mut reader)?;
-    let (group, rank, ranks) = match reply.open(secret, Side::Hub, &[&nonce, &request.message.0]) {
-        Ok(HelloReply::Welcome { group, rank, ranks }) if rank < ranks => {
-            (group, Rank(rank), ranks as usize)
-        }
-        Ok(HelloReply::Refused(Refusal::Closing)) => return Err(JoinError::Gone(CLOSED.into())),
-        // The hub that this rank looks for is gone, and its port has a new user.
-        Ok(HelloReply::Refused(Refusal::OtherGroup)) if hello.shrinks.is_some() => {
-            return Err(JoinError::Gone(Refusal::OtherGroup.to_string()));
-        }
-        Ok(HelloReply::Refused(refusal)) => return Err(refused(address, &refusal)),
-        Ok(HelloReply::Welcome { .. }) | Err(OpenError::Malformed) => {
-            return Err(JoinError::Retry(FrameError::Malformed.to_string()));
-        }
-        Err(error) => return Err(unproven(address, hello.rank, error)),
-    };
+    let (group, rank, ranks, process) =
+        match reply.open(secret, Side::Hub, &[&nonce, &request.message.0]) {
+            Ok(HelloReply::Welcome { group, rank, ranks, process }) if rank < ranks => {
+                (group, Rank(rank), ranks as usize, process)
+            }
+            Ok(HelloReply::Refused(Refusal::Closing)) => {
+                return Err(JoinError::Gone(CLOSED.into()));
+            }
+            // The seat is that of a rank that leaves, so the next group of this job opens its hub soon.
+            Ok(HelloReply::Refused(refusal @ Refusal::Earlier { .. })) => {
+                return Err(JoinError::Gone(refusal.to_string()));
+            }
+            // The hub that this rank looks for is gone, and its port has a new user.
+            Ok(HelloReply::Refused(Refusal::OtherGroup)) if hello.shrinks.is_some() => {
+                return Err(JoinError::Gone(Refusal::OtherGroup.to_string()));
+            }
+            Ok(HelloReply::Refused(refusal)) => return Err(refused(address, &refusal)),
+            Ok(HelloReply::Welcome { .. }) | Err(OpenError::Malformed) => {
+                return Err(JoinError::Retry(FrameError::Malformed.to_string()));
+            }
+            Err(error) => return Err(unproven(address, hello.rank, error)),
+        };
     stream.set_read_timeout(None).map_err(retry)?;
-    Ok(Joined { stream, listener, group, rank, ranks })
+    Ok(Joined { stream, listener, group, rank, ranks, process })
 }
 
 fn is_gone(error: &io::Error) -> bool {
@@ -543,7 +625,7 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinErr
     }
 }
 
-fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<TcpStream> {
+fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<Stream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
     for address in addresses {
         // `connect_timeout` refuses a timeout of zero.
@@ -553,7 +635,7 @@ fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<TcpStream
             Ok(stream) if stream.local_addr()? == *address => {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
-            Ok(stream) => return Ok(stream),
+            Ok(stream) => return Ok(Stream::new(Uninherited::new(stream))),
             Err(error) => last = error,
         }
     }

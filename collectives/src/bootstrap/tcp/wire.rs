@@ -5,7 +5,8 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,14 +14,22 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use peerlane_hal::Deadline;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::super::forks::{Generation, Uninherited};
 use super::super::message;
+use super::super::process::Process;
 
 pub(super) const FRAME_BYTES_MAX: u32 = message::FRAME_BYTES_MAX as u32;
 
 pub(super) type Frame = Arc<[u8]>;
+
+/// A connection, which a forked child does not keep open.
+pub(super) type Stream = Arc<Uninherited<TcpStream>>;
 
 const LENGTH_BYTES: usize = size_of::<u32>();
 
@@ -96,6 +105,12 @@ impl fmt::Display for FrameError {
     }
 }
 
+/// A host that has not answered for this long counts as gone.
+pub(super) const HOST_GONE: Duration = Duration::from_secs(20);
+
+/// Messages of a process that has ended arrive within this time.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(50);
+
 /// A closing connection is given up after this time without a written byte.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
@@ -112,6 +127,7 @@ pub(super) struct Outbox {
     sender: FrameSender,
     closing: Arc<AtomicBool>,
     writer: Option<JoinHandle<()>>,
+    generation: Generation,
 }
 
 #[derive(Clone)]
@@ -135,8 +151,8 @@ pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
 }
 
 impl Outbox {
-    pub(super) fn open(stream: &TcpStream, ranks: usize) -> io::Result<Self> {
-        let stream = stream.try_clone()?;
+    pub(super) fn open(stream: &Stream, ranks: usize) -> io::Result<Self> {
+        let stream = Arc::clone(stream);
         stream.set_write_timeout(Some(STALL_MAX))?;
         let closing = Arc::new(AtomicBool::new(false));
         let (queue, queued) = channel();
@@ -150,7 +166,7 @@ impl Outbox {
             })?
         };
         let sender = FrameSender { queue, queued_bytes, bytes_max: outbox_bytes_max(ranks) };
-        Ok(Self { sender, closing, writer: Some(writer) })
+        Ok(Self { sender, closing, writer: Some(writer), generation: Generation::now() })
     }
 
     pub(super) fn sender(&self) -> &FrameSender {
@@ -166,6 +182,10 @@ impl Outbox {
 
 impl Drop for Outbox {
     fn drop(&mut self) {
+        if self.generation.is_past() {
+            // The thread does not exist in a forked child.
+            return;
+        }
         self.close();
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
@@ -192,7 +212,7 @@ impl FrameSender {
 }
 
 fn write(
-    mut stream: &TcpStream,
+    stream: &Stream,
     queued: &Receiver<Item>,
     queued_bytes: &AtomicUsize,
     closing: &AtomicBool,
@@ -208,7 +228,7 @@ fn write(
                 Err(_) => break,
             }
         }
-        write_batch(&mut stream, &batch, closing)?;
+        write_batch(&mut &***stream, &batch, closing)?;
         queued_bytes.fetch_sub(batch.len(), Ordering::Relaxed);
         if ended {
             break;
@@ -234,6 +254,44 @@ fn write_batch(stream: &mut impl Write, batch: &[u8], closing: &AtomicBool) -> i
     Ok(())
 }
 
+/// Reads of a connection, which also end when the process at the other end has ended.
+pub(super) struct PeerReader {
+    pub(super) stream: Stream,
+    /// The process, if it is one of this host.
+    pub(super) process: Option<Process>,
+}
+
+impl PeerReader {
+    /// Waits until the connection can be read, and returns whether it can. It cannot if the process has ended and a child of it
+    /// keeps the connection open.
+    fn wait(&self) -> io::Result<bool> {
+        let Some(process) = &self.process else { return Ok(true) };
+        let ends = [self.stream.as_fd(), process.as_fd()];
+        let mut watched = ends.each_ref().map(|end| PollFd::new(end, PollFlags::IN));
+        retry_on_intr(|| poll(&mut watched, None))?;
+        if !watched[0].revents().is_empty() {
+            return Ok(true);
+        }
+
+        // What the process has sent may be on its way.
+        let mut last = [PollFd::new(&**self.stream, PollFlags::IN)];
+        let limit = Timespec { tv_sec: 0, tv_nsec: LAST_WORDS_MAX.subsec_nanos().into() };
+        Ok(retry_on_intr(|| poll(&mut last, Some(&limit)))? > 0)
+    }
+}
+
+impl Read for PeerReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.wait()? {
+            return (&**self.stream).read(buffer);
+        }
+        let pid = self.process.as_ref().map_or(0, Process::pid);
+        let text =
+            format!("its process {pid} has ended, but a child of it keeps the connection open");
+        Err(io::Error::other(text))
+    }
+}
+
 pub(super) struct DeadlineReader<'a> {
     pub(super) stream: &'a TcpStream,
     pub(super) deadline: Deadline,
@@ -248,6 +306,22 @@ impl Read for DeadlineReader<'_> {
         self.stream.set_read_timeout(Some(remaining))?;
         (&mut &*self.stream).read(buffer)
     }
+}
+
+/// Has the kernel notice that the host at the other end is gone, also while nobody waits for it.
+///
+/// Without these options the connection to a host that has lost its power stays open for hours.
+pub(super) fn keep_alive(stream: &TcpStream, peer: IpAddr) {
+    if peer.to_canonical().is_loopback() {
+        return;
+    }
+    // Every Linux has these options. Without them, the deadlines of calls find the host that is gone.
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, HOST_GONE / 2);
+    let _ = sockopt::set_tcp_keepintvl(stream, HOST_GONE / 10);
+    let _ = sockopt::set_tcp_keepcnt(stream, 5);
+    // Data that is not acknowledged stops the probes, and has a limit of its own.
+    let _ = sockopt::set_tcp_user_timeout(stream, HOST_GONE.as_millis() as u32);
 }
 
 /// Systems report a timeout of a read or write as either of two error kinds.

@@ -699,7 +699,8 @@ impl ChannelSide {
 impl<T> Drop for Channel<T> {
     fn drop(&mut self) {
         let deadline = Deadline::after(self.shared.timeout);
-        let mut is_complete = self.shared.check().is_ok();
+        let is_well = self.shared.check().is_ok() || self.shared.is_closed_well();
+        let mut is_complete = is_well;
         for side in self.sides.iter().flatten() {
             let mut queue = side.queue();
             while is_complete && queue.poll().is_ok() && queue.unfinished > 0 {
@@ -708,7 +709,7 @@ impl<T> Drop for Channel<T> {
             // The error of an engine that cannot be released is its own.
             let _ = queue.engine.release();
         }
-        if self.shared.record().is_some() {
+        if !is_well {
             // Streams and graphs may still wait, and peers may still write.
             self.shared.keep_channel(self.sides.clone(), self.window.segment.clone());
         }

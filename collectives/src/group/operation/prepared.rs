@@ -96,7 +96,11 @@ impl Prepared {
             let one = (!self.tracker.is_on_stream()).then(|| Deadline::after(timeout));
             return self.wait(started, one);
         }
-        if self.shared.check().is_err() { self.fail() } else { Ok(()) }
+        if self.shared.check().is_err() {
+            return self.fail();
+        }
+        self.tracker.note_finished(started);
+        Ok(())
     }
 
     /// Waits until nothing of the earlier starts is left to submit, so that [`resize`](Self::resize) can follow. Returns the
@@ -265,14 +269,25 @@ impl Prepared {
     }
 
     fn has_completed(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
-        // The completion was read before this check: it counts only if no rank has aborted by now.
-        if self.shared.check().is_err() {
+        // The completion was read before this check. After the end of the group it only counts if all signals had arrived
+        // before, because peers that release their queues may signal what they have not sent.
+        if self.shared.check().is_err() && !self.outlasts_end(epoch) {
             return self.fail();
         }
-        if done >= epoch && self.differs(epoch) {
+        if done < epoch {
+            return Ok(false);
+        }
+        if self.differs(epoch) {
             return self.fail();
         }
-        Ok(done >= epoch)
+        self.tracker.note_finished(epoch);
+        Ok(true)
+    }
+
+    /// Returns whether the start only waits for copies of this rank that are under way, although the group has ended.
+    fn outlasts_end(&self, epoch: u64) -> bool {
+        let is_kind = !self.tracker.is_on_stream() && !self.tracker.is_captured();
+        is_kind && self.tracker.arrived() >= epoch && self.executor().has_submitted_all()
     }
 
     /// Ends the group if another rank has made the start `epoch` with other lengths or places.
@@ -375,9 +390,11 @@ impl Drop for Prepared {
             let remaining = self.tracker.deadline().remaining();
             let _ = self.settle(remaining);
         }
+        // After a group was closed well, its ranks write to each other's memory no more than while it is open.
+        let is_well = self.shared.check().is_ok() || self.shared.is_closed_well();
         let started = self.started();
         // Every signal that peers have sent was waited for, unless a start is still open.
-        let is_settled = self.shared.check().is_ok() && self.tracker.closed() >= started;
+        let is_settled = is_well && self.tracker.closed() >= started;
         let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_settled {
             allocation.take().into_iter().for_each(Allocation::leak);
@@ -386,19 +403,18 @@ impl Drop for Prepared {
         }
         drop(allocation);
 
-        let is_over = self.shared.record().is_some();
-        let is_abandoned = !is_over && self.tracker.closed() < started;
+        let is_abandoned = is_well && self.tracker.closed() < started;
         if is_abandoned {
             // The thread panics, or the engine has failed. Peers go on with the start and write to the memory.
             self.tracker.abandon();
         }
-        if is_over || is_abandoned {
+        if !is_well || is_abandoned {
             self.shared.quarantine(self.tracker.buffers().clone());
         }
         let mut executor = self.executor();
         executor.release();
         // The watchdog goes on to release graphs that may still run.
-        if !(is_over && self.tracker.is_captured()) {
+        if is_well || !self.tracker.is_captured() {
             self.shared.remove(&self.tracker);
         }
     }

@@ -307,7 +307,7 @@ impl User {
             Activity::Idle => None,
             Activity::OnStream | Activity::Captured if on_stream => None,
             Activity::Open | Activity::OnStream => {
-                Some("uses them in a start that is not complete; wait for that start first")
+                Some("uses them in a start that this rank has not waited for; wait for it first")
             }
             Activity::Abandoned => Some(
                 "was dropped during a start, in which peers still use them; only the end of the group ends it",
@@ -372,8 +372,8 @@ mod tests {
         drop(begun);
         *one.lock().unwrap() = Activity::Open;
         assert_eq!(said(first.begin(false)), "ok");
-        assert_snapshot!(said(second.begin(false)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first");
-        assert_snapshot!(said(borrow(7..9)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first");
+        assert_snapshot!(said(second.begin(false)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that this rank has not waited for; wait for it first");
+        assert_snapshot!(said(borrow(7..9)), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that this rank has not waited for; wait for it first");
         assert_eq!(said(borrow(8..9)), "ok");
         *one.lock().unwrap() = Activity::OnStream;
         assert_eq!(said(second.begin(true)), "ok");
@@ -459,7 +459,7 @@ mod tests {
         let elsewhere = users.borrow(extent(2, 0..44, true)).unwrap();
         assert_eq!(said(resizable.begin(false)), "ok");
         *activity.lock().unwrap() = Activity::Open;
-        assert_snapshot!(said(users.borrow(extent(1, 40..44, false))), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that is not complete; wait for that start first; a start of a resizable operation excludes all slices of its window, because a rank that resizes it differently uses other bytes");
+        assert_snapshot!(said(users.borrow(extent(1, 40..44, false))), @"bytes 0 to 8 of window 1 are in use: all-gather 1 uses them in a start that this rank has not waited for; wait for it first; a start of a resizable operation excludes all slices of its window, because a rank that resizes it differently uses other bytes");
         drop(elsewhere);
 
         let other = add(false, Arc::default());
