@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::io::{self, BufReader, Read, Write};
+use std::io;
 use std::mem;
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
@@ -29,14 +29,10 @@ use super::super::process::ProcessId;
 use super::super::secret::{Secret, random_bytes};
 use super::super::subgroups::{Addressed, HubGroups, Outgoing, SubgroupId};
 use super::formation::{self, Formation, Probes};
-use super::handshake::{
-    GroupId, HANDSHAKE_BYTES_MAX, Hello, HelloReply, OpenError, PreambleError, Refusal, Sealed,
-    Side, VERSION, preamble, read_preamble,
-};
-use super::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
-    is_timeout, keep_alive, read_frame,
-};
+use super::handshake::{GroupId, Hello, HelloReply, Refusal, Sealed};
+use super::port::holders;
+use super::serve::serve;
+use super::wire::{Outbox, Stream, encode_frame};
 use crate::error::Error;
 
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -63,8 +59,8 @@ pub struct Hub {
 
 pub(super) struct Shared {
     address: SocketAddr,
-    ranks: usize,
-    secret: Option<Secret>,
+    pub(super) ranks: usize,
+    pub(super) secret: Option<Secret>,
     allow_unauthenticated: bool,
     /// The job that the options name.
     job: Option<String>,
@@ -134,6 +130,11 @@ impl HubOptions {
     /// reach if there is no secret; [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not
     /// one of this host.
     pub fn bind(self, address: &str, ranks: usize) -> Result<Hub, Error> {
+        self.bind_once(address, ranks).map_err(|error| name_holders(address, error))
+    }
+
+    /// Does what [`bind`](Self::bind) does, but does not look for the process that holds a port.
+    pub(super) fn bind_once(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         check_ranks(ranks)?;
         let is_open = self.secret.is_some() || self.allow_unauthenticated;
         let no_secret = || {
@@ -460,7 +461,7 @@ impl Shared {
         Ok(())
     }
 
-    fn admit(
+    pub(super) fn admit(
         self: &Arc<Self>,
         hello: Hello,
         (origin, number): (SocketAddr, u64),
@@ -497,7 +498,16 @@ impl Shared {
         admitted.map(|(rank, _)| rank).map_err(|(refusal, _)| refusal)
     }
 
-    fn apply(self: &Arc<Self>, from: Rank, event: Addressed<Event>) {
+    /// Counts a connection that was refused, for the error of a group that does not start.
+    pub(super) fn count_refused(&self, origin: SocketAddr, number: u64, reason: &str) {
+        self.state.lock().count_refused(origin, number, reason);
+    }
+
+    pub(super) fn forget(&self, number: u64) {
+        self.state.lock().pending.remove(&number);
+    }
+
+    pub(super) fn apply(self: &Arc<Self>, from: Rank, event: Addressed<Event>) {
         let outboxes = self.change(|state| state.apply(from, event));
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
         drop(outboxes);
@@ -642,136 +652,30 @@ impl State {
 
 fn cannot_listen(address: &str, error: io::Error) -> Error {
     let text = match error.kind() {
-        io::ErrorKind::AddrInUse => format!(
-            "cannot listen at {address}: the port is in use; set PEERLANE_PORT or MASTER_PORT to a \
-             free port, the same on every rank"
-        ),
+        io::ErrorKind::AddrInUse => format!("cannot listen at {address}: the port is in use"),
         _ => format!("cannot listen at {address} for the ranks of the group: {error}"),
     };
     Error::new(ErrorKind::Unavailable, text).with_source(error)
 }
 
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The hub reads this many bytes from a rejected connection, so that the other side can read the answer.
-const REJECT_BYTES: u64 = 64 << 10;
-const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A connection that is no rank of this group gets an answer and is closed, without effect on the group.
-fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, number: u64) {
-    let (rank, process) = match handshake(shared, &stream, origin, number) {
-        Ok(rank) => rank,
-        Err(rejection) => {
-            shared.state.lock().count_refused(origin, number, &rejection.reason);
-            reject(&stream, &rejection.answer);
-            shared.state.lock().pending.remove(&number);
-            return;
-        }
-    };
-    let process = process.and_then(|process| process.find());
-    let mut reader = BufReader::new(PeerReader { stream, process });
-    let how = loop {
-        match read_frame::<Addressed<Request>>(&mut reader, FRAME_BYTES_MAX) {
-            Ok(Some(Addressed { subgroup, message })) => {
-                shared.apply(rank, Addressed { subgroup, message: Event::Request(message) });
-            }
-            Ok(None) => {
-                break format!(
-                    "its connection from {origin} closed before the rank left the group"
-                );
-            }
-            Err(error) => break format!("its connection from {origin} failed: {error}"),
-        }
-    };
-    shared.apply(rank, Addressed::to_all(Event::Lost { how }));
+pub(super) fn is_in_use(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
-struct Rejection {
-    reason: String,
-    answer: Vec<u8>,
-}
-
-impl From<String> for Rejection {
-    fn from(reason: String) -> Self {
-        Self { reason, answer: Vec::new() }
+/// Names the processes that hold the port of an address if the error is that it is in use.
+pub(super) fn name_holders(address: &str, error: Error) -> Error {
+    if !is_in_use(&error) {
+        return error;
     }
-}
-
-fn handshake(
-    shared: &Arc<Shared>,
-    connection: &Stream,
-    origin: SocketAddr,
-    number: u64,
-) -> Result<(Rank, Option<ProcessId>), Rejection> {
-    let stream: &TcpStream = connection;
-    let failed = |error: io::Error| {
-        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-        Rejection::from(match error.kind() {
-            _ if is_timeout(&error) => {
-                format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
-            }
-            UnexpectedEof | BrokenPipe | ConnectionReset => "it closed before it joined".to_owned(),
-            _ => error.to_string(),
-        })
+    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+    let by = match &port.map(holders).unwrap_or_default()[..] {
+        [] => String::new(),
+        named => format!(" by {}", named.join(" and ")),
     };
-    stream.set_nodelay(true).map_err(failed)?;
-    (&mut &*stream).write_all(&preamble()).map_err(failed)?;
-    let mut reader = DeadlineReader { stream, deadline: Deadline::after(HANDSHAKE_TIMEOUT) };
-    read_preamble(&mut reader).map_err(|error| match error {
-        PreambleError::Io(error) => failed(error),
-        PreambleError::Foreign(_) => {
-            let reason = "it sent bytes of another protocol".to_owned();
-            Rejection { reason, answer: foreign_text(shared.ranks) }
-        }
-        // The rank knows the hub's version from the preamble and reports it better.
-        PreambleError::Version(version) => {
-            format!("it uses version {version} of the protocol, expected {VERSION}").into()
-        }
-    })?;
-    let nonce = random_bytes().map_err(|error| error.to_string())?;
-    (&mut &*stream).write_all(&encode_frame(&nonce)).map_err(failed)?;
-    let request: Sealed = match read_frame(&mut reader, HANDSHAKE_BYTES_MAX) {
-        Ok(Some(request)) => request,
-        Ok(None) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
-        Err(FrameError::Io(error)) => return Err(failed(error)),
-        Err(error) => return Err(error.to_string().into()),
-    };
-    let secret = shared.secret.as_ref();
-    let seal =
-        |reply: &HelloReply| Sealed::new(secret, Side::Hub, &[&nonce, &request.message.0], reply);
-    let hello: Hello = request.open(secret, Side::Rank, &[&nonce]).map_err(|error| {
-        let reason = match error {
-            OpenError::NoProof => "it has no secret, but the hub has one",
-            OpenError::NoSecret => "it has a secret, but the hub has none",
-            OpenError::WrongProof => "it has another secret than the hub",
-            OpenError::Malformed => "it sent a message that is no hello",
-        };
-        let answer = encode_frame(&seal(&HelloReply::Refused(Refusal::Unproven))).to_vec();
-        Rejection { reason: reason.to_owned(), answer }
-    })?;
-    stream.set_read_timeout(None).map_err(failed)?;
-    keep_alive(stream, origin.ip());
-    let outbox = Outbox::open(connection, shared.ranks).map_err(failed)?;
-    let process = hello.process.clone();
-    match shared.admit(hello, (origin, number), outbox, seal) {
-        Ok(rank) => Ok((rank, process)),
-        Err(refusal) => Err(refusal.to_string().into()),
-    }
-}
-
-fn foreign_text(ranks: usize) -> Vec<u8> {
-    format!(
-        "\nThis is the hub of a Peerlane group of {ranks} ranks, protocol version {VERSION}. It \
-         received bytes of another protocol.\n"
-    )
-    .into_bytes()
-}
-
-/// A close with unread bytes would discard the answer to a rejected connection, so the hub reads on for a moment.
-fn reject(mut stream: &TcpStream, text: &[u8]) {
-    let sent = stream.write_all(text).and_then(|()| stream.shutdown(Shutdown::Write));
-    let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };
-    if sent.is_ok() {
-        let _ = io::copy(&mut reader.take(REJECT_BYTES), &mut io::sink());
-    }
+    let text = format!(
+        "cannot listen at {address}: the port is in use{by}; set PEERLANE_PORT or MASTER_PORT to a free port, the same on \
+         every rank"
+    );
+    Error::new(error.kind(), text).with_source(io::Error::from(io::ErrorKind::AddrInUse))
 }

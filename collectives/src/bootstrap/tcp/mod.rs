@@ -25,6 +25,8 @@
 mod formation;
 mod handshake;
 mod hub;
+mod port;
+mod serve;
 mod wire;
 
 use std::fmt;
@@ -45,7 +47,7 @@ use self::handshake::{
     GroupId, HANDSHAKE_BYTES_MAX, Hello, HelloReply, Nonce, OpenError, PreambleError, Refusal,
     Sealed, Side, VERSION, preamble, read_preamble,
 };
-use self::hub::ACKNOWLEDGE_TIMEOUT;
+use self::hub::{ACKNOWLEDGE_TIMEOUT, is_in_use, name_holders};
 use self::wire::{
     DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
     is_timeout, keep_alive, read_frame,
@@ -455,13 +457,15 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str) {
 /// address is the exception.
 fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error> {
     if is_loopback(address) {
-        return options.clone().bind(address, ranks);
+        return options.clone().bind_once(address, ranks);
     }
     let port = address.rsplit_once(':').map_or("0", |(_, port)| port);
-    let both = options.clone().bind(&format!("[::]:{port}"), ranks);
+    let both = options.clone().bind_once(&format!("[::]:{port}"), ranks);
     match both {
         // `[::]` does not exist on a host without IPv6.
-        Err(error) if !is_in_use(&error) => options.clone().bind(&format!("0.0.0.0:{port}"), ranks),
+        Err(error) if !is_in_use(&error) => {
+            options.clone().bind_once(&format!("0.0.0.0:{port}"), ranks)
+        }
         both => both,
     }
 }
@@ -477,14 +481,9 @@ fn bind_in_time(
     loop {
         match bind(address, ranks, options) {
             Err(error) if is_in_use(&error) && !wait.has_passed() => thread::sleep(PAUSE_MIN),
-            bound => return bound,
+            bound => return bound.map_err(|error| name_holders(address, error)),
         }
     }
-}
-
-fn is_in_use(error: &Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
-    source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
 struct Joined {

@@ -1,0 +1,75 @@
+//! Finds the processes that listen at a port of this host.
+
+use std::fs;
+
+/// Returns the processes that hold a listening socket at a TCP port, such as `process 17 (python3)`.
+///
+/// It is empty if the processes belong to another user or to another process namespace, which this process cannot look into.
+pub(super) fn holders(port: u16) -> Vec<String> {
+    let sockets: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok())
+        .flat_map(|table| listening(&table, port))
+        .map(|inode| format!("socket:[{inode}]"))
+        .collect();
+    if sockets.is_empty() {
+        return Vec::new();
+    }
+
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let holds = |pid: &u32| {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+        targets.any(|target| sockets.iter().any(|socket| target.as_os_str() == socket.as_str()))
+    };
+    pids.filter(holds).map(named).collect()
+}
+
+fn named(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("process {pid} ({})", name.trim().escape_debug()),
+        Err(_) => format!("process {pid}"),
+    }
+}
+
+/// Returns the inodes of the sockets that listen at a port, from a table of the kernel.
+fn listening(table: &str, port: u16) -> Vec<String> {
+    let socket = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let local = fields.next()?.rsplit_once(':')?.1;
+        // The number of the state LISTEN.
+        let listens = fields.nth(1)? == "0A";
+        let is_at_port = u16::from_str_radix(local, 16) == Ok(port);
+        (listens && is_at_port).then_some(fields.nth(5)?.to_owned())
+    };
+    table.lines().filter_map(socket).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn the_process_that_listens_is_named() {
+        for address in ["127.0.0.1:0", "[::]:0"] {
+            // A host may have no IPv6.
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            let found = holders(port);
+            let own = format!("process {} (", std::process::id());
+            assert!(found.iter().any(|found| found.starts_with(&own)), "{address}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn only_sockets_that_listen_count() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+                     0: 0100007F:752D 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 31 1 0 100 0 0 10 0\n   \
+                     1: 0100007F:752D 0100007F:0050 01 00000000:00000000 00:00000000 00000000  1000        0 32 1 0 20 4 30 10 -1\n";
+        assert_eq!(listening(table, 0x752d), ["31"]);
+        assert!(listening(table, 80).is_empty());
+    }
+}

@@ -1,0 +1,148 @@
+//! Serves one connection to the hub: the handshake, and then the messages of the rank.
+
+use std::io::{self, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerlane_hal::{Deadline, Rank};
+
+use super::super::hub::Event;
+use super::super::message::{Request, Seconds};
+use super::super::process::ProcessId;
+use super::super::secret::random_bytes;
+use super::super::subgroups::Addressed;
+use super::handshake::{
+    HANDSHAKE_BYTES_MAX, Hello, HelloReply, OpenError, PreambleError, Refusal, Sealed, Side,
+    VERSION, preamble, read_preamble,
+};
+use super::hub::Shared;
+use super::wire::{
+    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
+    is_timeout, keep_alive, read_frame,
+};
+
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The hub reads this many bytes from a rejected connection, so that the other side can read the answer.
+const REJECT_BYTES: u64 = 64 << 10;
+const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A connection that is no rank of this group gets an answer and is closed, without effect on the group.
+pub(super) fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, number: u64) {
+    let (rank, process) = match handshake(shared, &stream, origin, number) {
+        Ok(rank) => rank,
+        Err(rejection) => {
+            shared.count_refused(origin, number, &rejection.reason);
+            reject(&stream, &rejection.answer);
+            shared.forget(number);
+            return;
+        }
+    };
+    let process = process.and_then(|process| process.find());
+    let mut reader = BufReader::new(PeerReader { stream, process });
+    let how = loop {
+        match read_frame::<Addressed<Request>>(&mut reader, FRAME_BYTES_MAX) {
+            Ok(Some(Addressed { subgroup, message })) => {
+                shared.apply(rank, Addressed { subgroup, message: Event::Request(message) });
+            }
+            Ok(None) => {
+                break format!(
+                    "its connection from {origin} closed before the rank left the group"
+                );
+            }
+            Err(error) => break format!("its connection from {origin} failed: {error}"),
+        }
+    };
+    shared.apply(rank, Addressed::to_all(Event::Lost { how }));
+}
+
+struct Rejection {
+    reason: String,
+    answer: Vec<u8>,
+}
+
+impl From<String> for Rejection {
+    fn from(reason: String) -> Self {
+        Self { reason, answer: Vec::new() }
+    }
+}
+
+fn handshake(
+    shared: &Arc<Shared>,
+    connection: &Stream,
+    origin: SocketAddr,
+    number: u64,
+) -> Result<(Rank, Option<ProcessId>), Rejection> {
+    let stream: &TcpStream = connection;
+    let failed = |error: io::Error| {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        Rejection::from(match error.kind() {
+            _ if is_timeout(&error) => {
+                format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
+            }
+            UnexpectedEof | BrokenPipe | ConnectionReset => "it closed before it joined".to_owned(),
+            _ => error.to_string(),
+        })
+    };
+    stream.set_nodelay(true).map_err(failed)?;
+    (&mut &*stream).write_all(&preamble()).map_err(failed)?;
+    let mut reader = DeadlineReader { stream, deadline: Deadline::after(HANDSHAKE_TIMEOUT) };
+    read_preamble(&mut reader).map_err(|error| match error {
+        PreambleError::Io(error) => failed(error),
+        PreambleError::Foreign(_) => {
+            let reason = "it sent bytes of another protocol".to_owned();
+            Rejection { reason, answer: foreign_text(shared.ranks) }
+        }
+        // The rank knows the hub's version from the preamble and reports it better.
+        PreambleError::Version(version) => {
+            format!("it uses version {version} of the protocol, expected {VERSION}").into()
+        }
+    })?;
+    let nonce = random_bytes().map_err(|error| error.to_string())?;
+    (&mut &*stream).write_all(&encode_frame(&nonce)).map_err(failed)?;
+    let request: Sealed = match read_frame(&mut reader, HANDSHAKE_BYTES_MAX) {
+        Ok(Some(request)) => request,
+        Ok(None) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+        Err(FrameError::Io(error)) => return Err(failed(error)),
+        Err(error) => return Err(error.to_string().into()),
+    };
+    let secret = shared.secret.as_ref();
+    let seal =
+        |reply: &HelloReply| Sealed::new(secret, Side::Hub, &[&nonce, &request.message.0], reply);
+    let hello: Hello = request.open(secret, Side::Rank, &[&nonce]).map_err(|error| {
+        let reason = match error {
+            OpenError::NoProof => "it has no secret, but the hub has one",
+            OpenError::NoSecret => "it has a secret, but the hub has none",
+            OpenError::WrongProof => "it has another secret than the hub",
+            OpenError::Malformed => "it sent a message that is no hello",
+        };
+        let answer = encode_frame(&seal(&HelloReply::Refused(Refusal::Unproven))).to_vec();
+        Rejection { reason: reason.to_owned(), answer }
+    })?;
+    stream.set_read_timeout(None).map_err(failed)?;
+    keep_alive(stream, origin.ip());
+    let outbox = Outbox::open(connection, shared.ranks).map_err(failed)?;
+    let process = hello.process.clone();
+    match shared.admit(hello, (origin, number), outbox, seal) {
+        Ok(rank) => Ok((rank, process)),
+        Err(refusal) => Err(refusal.to_string().into()),
+    }
+}
+
+fn foreign_text(ranks: usize) -> Vec<u8> {
+    format!(
+        "\nThis is the hub of a Peerlane group of {ranks} ranks, protocol version {VERSION}. It \
+         received bytes of another protocol.\n"
+    )
+    .into_bytes()
+}
+
+/// A close with unread bytes would discard the answer to a rejected connection, so the hub reads on for a moment.
+fn reject(mut stream: &TcpStream, text: &[u8]) {
+    let sent = stream.write_all(text).and_then(|()| stream.shutdown(Shutdown::Write));
+    let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };
+    if sent.is_ok() {
+        let _ = io::copy(&mut reader.take(REJECT_BYTES), &mut io::sink());
+    }
+}
