@@ -466,6 +466,8 @@ peerlane_status peerlane_operation_report(peerlane_operation *operation,
 peerlane_status peerlane_operation_destroy(peerlane_operation *operation);
 
 // Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.
+//
+// In the destructors of a thread, and of static objects, a long text is cut.
 const char *peerlane_error_text(void);
 
 // Returns the rank that the last error of this thread is about, or -1.

@@ -1,6 +1,6 @@
 //! Errors as C programs see them: a status from each call, and the text and the rank of the last error of the thread.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -92,16 +92,21 @@ impl From<Error> for Failure {
     }
 }
 
-/// The last error of a thread.
-struct Last {
-    text: CString,
-    rank: i32,
-    needed: usize,
-}
+/// The bytes of [`LATE_TEXT`], with the zero at its end.
+const LATE_TEXT_BYTES: usize = 512;
 
 thread_local! {
-    static LAST: RefCell<Last> =
-        RefCell::new(Last { text: CString::default(), rank: -1, needed: 0 });
+    /// The text of the last error of a thread.
+    ///
+    /// It is destroyed before C and C++ programs run the last destructors of a thread: those of keys, of variables that were made
+    /// before, and, in the main thread, of static objects. These call the library too, so no access may require the variable.
+    static TEXT: RefCell<CString> = RefCell::default();
+    /// The text of the last error of a thread after `TEXT` was destroyed. It has no destructor, so it can always be accessed.
+    static LATE_TEXT: Cell<[u8; LATE_TEXT_BYTES]> = const { Cell::new([0; LATE_TEXT_BYTES]) };
+    /// The rank of the last error of a thread.
+    static RANK: Cell<i32> = const { Cell::new(-1) };
+    /// The number of bytes that the buffer of the last call of a thread must have.
+    static NEEDED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Runs the body of a call, and keeps its error for the thread. A panic does not leave the library.
@@ -119,29 +124,48 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
             Failure::new(ErrorKind::Other, format!("a bug of Peerlane: {text}"))
         }
     };
+
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    let kept = Last { text, rank: failure.rank, needed: failure.needed };
-    LAST.with(|last| *last.borrow_mut() = kept);
+    RANK.set(failure.rank);
+    NEEDED.set(failure.needed);
+    keep_text(text);
     failure.status
 }
 
+/// Keeps the text of an error for the thread: its beginning, if the destructors of the thread run.
+fn keep_text(text: CString) {
+    let is_kept = TEXT.try_with(|kept| kept.replace(text.clone())).is_ok();
+    if is_kept {
+        return;
+    }
+
+    let bytes = text.as_bytes();
+    let beginning = &bytes[..bytes.len().min(LATE_TEXT_BYTES - 1)];
+    let mut late = [0; LATE_TEXT_BYTES];
+    late[..beginning.len()].copy_from_slice(beginning);
+    LATE_TEXT.set(late);
+}
+
 /// Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.
+///
+/// In the destructors of a thread, and of static objects, a long text is cut.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_error_text() -> *const c_char {
-    LAST.with(|last| last.borrow().text.as_ptr())
+    let text = TEXT.try_with(|text| text.borrow().as_ptr());
+    text.unwrap_or_else(|_| LATE_TEXT.with(|text| text.as_ptr().cast()))
 }
 
 /// Returns the rank that the last error of this thread is about, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_error_rank() -> i32 {
-    LAST.with(|last| last.borrow().rank)
+    RANK.get()
 }
 
 /// Returns how many bytes the buffer needs, with the zero at its end, if the last error of this thread is that the buffer of the call is
 /// too small; otherwise 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_error_needed_bytes() -> usize {
-    LAST.with(|last| last.borrow().needed)
+    NEEDED.get()
 }
 
 /// Returns the name of a status, such as `peer lost`. The text is constant.

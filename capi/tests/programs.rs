@@ -117,3 +117,13 @@ fn destroying_an_object_waits_for_the_threads_that_use_it() {
 fn misuses_are_errors() {
     compile_and_run("misuses.c", 1);
 }
+
+#[test]
+fn calls_while_a_thread_ends_return_their_status() {
+    compile_and_run("thread_ends.c", 1);
+}
+
+#[test]
+fn destructors_of_cpp_call_the_library() {
+    compile_and_run("destructors.cpp", 1);
+}

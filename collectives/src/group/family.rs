@@ -24,16 +24,21 @@ const SLEEP_MAX: Duration = Duration::from_secs(60);
 
 thread_local! {
     /// The families whose groups a thread has opened or used for starts.
+    ///
+    /// It is destroyed before the last destructors of a thread run, which may use groups. Then no family is known, and a wait drives
+    /// only its own family.
     static OF_THREAD: RefCell<Vec<Weak<Family>>> = const { RefCell::new(Vec::new()) };
     static OF_THREAD_COUNT: Cell<usize> = const { Cell::new(0) };
     static LAST_OF_THREAD: Cell<*const Family> = const { Cell::new(std::ptr::null()) };
 }
 
 fn others_of_thread(own: &Family) -> Vec<Arc<Family>> {
-    OF_THREAD.with_borrow(|families| {
+    let others = OF_THREAD.try_with(|families| {
+        let families = families.borrow();
         let others = families.iter().filter_map(Weak::upgrade);
         others.filter(|other| !std::ptr::eq(&**other, own)).collect()
-    })
+    });
+    others.unwrap_or_default()
 }
 
 /// While it exists, the progress thread drives all that is open in a family.
@@ -110,13 +115,15 @@ impl Family {
         if LAST_OF_THREAD.replace(Arc::as_ptr(self)) == Arc::as_ptr(self) {
             return;
         }
-        OF_THREAD.with_borrow_mut(|families| {
+        let noted = OF_THREAD.try_with(|families| {
+            let mut families = families.borrow_mut();
             families.retain(|family| family.strong_count() > 0);
             if !families.iter().any(|family| family.as_ptr() == Arc::as_ptr(self)) {
                 families.push(Arc::downgrade(self));
             }
-            OF_THREAD_COUNT.set(families.len());
+            families.len()
         });
+        OF_THREAD_COUNT.set(noted.unwrap_or(0));
     }
 
     /// Has the progress thread drive what is open in other groups while this thread waits for a message.
