@@ -80,6 +80,12 @@ int main(void) {
     options.backend = "abacus";
     REFUSED(peerlane_group_open(&options, &group), "abacus");
     options.backend = "host";
+    options.timeout_ms = (uint64_t)-5;
+    REFUSED(peerlane_group_open(&options, &group), "timeout_ms is 18446744073709551611, which is -5 with a sign, expected at most");
+    options.timeout_ms = 0;
+    options.start_timeout_ms = UINT64_MAX;
+    REFUSED(peerlane_group_open(&options, &group), "start_timeout_ms is 18446744073709551615, which is -1 with a sign");
+    options.start_timeout_ms = 0;
     CHECK(peerlane_group_open(&options, &group));
 
     int foreign = 0;
@@ -133,6 +139,9 @@ int main(void) {
     REFUSED(peerlane_operation_prepare(group, &description, &operation), "another kind");
     description.input = NULL;
     description.count = 10;
+    description.timeout_ms = (uint64_t)-3;
+    REFUSED(peerlane_operation_prepare(group, &description, &operation), "timeout_ms is 18446744073709551613, which is -3 with a sign");
+    description.timeout_ms = 0;
     CHECK(peerlane_operation_prepare(group, &description, &operation));
     bool is_done;
     REFUSED(peerlane_operation_wait(operation, 0, &is_done), "no start is open");
@@ -161,6 +170,10 @@ int main(void) {
     REFUSED(peerlane_channel_put(channel, NULL, 0, SIZE_MAX, 8, 0), "window");
     REFUSED(peerlane_channel_signal(channel, NULL, 0, 9), "9");
     REFUSED(peerlane_channel_signal(channel, &foreign, 0, 0), "no streams");
+    REFUSED(peerlane_channel_wait(channel, NULL, 0, 0, (uint64_t)-5), "timeout_ms is 18446744073709551611, which is -5 with a sign");
+    REFUSED(peerlane_channel_flush(channel, (uint64_t)-5), "timeout_ms is 18446744073709551611, which is -5 with a sign");
+    EXPECT(peerlane_channel_wait(channel, NULL, 0, 0, 0) == PEERLANE_STATUS_TIMEOUT);
+    CHECK(peerlane_channel_flush(channel, INT64_MAX));
     CHECK(peerlane_channel_destroy(channel));
     CHECK(peerlane_window_release(group, window));
     REFUSED(peerlane_window_memory(window, NULL, NULL), "destroyed");

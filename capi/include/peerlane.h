@@ -271,8 +271,8 @@ peerlane_status peerlane_channel_signal(peerlane_channel *channel,
                                         uint32_t peer,
                                         size_t signal);
 
-// Waits until a peer has given a signal once more than this rank has waited for, at most `timeout_ms` milliseconds on the host. On a stream, the
-// later work waits, and the timeout is that of the group.
+// Waits until a peer has given a signal once more than this rank has waited for, at most `timeout_ms` milliseconds on the host: 0 looks once.
+// On a stream, the later work waits, and the timeout is that of the group.
 //
 // # Safety
 // `stream` is NULL or a stream of the device of this rank.

@@ -64,6 +64,11 @@ std::string text(Call call) {
     }
 }
 
+/// Returns a number of milliseconds, and 0 for a negative one, which is the time left until a deadline that has passed.
+inline std::uint64_t not_negative(std::chrono::milliseconds limit) noexcept {
+    return limit.count() > 0 ? static_cast<std::uint64_t>(limit.count()) : 0;
+}
+
 /// Owns a handle and destroys it.
 template <typename T, peerlane_status (*Destroy)(T *)>
 class Owner {
@@ -136,9 +141,10 @@ public:
     void start() { check(peerlane_operation_start(get())); }
     void wait() { check(peerlane_operation_wait(get(), -1, nullptr)); }
 
+    /// Waits for the start at most `limit`, and returns whether it is complete. A limit that is zero or negative does not wait.
     bool wait_for(std::chrono::milliseconds limit) {
         bool is_done = false;
-        check(peerlane_operation_wait(get(), limit.count(), &is_done));
+        check(peerlane_operation_wait(get(), static_cast<std::int64_t>(detail::not_negative(limit)), &is_done));
         return is_done;
     }
 
@@ -194,11 +200,13 @@ public:
         check(peerlane_channel_signal(get(), stream, peer, signal));
     }
 
+    /// Waits for a signal at most `limit`. A limit that is zero or negative does not wait.
     void wait(std::uint32_t peer, std::size_t signal, Limit limit, void *stream = nullptr) {
-        check(peerlane_channel_wait(get(), stream, peer, signal, static_cast<std::uint64_t>(limit.count())));
+        check(peerlane_channel_wait(get(), stream, peer, signal, detail::not_negative(limit)));
     }
 
-    void flush(Limit limit) { check(peerlane_channel_flush(get(), static_cast<std::uint64_t>(limit.count()))); }
+    /// Waits for this rank's puts and gets at most `limit`, as `wait`.
+    void flush(Limit limit) { check(peerlane_channel_flush(get(), detail::not_negative(limit))); }
     peerlane_channel *get() const noexcept { return owner_.get(); }
 
 private:

@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use peerlane::group::StreamMessages;
 use peerlane::hal::BackendId;
@@ -11,6 +10,7 @@ use peerlane::{Channel, Error, Rank};
 
 use crate::group::{GROUPS, GroupHandle};
 use crate::handle::{Table, clear, lock};
+use crate::milliseconds;
 use crate::status::{Failure, Status, call};
 use crate::window::{WINDOWS, WindowHandle};
 
@@ -214,8 +214,8 @@ pub unsafe extern "C" fn peerlane_channel_signal(
     }
 }
 
-/// Waits until a peer has given a signal once more than this rank has waited for, at most `timeout_ms` milliseconds on the host. On a stream, the
-/// later work waits, and the timeout is that of the group.
+/// Waits until a peer has given a signal once more than this rank has waited for, at most `timeout_ms` milliseconds on the host: 0 looks once.
+/// On a stream, the later work waits, and the timeout is that of the group.
 ///
 /// # Safety
 /// `stream` is NULL or a stream of the device of this rank.
@@ -227,13 +227,13 @@ pub unsafe extern "C" fn peerlane_channel_wait(
     signal: usize,
     timeout_ms: u64,
 ) -> Status {
-    let (peer, timeout) = (Rank(peer), Duration::from_millis(timeout_ms));
+    let peer = Rank(peer);
     // SAFETY: the contract of this function is the same for the stream.
     unsafe {
         send(
             channel,
             stream,
-            |host| host.wait(peer, signal, timeout).map(drop),
+            |host| host.wait(peer, signal, milliseconds("timeout_ms", timeout_ms)?).map(drop),
             |queue| queue.wait(peer, signal).map(drop),
         )
     }
@@ -244,7 +244,8 @@ pub unsafe extern "C" fn peerlane_channel_wait(
 pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms: u64) -> Status {
     call(|| {
         let object = CHANNELS.get(channel.addr())?;
-        object.with(|channel| Ok(channel.flush(Duration::from_millis(timeout_ms))?))
+        let timeout = milliseconds("timeout_ms", timeout_ms)?;
+        object.with(|channel| Ok(channel.flush(timeout)?))
     })
 }
 

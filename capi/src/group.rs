@@ -13,7 +13,10 @@ use peerlane::{Backend, Deadline, Group, OpenOptions, Rank, Window};
 use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
 use crate::window::drop_windows;
-use crate::{HEADER_VERSION, text_into};
+use crate::{HEADER_VERSION, milliseconds, text_into};
+
+/// The longest wait for the start of all ranks if `start_timeout_ms` is 0.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A group of ranks.
 #[derive(Debug)]
@@ -163,10 +166,12 @@ unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
         options = options.device(device);
     }
     if given.timeout_ms > 0 {
-        options = options.timeout(Duration::from_millis(given.timeout_ms));
+        options = options.timeout(milliseconds("timeout_ms", given.timeout_ms)?);
     }
+    let mut start = START_TIMEOUT;
     if given.start_timeout_ms > 0 {
-        options = options.start_timeout(Duration::from_millis(given.start_timeout_ms));
+        start = milliseconds("start_timeout_ms", given.start_timeout_ms)?;
+        options = options.start_timeout(start);
     }
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
@@ -176,9 +181,7 @@ unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     if let Some(secret) = unsafe { text(given.secret, "secret") }? {
         environment.secret = Some(Secret::new(secret)?);
     }
-    let start = if given.start_timeout_ms > 0 { given.start_timeout_ms } else { 120_000 };
-    let deadline = Deadline::after(Duration::from_millis(start));
-    Ok(options.open(TcpBootstrap::join(&environment, deadline)?)?)
+    Ok(options.open(TcpBootstrap::join(&environment, Deadline::after(start))?)?)
 }
 
 /// Opens a hub at an address such as `"127.0.0.1:0"`, through which `ranks` ranks open a group. It must stay open as long as the group.

@@ -18,7 +18,9 @@ pub mod window;
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
+use std::time::Duration;
 
+use peerlane::{Error, ErrorKind};
 use status::Failure;
 
 /// The version of the header, which options contain. It changes if a program must be compiled again.
@@ -29,6 +31,20 @@ pub const HEADER_VERSION: u32 = 2;
 pub extern "C" fn peerlane_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     CStr::from_bytes_until_nul(VERSION.as_bytes()).unwrap_or_default().as_ptr()
+}
+
+/// Converts a number of milliseconds that the caller gives. Refuses those that a negative number becomes, so that the time left until
+/// a deadline that has passed is not a wait without end.
+fn milliseconds(name: &str, value: u64) -> Result<Duration, Error> {
+    let signed = value.cast_signed();
+    if signed >= 0 {
+        return Ok(Duration::from_millis(value));
+    }
+    let text = format!(
+        "{name} is {value}, which is {signed} with a sign, expected at most {}; give 0 for a time that has passed",
+        i64::MAX
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
 /// Writes a text that ends in zero to a buffer of the caller, which may be uninitialised.

@@ -12,8 +12,8 @@ use peerlane_bindings::{AnyOperation, Request};
 use crate::group::{GROUPS, GroupHandle, check_header, text};
 use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
-use crate::text_into;
 use crate::window::{WINDOWS, WindowHandle, write};
+use crate::{milliseconds, text_into};
 
 /// The place of `peerlane_operation_resize` that means the place with which the operation was prepared: `PEERLANE_AS_PREPARED`.
 const AS_PREPARED: usize = usize::MAX;
@@ -154,8 +154,8 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             request.in_place = options.in_place;
             request.resizable = options.resizable;
             request.strict = options.strict;
-            let timeout = Duration::from_millis(options.timeout_ms);
-            request.timeout = (options.timeout_ms > 0).then_some(timeout);
+            let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
+            request.timeout = (!timeout.is_zero()).then_some(timeout);
             (request.input, request.output) = (input, output);
 
             if options.capturable {

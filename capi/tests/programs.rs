@@ -127,3 +127,8 @@ fn calls_while_a_thread_ends_return_their_status() {
 fn destructors_of_cpp_call_the_library() {
     compile_and_run("destructors.cpp", 1);
 }
+
+#[test]
+fn a_deadline_that_has_passed_ends_a_wait_at_once() {
+    compile_and_run("deadlines.cpp", 2);
+}
