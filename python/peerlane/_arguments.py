@@ -48,12 +48,12 @@ def wholes(name: str, values: Any, count: int | None = None) -> list[int]:
     return [whole(name, value) for value in listed]
 
 
-def seconds(name: str, value: Any) -> float:
-    """Returns an argument that is a time in seconds."""
+def limit(name: str, value: Any) -> float:
+    """Returns an argument that is the limit of a wait in seconds. After a deadline it is zero or negative, and the wait looks once."""
     try:
         number = float(value)
     except Exception:
         number = math.nan
-    if isinstance(value, str) or not 0 < number < _SECONDS_END:
-        raise InvalidArgument(f"{name} is {shown(value)}, expected a positive number of seconds")
+    if isinstance(value, str) or not -math.inf < number < _SECONDS_END:
+        raise InvalidArgument(f"{name} is {shown(value)}, expected a finite number of seconds below 2^63")
     return number

@@ -10,7 +10,7 @@ from typing import Any
 
 from peerlane import _native
 from peerlane._arena import Arena
-from peerlane._arguments import seconds, shown, whole, wholes
+from peerlane._arguments import limit, shown, whole, wholes
 from peerlane._arrays import CPU, ITEMSIZE, View, view
 from peerlane._errors import InvalidArgument, of_native
 from peerlane._group import Future
@@ -49,7 +49,7 @@ class Collectives:
              wait: bool = True, timeout: float | None = None) -> Any:  # fmt: skip
         """Starts a collective, and waits for it if `wait` is set."""
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
+            timeout = limit("timeout", timeout)
         if stream is not None and self.is_cpu:
             raise InvalidArgument("stream is given, expected none: the memory of the group is that of the host")
         if type(root) is not int:

@@ -30,7 +30,8 @@ class Future:
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the output is complete, and returns the output.
 
-        `timeout` is in seconds; if it passes, `TimeoutError` is raised and the start goes on. Ctrl-C ends the wait in the same way.
+        `timeout` is in seconds; if it passes, `TimeoutError` is raised and the start goes on. Zero or a negative number, such as the time left until a deadline
+        that has passed, looks once. Ctrl-C ends the wait in the same way.
         Raises `PeerLost` or `Timeout` with the rank if the start fails; the group has ended then.
         """
         if not self._is_done:

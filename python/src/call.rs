@@ -160,6 +160,21 @@ pub(crate) fn seconds(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<
     value.map(convert).transpose()
 }
 
+/// Returns the limit of a wait in seconds as a duration. The time left until a deadline that has passed is zero or negative, and such
+/// a wait looks once.
+pub(crate) fn limit(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
+    let convert = |value: &Bound<'_, PyAny>| {
+        let expected = "a finite number of seconds below 2^63";
+        let seconds: f64 = argument(name, value, expected)?;
+        if seconds.is_finite() && seconds <= 0.0 {
+            return Ok(Duration::ZERO);
+        }
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|_| invalid_argument(format!("{name} is {seconds}, expected {expected}")))
+    };
+    value.map(convert).transpose()
+}
+
 /// Drops an object of the library, which may wait, without the interpreter; in a forked child, forgets it.
 pub(crate) fn drop_detached<T: Send>(object: Option<T>) {
     if check_process().is_err() {

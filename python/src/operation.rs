@@ -12,7 +12,7 @@ use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
 use crate::call::{
-    SIGNALS, argument, drop_detached, invalid, lock, seconds, short, whole, whole_if_any,
+    SIGNALS, argument, drop_detached, invalid, limit, lock, short, whole, whole_if_any,
 };
 use crate::group::{LENS, Lens};
 use crate::memory::{Memory, RawRange};
@@ -89,7 +89,7 @@ impl Operation {
     /// Starts the operation and waits until the output is complete.
     #[pyo3(signature = (timeout=None))]
     fn run(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let first = match seconds("timeout", timeout)? {
+        let first = match limit("timeout", timeout)? {
             Some(_) => Duration::ZERO,
             None => SIGNALS,
         };
@@ -110,7 +110,7 @@ impl Operation {
     /// Waits until the output of the open start is complete.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let limit = seconds("timeout", timeout)?;
+        let limit = limit("timeout", timeout)?;
         let begun = Instant::now();
         loop {
             let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));

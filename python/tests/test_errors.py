@@ -1,5 +1,6 @@
 """Bad input, lost ranks, Ctrl-C, forks and the end of the interpreter."""
 
+import contextlib
 import importlib
 import os
 import signal
@@ -48,8 +49,8 @@ def bad_arguments(group):
     with pytest.raises(peerlane.InvalidArgument, match="dtype is 'f31', expected one of u8"):
         group.prepare("all-gather", "f31", 1)
     assert group.prepare("all-gather", float, 2).input.nbytes == 16 and group.prepare("all-gather", "f4", 2).input.nbytes == 8
-    with pytest.raises(peerlane.InvalidArgument, match="timeout is 0, expected a positive number"):
-        group.all_gather(good, output, timeout=0)
+    with pytest.raises(peerlane.InvalidArgument, match="timeout is nan, expected a finite number of seconds"):
+        group.all_gather(good, output, timeout=numpy.nan)
     with pytest.raises(peerlane.InvalidArgument, match="stream is given, expected none"):
         group.all_gather(good, output, stream=1)
     with pytest.raises(peerlane.InvalidArgument, match="counts are given, expected none"):
@@ -251,11 +252,18 @@ def numbers_that_are_none(group):
     for stream in (-1, 1 << 64):
         with pytest.raises(peerlane.InvalidArgument, match="stream is"):
             part.start_on(stream)
-    for timeout in (0, -1, float("nan"), float("inf"), 1 << 64, "1", [1], 1 << 20_000):
-        with pytest.raises(peerlane.InvalidArgument, match="timeout is"):
+    for timeout in (float("nan"), float("inf"), -float("inf"), 1 << 64, "1", [1], 1 << 20_000):
+        expected = r"timeout is (?s:.)*, expected a finite number of seconds below 2\^63"
+        with pytest.raises(peerlane.InvalidArgument, match=expected):
             group.all_reduce(source, timeout=timeout)
-        with pytest.raises(peerlane.InvalidArgument, match="timeout is"):
+        with pytest.raises(peerlane.InvalidArgument, match=expected):
             part.run(timeout)
+        with pytest.raises(peerlane.InvalidArgument, match=expected):
+            part.wait(timeout)
+    for name in ("timeout", "start_timeout"):
+        for timeout in (0, -1, float("nan"), float("inf")):
+            with pytest.raises(peerlane.InvalidArgument, match=f"{name} is .*, expected a positive number of seconds"):
+                peerlane.open(**{name: timeout})
     for begin, nbytes in [(-1, 4), (0.5, 4), (0, -4), (0, 1 << 64), (1 << 64, 4), ("0", 4)]:
         with pytest.raises(peerlane.InvalidArgument, match="(begin|nbytes) is"):
             window.memory(begin, nbytes)
@@ -368,15 +376,32 @@ def late_start(group, waited):
         while not os.path.exists(waited):
             time.sleep(0.01)
         gather.run()
+        group.all_reduce(numpy.ones(1))
         return
     future = gather.start()
     assert not future.done()
     with pytest.raises(TimeoutError, match=r"is not complete after 0.1 s; it goes on"):
         future.wait(timeout=0.1)
+
+    # A deadline that has passed: the wait looks once.
+    begun = time.monotonic()
+    for timeout in (0, -1, -0.0, -1e-12, -1e300, numpy.float32(-3)):
+        for wait in (future.wait, gather.wait):
+            with pytest.raises(TimeoutError, match="is not complete after 0 s"):
+                wait(timeout=timeout)
+    assert time.monotonic() - begun < 5
+
     open(waited, "w").close()
     future.wait()
-    with pytest.raises(peerlane.InvalidArgument, match="timeout is -1"):
-        gather.run(timeout=-1)
+    for timeout in (0, -1):
+        assert future.wait(timeout=timeout) is not None
+
+    # A call starts, though its deadline has passed.
+    array = numpy.ones(1)
+    with contextlib.suppress(TimeoutError):
+        group.all_reduce(array, timeout=-1)
+    group._calls.finish()
+    assert array[0] == group.size
 
 
 def test_a_wait_with_a_limit_can_be_repeated(tmp_path):

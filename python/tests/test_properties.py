@@ -3,6 +3,7 @@
 `PEERLANE_CASES` sets the number of cases, 500 by default. A failure prints the case, which `check` runs again.
 """
 
+import math
 import os
 
 import numpy
@@ -259,6 +260,9 @@ def check(group, case):
             result.wait()
     except peerlane.Error as error:
         result = error
+    except TimeoutError:
+        # The limit of this wait has passed, and the start goes on.
+        result = group._calls.finish()
     if memory is not None:
         begin = GUARD + case["offset"]
         around = numpy.concatenate([memory[:begin], memory[len(memory) - GUARD :]])
@@ -289,7 +293,7 @@ def must_fail(case):
     if case["wrong"] == "splits differ" or case["wrong"] == "lengths differ":
         return has_difference(case) and not (case["wrong"] == "lengths differ" and "table" in case)
     number = WRONG_NUMBERS[case["number"]]
-    is_timeout = isinstance(number, (int, float, numpy.number)) and number > 0 and number < 1 << 64
+    is_timeout = isinstance(number, (int, float, numpy.number)) and -math.inf < number < 1 << 63
     return {
         "root": case["call"] in ("broadcast", "gather", "scatter", "reduce"),
         "counts": "counts" in case,
