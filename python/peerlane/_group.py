@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -396,6 +397,15 @@ def stream_handle(stream: Any) -> int:
             return whole("stream", getattr(stream, name))
     text = f"stream is a {type(stream).__name__}, expected a torch.cuda.Stream, an object with `__cuda_stream__` or a number"
     raise InvalidArgument(text)
+
+
+def _forget_objects() -> None:
+    """Forgets the groups and the starts of the process from which this one was forked."""
+    _OPEN.clear()
+    _STARTS.clear()
+
+
+os.register_at_fork(after_in_child=_forget_objects)
 
 
 def end_process() -> None:

@@ -175,6 +175,15 @@ pub(crate) fn limit(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Op
     value.map(convert).transpose()
 }
 
+/// Takes an object of the library and drops it, which may wait, without the interpreter.
+///
+/// A forked child forgets the object, and does not lock: a thread that exists only in the parent may hold the lock.
+pub(crate) fn drop_locked<T: Send>(object: &Mutex<Option<T>>) {
+    if check_process().is_ok() {
+        drop_detached(lock(object).take());
+    }
+}
+
 /// Drops an object of the library, which may wait, without the interpreter; in a forked child, forgets it.
 pub(crate) fn drop_detached<T: Send>(object: Option<T>) {
     if check_process().is_err() {
@@ -183,4 +192,9 @@ pub(crate) fn drop_detached<T: Send>(object: Option<T>) {
     }
     let mut object = Some(object);
     Python::try_attach(|py| py.detach(|| drop(object.take())));
+}
+
+/// Returns the object of a mutex that nothing else uses, whatever a thread of the parent of a forked child has done with it.
+pub(crate) fn take_owned<T>(object: &mut Mutex<Option<T>>) -> Option<T> {
+    object.get_mut().unwrap_or_else(PoisonError::into_inner).take()
 }

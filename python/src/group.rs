@@ -12,13 +12,13 @@ use peerlane::collective::Collective;
 use peerlane::group::{GroupEnd, Matrix};
 use peerlane::hal::{BackendId, Space};
 use peerlane::{Backend, BlockLens, DType, Deadline, Error, OpenOptions, Operator, Rank};
-use peerlane_bindings::Request;
+use peerlane_bindings::{Request, check_process};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::call::{
-    Running, argument, begin, drop_detached, invalid, invalid_argument, lock, long, raised,
-    seconds, short, whole, whole_if_any,
+    Running, argument, begin, drop_detached, drop_locked, invalid, invalid_argument, lock, long,
+    raised, seconds, short, take_owned, whole, whole_if_any,
 };
 use crate::memory::{self, Memory};
 use crate::operation::Operation;
@@ -48,7 +48,7 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        drop_detached(lock(&self.group).take());
+        drop_detached(take_owned(&mut self.group));
     }
 }
 
@@ -516,7 +516,11 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        drop_detached(lock(&self.window).take());
+        if check_process().is_err() {
+            // The window stays with the parent.
+            std::mem::forget(Arc::clone(&self.window));
+        }
+        drop_locked(&self.window);
     }
 }
 
@@ -592,15 +596,12 @@ impl Hub {
 
     /// Closes the hub. The group that was opened through it ends.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| {
-            let hub = lock(&self.hub).take();
-            drop_detached(hub);
-        });
+        py.detach(|| drop_locked(&self.hub));
     }
 }
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        drop_detached(lock(&self.hub).take());
+        drop_detached(take_owned(&mut self.hub));
     }
 }

@@ -12,7 +12,8 @@ use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
 use crate::call::{
-    SIGNALS, argument, drop_detached, invalid, limit, lock, short, whole, whole_if_any,
+    SIGNALS, argument, drop_detached, drop_locked, invalid, limit, lock, short, take_owned, whole,
+    whole_if_any,
 };
 use crate::group::{LENS, Lens};
 use crate::memory::{Memory, RawRange};
@@ -28,7 +29,7 @@ pub(crate) struct Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        drop_detached(lock(&self.operation).take());
+        drop_detached(take_owned(&mut self.operation));
     }
 }
 
@@ -190,9 +191,6 @@ impl Operation {
     /// Frees the operation. Its memory is used again after all ranks have done so.
     fn drop(&self, py: Python<'_>) {
         // Another thread may hold the lock, and needs the interpreter to go on.
-        py.detach(|| {
-            let operation = lock(&self.operation).take();
-            drop_detached(operation);
-        });
+        py.detach(|| drop_locked(&self.operation));
     }
 }
