@@ -39,9 +39,15 @@ fn compile(compiler: &str, source: &str) -> PathBuf {
 
 /// Runs a program as `ranks` processes, which all must succeed.
 fn run(program: &Path, ranks: usize) {
+    run_with(program, &[], ranks);
+}
+
+/// Runs a program with arguments as `ranks` processes, which all must succeed.
+fn run_with(program: &Path, arguments: &[&str], ranks: usize) {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap().port();
     let spawn = |rank: usize| {
         Command::new(program)
+            .args(arguments)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
@@ -51,7 +57,8 @@ fn run(program: &Path, ranks: usize) {
     };
     let children: Vec<Child> = (0..ranks).map(spawn).collect();
     let ended = children.into_iter().map(|mut child| child.wait().unwrap().success());
-    assert_eq!(ended.collect::<Vec<_>>(), vec![true; ranks], "{}", program.display());
+    let ended: Vec<bool> = ended.collect();
+    assert_eq!(ended, vec![true; ranks], "{} {arguments:?}", program.display());
 }
 
 fn compile_and_run(source: &str, ranks: usize) {
@@ -131,4 +138,12 @@ fn destructors_of_cpp_call_the_library() {
 #[test]
 fn a_deadline_that_has_passed_ends_a_wait_at_once() {
     compile_and_run("deadlines.cpp", 2);
+}
+
+#[test]
+fn a_group_is_opened_again_with_the_same_environment() {
+    let program = compile("cc", "reopen.c");
+    for arguments in [&[][..], &["barrier"]] {
+        run_with(&program, arguments, 2);
+    }
 }

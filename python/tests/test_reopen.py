@@ -1,0 +1,53 @@
+"""Groups that are opened and closed many times on one port, as a program with several phases does under a launcher."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROUNDS = 50
+RANKS = 2
+PROGRAM = """
+import os, random, sys, time, peerlane
+
+rounds, calls = int(sys.argv[1]), sys.argv[2:]
+rank = int(os.environ["RANK"])
+delays = random.Random(rank)
+
+def pause():
+    if delays.random() < 0.2:
+        time.sleep(delays.uniform(0, 0.01))
+
+for number in range(rounds):
+    with peerlane.init(backend="host", start_timeout=8, timeout=8) as group:
+        assert (group.rank, group.size) == (rank, int(os.environ["WORLD_SIZE"]))
+        if "exchange" in calls:
+            assert group.exchange(bytes([number, rank])) == [bytes([number, each]) for each in range(group.size)]
+        if "barrier" in calls:
+            group.barrier()
+        pause()
+    pause()
+"""
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize("calls", [[], ["barrier"], ["exchange"], ["exchange", "barrier"]])
+def test_a_group_is_opened_again_on_the_same_port(calls):
+    launched = os.environ | {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-c", PROGRAM, str(ROUNDS), *calls]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": os.path.dirname(__file__)}
+    ranks = [subprocess.Popen(command, env=launched | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **options) for rank in range(RANKS)]
+    try:
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(said)
