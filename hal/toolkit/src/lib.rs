@@ -17,6 +17,7 @@
 //! | [`Fault`] | the errors that are the same for every backend |
 //! | [`mapping`] | maps shared host memory |
 //! | [`handover`] | hands memory to other processes as file descriptors |
+//! | [`DeadlineSocket`] | reads and writes a socket until a deadline |
 //! | [`device`] | traits for the driver of a GPU |
 //! | [`streams`] | an engine on the streams of a GPU |
 //! | [`regions`] | registration, export, import and keys of GPU memory |
@@ -46,6 +47,7 @@ pub mod peers;
 mod pieces;
 mod poison;
 pub mod regions;
+mod socket;
 pub mod streams;
 mod submit;
 mod tickets;
@@ -54,5 +56,6 @@ pub use fault::Fault;
 pub use park::{ParkStep, Parker, TimedParker, Unpark};
 pub use pieces::{Piece, pieces};
 pub use poison::Poison;
+pub use socket::DeadlineSocket;
 pub use submit::{EngineRegion, EngineState, PeerRegion, PeerSet, RegionBounds, check_elements};
 pub use tickets::TicketCounter;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 pub use rustix::io::Errno;
+use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// An allocation of at least this many bytes first checks how much memory is free. For smaller allocations the check
@@ -91,7 +92,7 @@ impl Mapping {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("peerlane", flags)
             .map_err(MappingError::system("cannot create a memfd for shared memory"))?;
-        rustix::fs::ftruncate(&fd, mapped).map_err(|errno| {
+        retry_on_intr(|| rustix::fs::ftruncate(&fd, mapped)).map_err(|errno| {
             MappingError::system(format!("cannot resize shared memory to {mapped} bytes"))(errno)
         })?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -182,7 +183,7 @@ impl Pages {
             // Only a hint: it changes nothing where shared memory has no huge pages.
             let _ = self.advise(Advice::LinuxHugepage);
         }
-        match self.advise(Advice::LinuxPopulateWrite) {
+        match retry_on_intr(|| self.advise(Advice::LinuxPopulateWrite)) {
             // Linux before 5.14 does not support it; the pages are allocated at the first access.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(errno) => {

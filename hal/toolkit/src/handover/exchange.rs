@@ -22,6 +22,7 @@ use super::{
     Claim, DESCRIPTORS_MAX, FAILED, FREED, HERE, Handover, MESSAGE_FDS_MAX, ProcessToken, Refusal,
     find_any, role_number, role_of,
 };
+use crate::socket::DeadlineSocket;
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
 
@@ -81,20 +82,18 @@ pub fn ask(
     claim: &Claim,
     deadline: Deadline,
 ) -> Result<Vec<OwnedFd>, Refusal> {
-    let socket = UnixStream::from(connect(process, deadline)?);
-    let request = Request { socket: &socket, deadline };
-    rustix::net::send(&socket, &encode_request(claim), SendFlags::NOSIGNAL)
-        .map_err(|errno| socket_error(errno, deadline))?;
-    request.receive_all()
+    let mut socket = connect(process, deadline)?;
+    socket.write_all(&encode_request(claim)).map_err(|error| socket_error(error, deadline))?;
+    Request { socket, deadline }.receive_all()
 }
 
-struct Request<'a> {
-    socket: &'a UnixStream,
+struct Request {
+    socket: DeadlineSocket<OwnedFd>,
     deadline: Deadline,
 }
 
-impl Request<'_> {
-    fn receive_all(&self) -> Result<Vec<OwnedFd>, Refusal> {
+impl Request {
+    fn receive_all(&mut self) -> Result<Vec<OwnedFd>, Refusal> {
         let mut fds = Vec::new();
         loop {
             let before = fds.len();
@@ -129,14 +128,16 @@ impl Request<'_> {
     }
 
     fn receive(&self, fds: &mut Vec<OwnedFd>) -> Result<Header, Refusal> {
-        set_timeout(self.socket, sockopt::Timeout::Recv, self.deadline)?;
         let mut header = [0; Header::BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
         let mut rights = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut header)];
-        let answer =
-            rustix::net::recvmsg(self.socket, &mut slices, &mut rights, RecvFlags::CMSG_CLOEXEC)
-                .map_err(|errno| socket_error(errno, self.deadline))?;
+        let answer = self
+            .socket
+            .call(sockopt::Timeout::Recv, |socket| {
+                rustix::net::recvmsg(socket, &mut slices, &mut rights, RecvFlags::CMSG_CLOEXEC)
+            })
+            .map_err(|error| socket_error(error, self.deadline))?;
         for message in rights.drain() {
             if let RecvAncillaryMessage::ScmRights(more) = message {
                 fds.extend(more);
@@ -155,55 +156,48 @@ impl Request<'_> {
         }
     }
 
-    fn read_reason(&self) -> String {
+    fn read_reason(&mut self) -> String {
         let mut why = Vec::new();
         // A part of the text is better than none.
-        let _ = self.socket.take(WHY_BYTES_MAX).read_to_end(&mut why);
+        let _ = (&mut self.socket).take(WHY_BYTES_MAX).read_to_end(&mut why);
         String::from_utf8_lossy(&why).into_owned()
     }
 }
 
-fn set_timeout(
-    socket: impl AsFd,
-    direction: sockopt::Timeout,
-    deadline: Deadline,
-) -> Result<(), Refusal> {
-    // Zero would mean no timeout.
-    let left = deadline.remaining().max(Duration::from_millis(1));
-    sockopt::set_socket_timeout(socket.as_fd(), direction, Some(left))
-        .map_err(Refusal::system("cannot set the timeout of a socket"))
-}
-
-fn connect(process: ProcessToken, deadline: Deadline) -> Result<OwnedFd, Refusal> {
+fn connect(process: ProcessToken, deadline: Deadline) -> Result<DeadlineSocket<OwnedFd>, Refusal> {
     let name = process.socket_name();
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())
         .map_err(Refusal::system("cannot create the name of an abstract socket"))?;
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(Refusal::system("cannot open a Unix socket"))?;
-    // It limits the connection and the request.
-    set_timeout(&socket, sockopt::Timeout::Send, deadline)?;
-    match rustix::net::connect(&socket, &address) {
+    let socket = DeadlineSocket::new(socket, deadline);
+
+    // The timeout of sends also limits the connection, which waits for a place in the queue of the peer.
+    let connected =
+        socket.call(sockopt::Timeout::Send, |socket| rustix::net::connect(socket, &address));
+    match connected {
         Ok(()) => Ok(socket),
-        Err(Errno::CONNREFUSED) => Err(Refusal::Gone {
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Err(Refusal::Gone {
             how: format!("no process listens at the abstract socket {name}: the peer has ended"),
         }),
-        Err(errno) => Err(socket_error(errno, deadline)),
+        Err(error) => Err(socket_error(error, deadline)),
     }
 }
 
-fn socket_error(errno: Errno, deadline: Deadline) -> Refusal {
-    match errno {
-        Errno::AGAIN | Errno::INPROGRESS => Refusal::Late { timeout: deadline.timeout() },
-        Errno::CONNRESET | Errno::PIPE => {
-            Refusal::Gone { how: format!("the socket to the peer failed: {errno}") }
+fn socket_error(error: std::io::Error, deadline: Deadline) -> Refusal {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, WouldBlock};
+    match error.kind() {
+        WouldBlock | TimedOut => Refusal::Late { timeout: deadline.timeout() },
+        ConnectionReset | BrokenPipe => {
+            Refusal::Gone { how: format!("the socket to the peer failed: {error}") }
         }
-        errno => Refusal::system("cannot request memory from a peer")(errno),
+        _ => Refusal::io("cannot request memory from a peer")(error),
     }
 }
 
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time in which a client must receive its answer, since other clients wait for the thread.
+/// The time in which a client must receive each message of its answer, since other clients wait for the thread.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// The largest number of clients whose request has not arrived; the oldest client is dropped for a new one.
 const CLIENTS_MAX: usize = 256;
@@ -317,9 +311,14 @@ fn serve(listener: &UnixListener, closing: &AtomicBool) {
         // The deadlines of the clients are in the order of their arrival.
         let limit = clients.front().map(|client| client.deadline.remaining());
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        if rustix::event::poll(&mut polled, limit.as_ref()).is_err() {
-            std::thread::sleep(POLL_PAUSE);
-            continue;
+        match rustix::event::poll(&mut polled, limit.as_ref()) {
+            Ok(_) => {}
+            // A signal; the next wait takes the time that is left then.
+            Err(Errno::INTR) => continue,
+            Err(_) => {
+                std::thread::sleep(POLL_PAUSE);
+                continue;
+            }
         }
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         let mut is_ready = ready[1..].iter();
@@ -361,12 +360,14 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
 
 impl Client {
     fn read_and_answer(&mut self) -> std::io::Result<bool> {
+        use std::io::ErrorKind::{Interrupted, WouldBlock};
         let mut bytes = [0; REQUEST_BYTES];
         let wanted = REQUEST_BYTES - self.request.len();
         match (&self.stream).read(&mut bytes[..wanted]) {
             Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => self.request.extend_from_slice(&bytes[..read]),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+            // The bytes that are here now are polled again.
+            Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => return Ok(false),
             Err(error) => return Err(error),
         }
         if self.request.len() < REQUEST_BYTES {
@@ -400,19 +401,17 @@ fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
 }
 
 /// Sends the descriptors in several messages, so that only those of one message are open in this process.
-fn hand_over(mut client: &UnixStream, memory: &dyn Handover, count: u32) -> std::io::Result<()> {
-    if count > MESSAGE_FDS_MAX as u32 {
-        // More than one message may not fit into the buffer of the socket.
-        client.set_nonblocking(false)?;
-        client.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-    }
+fn hand_over(client: &UnixStream, memory: &dyn Handover, count: u32) -> std::io::Result<()> {
+    // More than one message may not fit into the buffer of the socket.
+    client.set_nonblocking(false)?;
     let mut next = 0;
     loop {
         let last = count.min(next + MESSAGE_FDS_MAX as u32);
         let fds: Result<Vec<OwnedFd>, String> =
             (next..last).map(|it| memory.descriptor(it)).collect();
+        let mut client = DeadlineSocket::new(client, Deadline::after(ANSWER_TIMEOUT));
         match fds {
-            Ok(fds) => send(client, Header { status: HERE, count }, &fds)?,
+            Ok(fds) => send(&client, Header { status: HERE, count }, &fds)?,
             Err(why) => {
                 client.write_all(&Header { status: FAILED, count }.encode())?;
                 return client.write_all(why.as_bytes());
@@ -425,7 +424,11 @@ fn hand_over(mut client: &UnixStream, memory: &dyn Handover, count: u32) -> std:
     }
 }
 
-fn send(client: &UnixStream, header: Header, fds: &[OwnedFd]) -> std::io::Result<()> {
+fn send(
+    client: &DeadlineSocket<&UnixStream>,
+    header: Header,
+    fds: &[OwnedFd],
+) -> std::io::Result<()> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
@@ -433,6 +436,8 @@ fn send(client: &UnixStream, header: Header, fds: &[OwnedFd]) -> std::io::Result
         rights.push(SendAncillaryMessage::ScmRights(&fds));
     }
     let header = header.encode();
-    rustix::net::sendmsg(client, &[IoSlice::new(&header)], &mut rights, SendFlags::NOSIGNAL)?;
+    client.call(sockopt::Timeout::Send, |client| {
+        rustix::net::sendmsg(client, &[IoSlice::new(&header)], &mut rights, SendFlags::NOSIGNAL)
+    })?;
     Ok(())
 }

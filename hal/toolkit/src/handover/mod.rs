@@ -27,6 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fd::OwnedFd;
 pub use rustix::io::Errno;
+use rustix::io::retry_on_intr;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use peerlane_hal::{BackendId, Generation, KeyError, Rank, Role};
 
@@ -208,7 +210,8 @@ pub fn enter(backend: BackendId, owner: Rank, role: Role, memory: Arc<dyn Handov
 /// Panics if the kernel has no random numbers, which it has once it has booted.
 fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    // Soon after the boot, it waits.
+    let filled = retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()));
     assert_eq!(filled, Ok(N), "the kernel has random numbers once it has booted");
     bytes
 }

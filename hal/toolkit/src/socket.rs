@@ -1,0 +1,56 @@
+//! Bounds the calls on a socket by a deadline, also while signals interrupt them.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+
+use rustix::net::SendFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+use peerlane_hal::Deadline;
+
+/// Reads and writes a blocking socket until a deadline.
+///
+/// A read or write at the deadline fails with [`WouldBlock`](io::ErrorKind::WouldBlock) or
+/// [`TimedOut`](io::ErrorKind::TimedOut). The methods of [`Read`] and [`Write`] that call others several times, such as
+/// `write_all`, share the deadline; with the timeouts of the standard library, every part and every interruption by a
+/// signal would begin a new timeout.
+#[derive(Debug)]
+pub struct DeadlineSocket<S> {
+    socket: S,
+    deadline: Deadline,
+}
+
+impl<S: AsFd> DeadlineSocket<S> {
+    /// Creates a socket whose calls end at `deadline`. It sets the timeouts of `socket`.
+    pub fn new(socket: S, deadline: Deadline) -> Self {
+        Self { socket, deadline }
+    }
+
+    /// Makes a system call on the socket, which waits at most until the deadline.
+    pub(crate) fn call<T>(
+        &self,
+        direction: Timeout,
+        mut call: impl FnMut(&S) -> rustix::io::Result<T>,
+    ) -> io::Result<T> {
+        self.deadline.retry_interrupted(|timeout| {
+            set_socket_timeout(&self.socket, direction, Some(timeout))?;
+            Ok(call(&self.socket)?)
+        })
+    }
+}
+
+impl<S: AsFd> Read for DeadlineSocket<S> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.call(Timeout::Recv, |socket| rustix::io::read(socket, &mut *bytes))
+    }
+}
+
+impl<S: AsFd> Write for DeadlineSocket<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.call(Timeout::Send, |socket| rustix::net::send(socket, bytes, SendFlags::NOSIGNAL))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
