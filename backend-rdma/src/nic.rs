@@ -10,6 +10,8 @@ use ibverbs_sys::*;
 use peerlane_hal::KeyError;
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_toolkit::mapping::Mapping;
+use rustix::io::retry_on_intr;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::device::{LinkLayer, OpenPort};
 use crate::error::Error;
@@ -129,7 +131,7 @@ pub(crate) struct QpAddress {
 impl QpAddress {
     pub(crate) fn new(qp: &Qp, port: &OpenPort) -> Result<Self, Error> {
         let mut random = [0; 4];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        retry_on_intr(|| getrandom(&mut random, GetRandomFlags::empty()))
             .map_err(Error::system("ask for random bytes"))?;
         let reads = port.limits.max_qp_rd_atom.min(port.limits.max_qp_init_rd_atom);
         Ok(Self {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Deadline, Generation, KeyError, Rank, RemoteKey as _};
-use peerlane_toolkit::Fault;
+use peerlane_toolkit::{DeadlineSocket, Fault};
 
 use super::address::Address;
 use super::signals::{QpRole, RAILS_MAX};
@@ -105,7 +105,7 @@ impl Control {
         deadline: Deadline,
     ) -> Result<Response, Error> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(open) = stream.as_mut() else {
+        let Some(open) = &*stream else {
             let how = format!("{} did not answer an earlier request", self.location);
             return Err(Fault::PeerLost { peer: self.peer, how }.into());
         };
@@ -125,48 +125,23 @@ impl Control {
     }
 }
 
-fn exchange(
-    stream: &mut TcpStream,
-    request: &[u8],
-    deadline: Deadline,
-) -> std::io::Result<Vec<u8>> {
-    set_timeouts(stream, deadline)?;
+fn exchange(stream: &TcpStream, request: &[u8], deadline: Deadline) -> std::io::Result<Vec<u8>> {
+    let mut stream = DeadlineSocket::new(stream, deadline);
     stream.write_all(&framed(request))?;
     let mut length = [0; 4];
-    read_exact(stream, &mut length, deadline)?;
+    stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > FRAME_BYTES_MAX {
         return Err(std::io::Error::other(format!("it announced a response of {length} bytes")));
     }
     let mut response = vec![0; length];
-    read_exact(stream, &mut response, deadline)?;
+    stream.read_exact(&mut response)?;
     Ok(response)
 }
 
 pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     let length = message.len() as u32;
     [&length.to_le_bytes(), message].concat()
-}
-
-fn read_exact(stream: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> std::io::Result<()> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        set_timeouts(stream, deadline)?;
-        match stream.read(&mut bytes[filled..]) {
-            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            Ok(more) => filled += more,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-fn set_timeouts(stream: &TcpStream, deadline: Deadline) -> std::io::Result<()> {
-    // The socket API takes no timeout of zero.
-    let left = Some(deadline.remaining().max(Duration::from_millis(1)));
-    stream.set_read_timeout(left)?;
-    stream.set_write_timeout(left)
 }
 
 fn tcp_error(

@@ -12,8 +12,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ibverbs_sys::ibv_event_type;
-use peerlane_hal::{Rank, RemoteKey as _};
+use peerlane_hal::{Deadline, Rank, RemoteKey as _};
+use peerlane_toolkit::DeadlineSocket;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::control::{FRAME_BYTES_MAX, OpenRequest, Request, Response, framed};
 use super::receiver::{SignalReceiver, WakeupEvent};
@@ -48,7 +51,7 @@ impl Resources {
     ) -> Result<Self, Error> {
         let receiver = SignalReceiver::new(Arc::clone(&nics));
         let mut token = [0; 16];
-        rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())
+        retry_on_intr(|| getrandom(&mut token, GetRandomFlags::empty()))
             .map_err(Error::system("ask for random bytes"))?;
         Ok(Self { rank, ranks, options, nics, receiver, token, lost: OnceLock::new() })
     }
@@ -202,10 +205,7 @@ impl Server {
 
     fn accept(&mut self) {
         let Ok((stream, _)) = self.listener.accept() else { return };
-        let ready = stream
-            .set_nonblocking(false)
-            .and_then(|()| stream.set_nodelay(true))
-            .and_then(|()| stream.set_write_timeout(Some(RESPONSE_TIMEOUT)));
+        let ready = stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true));
         if ready.is_ok() {
             self.clients.push(Client {
                 stream,
@@ -219,14 +219,17 @@ impl Server {
     fn answer_requests(&mut self, index: usize) -> std::io::Result<()> {
         let client = &mut self.clients[index];
         let mut buffer = [0; 4096];
-        let count = client.stream.read(&mut buffer)?;
-        if count == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
+        let count = match client.stream.read(&mut buffer) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            // The next poll finds the bytes again.
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(()),
+            read => read?,
+        };
         client.bytes.extend_from_slice(&buffer[..count]);
         while let Some(request) = client.request()? {
             let response = client.response(&self.resources, &request);
-            client.stream.write_all(&framed(&response.encode()))?;
+            DeadlineSocket::new(&client.stream, Deadline::after(RESPONSE_TIMEOUT))
+                .write_all(&framed(&response.encode()))?;
         }
         Ok(())
     }
