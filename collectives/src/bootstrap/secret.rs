@@ -8,6 +8,7 @@ use std::path::Path;
 
 use hmac_sha256::HMAC;
 use peerlane_hal::ErrorKind;
+use rustix::io::retry_on_intr;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::error::Error;
@@ -112,8 +113,8 @@ impl fmt::Debug for Secret {
 
 pub(super) fn random_bytes() -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
-    // The kernel fills up to 256 bytes without interruption.
-    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| {
+    // The kernel fills up to 256 bytes at once, but may wait for them soon after the boot.
+    retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty())).map_err(|error| {
         Error::new(ErrorKind::Other, format!("cannot get random bytes from the system: {error}"))
     })?;
     Ok(bytes)

@@ -86,11 +86,12 @@ impl Probes {
         (rank, address): (Rank, SocketAddr),
         deadline: Deadline,
     ) -> bool {
+        use io::ErrorKind::{Interrupted, WouldBlock};
         if self.hosts_down.contains(&address.ip()) {
             return true;
         }
         if let Some(connection) = self.connections.get(&rank) {
-            let waits = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+            let waits = |error: &io::Error| matches!(error.kind(), WouldBlock | Interrupted);
             return match connection.peek(&mut [0]) {
                 Ok(bytes) => bytes == 0,
                 Err(error) => !waits(&error),

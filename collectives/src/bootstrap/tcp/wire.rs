@@ -153,7 +153,6 @@ pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
 impl Outbox {
     pub(super) fn open(stream: &Stream, ranks: usize) -> io::Result<Self> {
         let stream = Arc::clone(stream);
-        stream.set_write_timeout(Some(STALL_MAX))?;
         let closing = Arc::new(AtomicBool::new(false));
         let (queue, queued) = channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
@@ -228,7 +227,7 @@ fn write(
                 Err(_) => break,
             }
         }
-        write_batch(&mut &***stream, &batch, closing)?;
+        write_batch(stream, &batch, closing)?;
         queued_bytes.fetch_sub(batch.len(), Ordering::Relaxed);
         if ended {
             break;
@@ -239,13 +238,16 @@ fn write(
     Ok(())
 }
 
-fn write_batch(stream: &mut impl Write, batch: &[u8], closing: &AtomicBool) -> io::Result<()> {
+fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io::Result<()> {
     let mut rest = batch;
     while !rest.is_empty() {
-        match stream.write(rest) {
+        let written = Deadline::after(STALL_MAX).retry_interrupted(|timeout| {
+            stream.set_write_timeout(Some(timeout))?;
+            stream.write(rest)
+        });
+        match written {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => rest = &rest[written..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // A peer can be stopped, for example in a debugger: wait until the connection is closed.
             Err(error) if is_timeout(&error) && !closing.load(Ordering::Relaxed) => {}
             Err(error) => return Err(error),
