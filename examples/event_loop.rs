@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use peerlane::bootstrap::{Bootstrap, in_process};
 use peerlane::{Error, Group, host};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 
 const LEN: usize = 100_000;
 const TICK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -26,7 +27,7 @@ fn serve(mut group: Group) -> Result<(), Error> {
         let descriptors = descriptors.collect::<Result<Vec<_>, Error>>()?;
         watched.extend(descriptors.iter().map(|own| PollFd::new(own, PollFlags::IN)));
         // A server adds its sockets here.
-        poll(&mut watched, Some(&TICK)).expect("the descriptors are valid");
+        retry_on_intr(|| poll(&mut watched, Some(&TICK))).expect("the descriptors are valid");
         end.check()?;
         let mut pending = Vec::new();
         for mut started in in_flight {
@@ -42,7 +43,7 @@ fn serve(mut group: Group) -> Result<(), Error> {
     group.close()?;
     // The descriptor of the group stays readable.
     let watched = &mut [PollFd::from_borrowed_fd(end.as_fd(), PollFlags::IN)];
-    assert_eq!(poll(watched, Some(&TICK)), Ok(1));
+    assert_eq!(retry_on_intr(|| poll(watched, Some(&TICK))), Ok(1));
     Ok(())
 }
 

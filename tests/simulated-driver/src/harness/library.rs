@@ -120,8 +120,12 @@ fn alone_in(folder: &Path) -> File {
     let path = folder.join("lock");
     let lock = File::create(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
     // SAFETY: the descriptor is open; its last owner gives the lock back by closing it.
-    let code = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
-    assert_eq!(code, 0, "{path:?}: {}", std::io::Error::last_os_error());
+    let wait = || unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
+    while wait() != 0 {
+        let error = std::io::Error::last_os_error();
+        // A signal can interrupt the wait.
+        assert_eq!(error.kind(), std::io::ErrorKind::Interrupted, "{path:?}: {error}");
+    }
     lock
 }
 
