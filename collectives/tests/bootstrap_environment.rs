@@ -40,8 +40,14 @@ fn rank_zero(address: &str) -> HubAddress {
 #[test]
 fn without_a_launcher_there_is_no_place() {
     assert_eq!(read("").unwrap(), None);
-    assert_eq!(read("MASTER_ADDR=node0 LOCAL_RANK=1 PEERLANE_HUB=node0:1").unwrap(), None);
-    assert_eq!(read("RANK= WORLD_SIZE=").unwrap(), None);
+    assert_eq!(read("RANK= WORLD_SIZE= MASTER_ADDR= PMIX_RANK=").unwrap(), None);
+    // Settings that a profile may set, and variables that single processes have too.
+    let settings = "PEERLANE_PORT=77 PEERLANE_SECRET=0123456789abcdef PEERLANE_JOB_ID=a";
+    assert_eq!(read(settings).unwrap(), None);
+    let single = "JOB_COMPLETION_INDEX=3 SLURM_ARRAY_TASK_ID=3 NODE_RANK=1 WORLD_SIZE=1";
+    assert_eq!(read(single).unwrap(), None);
+    // A process that has initialised MPI without a launcher.
+    assert_eq!(read("PMIX_RANK=0 PMIX_NAMESPACE=x OMPI_APP_CTX_NUM_PROCS=1").unwrap(), None);
 }
 
 #[test]
@@ -51,6 +57,7 @@ fn torchrun_is_understood() {
     let expected = Environment {
         rank: Rank(5),
         ranks: 8,
+        ranks_variable: Some("WORLD_SIZE"),
         local_rank: Some(1),
         local_ranks: Some(4),
         job: None,
@@ -68,6 +75,7 @@ fn open_mpi_is_understood_also_inside_of_slurm() {
     let expected = Environment {
         rank: Rank(2),
         ranks: 3,
+        ranks_variable: Some("OMPI_COMM_WORLD_SIZE"),
         local_rank: Some(2),
         local_ranks: Some(3),
         job: None,
@@ -85,6 +93,7 @@ fn slurm_is_understood() {
     let expected = Environment {
         rank: Rank(7),
         ranks: 16,
+        ranks_variable: Some("SLURM_STEP_NUM_TASKS"),
         local_rank: Some(3),
         local_ranks: None,
         job: None,
@@ -122,7 +131,14 @@ fn a_process_in_an_allocation_that_srun_did_not_start_is_no_rank() {
     assert_eq!(read("SLURM_JOB_ID=3 SLURM_NTASKS=4 SLURM_NNODES=2").unwrap(), None);
     assert_eq!(read("SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NNODES=1").unwrap(), None);
     assert_eq!(read("SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NTASKS=1").unwrap(), None);
-    let script = "SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NTASKS=4";
+    assert_eq!(read("SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NPROCS=1").unwrap(), None);
+    // The shell of an interactive step.
+    let step = place("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4 MASTER_ADDR=node0");
+    assert_eq!((step.rank, step.ranks), (Rank(0), 1));
+    let old = "SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NPROCS=4";
+    assert_snapshot!(text(old), @"SLURM_NPROCS is 4, but `srun` did not start this process, because SLURM_STEP_NUM_TASKS is not set; start the program with `srun`, or set RANK=0 and WORLD_SIZE=1 to run one rank");
+    // A script sets the address for the programs that it starts.
+    let script = "SLURM_JOB_ID=3 SLURM_PROCID=0 SLURM_NTASKS=4 MASTER_ADDR=node0";
     assert_snapshot!(text(script), @"SLURM_NTASKS is 4, but `srun` did not start this process, because SLURM_STEP_NUM_TASKS is not set; start the program with `srun`, or set RANK=0 and WORLD_SIZE=1 to run one rank");
     assert_eq!(place(&format!("{script} RANK=0 WORLD_SIZE=1")).ranks, 1);
 }
@@ -134,6 +150,7 @@ fn mpich_is_understood_also_inside_of_slurm() {
     let expected = Environment {
         rank: Rank(5),
         ranks: 8,
+        ranks_variable: Some("PMI_SIZE"),
         local_rank: Some(1),
         local_ranks: Some(4),
         job: Some("17.0".into()),
@@ -144,6 +161,221 @@ fn mpich_is_understood_also_inside_of_slurm() {
     assert_eq!(place(variables), expected);
     let one_host = place("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2");
     assert_eq!(one_host.hub, rank_zero("127.0.0.1:29501"));
+}
+
+#[test]
+fn every_launcher_gives_a_place() {
+    for (variables, rank, ranks, variable, local) in [
+        ("RANK=1 WORLD_SIZE=4", 1, 4, "WORLD_SIZE", (None, None)),
+        (
+            "MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2",
+            1,
+            2,
+            "MV2_COMM_WORLD_SIZE",
+            (Some(1), Some(2)),
+        ),
+        (
+            "PMI_RANK=5 PMI_SIZE=8 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=4",
+            5,
+            8,
+            "PMI_SIZE",
+            (Some(1), Some(4)),
+        ),
+        // PALS gives no size, but PMI does.
+        (
+            "PALS_RANKID=5 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=4 PMI_RANK=5 PMI_SIZE=8",
+            5,
+            8,
+            "PMI_SIZE",
+            (None, None),
+        ),
+        (
+            "JSM_NAMESPACE_RANK=1 JSM_NAMESPACE_SIZE=2 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2 PMIX_RANK=1",
+            1,
+            2,
+            "JSM_NAMESPACE_SIZE",
+            (Some(1), Some(2)),
+        ),
+        ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2", 1, 2, "FLUX_JOB_SIZE", (None, None)),
+        // Flux sets the variables of PMI too.
+        (
+            "PMI_RANK=3 PMI_SIZE=4 FLUX_TASK_RANK=3 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1",
+            3,
+            4,
+            "PMI_SIZE",
+            (Some(1), None),
+        ),
+        // Of a `mpiexec` inside one task of Flux.
+        (
+            "PMI_RANK=1 PMI_SIZE=4 FLUX_TASK_RANK=0 FLUX_JOB_SIZE=1 FLUX_TASK_LOCAL_ID=0",
+            1,
+            4,
+            "PMI_SIZE",
+            (None, None),
+        ),
+        // A set of variables precedes a part of another one.
+        (
+            "PMI_RANK=2 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4",
+            2,
+            4,
+            "SLURM_STEP_NUM_TASKS",
+            (None, None),
+        ),
+        (
+            "PMIX_RANK=2 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=0",
+            2,
+            4,
+            "SLURM_STEP_NUM_TASKS",
+            (Some(0), None),
+        ),
+        (
+            "PMI_RANK=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=1",
+            0,
+            1,
+            "SLURM_STEP_NUM_TASKS",
+            (None, None),
+        ),
+        // A profile sets `WORLD_SIZE`.
+        ("WORLD_SIZE=1 PMI_RANK=2 PMI_SIZE=4", 2, 4, "PMI_SIZE", (None, None)),
+        // The documented way to run one rank.
+        (
+            "RANK=0 WORLD_SIZE=1 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4",
+            0,
+            1,
+            "WORLD_SIZE",
+            (None, None),
+        ),
+    ] {
+        let found = place(&format!("{variables} MASTER_ADDR=node0"));
+        assert_eq!((found.rank, found.ranks), (Rank(rank), ranks), "{variables}");
+        assert_eq!(found.ranks_variable, Some(variable), "{variables}");
+        assert_eq!((found.local_rank, found.local_ranks), local, "{variables}");
+    }
+}
+
+#[test]
+fn a_launcher_with_the_same_place_says_where_rank_0_is() {
+    // By hand in a step of `srun`.
+    let slurm = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=node[7-8]";
+    let by_hand = place(&format!("RANK=1 WORLD_SIZE=2 {slurm}"));
+    assert_eq!(by_hand.hub, rank_zero("node7:29501"));
+    let one_host = "PMI_RANK=1 PMI_SIZE=2 FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=1";
+    assert_eq!(place(one_host).hub, rank_zero("127.0.0.1:29501"));
+    // Ranks in another order.
+    let error = text(&format!("RANK=0 WORLD_SIZE=2 {slurm}"));
+    assert!(error.starts_with("MASTER_ADDR is not set"), "{error}");
+}
+
+#[test]
+fn one_of_several_processes_is_never_a_group_of_one() {
+    let help =
+        "set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one rank), or unset";
+    for (variables, expected, name) in [
+        (
+            "SLURM_PROCID=2",
+            "SLURM_PROCID=2 is set, but SLURM_STEP_NUM_TASKS is not",
+            "SLURM_PROCID",
+        ),
+        (
+            "SLURM_PROCID=1 SLURM_NPROCS=4 SLURM_LOCALID=1",
+            "SLURM_PROCID=1 is set, but SLURM_STEP_NUM_TASKS is not",
+            "SLURM_PROCID",
+        ),
+        (
+            "SLURM_LOCALID=1",
+            "SLURM_LOCALID=1 is set, but SLURM_PROCID and SLURM_STEP_NUM_TASKS are not",
+            "SLURM_LOCALID",
+        ),
+        (
+            "SLURM_STEP_NUM_TASKS=4",
+            "SLURM_STEP_NUM_TASKS=4 is set, but SLURM_PROCID is not",
+            "SLURM_STEP_NUM_TASKS",
+        ),
+        (
+            "RANK= WORLD_SIZE= SLURM_PROCID=3",
+            "SLURM_PROCID=3 is set, but SLURM_STEP_NUM_TASKS is not",
+            "SLURM_PROCID",
+        ),
+        ("LOCAL_RANK=2", "LOCAL_RANK=2 is set, but RANK and WORLD_SIZE are not", "LOCAL_RANK"),
+        ("LOCAL_RANK=0", "LOCAL_RANK=0 is set, but RANK and WORLD_SIZE are not", "LOCAL_RANK"),
+        (
+            "LOCAL_RANK=0 LOCAL_WORLD_SIZE=4",
+            "LOCAL_RANK=0 is set, but RANK and WORLD_SIZE are not",
+            "LOCAL_RANK",
+        ),
+        ("RANK=1", "RANK=1 is set, but WORLD_SIZE is not", "RANK"),
+        ("RANK=0", "RANK=0 is set, but WORLD_SIZE is not", "RANK"),
+        ("WORLD_SIZE=4", "WORLD_SIZE=4 is set, but RANK is not", "WORLD_SIZE"),
+        (
+            "MASTER_ADDR=127.0.0.1 MASTER_PORT=29600",
+            "MASTER_ADDR=127.0.0.1 is set, but RANK and WORLD_SIZE are not",
+            "MASTER_ADDR",
+        ),
+        (
+            "MASTER_PORT=29600",
+            "MASTER_PORT=29600 is set, but RANK and WORLD_SIZE are not",
+            "MASTER_PORT",
+        ),
+        (
+            "WORLD_SIZE=1 MASTER_ADDR=node0",
+            "MASTER_ADDR=node0 is set, but RANK is not",
+            "MASTER_ADDR",
+        ),
+        ("GROUP_RANK=1", "GROUP_RANK=1 is set, but RANK and WORLD_SIZE are not", "GROUP_RANK"),
+        (
+            "GROUP_RANK=1 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1",
+            "LOCAL_RANK=1 is set, but RANK and WORLD_SIZE are not",
+            "LOCAL_RANK",
+        ),
+        (
+            "PEERLANE_HUB=127.0.0.1:29999",
+            "PEERLANE_HUB=127.0.0.1:29999 is set, but RANK and WORLD_SIZE are not",
+            "PEERLANE_HUB",
+        ),
+        ("PMI_SIZE=4 SLURM_PROCID=2", "PMI_SIZE=4 is set, but PMI_RANK is not", "PMI_SIZE"),
+        (
+            "PMIX_RANK=2",
+            "PMIX_RANK=2 is set, but PMIx sets no variable with the number of ranks",
+            "PMIX_RANK",
+        ),
+        (
+            "PMIX_RANK=2 PMIX_NAMESPACE=x SLURM_PROCID=2 SLURM_NTASKS=4",
+            "PMIX_RANK=2 is set, but PMIx sets no variable with the number of ranks",
+            "PMIX_RANK",
+        ),
+        (
+            "PALS_RANKID=2",
+            "PALS_RANKID=2 is set, but PALS sets no variable with the number of ranks",
+            "PALS_RANKID",
+        ),
+        (
+            "OMPI_COMM_WORLD_RANK=1",
+            "OMPI_COMM_WORLD_RANK=1 is set, but OMPI_COMM_WORLD_SIZE is not",
+            "OMPI_COMM_WORLD_RANK",
+        ),
+        (
+            "OMPI_COMM_WORLD_LOCAL_RANK=1",
+            "OMPI_COMM_WORLD_LOCAL_RANK=1 is set, but OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE are not",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+        ),
+        (
+            "MPI_LOCALRANKID=0",
+            "MPI_LOCALRANKID=0 is set, but PMI_RANK and PMI_SIZE are not",
+            "MPI_LOCALRANKID",
+        ),
+    ] {
+        assert_eq!(text(variables), format!("{expected}; {help} {name}"), "{variables}");
+    }
+}
+
+#[test]
+fn a_part_of_a_launcher_that_does_not_fit_the_next_is_an_error() {
+    let step = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1";
+    assert_snapshot!(text(&format!("PMIX_RANK=2 {step}")), @"PMIX_RANK=2 does not fit SLURM_PROCID=0 and SLURM_STEP_NUM_TASKS=1; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one rank), or unset PMIX_RANK");
+    assert_snapshot!(text(&format!("WORLD_SIZE=4 {step}")), @"WORLD_SIZE=4 does not fit SLURM_PROCID=0 and SLURM_STEP_NUM_TASKS=1; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one rank), or unset WORLD_SIZE");
+    assert_snapshot!(text(&format!("LOCAL_RANK=1 {step}")), @"LOCAL_RANK=1 does not fit SLURM_PROCID=0 and SLURM_STEP_NUM_TASKS=1; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one rank), or unset LOCAL_RANK");
+    // These say nothing about the number of ranks.
+    assert_eq!(place(&format!("MASTER_ADDR=node0 LOCAL_RANK=0 {step}")).ranks, 1);
 }
 
 #[test]
@@ -253,8 +485,8 @@ fn the_hub_is_where_the_variables_say() {
 
 #[test]
 fn says_which_variable_is_wrong_and_why() {
-    assert_snapshot!(text("RANK=3"), @"RANK=3 is set, but WORLD_SIZE is not; set both variables or neither");
-    assert_snapshot!(text("OMPI_COMM_WORLD_SIZE=3"), @"OMPI_COMM_WORLD_SIZE=3 is set, but OMPI_COMM_WORLD_RANK is not; set both variables or neither");
+    assert_snapshot!(text("RANK=3"), @"RANK=3 is set, but WORLD_SIZE is not; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one rank), or unset RANK");
+    assert_snapshot!(text("OMPI_COMM_WORLD_SIZE=3"), @"OMPI_COMM_WORLD_SIZE=3 is set, but OMPI_COMM_WORLD_RANK is not; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one rank), or unset OMPI_COMM_WORLD_SIZE");
     assert_snapshot!(text("RANK=0 WORLD_SIZE=0"), @"WORLD_SIZE is 0, expected at least 1, the number of ranks");
     assert_snapshot!(text("RANK=4 WORLD_SIZE=4"), @"RANK is 4, expected a number below 4, the value of WORLD_SIZE (ranks count from 0)");
     assert_snapshot!(text("RANK=0 WORLD_SIZE=four"), @r#"WORLD_SIZE is "four", expected a number from 0 to 4294967295"#);

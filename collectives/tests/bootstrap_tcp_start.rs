@@ -81,6 +81,7 @@ fn a_rank_of_another_job_is_refused() {
     let place = |rank, job: Option<&str>| Environment {
         rank: Rank(rank),
         ranks: 2,
+        ranks_variable: None,
         local_rank: None,
         local_ranks: None,
         job: job.map(str::to_owned),

@@ -4,12 +4,32 @@
 //! | --- | --- | --- | --- |
 //! | torchrun, Kubernetes operators, by hand | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` | the same, to be set by hand |
-//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as the next row inside Slurm, otherwise to be set by hand |
+//! | MVAPICH | `MV2_COMM_WORLD_RANK`, `_SIZE` | `MV2_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` | to be set by hand |
+//! | MPICH, Intel MPI, Cray MPICH | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`, or `PMI_LOCAL_RANK`, `PMI_LOCAL_SIZE` | as the last row inside Slurm, otherwise to be set by hand |
+//! | IBM's `jsrun` | `JSM_NAMESPACE_RANK`, `_SIZE` | `JSM_NAMESPACE_LOCAL_RANK`, `_LOCAL_SIZE` | to be set by hand |
+//! | Flux | `FLUX_TASK_RANK`, `FLUX_JOB_SIZE` | `FLUX_TASK_LOCAL_ID` | to be set by hand |
+//! | PMIx, for example PRRTE's `prun` | `PMIX_RANK`, no size | | |
+//! | PALS, the `mpiexec` of PBS and Cray systems | `PALS_RANKID`, no size | `PALS_LOCAL_RANKID`, `PALS_LOCAL_SIZE` | |
 //! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 //!
-//! The first row of which the rank or the size is set is used: `mpirun` inside a Slurm job is Open MPI. A program in the shell
-//! of `salloc` runs as if there were no launcher. In a batch script of several tasks, a program that `srun` did not start gets an
-//! error.
+//! The first row of which both the rank and the size are set is used: `mpirun` inside a Slurm job is Open MPI. What it does not
+//! say about this host is taken from the rows below it that give the same rank and size. If a row above it gives another
+//! rank or size, that is an error, because several ranks would otherwise become several groups of one.
+//!
+//! A process without such a row is a group of one rank, unless a variable shows that it is one of several. Then it gets an error
+//! that names the variable. These variables show that:
+//!
+//! - every variable of the columns "rank, ranks" and "on this host", `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` and `PEERLANE_HUB`;
+//! - but not a number of ranks of 1, which some login scripts set as `WORLD_SIZE`;
+//! - but not `PMIX_RANK=0`: Open MPI 4 sets it in a process without a launcher that initialises MPI. Other ranks get the error;
+//! - but not `SLURM_PROCID=0` and `SLURM_LOCALID=0`, which a batch script has. If `SLURM_NTASKS` or `SLURM_NPROCS` says that the
+//!   job has several tasks, a program that `srun` did not start gets an error. Without `SLURM_PROCID`, as in the shell of
+//!   `salloc`, these two mean nothing.
+//!
+//! Variables that single processes have too show nothing: `JOB_COMPLETION_INDEX` of an indexed job of Kubernetes,
+//! `SLURM_ARRAY_TASK_ID`, `NODE_RANK`, and settings that are useful in a profile, such as `PEERLANE_PORT` and `PEERLANE_SECRET`.
+//! Processes whose variables were all removed cannot be told from single processes. A program that knows how many ranks it must
+//! have sets that number with `OpenOptions::ranks` of the crate `peerlane`.
 //!
 //! - `MASTER_ADDR` is optional if the launcher says that all ranks are on one host: the default is then 127.0.0.1. It is also
 //!   optional in a Slurm job, in which rank 0 is on the first host. `MASTER_PORT` is always optional: the default is
@@ -49,6 +69,8 @@ pub struct Environment {
     pub rank: Rank,
     /// The number of ranks of the group.
     pub ranks: usize,
+    /// The variable that gives the number of ranks; `None` if the caller gives it.
+    pub ranks_variable: Option<&'static str>,
     /// The index of this rank among the ranks of its host, counted from 0, if the launcher sets it.
     pub local_rank: Option<u32>,
     /// The number of ranks on this host, if the launcher sets it.
@@ -80,6 +102,7 @@ impl Environment {
         Self {
             rank,
             ranks,
+            ranks_variable: None,
             local_rank: None,
             local_ranks: None,
             job: None,
@@ -93,7 +116,8 @@ impl Environment {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) naming the variable that is missing, malformed, or
-    /// inconsistent with another.
+    /// inconsistent with another. It is also an error if a variable shows that the process is one of several, but its rank or
+    /// their number is missing.
     pub fn from_env() -> Result<Option<Self>, Error> {
         Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
@@ -105,12 +129,29 @@ impl Environment {
     /// As [`from_env`](Self::from_env).
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Error> {
         let variables = Variables(&lookup);
-        for launcher in &LAUNCHERS {
-            if let Some((rank, ranks)) = variables.rank_and_size(launcher)? {
-                return Ok(Some(variables.environment(launcher, rank, ranks)?));
+        let mut partial = Vec::new();
+        for (row, launcher) in LAUNCHERS.iter().enumerate() {
+            let complete = match variables.read(launcher)? {
+                Reading::Nothing => continue,
+                Reading::Partial(part) => {
+                    partial.push(part);
+                    continue;
+                }
+                Reading::Complete(complete) => complete,
+            };
+
+            for part in &partial {
+                part.check_consistent(&complete)?;
             }
+            let launchers = variables.launchers_of(&complete, &LAUNCHERS[row..]);
+            return Ok(Some(variables.environment(&complete, &launchers)?));
         }
-        Ok(None)
+
+        // A batch script may set MASTER_ADDR for the programs that it starts with `srun`.
+        if !partial.iter().any(PartialSet::has_number) {
+            variables.check_batch_script()?;
+        }
+        partial.first().map_or(Ok(None), |part| Err(part.error()))
     }
 
     pub(super) fn check_authentication(&self) -> Result<(), Error> {
@@ -142,136 +183,316 @@ pub(super) fn is_loopback(address: &str) -> bool {
 
 const JOB_BYTES_MAX: usize = 256;
 
+/// The names of the variables of one launcher.
 struct Launcher {
+    name: &'static str,
     rank: &'static str,
-    ranks: &'static str,
-    local_rank: &'static str,
-    local_ranks: Option<&'static str>,
+    /// `None` if the launcher does not put the number of ranks into the environment.
+    ranks: Option<&'static str>,
+    local_rank: &'static [&'static str],
+    local_ranks: &'static [&'static str],
     hosts: Option<&'static str>,
     /// The variable with the list of hosts; rank 0 is on the first.
     host_list: Option<&'static str>,
-    /// The variable with the number of ranks of the job, which is also set in processes that the launcher has not started.
-    job_ranks: Option<&'static str>,
+    /// Other variables that show that the process is one of several.
+    signs: &'static [&'static str],
+    /// Variables and values that a process which the launcher has not started as a rank has too.
+    alone: &'static [(&'static str, &'static str)],
     /// Each version of a launcher has its own list of variables, which together identify the job.
     jobs: &'static [&'static [&'static str]],
 }
 
-const LAUNCHERS: [Launcher; 4] = [
+static LAUNCHERS: [Launcher; 9] = [
     Launcher {
+        name: "torchrun",
         rank: "RANK",
-        ranks: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_ranks: Some("LOCAL_WORLD_SIZE"),
+        ranks: Some("WORLD_SIZE"),
+        local_rank: &["LOCAL_RANK"],
+        local_ranks: &["LOCAL_WORLD_SIZE"],
         hosts: None,
         host_list: None,
-        job_ranks: None,
+        signs: &["GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "PEERLANE_HUB"],
+        alone: &[],
         jobs: &[&["TORCHELASTIC_RUN_ID"]],
     },
     Launcher {
+        name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
-        ranks: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_ranks: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ranks: Some("OMPI_COMM_WORLD_SIZE"),
+        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_ranks: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         hosts: None,
         host_list: None,
-        job_ranks: None,
+        signs: &[],
+        alone: &[],
         jobs: &[&["PMIX_NAMESPACE"], &["OMPI_MCA_ess_base_jobid"]],
     },
     Launcher {
+        name: "MVAPICH",
+        rank: "MV2_COMM_WORLD_RANK",
+        ranks: Some("MV2_COMM_WORLD_SIZE"),
+        local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
+        local_ranks: &["MV2_COMM_WORLD_LOCAL_SIZE"],
+        hosts: None,
+        host_list: None,
+        signs: &[],
+        alone: &[],
+        jobs: &[],
+    },
+    // Flux and PALS set the variables of PMI too. PMI comes first, because a `mpiexec` inside one task of them sets only these.
+    Launcher {
+        name: "PMI",
         rank: "PMI_RANK",
-        ranks: "PMI_SIZE",
-        local_rank: "MPI_LOCALRANKID",
-        local_ranks: Some("MPI_LOCALNRANKS"),
+        ranks: Some("PMI_SIZE"),
+        local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK"],
+        local_ranks: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
         // Inside a Slurm job, a step holds the proxies of the launcher.
         hosts: Some("SLURM_STEP_NUM_NODES"),
         host_list: Some("SLURM_STEP_NODELIST"),
-        job_ranks: None,
-        jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
+        signs: &[],
+        alone: &[],
+        jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"], &["FLUX_JOB_ID"]],
     },
     Launcher {
+        name: "jsrun",
+        rank: "JSM_NAMESPACE_RANK",
+        ranks: Some("JSM_NAMESPACE_SIZE"),
+        local_rank: &["JSM_NAMESPACE_LOCAL_RANK"],
+        local_ranks: &["JSM_NAMESPACE_LOCAL_SIZE"],
+        hosts: None,
+        host_list: None,
+        signs: &[],
+        alone: &[],
+        jobs: &[],
+    },
+    Launcher {
+        name: "Flux",
+        rank: "FLUX_TASK_RANK",
+        ranks: Some("FLUX_JOB_SIZE"),
+        local_rank: &["FLUX_TASK_LOCAL_ID"],
+        local_ranks: &[],
+        hosts: Some("FLUX_JOB_NNODES"),
+        host_list: None,
+        signs: &[],
+        alone: &[],
+        jobs: &[&["FLUX_JOB_ID"]],
+    },
+    Launcher {
+        name: "PMIx",
+        rank: "PMIX_RANK",
+        ranks: None,
+        local_rank: &[],
+        local_ranks: &[],
+        hosts: None,
+        host_list: None,
+        signs: &[],
+        alone: &[("PMIX_RANK", "0")],
+        jobs: &[],
+    },
+    Launcher {
+        name: "PALS",
+        rank: "PALS_RANKID",
+        ranks: None,
+        local_rank: &["PALS_LOCAL_RANKID"],
+        local_ranks: &["PALS_LOCAL_SIZE"],
+        hosts: None,
+        host_list: None,
+        signs: &[],
+        alone: &[],
+        jobs: &[],
+    },
+    Launcher {
+        name: "Slurm",
         rank: "SLURM_PROCID",
-        ranks: "SLURM_STEP_NUM_TASKS",
-        local_rank: "SLURM_LOCALID",
-        local_ranks: None,
+        ranks: Some("SLURM_STEP_NUM_TASKS"),
+        local_rank: &["SLURM_LOCALID"],
+        local_ranks: &[],
         hosts: Some("SLURM_STEP_NUM_NODES"),
         host_list: Some("SLURM_STEP_NODELIST"),
-        job_ranks: Some("SLURM_NTASKS"),
+        signs: &[],
+        alone: &[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")],
         jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
     },
 ];
 
+/// The variables with the number of tasks of a Slurm job, which processes that `srun` has not started have too.
+const SLURM_JOB_TASKS: [&str; 2] = ["SLURM_NTASKS", "SLURM_NPROCS"];
+
+/// What the variables of one launcher say about this process.
+enum Reading {
+    Nothing,
+    Partial(PartialSet),
+    Complete(CompleteSet),
+}
+
+/// The rank of this process and the number of ranks, as one launcher gives them.
+struct CompleteSet {
+    rank_name: &'static str,
+    rank: u32,
+    ranks_name: &'static str,
+    ranks: u32,
+}
+
+/// A variable that shows that this process is one of several, without a rank or the number of ranks.
+struct PartialSet {
+    launcher: &'static Launcher,
+    name: &'static str,
+    value: String,
+    rank: Option<u32>,
+    ranks: Option<u32>,
+}
+
+impl PartialSet {
+    fn has_number(&self) -> bool {
+        self.rank.is_some() || self.ranks.is_some()
+    }
+
+    fn error(&self) -> Error {
+        let Launcher { name: launcher, rank, ranks, .. } = self.launcher;
+        let missing = match (self.rank, ranks) {
+            (None, Some(ranks)) if self.ranks.is_none() => format!("{rank} and {ranks} are not"),
+            (None, Some(_)) => format!("{rank} is not"),
+            (Some(_), Some(ranks)) => format!("{ranks} is not"),
+            (_, None) => format!("{launcher} sets no variable with the number of ranks"),
+        };
+        let Self { name, value, .. } = self;
+        invalid(format!(
+            "{name}={value} is set, but {missing}; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one \
+             rank), or unset {name}"
+        ))
+    }
+
+    /// Checks that the rank and the number of ranks are those of a launcher with less precedence.
+    fn check_consistent(&self, complete: &CompleteSet) -> Result<(), Error> {
+        let Self { launcher, name, value, .. } = self;
+        let is_other = |own: Option<u32>, other: u32| own.is_some_and(|own| own != other);
+        let is_beyond = launcher.local_rank.contains(name)
+            && value.parse::<u32>().is_ok_and(|local_rank| local_rank >= complete.ranks);
+        // A number of 1 without a rank may come from a profile.
+        let ranks = self.ranks.filter(|&ranks| ranks > 1);
+        if !is_other(self.rank, complete.rank) && !is_other(ranks, complete.ranks) && !is_beyond {
+            return Ok(());
+        }
+
+        let &CompleteSet { rank_name, rank, ranks_name, ranks } = complete;
+        Err(invalid(format!(
+            "{name}={value} does not fit {rank_name}={rank} and {ranks_name}={ranks}; set RANK and WORLD_SIZE on every rank \
+             (RANK=0 and WORLD_SIZE=1 run one rank), or unset {name}"
+        )))
+    }
+}
+
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    fn rank_and_size(&self, launcher: &Launcher) -> Result<Option<(u32, u32)>, Error> {
-        let Launcher { rank: rank_name, ranks: ranks_name, job_ranks, .. } = launcher;
-        let (rank, ranks) = match (self.number(rank_name)?, self.number(ranks_name)?) {
-            (None, None) => return Ok(None),
-            (Some(_), None) if job_ranks.is_some() => return self.without_srun(launcher),
-            (Some(rank), Some(ranks)) => (rank, ranks),
-            (Some(rank), None) => {
-                return Err(invalid(format!(
-                    "{rank_name}={rank} is set, but {ranks_name} is not; set both variables or \
-                     neither"
-                )));
-            }
-            (None, Some(ranks)) => {
-                return Err(invalid(format!(
-                    "{ranks_name}={ranks} is set, but {rank_name} is not; set both variables or \
-                     neither"
-                )));
-            }
+    /// Reads what one launcher says about this process.
+    fn read(&self, launcher: &'static Launcher) -> Result<Reading, Error> {
+        let rank_name = launcher.rank;
+        let rank = self.number(rank_name)?;
+        let ranks = match launcher.ranks {
+            Some(name) => self.number(name)?.map(|ranks| (name, ranks)),
+            None => None,
         };
-        if ranks == 0 {
-            return Err(invalid(format!(
-                "{ranks_name} is 0, expected at least 1, the number of ranks"
-            )));
+
+        if let (Some(rank), Some((ranks_name, ranks))) = (rank, ranks) {
+            if ranks == 0 {
+                return Err(invalid(format!(
+                    "{ranks_name} is 0, expected at least 1, the number of ranks"
+                )));
+            }
+            check_below(rank_name, rank, ranks_name, ranks)?;
+            return Ok(Reading::Complete(CompleteSet { rank_name, rank, ranks_name, ranks }));
         }
-        check_below(rank_name, rank, ranks_name, ranks)?;
-        Ok(Some((rank, ranks)))
+
+        let ranks = ranks.map(|(_, ranks)| ranks);
+        Ok(match self.sign(launcher) {
+            Some((name, value)) => {
+                Reading::Partial(PartialSet { launcher, name, value, rank, ranks })
+            }
+            None => Reading::Nothing,
+        })
     }
 
-    /// Checks a process in a job of the launcher that the launcher has not started as a rank, such as a batch script.
-    fn without_srun(&self, launcher: &Launcher) -> Result<Option<(u32, u32)>, Error> {
-        let name = launcher.job_ranks.unwrap_or_default();
-        match self.number(name)? {
-            Some(ranks @ 2..) => Err(invalid(format!(
-                "{name} is {ranks}, but `srun` did not start this process, because {} is not set; start the program with \
-                 `srun`, or set RANK=0 and WORLD_SIZE=1 to run one rank",
-                launcher.ranks
-            ))),
-            _ => Ok(None),
+    /// Returns the first variable of a launcher that only one of several processes has, and its value.
+    fn sign(&self, launcher: &Launcher) -> Option<(&'static str, String)> {
+        let Launcher { rank, ranks, local_rank, local_ranks, signs, alone, .. } = launcher;
+        let numbers = [*rank].into_iter().chain(*ranks);
+        let others = [local_rank, local_ranks, signs].into_iter().copied().flatten().copied();
+        for name in numbers.chain(others) {
+            let Some(value) = self.text(name) else { continue };
+            let is_one_rank = *ranks == Some(name) && value == "1";
+            if !is_one_rank && !alone.contains(&(name, value.as_str())) {
+                return Some((name, value));
+            }
         }
+        None
+    }
+
+    /// Returns the launchers of `rows` that give the rank and the number of ranks of `complete`.
+    fn launchers_of(
+        &self,
+        complete: &CompleteSet,
+        rows: &'static [Launcher],
+    ) -> Vec<&'static Launcher> {
+        let is_same = |launcher: &&Launcher| {
+            let is = |name, wanted| matches!(self.number(name), Ok(Some(found)) if found == wanted);
+            let has_ranks = |name| is(name, complete.ranks);
+            is(launcher.rank, complete.rank) && launcher.ranks.is_some_and(has_ranks)
+        };
+        rows.iter().filter(is_same).collect()
+    }
+
+    /// Refuses a process in a Slurm job of several tasks that `srun` has not started, such as a batch script.
+    fn check_batch_script(&self) -> Result<(), Error> {
+        // In the shell of `salloc`, in which no program is a rank, this variable is not set.
+        if self.text("SLURM_PROCID").is_none() {
+            return Ok(());
+        }
+        for name in SLURM_JOB_TASKS {
+            if let Some(ranks @ 2..) = self.number(name)? {
+                return Err(invalid(format!(
+                    "{name} is {ranks}, but `srun` did not start this process, because SLURM_STEP_NUM_TASKS is not set; start \
+                     the program with `srun`, or set RANK=0 and WORLD_SIZE=1 to run one rank"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn environment(
         &self,
-        launcher: &Launcher,
-        rank: u32,
-        ranks: u32,
+        complete: &CompleteSet,
+        launchers: &[&'static Launcher],
     ) -> Result<Environment, Error> {
-        let local_rank = self.number(launcher.local_rank)?;
-        let local_ranks = match launcher.local_ranks {
-            Some(name) => self.number(name)?.map(|ranks| (name, ranks)),
-            None => None,
+        let &CompleteSet { rank, ranks, ranks_name, .. } = complete;
+        let names = |of: fn(&Launcher) -> &'static [&'static str]| {
+            launchers.iter().flat_map(move |launcher| of(launcher)).copied()
         };
-        if let (Some(rank), Some((name, ranks))) = (local_rank, local_ranks) {
-            check_below(launcher.local_rank, rank, name, ranks)?;
+        let local_rank = self.first_number(names(|launcher| launcher.local_rank))?;
+        let local_ranks = self.first_number(names(|launcher| launcher.local_ranks))?;
+        if let (Some((rank_name, rank)), Some((name, ranks))) = (local_rank, local_ranks) {
+            check_below(rank_name, rank, name, ranks)?;
         }
-        let hosts = launcher.hosts.map(|name| self.number(name)).transpose()?.flatten();
+
+        let hosts = self.first_number(launchers.iter().filter_map(|launcher| launcher.hosts))?;
         let local_ranks = local_ranks.map(|(_, ranks)| ranks);
-        let one_host = ranks == 1 || local_ranks == Some(ranks) || hosts == Some(1);
-        let (secret, allow_unauthenticated) = (self.secret()?, self.allow_unauthenticated()?);
+        let one_host =
+            ranks == 1 || local_ranks == Some(ranks) || hosts.is_some_and(|(_, hosts)| hosts == 1);
+
+        let secret = self.secret()?;
+        let allow_unauthenticated = self.allow_unauthenticated()?;
         let is_open = secret.is_some() || allow_unauthenticated;
         Ok(Environment {
             rank: Rank(rank),
             ranks: ranks as usize,
-            local_rank,
+            ranks_variable: Some(ranks_name),
+            local_rank: local_rank.map(|(_, rank)| rank),
             local_ranks,
-            job: self.job(launcher)?,
+            // Not of the other launchers: on some ranks only, they could have the same rank.
+            job: self.job(launchers[0])?,
             secret,
             allow_unauthenticated,
-            hub: self.hub(launcher, one_host, is_open)?,
+            hub: self.hub(launchers, one_host, is_open)?,
         })
     }
 
@@ -321,7 +542,12 @@ impl Variables<'_> {
     /// The hub is on the loopback interface if other hosts may not and need not reach it.
     ///
     /// torchrun sets `MASTER_ADDR` to the host's name also if all ranks are on that host.
-    fn hub(&self, launcher: &Launcher, one_host: bool, is_open: bool) -> Result<HubAddress, Error> {
+    fn hub(
+        &self,
+        launchers: &[&Launcher],
+        one_host: bool,
+        is_open: bool,
+    ) -> Result<HubAddress, Error> {
         if let Some(address) = self.text("PEERLANE_HUB") {
             let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
             return match port.map(|(_, port)| port.parse::<u16>()) {
@@ -333,8 +559,11 @@ impl Variables<'_> {
             };
         }
         let port = self.hub_port()?;
-        let first_host = || Some(first_host(&self.text(launcher.host_list?)?));
-        let host = self.text("MASTER_ADDR").or_else(|| first_host().filter(|_| !one_host));
+        let mut lists = launchers.iter().filter_map(|launcher| self.text(launcher.host_list?));
+        let host = match self.text("MASTER_ADDR") {
+            None if !one_host => lists.next().map(|list| first_host(&list)),
+            host => host,
+        };
         let address = host.map(|host| match host.parse::<Ipv6Addr>() {
             Ok(host) => format!("[{host}]:{port}"),
             Err(_) => format!("{host}:{port}"),
@@ -386,6 +615,19 @@ impl Variables<'_> {
                 u32::MAX
             ))),
         }
+    }
+
+    /// Returns the first of these variables that is set, and its value.
+    fn first_number(
+        &self,
+        names: impl IntoIterator<Item = &'static str>,
+    ) -> Result<Option<(&'static str, u32)>, Error> {
+        for name in names {
+            if let Some(number) = self.number(name)? {
+                return Ok(Some((name, number)));
+            }
+        }
+        Ok(None)
     }
 
     fn text(&self, name: &str) -> Option<String> {
