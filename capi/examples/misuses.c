@@ -86,6 +86,9 @@ int main(void) {
     options.start_timeout_ms = UINT64_MAX;
     REFUSED(peerlane_group_open(&options, &group), "start_timeout_ms is 18446744073709551615, which is -1 with a sign");
     options.start_timeout_ms = 0;
+    options.ranks = 3;
+    REFUSED(peerlane_group_open(&options, &group), "WORLD_SIZE is 1, expected 3");
+    options.ranks = 1;
     CHECK(peerlane_group_open(&options, &group));
 
     int foreign = 0;

@@ -151,12 +151,13 @@ typedef struct {
   uint64_t start_timeout_ms;
   // Whether fallbacks, such as copies through host memory, are errors.
   bool strict;
-  // The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment; the
-  // fields below then have no effect.
+  // The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment;
+  // `rank` and `secret` then have no effect.
   const char *hub;
   // The rank of this process, from 0.
   uint32_t rank;
-  // The number of ranks.
+  // The number of ranks. Without a hub it is the expected number, and another one in the environment is an error; 0 expects
+  // none.
   uint32_t ranks;
   // The secret of the job, of at least 16 bytes; NULL if the hub is on this host.
   const char *secret;

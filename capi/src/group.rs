@@ -42,12 +42,13 @@ pub struct GroupOptions {
     pub start_timeout_ms: u64,
     /// Whether fallbacks, such as copies through host memory, are errors.
     pub strict: bool,
-    /// The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment; the
-    /// fields below then have no effect.
+    /// The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment;
+    /// `rank` and `secret` then have no effect.
     pub hub: *const c_char,
     /// The rank of this process, from 0.
     pub rank: u32,
-    /// The number of ranks.
+    /// The number of ranks. Without a hub it is the expected number, and another one in the environment is an error; 0 expects
+    /// none.
     pub ranks: u32,
     /// The secret of the job, of at least 16 bytes; NULL if the hub is on this host.
     pub secret: *const c_char,
@@ -175,7 +176,12 @@ unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     }
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
-    let Some(hub) = (unsafe { text(given.hub, "hub") })? else { return Ok(options.from_env()?) };
+    let Some(hub) = (unsafe { text(given.hub, "hub") })? else {
+        if given.ranks > 0 {
+            options = options.ranks(given.ranks as usize);
+        }
+        return Ok(options.from_env()?);
+    };
     let mut environment = Environment::at_hub(hub, Rank(given.rank), given.ranks as usize);
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     if let Some(secret) = unsafe { text(given.secret, "secret") }? {

@@ -32,13 +32,14 @@ _default: Group | None = None
 atexit.register(end_process)
 
 
-def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int = 1, secret: str | None = None, backend: str | None = None,
+def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = None, secret: str | None = None, backend: str | None = None,
          network: str | None = None, device: int | None = None, timeout: float | None = None, start_timeout: float | None = None,
          strict: bool = False) -> Group:  # fmt: skip
     """Opens a group. Collective: all ranks call it.
 
-    Without `hub`, rank, size and address come from the environment of the launcher (torchrun, mpirun, srun); without a launcher the group has one rank.
-    `hub` is the address of a `Hub`, such as "10.0.0.1:29501", with `rank`, `ranks` and, between hosts, the hub's `secret`; rank 0 can give the `Hub` itself,
+    Without `hub`, rank, size and address come from the environment of the launcher (torchrun, mpirun, srun); without a launcher the group has one rank, and
+    `Group.selection` says so. `ranks` is then the number that the group must have: another one is `InvalidArgument`, at once and with the variable that gives it.
+    `hub` is the address of a `Hub`, such as "10.0.0.1:29501", with `rank`, `ranks` (1) and, between hosts, the hub's `secret`; rank 0 can give the `Hub` itself,
     which then lives as long as the group. `backend` and `network` are "host", "cuda", "rocm" or "rdma"; by default the best ones. `device` is the number of the GPU. `timeout` is
     the longest wait for a rank in seconds (30), also of calls such as `prepare`, `start_timeout` that for the start of all ranks (120). `strict` makes fallbacks errors.
 

@@ -87,7 +87,7 @@ class Group:
         *,
         hub: str | Hub | None = None,
         rank: int = 0,
-        ranks: int = 1,
+        ranks: int | None = None,
         secret: str | None = None,
         backend: str | None = None,
         network: str | None = None,

@@ -201,7 +201,7 @@ impl Group {
             .map(|hub| argument("hub", hub, "a Hub or an address such as \"10.0.0.1:29501\""))
             .transpose()?;
         let rank: u32 = whole_if_any("rank", rank)?.unwrap_or(0);
-        let ranks: usize = whole_if_any("ranks", ranks)?.unwrap_or(1);
+        let ranks: Option<usize> = whole_if_any("ranks", ranks)?;
         let secret = text_if_any("secret", secret)?;
         let backend = text_if_any("backend", backend)?;
         let network = text_if_any("network", network)?;
@@ -227,10 +227,13 @@ impl Group {
         if let Some(start) = start {
             options = options.start_timeout(start);
         }
+        if let (Some(ranks), None) = (ranks, &hub) {
+            options = options.ranks(ranks);
+        }
         let (environment, own_hub) = match hub {
             None => (None, None),
             Some(HubArgument::Address(hub)) => {
-                (Some(Environment::at_hub(&hub, Rank(rank), ranks)), None)
+                (Some(Environment::at_hub(&hub, Rank(rank), ranks.unwrap_or(1))), None)
             }
             Some(HubArgument::Own(hub)) => {
                 let taken = py.detach(|| lock(&hub.get().hub).take());
@@ -239,6 +242,12 @@ impl Group {
                         "hub was closed or given to another group, expected an open hub",
                     )
                 })?;
+                if let Some(ranks) = ranks.filter(|&ranks| ranks != hub.ranks()) {
+                    return Err(invalid_argument(format!(
+                        "ranks is {ranks}, expected {}, the number of ranks of the hub",
+                        hub.ranks()
+                    )));
+                }
                 if rank != 0 {
                     return Err(invalid_argument(format!(
                         "rank is {rank}, expected 0 for the rank that gives its hub; other ranks give its address"

@@ -479,6 +479,30 @@ def run(program, *arguments):
     return subprocess.run([sys.executable, "-c", program, *arguments], **PROCESS)
 
 
+def test_another_number_of_ranks_than_expected_is_refused():
+    program = """
+import peerlane
+try:
+    peerlane.init(backend="host", ranks=4)
+except peerlane.InvalidArgument as error:
+    print(error)
+with peerlane.init(backend="host", ranks=1) as group:
+    print(group.selection)
+hub = peerlane.Hub("127.0.0.1:0", 2)
+try:
+    peerlane.open(hub=hub, ranks=3)
+except peerlane.InvalidArgument as error:
+    print(error)
+"""
+    ended = run(program)
+    assert ended.stdout.splitlines() == [
+        "the group has 1 rank, because no launcher's variables are set, expected 4 ranks, the number that the program has set; "
+        "start the ranks with a launcher that passes its variables on, or set RANK and WORLD_SIZE",
+        "host (one rank: no launcher's variables are set)",
+        "ranks is 3, expected 2, the number of ranks of the hub",
+    ], ended.stderr
+
+
 def test_the_interpreter_ends_with_open_objects():
     ended = run("import peerlane; group = peerlane.init(); gather = group.prepare('all-gather', 'f32', 4); memory = gather.input")
     assert (ended.returncode, ended.stderr) == (0, "")

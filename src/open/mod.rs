@@ -11,15 +11,18 @@ use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::topology::Topology;
-use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use crate::{Error, Group, GroupOptions};
 
+mod expected_ranks;
 mod fabrics;
+mod rank_devices;
 mod survey;
 
+use expected_ranks::{NO_LAUNCHER, check_connected_ranks, check_launched_ranks};
 pub use fabrics::{FabricOptions, Fabrics};
+use rank_devices::RankDevices;
 pub use survey::{Backend, Device, NoGpus, Survey};
 use survey::{GpuCount, choose, gpus_text};
 
@@ -30,7 +33,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Opens the group of the launcher (torchrun, mpirun or srun) on the best fabrics of the machines. Collective.
 ///
-/// Without a launcher, the group has one rank. [`OpenOptions`] describes the choice, and [`Group::selection`] returns it.
+/// Without a launcher, the group has one rank. [`OpenOptions`] describes the choice. [`Group::selection`] returns the choice, and says
+/// if there was no launcher.
 ///
 /// ```no_run
 /// let mut group = peerlane::from_env()?;
@@ -86,6 +90,9 @@ pub struct OpenOptions {
     start_timeout: Option<Duration>,
     strict: bool,
     fabrics: FabricOptions,
+    ranks: Option<usize>,
+    /// Why the group has one rank; empty if a launcher or the caller has set the number.
+    reasons: Vec<String>,
 }
 
 impl OpenOptions {
@@ -158,18 +165,32 @@ impl OpenOptions {
         self
     }
 
+    /// Sets the number of ranks that the group must have; another number is an error, before any wait. By default, every number
+    /// is right.
+    ///
+    /// A process whose launcher's variables were removed cannot be told from a single process, and becomes a group of one rank
+    /// without this option.
+    #[must_use]
+    pub fn ranks(mut self, ranks: usize) -> Self {
+        self.ranks = Some(ranks);
+        self
+    }
+
     /// Opens the group of the launcher, or a group of one rank if there is no launcher. Collective.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the variable of the environment; otherwise as
-    /// [`open`](Self::open).
-    pub fn from_env(self) -> Result<Group, Error> {
-        match Environment::from_env()? {
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the variable of the environment, or the variable that gives another
+    /// number of ranks than [`ranks`](Self::ranks); otherwise as [`open`](Self::open).
+    pub fn from_env(mut self) -> Result<Group, Error> {
+        let environment = Environment::from_env()?;
+        check_launched_ranks(self.ranks, environment.as_ref())?;
+        match environment {
             Some(environment) => {
                 let bootstrap = TcpBootstrap::join(&environment, self.start_deadline())?;
                 self.open(bootstrap)
             }
             None => {
+                self.reasons.push(NO_LAUNCHER.to_owned());
                 let mut alone = in_process::group(1)?;
                 self.open(alone.remove(0))
             }
@@ -191,8 +212,10 @@ impl OpenOptions {
     /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, a device or library is missing, or no
     /// backend was named and some rank cannot have a GPU of its own on a machine with GPUs;
     /// [`Mismatch`](ErrorKind::Mismatch) if ranks of a machine name different backends;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if backends or nodes do not fit the machines.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if backends or nodes do not fit the machines, or the bootstrap connects
+    /// another number of ranks than [`ranks`](Self::ranks).
     pub fn open_fabrics(self, bootstrap: &impl Bootstrap) -> Result<Fabrics, Error> {
+        check_connected_ranks(self.ranks, bootstrap.ranks())?;
         let (timeout, start) = (self.timeout.unwrap_or(TIMEOUT), self.start_deadline());
         let survey = Survey::for_request(self.backend);
         let own = RankDevices::of(&survey, self.backend, bootstrap.host());
@@ -206,7 +229,8 @@ impl OpenOptions {
         };
         let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
         let (me, ranks) = (bootstrap.rank(), all.len());
-        let (choice, topology) = select(&self, &survey, &all, me)?;
+        let (mut choice, topology) = select(&self, &survey, &all, me)?;
+        choice.reasons.extend(self.reasons);
         let mut options = self.fabrics;
         if let Some(ordinal) = choice.device {
             options.set_device(ordinal);
@@ -224,89 +248,6 @@ impl OpenOptions {
         let group_options = group_options.start_timeout(start.timeout());
         let group_options = group_options.selected(choice.device, choice.reasons);
         Ok(Fabrics { network: network.transpose()?, local, group_options })
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct RankDevices {
-    /// The PCI addresses of the GPUs that the rank sees.
-    cuda: Result<Vec<String>, NoGpus>,
-    rocm: Result<Vec<String>, NoGpus>,
-    /// The number of RDMA devices of the rank; 0 also if they cannot be used.
-    rdma: u32,
-    requested: Option<Backend>,
-    host: String,
-}
-
-impl RankDevices {
-    fn of(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
-        let names = |devices: &Result<Vec<Device>, NoGpus>| match devices {
-            Ok(devices) => Ok(devices.iter().map(|device| device.name.clone()).collect()),
-            Err(reason) => Err(reason.clone()),
-        };
-        let rdma = survey.rdma.as_ref().map_or(0, |devices| Rank::at(devices.len()).0);
-        let (cuda, rocm) = (names(&survey.cuda), names(&survey.rocm));
-        Self { cuda, rocm, rdma, requested, host: host.to_owned() }
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        let text =
-            |writer: Writer, text: &str| writer.u32(Rank::at(text.len()).0).bytes(text.as_bytes());
-        let mut writer = Writer::new();
-        for gpus in [&self.cuda, &self.rocm] {
-            writer = match gpus {
-                Ok(names) => {
-                    let writer = writer.u32(0).u32(Rank::at(names.len()).0);
-                    names.iter().fold(writer, |writer, name| text(writer, name))
-                }
-                Err(NoGpus::Absent(reason)) => text(writer.u32(1), reason),
-                Err(NoGpus::Broken(reason)) => text(writer.u32(2), reason),
-            };
-        }
-        let writer = text(writer.u32(self.rdma), self.requested.map_or("", Backend::name));
-        writer.bytes(self.host.as_bytes()).finish()
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self, Error> {
-        let truncated = |error: Truncated| Error::new(ErrorKind::Mismatch, error.to_string());
-        let mut reader = Reader::new(bytes);
-        let text = |reader: &mut Reader<'_>, field| {
-            let length = reader.u32(field).map_err(truncated)? as usize;
-            let bytes = reader.bytes(field, length).map_err(truncated)?;
-            Ok::<_, Error>(String::from_utf8_lossy(bytes).into_owned())
-        };
-        let gpus = |reader: &mut Reader<'_>, field| {
-            Ok::<_, Error>(match reader.u32(field).map_err(truncated)? {
-                0 => {
-                    let count = reader.u32(field).map_err(truncated)?;
-                    let names = (0..count).map(|_| text(reader, field));
-                    Ok(names.collect::<Result<_, Error>>()?)
-                }
-                1 => Err(NoGpus::Absent(text(reader, field)?)),
-                2 => Err(NoGpus::Broken(text(reader, field)?)),
-                tag => {
-                    let text = format!("the tag of the field {field} is {tag}, expected 0, 1 or 2");
-                    return Err(Error::new(ErrorKind::Mismatch, text));
-                }
-            })
-        };
-        let (cuda, rocm) = (gpus(&mut reader, "cuda")?, gpus(&mut reader, "rocm")?);
-        let rdma = reader.u32("rdma").map_err(truncated)?;
-        let requested = match text(&mut reader, "backend")?.as_str() {
-            "" => None,
-            name => Some(name.parse()?),
-        };
-        let host = String::from_utf8_lossy(reader.rest()).into_owned();
-        Ok(Self { cuda, rocm, rdma, requested, host })
-    }
-
-    /// Returns the GPUs of a GPU backend; `None` for other backends.
-    fn gpus(&self, backend: Backend) -> Option<&Result<Vec<String>, NoGpus>> {
-        match backend {
-            Backend::Cuda => Some(&self.cuda),
-            Backend::Rocm => Some(&self.rocm),
-            _ => None,
-        }
     }
 }
 
@@ -752,6 +693,15 @@ mod tests {
         open(&options).unwrap();
         let error = open(&options.start_timeout(timeout)).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
+    }
+
+    #[cfg(feature = "host")]
+    #[test]
+    fn one_rank_without_a_launcher_says_so() {
+        let group = OpenOptions::default().backend(Backend::Host).from_env().unwrap();
+        let text = "host (one rank: no launcher's variables are set)";
+        assert_eq!(group.selection().to_string(), text);
+        group.close().unwrap();
     }
 
     #[cfg(feature = "host")]

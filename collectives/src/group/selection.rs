@@ -14,7 +14,8 @@ pub struct Selection {
     pub device: Option<u32>,
     /// The backend between nodes; `None` if the local backend connects all ranks.
     pub network: Option<BackendId>,
-    /// The reasons for an automatic choice; empty if the caller chose.
+    /// The reasons for an automatic choice, and why the group has one rank if no launcher has set the number of ranks. Empty if
+    /// the caller chose.
     pub reasons: Vec<String>,
 }
 
