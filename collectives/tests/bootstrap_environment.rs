@@ -471,7 +471,10 @@ fn without_a_secret_the_hub_stays_on_its_host() {
 fn the_hub_is_where_the_variables_say() {
     assert_eq!(hub("MASTER_ADDR=node0"), rank_zero("node0:29501"));
     assert_eq!(hub("MASTER_ADDR=node0 MASTER_PORT=1234"), rank_zero("node0:1234"));
-    assert_eq!(hub("MASTER_ADDR=fe80::1 MASTER_PORT=1234"), rank_zero("[fe80::1]:1234"));
+    assert_eq!(hub("MASTER_ADDR=fd00::1 MASTER_PORT=1234"), rank_zero("[fd00::1]:1234"));
+    assert_eq!(hub("MASTER_ADDR=[::1] MASTER_PORT=1234"), rank_zero("[::1]:1234"));
+    assert_eq!(hub("MASTER_ADDR=fe80::1%eth0"), rank_zero("[fe80::1%eth0]:29501"));
+    assert_eq!(hub("MASTER_ADDR=::ffff:127.0.0.1"), rank_zero("127.0.0.1:29501"));
     assert_eq!(hub("LOCAL_WORLD_SIZE=4"), rank_zero("127.0.0.1:29501"));
     let agent = "MASTER_ADDR=node0 MASTER_PORT=1234 TORCHELASTIC_USE_AGENT_STORE=False";
     assert_eq!(hub(agent), rank_zero("node0:1234"));
@@ -496,6 +499,16 @@ fn says_which_variable_is_wrong_and_why() {
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 MASTER_PORT=70000"), @r#"MASTER_PORT is "70000", expected a port from 1 to 65535"#);
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_PORT=0"), @r#"PEERLANE_PORT is "0", expected a port from 1 to 65535"#);
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_HUB=node0"), @r#"PEERLANE_HUB is "node0", expected a host and a port, such as 10.0.0.1:29501"#);
+    for port in ["0", "-1", "65536", "99999", "abc", "29500.0", "٣"] {
+        let error = text(&format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"));
+        assert_eq!(error, format!("MASTER_PORT is {port:?}, expected a port from 1 to 65535"));
+    }
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_HUB=[::1]:0"), @r#"PEERLANE_HUB is "[::1]:0", expected a port from 1 to 65535 after the host"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_HUB=::1:29500"), @r#"PEERLANE_HUB is "::1:29500", expected [::1]:29500, because an IPv6 address in front of a port needs brackets"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1:29500"), @r#"MASTER_ADDR is "10.0.0.1:29500", expected a host without a port, such as 10.0.0.1; set MASTER_PORT to 29500"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=tcp://node0"), @r#"MASTER_ADDR is "tcp://node0", expected a host without a scheme, such as node0"#);
+    assert_snapshot!(text("RANK=0 WORLD_SIZE=2 MASTER_ADDR=fe80::1"), @r#"MASTER_ADDR is "fe80::1", expected the interface of this host after the link-local address, such as fe80::1%eth0"#);
+    assert_snapshot!(text("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=no/de"), @r#"SLURM_STEP_NODELIST is "no/de", expected a host name of letters, digits, `-`, `_` and `.`, but it contains '/'"#);
     assert_snapshot!(text("RANK=0 WORLD_SIZE=1 PEERLANE_ALLOW_UNAUTHENTICATED=yes"), @r#"PEERLANE_ALLOW_UNAUTHENTICATED is "yes", expected 1 or 0"#);
     let last = "RANK=0 WORLD_SIZE=1 MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True";
     assert_snapshot!(text(last), @"MASTER_PORT is 65535, which torchrun uses itself, and no port follows it; set PEERLANE_PORT to a free port, the same on every rank");

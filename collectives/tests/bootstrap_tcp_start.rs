@@ -2,8 +2,9 @@
 
 mod bootstrap_raw;
 
+use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -148,6 +149,88 @@ fn rank_0_opens_the_hub_and_others_wait_for_it() {
     }
 }
 
+/// Joins two ranks whose launcher gives this `MASTER_ADDR`. Rank 0 must reach the hub at the address too.
+fn join_at(master_address: &str) {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let place = |rank: &str| {
+        let lookup = |name: &str| match name {
+            "RANK" => Some(rank.to_owned()),
+            "WORLD_SIZE" => Some("2".to_owned()),
+            "MASTER_ADDR" => Some(master_address.to_owned()),
+            "MASTER_PORT" => Some(port.to_string()),
+            "PEERLANE_SECRET" => Some("0123456789abcdef".to_owned()),
+            _ => None,
+        };
+        Environment::from_lookup(lookup).unwrap().expect("the variables give a rank")
+    };
+
+    thread::scope(|scope| {
+        let other = scope.spawn(|| TcpBootstrap::join(&place("1"), long()).unwrap());
+        let first = TcpBootstrap::join(&place("0"), long()).unwrap();
+        other.join().unwrap().leave(long()).unwrap();
+        first.leave(long()).unwrap();
+    });
+}
+
+#[test]
+fn ranks_meet_at_every_form_of_an_address() {
+    for address in
+        ["127.0.0.1", "127.0.0.2", "localhost", "LOCALHOST", "0.0.0.0", "::ffff:127.0.0.1"]
+    {
+        join_at(address);
+    }
+    if TcpListener::bind("[::1]:0").is_err() {
+        println!("skipped: this host has no IPv6");
+        return;
+    }
+    for address in ["::1", "[::1]", "0:0:0:0:0:0:0:1", "::", "[::]"] {
+        join_at(address);
+    }
+}
+
+#[test]
+fn ranks_meet_at_a_link_local_address() {
+    // Of each line of the table: address, index, prefix length, scope (20 is link-local), flags, interface.
+    let table = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let Some(line) = lines.into_iter().find(|line| line.get(3) == Some(&"20")) else {
+        println!("skipped: this host has no link-local address");
+        return;
+    };
+
+    let address = Ipv6Addr::from(u128::from_str_radix(line[0], 16).unwrap());
+    let index = u32::from_str_radix(line[1], 16).unwrap();
+    for interface in [line[5].to_owned(), index.to_string()] {
+        join_at(&format!("{address}%{interface}"));
+        join_at(&format!("[{address}%{interface}]"));
+    }
+    let options = HubOptions::default().allow_unauthenticated(true);
+    let hub = options.bind(&format!("[{address}%{}]:0", line[5]), 1).unwrap();
+    let place = Environment {
+        allow_unauthenticated: true,
+        ..Environment::at_hub(hub.address(), Rank(0), 1)
+    };
+    TcpBootstrap::join(&place, long()).unwrap().leave(long()).unwrap();
+}
+
+#[test]
+fn a_malformed_address_is_refused_at_once() {
+    let start = Instant::now();
+    for address in ["::1:29500", "a b:1", "localhost", "fe80::1", "[fe80::1]:1", "127.1:1"] {
+        let error = Hub::bind(address, 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{address}");
+        let text = format!("the address of the hub is {address:?}, expected ");
+        assert!(error.to_string().starts_with(&text), "{error}");
+
+        for hub in [HubAddress::RankZero(address.into()), HubAddress::External(address.into())] {
+            let place = Environment { hub, ..Environment::at_hub("", Rank(0), 2) };
+            let joined = TcpBootstrap::join(&place, long()).unwrap_err();
+            assert_eq!(joined.to_string(), error.to_string());
+        }
+    }
+    assert!(start.elapsed() < AT_ONCE);
+}
+
 #[test]
 fn every_rank_names_all_that_did_not_come() {
     let hub = hub(6);
@@ -229,6 +312,22 @@ fn a_hub_that_is_not_there_is_waited_for_and_then_named() {
     let error = TcpBootstrap::join(&place, after_ms(200)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.to_string().contains("the hub at no-such-host.invalid:1 within 0.2 s: "));
+
+    let place = Environment {
+        allow_unauthenticated: true,
+        ..Environment::at_hub(format!("0.0.0.0:{}", address.port()), Rank(1), 2)
+    };
+    let error = TcpBootstrap::join(&place, after_ms(200)).unwrap_err();
+    assert_snapshot!(error.to_string().replace(&address.port().to_string(), "PORT"), @"rank 1 did not reach the hub at 0.0.0.0:PORT (which means the own host on every rank) within 0.2 s: Connection refused (os error 111); check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no firewall blocks the connection");
+
+    // The last attempt has no time for the interface, and the text has the reason of those before.
+    let place = Environment {
+        allow_unauthenticated: true,
+        ..Environment::at_hub("[fe80::1%nosuch0]:1", Rank(1), 2)
+    };
+    let error = TcpBootstrap::join(&place, after_ms(200)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("this host has no network interface nosuch0"), "{error}");
 }
 
 #[test]

@@ -37,6 +37,8 @@
 //! - With `TORCHELASTIC_USE_AGENT_STORE=True` torchrun's own store listens at `MASTER_PORT`; the hub
 //!   takes the port after it. A program that opens a store there itself sets `PEERLANE_PORT`.
 //! - `PEERLANE_PORT` takes precedence over `MASTER_PORT`.
+//! - `MASTER_ADDR` is a name, an IPv4 address, or an IPv6 address with or without brackets. A link-local address needs the
+//!   interface of this host, as in `fe80::1%eth0`. `0.0.0.0` and `::` mean the host of each rank, so they work on one host only.
 //! - `PEERLANE_HUB=host:port` names an [external hub](super::tcp::Hub): rank 0 opens none, and the
 //!   address and ports above are ignored.
 //! - `PEERLANE_SECRET`, or a file that only its owner can access and that `PEERLANE_SECRET_FILE` names, holds
@@ -51,11 +53,11 @@
 //!
 //! An empty variable counts as not set.
 
-use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use super::address::Address;
 use super::secret::Secret;
 use crate::error::Error;
 
@@ -87,6 +89,9 @@ pub struct Environment {
 }
 
 /// The address, as `host:port`, of the hub that all ranks connect to, and which process opens the hub.
+///
+/// The host is a name, an IPv4 address, or an IPv6 address in brackets, with its interface if it is link-local:
+/// `[fe80::1%eth0]:29501`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubAddress {
     /// Rank 0 opens the hub at this address.
@@ -159,7 +164,8 @@ impl Environment {
             HubAddress::RankZero(address) => ("MASTER_ADDR", address),
             HubAddress::External(address) => ("PEERLANE_HUB", address),
         };
-        if self.secret.is_some() || self.allow_unauthenticated || is_loopback(address) {
+        let is_loopback = Address::parse(HUB_ADDRESS, address)?.is_loopback();
+        if self.secret.is_some() || self.allow_unauthenticated || is_loopback {
             return Ok(());
         }
         Err(invalid(format!(
@@ -172,14 +178,8 @@ impl Environment {
 pub(super) const NO_SECRET_HELP: &str = "set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks \
     (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network";
 
-/// Only the literal loopback addresses and `localhost` count as addresses of this host. A host may resolve its own name
-/// to a loopback address, but other hosts do not, so no other name counts.
-pub(super) fn is_loopback(address: &str) -> bool {
-    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
-    let literal = name.trim_matches(['[', ']']).parse::<IpAddr>();
-    literal.is_ok_and(|ip| ip.to_canonical().is_loopback())
-        || name.eq_ignore_ascii_case("localhost")
-}
+/// The name of an address of the hub in errors, where it is not known which variable or argument it is from.
+pub(super) const HUB_ADDRESS: &str = "the address of the hub";
 
 const JOB_BYTES_MAX: usize = 256;
 
@@ -549,28 +549,25 @@ impl Variables<'_> {
         is_open: bool,
     ) -> Result<HubAddress, Error> {
         if let Some(address) = self.text("PEERLANE_HUB") {
-            let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
-            return match port.map(|(_, port)| port.parse::<u16>()) {
-                Some(Ok(1..)) => Ok(HubAddress::External(address)),
-                _ => Err(invalid(format!(
-                    "PEERLANE_HUB is {address:?}, expected a host and a port, such as \
-                     10.0.0.1:29501"
-                ))),
-            };
+            let parsed = Address::parse("PEERLANE_HUB", &address)?;
+            if parsed.port() == 0 {
+                return Err(invalid(format!(
+                    "PEERLANE_HUB is {address:?}, expected a port from 1 to {} after the host",
+                    u16::MAX
+                )));
+            }
+            return Ok(HubAddress::External(parsed.to_string()));
         }
+
         let port = self.hub_port()?;
-        let mut lists = launchers.iter().filter_map(|launcher| self.text(launcher.host_list?));
-        let host = match self.text("MASTER_ADDR") {
-            None if !one_host => lists.next().map(|list| first_host(&list)),
-            host => host,
+        let address = match self.text("MASTER_ADDR") {
+            Some(host) => Some(Address::parse_host("MASTER_ADDR", &host, port)?),
+            None if one_host => None,
+            None => self.first_host(launchers, port)?,
         };
-        let address = host.map(|host| match host.parse::<Ipv6Addr>() {
-            Ok(host) => format!("[{host}]:{port}"),
-            Err(_) => format!("{host}:{port}"),
-        });
         match address {
-            Some(address) if is_open || !one_host || is_loopback(&address) => {
-                Ok(HubAddress::RankZero(address))
+            Some(address) if is_open || !one_host || address.is_loopback() => {
+                Ok(HubAddress::RankZero(address.to_string()))
             }
             _ if one_host => Ok(HubAddress::RankZero(format!("127.0.0.1:{port}"))),
             _ => Err(invalid(
@@ -578,6 +575,16 @@ impl Variables<'_> {
                  of rank 0",
             )),
         }
+    }
+
+    /// Returns the address of the first host in the list of a launcher.
+    fn first_host(&self, launchers: &[&Launcher], port: u16) -> Result<Option<Address>, Error> {
+        for name in launchers.iter().filter_map(|launcher| launcher.host_list) {
+            if let Some(list) = self.text(name) {
+                return Address::parse_host(name, &first_host(&list), port).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     fn hub_port(&self) -> Result<u16, Error> {

@@ -5,6 +5,7 @@
 //!
 //! | file | holds |
 //! | --- | --- |
+//! | `address` | the forms in which users write the address of the hub |
 //! | `environment` | what the launcher says: rank, number of ranks, address of the hub |
 //! | `in_process` | the bootstrap for threads of one process |
 //! | `tcp/` | the bootstrap for processes |
@@ -41,6 +42,7 @@ pub(crate) mod message;
 pub(crate) mod monitor;
 pub(crate) mod process;
 
+mod address;
 mod secret;
 mod subgroups;
 

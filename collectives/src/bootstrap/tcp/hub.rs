@@ -11,16 +11,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::mem;
-use std::net::{
-    IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::super::environment::{NO_SECRET_HELP, is_loopback};
+use super::super::address::Address;
+use super::super::environment::{HUB_ADDRESS, NO_SECRET_HELP};
 use super::super::forks::{Generation, Uninherited};
 use super::super::hub::{Event, Joining, check_ranks};
 use super::super::message::{RankList, Reply, Request, Seconds};
@@ -126,8 +125,8 @@ impl HubOptions {
     /// port.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks, and for an address that other hosts can
-    /// reach if there is no secret; [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks, for a malformed address, and for an address that
+    /// other hosts can reach if there is no secret; [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not
     /// one of this host.
     pub fn bind(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         self.bind_once(address, ranks).map_err(|error| name_holders(address, error))
@@ -136,6 +135,7 @@ impl HubOptions {
     /// Does what [`bind`](Self::bind) does, but does not look for the process that holds a port.
     pub(super) fn bind_once(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         check_ranks(ranks)?;
+        let parsed = Address::parse(HUB_ADDRESS, address)?;
         let is_open = self.secret.is_some() || self.allow_unauthenticated;
         let no_secret = || {
             let text = format!(
@@ -144,10 +144,10 @@ impl HubOptions {
             );
             Error::new(ErrorKind::InvalidArgument, text)
         };
-        if !is_open && !is_loopback(address) {
+        if !is_open && !parsed.is_loopback() {
             return Err(no_secret());
         }
-        let listener = TcpListener::bind(address).map_err(|error| cannot_listen(address, error))?;
+        let listener = parsed.listen().map_err(|error| cannot_listen(address, error))?;
         let bound = listener.local_addr().map_err(|error| cannot_listen(address, error))?;
         // The name service can give `localhost` any address.
         if !is_open && !bound.ip().is_loopback() {
@@ -270,11 +270,16 @@ impl Hub {
 
     /// Checks on another thread whether the address that ranks are given is one of this host.
     pub(super) fn check_address(&self, address: &str) {
+        let Ok(parsed) = Address::parse(HUB_ADDRESS, address) else { return };
         let (address, shared) = (address.to_owned(), Arc::clone(&self.shared));
         // Without the check, an error has a hint less.
         let _ = thread::Builder::new().name("peerlane-resolve".into()).spawn(move || {
-            let is_own = |to: &SocketAddr| TcpListener::bind((to.ip(), 0)).is_ok();
-            let how = match address.to_socket_addrs().map(Iterator::collect::<Vec<_>>) {
+            let is_own = |to: &SocketAddr| {
+                let mut any_port = *to;
+                any_port.set_port(0);
+                TcpListener::bind(any_port).is_ok()
+            };
+            let how = match parsed.resolve() {
                 Ok(resolved) if resolved.iter().any(is_own) => return,
                 Ok(resolved) => format!("{resolved:?} is not an address of the host of rank 0"),
                 Err(error) => format!("it cannot be resolved on the host of rank 0: {error}"),

@@ -31,7 +31,7 @@ mod wire;
 
 use std::fmt;
 use std::io::{self, BufReader, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -52,8 +52,9 @@ use self::wire::{
     DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
     is_timeout, keep_alive, read_frame,
 };
+use super::address::Address;
 use super::client::Client;
-use super::environment::{Environment, HubAddress, NO_SECRET_HELP, is_loopback};
+use super::environment::{Environment, HUB_ADDRESS, HubAddress, NO_SECRET_HELP};
 use super::forks::{Generation, Uninherited};
 use super::hub::check_ranks;
 use super::message::{Blob, Reply, Request, Seconds, with_peer};
@@ -110,8 +111,8 @@ impl TcpBootstrap {
     /// [`Timeout`](ErrorKind::Timeout) naming the ranks that did not join, or the hub that was not
     /// reached; [`Mismatch`](ErrorKind::Mismatch) if ranks disagree on the size of the group or on the secret, two have
     /// the same number, or another program listens at the address;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if other hosts can reach the address and there is no secret;
-    /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the address is malformed, or other hosts can reach it and there is no
+    /// secret; [`Unavailable`](ErrorKind::Unavailable) if the port is in use;
     /// [`PeerLost`](ErrorKind::PeerLost) if a rank joined and was lost.
     pub fn join(environment: &Environment, deadline: Deadline) -> Result<Self, Error> {
         environment.check_authentication()?;
@@ -456,10 +457,11 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str) {
 /// The hub listens on all addresses of the host, because other hosts may know this one by another address. A loopback
 /// address is the exception.
 fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error> {
-    if is_loopback(address) {
+    let parsed = Address::parse(HUB_ADDRESS, address)?;
+    if parsed.is_loopback() {
         return options.clone().bind_once(address, ranks);
     }
-    let port = address.rsplit_once(':').map_or("0", |(_, port)| port);
+    let port = parsed.port();
     let both = options.clone().bind_once(&format!("[::]:{port}"), ranks);
     match both {
         // `[::]` does not exist on a host without IPv6.
@@ -512,6 +514,7 @@ fn reach_hub(
     deadline: Deadline,
 ) -> Result<Joined, Error> {
     let mut pause = PAUSE_MIN;
+    let mut earlier = None;
     loop {
         // The answer to an earlier attempt proves nothing for this one.
         hello.nonce = random_bytes()?;
@@ -524,8 +527,16 @@ fn reach_hub(
         };
         let remaining = deadline.remaining();
         if remaining.is_zero() {
+            // The deadline may have ended the last attempt before it failed for the real reason.
+            let reason = match earlier {
+                Some(earlier) if earlier != reason => {
+                    format!("{earlier}, and at the end: {reason}")
+                }
+                _ => reason,
+            };
             return Err(not_reached(address, &hello, deadline, &reason));
         }
+        earlier = Some(reason);
         thread::sleep(pause.min(remaining));
         pause = (pause * 2).min(PAUSE_MAX);
     }
@@ -606,13 +617,13 @@ fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T
 
 /// Resolves a host name on another thread, because the system's resolver has no deadline.
 fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinError> {
-    if let Ok(literal) = address.parse() {
+    let parsed = Address::parse(HUB_ADDRESS, address).map_err(JoinError::Fatal)?;
+    if let Some(literal) = parsed.literal() {
         return Ok(vec![literal]);
     }
     let (answer, answered) = channel();
-    let name = address.to_owned();
     let resolver = thread::Builder::new().name("peerlane-resolve".into()).spawn(move || {
-        let _ = answer.send(name.to_socket_addrs().map(Iterator::collect::<Vec<_>>));
+        let _ = answer.send(parsed.resolve());
     });
     resolver.map_err(|error| {
         JoinError::Retry(format!("cannot start a thread to resolve the name: {error}"))
@@ -691,8 +702,11 @@ fn unproven(address: &str, rank: u32, error: OpenError) -> JoinError {
 }
 
 fn not_reached(address: &str, hello: &Hello, deadline: Deadline, reason: &str) -> Error {
+    let is_unspecified =
+        Address::parse(HUB_ADDRESS, address).is_ok_and(|parsed| parsed.is_unspecified());
+    let host = if is_unspecified { " (which means the own host on every rank)" } else { "" };
     let text = format!(
-        "rank {} did not reach the hub at {address} within {}: {reason}; check that rank 0 runs, \
+        "rank {} did not reach the hub at {address}{host} within {}: {reason}; check that rank 0 runs, \
          that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no \
          firewall blocks the connection",
         hello.rank,
