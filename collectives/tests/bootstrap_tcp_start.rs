@@ -65,7 +65,7 @@ fn a_hub_needs_ranks_and_a_free_port() {
     let address = taken.local_addr().unwrap();
     let error = Hub::bind(&address.to_string(), 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let own = fs::read_to_string("/proc/self/comm").unwrap();
     let own = format!("process {} ({})", std::process::id(), own.trim());
     let text = text(&error, &[(address, "HUB")]).replace(&own, "PROCESS");
     assert_snapshot!(text, @"cannot listen at HUB: the port is in use by PROCESS; set PEERLANE_PORT or MASTER_PORT to a free port, the same on every rank");

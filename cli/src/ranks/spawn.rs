@@ -4,6 +4,7 @@
 //! outlives the parent, because each rank requests a death signal first. Therefore the parent needs
 //! no handler for Ctrl-C or a kill.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem;
 use std::os::unix::process::ExitStatusExt;
@@ -22,6 +23,9 @@ use crate::error::{Failure, Result};
 /// The time that the other ranks get to end after a failure, in addition to the timeout of one
 /// wait.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// The pause between two looks at the ranks that have not ended after a failure.
+const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Prints the events that rank 0 reports.
 pub(crate) trait OutputHandler {
@@ -159,9 +163,13 @@ impl Processes {
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
-                    outcome.set_killed_rest();
-                    self.kill();
-                    return Ok(());
+                    let is_over = deadline.is_none_or(|deadline| deadline.has_passed());
+                    // A rank that is stopped does not end by itself, so there is nothing to wait for.
+                    if is_over || outcome.left().into_iter().all(|rank| self.is_stopped(rank)) {
+                        outcome.set_killed_rest();
+                        self.kill();
+                        return Ok(());
+                    }
                 }
             }
         }
@@ -171,8 +179,16 @@ impl Processes {
     fn next(&self, deadline: Option<Deadline>) -> std::result::Result<Message, RecvTimeoutError> {
         match deadline {
             None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => self.messages.recv_timeout(deadline.remaining()),
+            Some(deadline) => self.messages.recv_timeout(deadline.remaining().min(LOOK_PAUSE)),
         }
+    }
+
+    /// Returns whether a signal or a debugger has stopped a rank.
+    fn is_stopped(&self, rank: usize) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/stat", self.children[rank].id()));
+        // The state follows the name of the program, which is in parentheses and can hold any character.
+        let state = status.ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
+        matches!(state, Some('T' | 't'))
     }
 
     fn kill(&mut self) {

@@ -17,7 +17,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::message::{
     BLOB_BYTES_MAX, Blob, EndCause, FRAME_BYTES_MAX, LABEL_BYTES_MAX, Reply, Request,
 };
-use super::process::ProcessId;
+use super::process::{ProcessId, ProcessState};
 use crate::error::Error;
 
 /// What a rank says about itself when it joins.
@@ -328,6 +328,17 @@ impl HubState {
 
     pub(crate) fn awaits_acknowledgement(&self) -> bool {
         self.end_cause.is_some() && !self.all_acknowledged
+    }
+
+    /// Returns the ranks that have not acknowledged the end of the group.
+    pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
+        self.unacknowledged.iter().copied().filter(|_| self.awaits_acknowledgement())
+    }
+
+    /// Returns whether the process of a rank is seen to be stopped, so that it answers nothing.
+    pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
+        let process = self.processes[rank.index()].as_ref().and_then(ProcessId::find);
+        process.is_some_and(|process| process.state() == ProcessState::Stopped)
     }
 
     pub(crate) fn is_live(&self, rank: Rank) -> bool {

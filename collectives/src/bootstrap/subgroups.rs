@@ -176,10 +176,18 @@ impl HubGroups {
         self.state(subgroup).is_some_and(HubState::awaits_acknowledgement)
     }
 
+    /// Returns the ranks that have not acknowledged the end of one of their groups, by their numbers in the first group.
+    fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
+        let of_subgroups = self
+            .subgroups
+            .values()
+            .flat_map(|group| group.state.unacknowledged().map(|rank| group.ranks[rank.index()]));
+        self.first.unacknowledged().chain(of_subgroups)
+    }
+
+    /// Returns whether a rank may still acknowledge the end of one of its groups. One whose process is stopped does not.
     pub(crate) fn awaits_any_acknowledgement(&self) -> bool {
-        let mut subgroups = self.subgroups.values();
-        self.first.awaits_acknowledgement()
-            || subgroups.any(|group| group.state.awaits_acknowledgement())
+        self.unacknowledged().any(|rank| !self.first.is_stopped(rank))
     }
 
     /// Tells the ranks of a group that its end is acknowledged, although not all have answered.

@@ -41,6 +41,9 @@ const STRANGERS_MAX: usize = 64;
 /// A process that asks for the number of a running rank waits this long until the rank has left.
 const SEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The pause between two looks whether ranks are stopped.
+const STOPPED_PAUSE: Duration = Duration::from_millis(50);
+
 const FORM_PAUSE: Duration = Duration::from_millis(10);
 
 /// If a connection could not be accepted, for example because descriptors ran out, the hub waits before the next
@@ -328,10 +331,13 @@ impl Drop for Hub {
             return;
         }
 
-        // Every rank receives a pending end of the group before its connection closes.
-        state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
-            (!state.hub.awaits_any_acknowledgement()).then_some(())
-        });
+        // Every rank receives a pending end of the group before its connection closes. No message tells that a rank is stopped.
+        let latest = Deadline::after(ACKNOWLEDGE_TIMEOUT);
+        let is_told = |state: &mut State| (!state.hub.awaits_any_acknowledgement()).then_some(());
+        while !latest.has_passed() && state.wait(Deadline::after(STOPPED_PAUSE), is_told).is_none()
+        {
+        }
+
         let outboxes: Vec<_> = state.change(|state| {
             state.closing = true;
             for stream in mem::take(&mut state.pending).values() {

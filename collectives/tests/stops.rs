@@ -1,0 +1,87 @@
+//! Ranks whose processes are stopped while the others wait for them.
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio, exit};
+use std::time::{Duration, Instant};
+
+use peerlane_collectives::bootstrap::Bootstrap;
+use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
+use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
+use peerlane_collectives::error::Error;
+use peerlane_collectives::group::GroupOptions;
+use peerlane_hal::{Deadline, Rank};
+use peerlane_host as host;
+
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A rank that waits for the answer of a stopped one waits at least this long.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// Holds the address of the hub, the rank, the rank that is stopped, and the call of the others, in a process that is a rank.
+const PLACE: &str = "PEERLANE_TEST_PLACE";
+
+/// Is a rank if the test below has started this process, and does nothing otherwise.
+#[test]
+fn rank_process() {
+    let Ok(place) = env::var(PLACE) else { return };
+    let [hub, rank, victim, call] = place.split(' ').collect::<Vec<_>>()[..] else { panic!() };
+    let rank = Rank(rank.parse().unwrap());
+    let hub = HubAddress::RankZero(hub.to_owned());
+    let environment = Environment { hub, ..Environment::at_hub("", rank, 3) };
+    let joined = TcpBootstrap::join(&environment, Deadline::after(Duration::from_secs(60)));
+    let bootstrap = joined.unwrap();
+    if victim.parse() == Ok(rank.0) {
+        // SAFETY: the process stops until it is killed.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+
+    // With everything that the call drops.
+    let begun = Instant::now();
+    let error = match call {
+        "exchange" => exchange(bootstrap),
+        _ => open(bootstrap),
+    };
+    let error = error.unwrap_err();
+    let (late, peer) = (begun.elapsed().saturating_sub(TIMEOUT), error.peer().map(|peer| peer.0));
+    println!("\nend: {} {:?} {peer:?}", late.as_millis(), error.kind());
+    exit(0);
+}
+
+fn exchange(bootstrap: TcpBootstrap) -> Result<(), Error> {
+    bootstrap.exchange("keys", &[], Deadline::after(TIMEOUT)).map(drop)
+}
+
+fn open(bootstrap: TcpBootstrap) -> Result<(), Error> {
+    let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    GroupOptions::default().timeout(TIMEOUT).open(bootstrap, fabric).map(drop)
+}
+
+fn start(hub: &str, rank: u32, victim: u32, call: &str) -> Child {
+    let mut process = Command::new(env::current_exe().unwrap());
+    process.args(["--exact", "rank_process", "--nocapture"]);
+    process.env(PLACE, format!("{hub} {rank} {victim} {call}"));
+    process.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn nobody_waits_for_an_answer_of_a_rank_that_is_stopped() {
+    for (victim, call) in [(1, "exchange"), (2, "exchange"), (0, "open"), (1, "open")] {
+        let hub = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let mut ranks = [0, 1, 2].map(|rank| start(&hub, rank, victim, call));
+        for (rank, process) in (0..).zip(&mut ranks).filter(|(rank, _)| *rank != victim) {
+            let mut lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
+            let end = lines.find_map(|line| line.ok()?.strip_prefix("end: ").map(str::to_owned));
+            let end = end.expect("a rank tells how it ends");
+            let (late, how) = end.split_once(' ').unwrap();
+            assert_eq!(how, format!("Timeout Some({victim})"), "{call} on rank {rank}");
+            let late = Duration::from_millis(late.parse().unwrap());
+            assert!(late < ANSWER_TIMEOUT, "{call} on rank {rank}: {late:?} after its deadline");
+        }
+        for process in &mut ranks {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+}
