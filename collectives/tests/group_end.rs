@@ -79,6 +79,26 @@ fn a_lost_rank_makes_the_descriptor_readable_and_wakes_the_future() {
     }
 }
 
+#[test]
+fn a_barrier_that_one_rank_has_passed_does_not_fail_on_the_other() {
+    for round in 0..200 {
+        let ended = in_process::run(2, |bootstrap| {
+            let mut group = open(bootstrap)?;
+            group.barrier()?;
+            group.barrier().expect("both ranks have come to the barrier");
+            if group.rank().0 == round % 2 {
+                // The other rank may still be in the barrier.
+                drop(group);
+                return Ok(());
+            }
+            let error = group.barrier().expect_err("the other rank has left");
+            assert_eq!(error.peer().map(|peer| peer.0), Some(round % 2), "{error}");
+            Ok(())
+        });
+        ended.unwrap();
+    }
+}
+
 /// With two outputs, consecutive starts use different flags.
 #[test]
 fn a_timeout_says_in_which_start_a_flag_was_signaled_last() {

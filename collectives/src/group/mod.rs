@@ -289,6 +289,10 @@ impl Group {
 
     /// Waits until every rank of the group has called `barrier`. Collective.
     ///
+    /// In a group of two ranks, a barrier that one of them has passed does not fail on the other one, even if the first one is lost
+    /// right afterwards. In larger groups, the last signal of a third rank can still be under way then, and is not waited for. To
+    /// leave in order, call [`close`](Self::close).
+    ///
     /// # Errors
     /// The reason why the group has ended, or the rank that did not come in time.
     pub fn barrier(&mut self) -> Result<(), Error> {

@@ -125,6 +125,9 @@ impl State {
 impl<T: Element> Operation<T> {
     /// Starts the operation and waits until its output is complete. Collective.
     ///
+    /// If the group ends meanwhile, the run still succeeds on a rank at which all signals of its peers had arrived when it learned of
+    /// the end, and its next call returns the error.
+    ///
     /// # Errors
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank;
     /// either ends the group.
