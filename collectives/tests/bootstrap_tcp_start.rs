@@ -441,3 +441,28 @@ fn what_is_no_hub_is_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert_snapshot!(text(&error, &[(address, "HUB")]), @"rank 1 did not reach the hub at HUB within 0.2 s: a process accepted the connection but sent nothing, so it may not be a Peerlane hub; check that rank 0 runs, that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no firewall blocks the connection");
 }
+
+#[test]
+fn a_rank_that_was_lost_before_the_start_comes_again_and_a_hub_outside_of_the_ranks_begins_anew() {
+    let hub = hub(2);
+    let first = Silent::join(&hub, 1, 2);
+    wait_missing(&hub, &[0]);
+    drop(first);
+    wait_missing(&hub, &[0]);
+    thread::scope(|scope| {
+        let again = scope.spawn(|| join(hub.address(), 1, 2, long()).unwrap());
+        // The hub counts rank 1 as joined again once the lost one is forgotten.
+        while hub.missing() != [Rank(0)] {
+            thread::yield_now();
+        }
+        let zero = loop {
+            match join(hub.address(), 0, 2, long()) {
+                Ok(zero) => break zero,
+                // Rank 1 is not here yet.
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Aborted, "{error}"),
+            }
+        };
+        again.join().unwrap().leave(long()).unwrap();
+        zero.leave(long()).unwrap();
+    });
+}

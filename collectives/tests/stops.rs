@@ -1,9 +1,10 @@
 //! Ranks whose processes are stopped while the others wait for them.
 
 use std::env;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio, exit};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::Bootstrap;
@@ -32,9 +33,10 @@ fn rank_process() {
     let environment = Environment { hub, ..Environment::at_hub("", rank, 3) };
     let joined = TcpBootstrap::join(&environment, Deadline::after(Duration::from_secs(60)));
     let bootstrap = joined.unwrap();
+    println!("\njoined: {rank}");
     if victim.parse() == Ok(rank.0) {
-        // SAFETY: the process stops until it is killed.
-        unsafe { libc::raise(libc::SIGSTOP) };
+        // The test stops it, once all ranks have joined.
+        thread::sleep(Duration::from_secs(60));
     }
 
     // With everything that the call drops.
@@ -65,15 +67,26 @@ fn start(hub: &str, rank: u32, victim: u32, call: &str) -> Child {
     process.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
+/// Returns what a rank says about itself.
+fn said(lines: &mut impl Iterator<Item = io::Result<String>>, what: &str) -> String {
+    let line = lines.find_map(|line| line.ok()?.strip_prefix(what).map(str::to_owned));
+    line.unwrap_or_else(|| panic!("a rank ended without {what:?}"))
+}
+
 #[test]
 fn nobody_waits_for_an_answer_of_a_rank_that_is_stopped() {
     for (victim, call) in [(1, "exchange"), (2, "exchange"), (0, "open"), (1, "open")] {
         let hub = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let mut ranks = [0, 1, 2].map(|rank| start(&hub, rank, victim, call));
-        for (rank, process) in (0..).zip(&mut ranks).filter(|(rank, _)| *rank != victim) {
-            let mut lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
-            let end = lines.find_map(|line| line.ok()?.strip_prefix("end: ").map(str::to_owned));
-            let end = end.expect("a rank tells how it ends");
+        let outputs = ranks.each_mut().map(|process| process.stdout.take().unwrap());
+        let mut outputs = outputs.map(|output| BufReader::new(output).lines());
+        outputs.iter_mut().for_each(|lines| drop(said(lines, "joined: ")));
+        let stopped = i32::try_from(ranks[victim as usize].id()).unwrap();
+        // SAFETY: the process is one of this test.
+        unsafe { libc::kill(stopped, libc::SIGSTOP) };
+
+        for (rank, lines) in (0..).zip(&mut outputs).filter(|(rank, _)| *rank != victim) {
+            let end = said(lines, "end: ");
             let (late, how) = end.split_once(' ').unwrap();
             assert_eq!(how, format!("Timeout Some({victim})"), "{call} on rank {rank}");
             let late = Duration::from_millis(late.parse().unwrap());

@@ -121,8 +121,9 @@ impl Drop for Listed {
 fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let Ok((closed, _)) = UnixStream::pair() else { return };
-        if closed.shutdown(Shutdown::Both).is_ok() {
+        if let Ok((closed, _)) = UnixStream::pair()
+            && closed.shutdown(Shutdown::Both).is_ok()
+        {
             CLOSED.store(closed.into_raw_fd(), Ordering::Relaxed);
         }
         // SAFETY: the handler only does what is permitted in a child of a process with threads: it loads atomic values and

@@ -80,7 +80,7 @@ impl Process {
         }
         match status {
             Some(('T' | 't', _)) => ProcessState::Stopped,
-            Some(('Z' | 'X' | 'x', _)) => ProcessState::Ended,
+            // A process whose first thread has ended looks like a zombie, and the descriptor tells that it is none.
             Some(_) => ProcessState::Running,
             None => ProcessState::Unknown,
         }

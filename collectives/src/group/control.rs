@@ -127,12 +127,14 @@ struct Pending {
     begun: Instant,
     /// The time of the next look at the process of the relay.
     look_at: Instant,
+    /// Whether the relay was stopped at the last look. A debugger stops a process for a moment, so one look is not enough.
+    was_stopped: bool,
     record: Option<AbortRecord>,
 }
 
 impl Pending {
     fn new(now: Instant, record: Option<AbortRecord>) -> Self {
-        Self { begun: now, look_at: now + SIGHT_PAUSE, record }
+        Self { begun: now, look_at: now + SIGHT_PAUSE, was_stopped: false, record }
     }
 }
 
@@ -321,7 +323,8 @@ impl Control {
         let sent = self.pending.as_mut().filter(|sent| sent.look_at <= now)?;
         let process = sight.relay();
         let until = match process {
-            ProcessState::Stopped => now,
+            ProcessState::Stopped if std::mem::replace(&mut sent.was_stopped, true) => now,
+            ProcessState::Stopped => now + SIGHT_PAUSE,
             ProcessState::Unknown => sent.begun + relay_timeout,
             // The end of the relay is reported by its connection.
             ProcessState::Running | ProcessState::Ended => sent.begun + RUNNING_ANSWER_TIMEOUT,
@@ -329,6 +332,7 @@ impl Control {
         if now >= until {
             return Some(self.relay_record(process));
         }
+        sent.was_stopped &= process == ProcessState::Stopped;
         sent.look_at = if process == ProcessState::Unknown { until } else { now + SIGHT_PAUSE };
         None
     }
@@ -370,7 +374,19 @@ impl Control {
             let has_answered = inquiry.answers.contains_key(&rank) || self.has_left(rank);
             !has_answered && inquiry.process(rank, sight) != ProcessState::Stopped
         };
-        if Rank::all(self.left.len()).any(is_awaited) { None } else { self.decide(now, sight) }
+        if Rank::all(self.left.len()).any(is_awaited) {
+            return None;
+        }
+        let has_answered = |rank| inquiry.answers.contains_key(&rank) || self.has_left(rank);
+        if Rank::all(self.left.len()).all(has_answered) {
+            return self.decide(now, sight);
+        }
+
+        // The rest is stopped. A debugger stops a process for a moment, so the decision looks again.
+        if let Some(inquiry) = &mut self.inquiry {
+            inquiry.until = inquiry.until.min(now + SIGHT_PAUSE);
+        }
+        None
     }
 
     fn decide(&mut self, now: Instant, sight: &dyn Sight) -> Option<Action> {

@@ -148,7 +148,7 @@ impl Shared {
         let mut state = self.state();
         let tracked = std::mem::take(&mut state.tracked);
         if matches!(notice, Notice::Abort { .. } | Notice::Lost { .. }) {
-            tracked.iter().for_each(|tracked| tracked.tracker.note_arrivals());
+            tracked.iter().for_each(|tracked| tracked.tracker.note_outlasting());
         }
         let channels: Vec<_> = state.channels.iter().filter_map(Weak::upgrade).collect();
         let own = |record: &AbortRecord| {

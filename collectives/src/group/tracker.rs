@@ -53,8 +53,10 @@ pub(crate) struct StartTracker {
     blocked: AtomicBool,
     /// Whether the operation was dropped during a start that nobody finished.
     abandoned: AtomicBool,
-    /// The last start whose signals had all arrived when the group ended.
-    arrived: AtomicU64,
+    /// Whether a start copies anything, or only signals.
+    moves_data: bool,
+    /// The last start that stays complete although the group has ended.
+    outlasting: AtomicU64,
     /// The last start of which the caller knows that it is complete.
     finished: AtomicU64,
     event: Event,
@@ -171,12 +173,13 @@ impl StartTracker {
             origin: Instant::now(),
             on_stream: AtomicBool::new(false),
             captured: AtomicBool::new(false),
+            moves_data: true,
             replay_waits: AtomicBool::new(false),
             driven_by_thread: AtomicBool::new(false),
             observed: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
-            arrived: AtomicU64::new(0),
+            outlasting: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             event: Event::default(),
             part,
@@ -189,6 +192,13 @@ impl StartTracker {
 
     pub(crate) fn buffers(&self) -> &TierBuffers {
         &self.views
+    }
+
+    /// Notes that the next start is one of the host. Starts on a stream are watched until they are complete.
+    pub(crate) fn mark_on_host(&self) {
+        if self.due().is_none() {
+            self.on_stream.store(false, Ordering::Release);
+        }
     }
 
     pub(crate) fn mark_on_stream(&self) {
@@ -318,20 +328,30 @@ impl StartTracker {
         writers.filter(|rank| *rank != self.rank).collect()
     }
 
-    /// Notes the starts for which all signals of peers have arrived. Called before this rank answers that it knows of the end of
-    /// the group, because peers may signal anything afterwards.
-    pub(crate) fn note_arrivals(&self) {
+    /// Notes that the starts of the operation copy nothing.
+    pub(crate) fn without_data(self) -> Self {
+        Self { moves_data: false, ..self }
+    }
+
+    /// Notes the starts that stay complete although the group ends: those without data, such as of a barrier, for which all signals
+    /// have arrived, also if no thread has looked yet.
+    ///
+    /// It is called before this rank answers that it knows of the end. Peers release their queues afterwards: they may then
+    /// signal what they have not sent, and write to the memory of starts that are complete, so starts with data do not count.
+    pub(crate) fn note_outlasting(&self) {
+        if self.moves_data {
+            return;
+        }
         let opened = self.opened.load(Ordering::Acquire);
         let has_arrived =
             |epoch: &u64| self.missing_flags_of(Some(Start::Eager(*epoch))).next().is_none();
-        if let Some(last) = (self.epoch()..=opened).take_while(has_arrived).last() {
-            self.arrived.fetch_max(last, Ordering::AcqRel);
-        }
+        let arrived = (self.epoch()..=opened).take_while(has_arrived).last();
+        self.outlasting.fetch_max(arrived.unwrap_or(self.closed()), Ordering::AcqRel);
     }
 
-    /// Returns the last start for which all signals had arrived when the group ended.
-    pub(crate) fn arrived(&self) -> u64 {
-        self.arrived.load(Ordering::Acquire)
+    /// Returns the last start that stays complete although the group has ended.
+    pub(crate) fn outlasting(&self) -> u64 {
+        self.outlasting.load(Ordering::Acquire)
     }
 
     fn missing_flags(&self) -> impl Iterator<Item = (AwaitedFlag, Option<u64>)> {
@@ -447,6 +467,9 @@ impl StartTracker {
     /// Counts starts up to `epoch` as made by another executor of the operation.
     pub(crate) fn skip_to(&self, epoch: u64) {
         if self.due().is_none() {
+            if !self.is_unfinished() {
+                self.note_finished(epoch);
+            }
             self.closed.store(epoch, Ordering::Release);
             self.opened.store(epoch, Ordering::Release);
         }
@@ -547,6 +570,11 @@ impl StartTracker {
         self.finished.fetch_max(epoch, Ordering::AcqRel);
     }
 
+    /// Returns whether the caller does not know yet that all starts are complete.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.opened.load(Ordering::Acquire) > self.finished.load(Ordering::Acquire)
+    }
+
     /// Returns how the operation uses its memory now.
     ///
     /// A start of the host counts as open until its caller knows that it is complete, and not only until it is: whether another
@@ -555,12 +583,10 @@ impl StartTracker {
         if self.is_abandoned() {
             return Activity::Abandoned;
         }
-        let is_unfinished =
-            self.opened.load(Ordering::Acquire) > self.finished.load(Ordering::Acquire);
         match (self.is_captured(), self.is_on_stream()) {
             (true, _) => Activity::Captured,
             (false, true) if self.due().is_some() => Activity::OnStream,
-            (false, false) if is_unfinished => Activity::Open,
+            (false, false) if self.is_unfinished() => Activity::Open,
             _ => Activity::Idle,
         }
     }

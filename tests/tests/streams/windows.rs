@@ -46,8 +46,8 @@ fn the_host_keeps_away_until_it_has_waited() {
         assert_eq!(
             error.to_string(),
             format!(
-                "bytes 0 to {} of window 1 are in use: all-gather 1 uses them in a start that is \
-                 not complete; wait for that start first",
+                "bytes 0 to {} of window 1 are in use: all-gather 1 uses them in a start that \
+                 this rank has not waited for; wait for it first",
                 2 * BLOCK_BYTES
             )
         );

@@ -38,6 +38,9 @@ pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const STRANGERS_MAX: usize = 64;
 
+/// The most ranks that a refusal names.
+const NAMED_RANKS_MAX: usize = 16;
+
 /// A process that asks for the number of a running rank waits this long until the rank has left.
 const SEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -56,6 +59,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// left count rank 0 as lost.
 pub struct Hub {
     shared: Arc<Shared>,
+    /// The socket, unless it is that at which the rank listens for a smaller group.
+    listener: Option<Arc<Uninherited<TcpListener>>>,
     acceptor: Option<JoinHandle<()>>,
 }
 
@@ -87,6 +92,7 @@ struct State {
 
 /// A connection is kept after its rank has left, because the number of the rank stays taken.
 struct Connection {
+    number: u64,
     origin: SocketAddr,
     host: String,
     outbox: Option<Outbox>,
@@ -214,13 +220,15 @@ impl HubOptions {
             generation: Generation::now(),
             state: Monitor::new(state),
         });
+        let is_own = shared.state.lock().formation.is_none();
+        let listener = Arc::new(Uninherited::new(listener));
         let acceptor = {
-            let (shared, listener) = (Arc::clone(&shared), Uninherited::new(listener));
+            let (shared, listener) = (Arc::clone(&shared), Arc::clone(&listener));
             thread::Builder::new()
                 .name("peerlane-hub".into())
                 .spawn(move || accept(&listener, &shared))?
         };
-        Ok(Hub { shared, acceptor: Some(acceptor) })
+        Ok(Hub { shared, listener: is_own.then_some(listener), acceptor: Some(acceptor) })
     }
 }
 
@@ -294,7 +302,8 @@ impl Hub {
 
     pub(super) fn start_timed_out(&self, timeout: Duration) {
         let event = Event::Request(Request::StartTimedOut { timeout });
-        self.shared.apply(Rank(0), Addressed::to_all(event));
+        let outboxes = self.shared.change(|state| state.apply(Rank(0), Addressed::to_all(event)));
+        drop(outboxes);
     }
 
     pub(super) fn wait_disconnected(&self, deadline: Deadline) {
@@ -352,9 +361,15 @@ impl Drop for Hub {
         });
         outboxes.iter().for_each(Outbox::close);
         drop(outboxes);
-        // A connection is the only way to wake `accept`.
-        let woken = TcpStream::connect_timeout(&self.address_here(), ACKNOWLEDGE_TIMEOUT);
-        if let (Ok(_), Some(acceptor)) = (woken, self.acceptor.take()) {
+        // This ends the wait for connections, also in a child that has a copy of the socket. The one of a smaller group is still
+        // needed, and a connection wakes it.
+        let is_woken = match &self.listener {
+            Some(listener) => {
+                rustix::net::shutdown(&***listener, rustix::net::Shutdown::Both).is_ok()
+            }
+            None => TcpStream::connect_timeout(&self.address_here(), ACKNOWLEDGE_TIMEOUT).is_ok(),
+        };
+        if let (true, Some(acceptor)) = (is_woken, self.acceptor.take()) {
             let _ = acceptor.join();
         }
     }
@@ -453,16 +468,15 @@ impl Shared {
             return Ok(());
         }
         let settled = |state: &mut State| {
-            let connection = state.connections.get(hello.rank as usize).and_then(Option::as_ref);
-            let first = state.hub.first();
-            let is_free = connection.is_none() || first.end_cause().is_some();
-            (is_free || state.closing || !first.is_live(Rank(hello.rank))).then_some(())
+            let is_taken = state.connection(hello.rank).is_some() && !state.has_left(hello.rank);
+            let is_over = state.closing || state.hub.first().end_cause().is_some();
+            (is_over || !is_taken).then_some(())
         };
         let _ = self.state.wait(Deadline::after(SEAT_TIMEOUT), settled);
 
         let group = random_bytes().map_err(|_| Refusal::Closing)?;
         self.state.change(|state| {
-            if state.is_empty() {
+            if state.is_empty(hello.rank) {
                 state.group = group;
                 state.hub = HubGroups::new(self.ranks);
                 state.job = self.job.clone().map(Some);
@@ -499,7 +513,7 @@ impl Shared {
             };
             state.pending.remove(&number);
             state.job.get_or_insert(hello.job);
-            let connection = Connection { origin, host: hello.host, outbox: Some(outbox) };
+            let connection = Connection { number, origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
             let Hello { runs_hub, address, process, .. } = hello;
             let joined = Event::Joined(Joining { runs_hub, address, process });
@@ -518,8 +532,13 @@ impl Shared {
         self.state.lock().pending.remove(&number);
     }
 
-    pub(super) fn apply(self: &Arc<Self>, from: Rank, event: Addressed<Event>) {
-        let outboxes = self.change(|state| state.apply(from, event));
+    /// Applies an event of a rank, and ignores what is left of a connection that the rank had to an earlier group.
+    pub(super) fn apply(self: &Arc<Self>, (from, number): (Rank, u64), event: Addressed<Event>) {
+        let outboxes = self.change(|state| {
+            let connection = state.connections[from.index()].as_ref();
+            let is_current = connection.is_some_and(|connection| connection.number == number);
+            if is_current { state.apply(from, event) } else { Vec::new() }
+        });
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
         drop(outboxes);
     }
@@ -566,10 +585,23 @@ impl State {
         self.connections = (0..ranks).map(|_| None).collect();
     }
 
-    /// Returns whether all ranks of the group are gone, and a process outside of it runs the hub.
-    fn is_empty(&self) -> bool {
+    fn connection(&self, rank: u32) -> Option<&Connection> {
+        self.connections.get(rank as usize).and_then(Option::as_ref)
+    }
+
+    /// Returns whether a rank had joined the group, and has left it or was lost.
+    fn has_left(&self, rank: u32) -> bool {
+        self.connection(rank).is_some() && !self.hub.first().is_live(Rank(rank))
+    }
+
+    /// Returns whether all ranks of the group are gone, and a process outside of it runs the hub, so that a rank that comes now
+    /// begins the next group.
+    ///
+    /// A rank that has never joined a group that did not start is late for that one, and is told why it did not start.
+    fn is_empty(&self, rank: u32) -> bool {
         let first = self.hub.first();
-        let is_over = first.is_formed() && first.live().next().is_none();
+        let is_next = first.is_formed() || first.end_cause().is_some() && self.has_left(rank);
+        let is_over = is_next && first.live().next().is_none();
         is_over && !first.is_run_by_rank() && self.formation.is_none() && !self.closing
     }
 
@@ -583,15 +615,19 @@ impl State {
             let ranks = u32::try_from(ranks).expect("not more than before");
             return Ok((formation.member(rank, number)?, ranks));
         }
+
+        // The next group can be one of another job and of another size.
+        let first = self.hub.first();
+        let is_ending = first.live().count() < hub_ranks || first.end_cause().is_some();
+        if is_ending && (first.is_formed() || self.has_left(rank)) {
+            let live = first.live().map(|rank| rank.0).take(NAMED_RANKS_MAX);
+            return Err(Refusal::Earlier { live: live.collect() });
+        }
+
         if let Some(hub_job) = &self.job
             && hello.job != *hub_job
         {
             return Err(Refusal::Job { job: hello.job.clone(), hub_job: hub_job.clone() });
-        }
-        let first = self.hub.first();
-        let has_left = first.live().count() < hub_ranks;
-        if first.is_formed() && (has_left || first.end_cause().is_some()) {
-            return Err(Refusal::Earlier { live: first.live().map(|rank| rank.0).collect() });
         }
         if ranks as usize != hub_ranks {
             let hub_ranks = u32::try_from(hub_ranks).expect("checked when the hub was bound");

@@ -91,7 +91,7 @@ pub struct TcpBootstrap {
 #[derive(Default)]
 struct Held {
     outbox: Option<Outbox>,
-    hub: Option<Hub>,
+    hub: Option<Arc<Hub>>,
     /// The socket at which other ranks connect if the group shrinks; `None` if any process of another host could connect.
     listener: Option<Arc<Uninherited<TcpListener>>>,
 }
@@ -183,7 +183,7 @@ impl TcpBootstrap {
             group,
             membership,
             generation: Generation::now(),
-            held: Mutex::new(Some(Held { outbox, hub, listener })),
+            held: Mutex::new(Some(Held { outbox, hub: hub.map(Arc::new), listener })),
         };
         let hub_runs = || joined.relay_process() == ProcessState::Running;
         joined.client().wait_started(deadline, || joined.start_timed_out(deadline), hub_runs)?;
@@ -226,6 +226,19 @@ impl TcpBootstrap {
             Some(hub) => hub.start_timed_out(timeout),
             None => self.send(Request::StartTimedOut { timeout }),
         }
+    }
+
+    fn say_goodbye(&self, deadline: Deadline) -> Result<(), Error> {
+        if self.client().begin_leave()? {
+            self.send(Request::Leave);
+        }
+        if !self.client().wait_closed(deadline) {
+            let within = Seconds(deadline.timeout());
+            let text = format!("leave: the hub at {} did not answer within {within}", self.address);
+            return Err(with_peer(Error::new(ErrorKind::Timeout, text), self.relay()));
+        }
+        let hub = self.held().as_ref().and_then(|held| held.hub.clone());
+        hub.map_or(Ok(()), |hub| hub.wait_all_left(deadline))
     }
 
     fn held(&self) -> MutexGuard<'_, Option<Held>> {
@@ -292,18 +305,7 @@ unsafe impl Bootstrap for TcpBootstrap {
     ///
     /// It waits until the others have left or are lost, because this process may end after its goodbye.
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
-        if self.client().begin_leave()? {
-            self.send(Request::Leave);
-        }
-        let left = if self.client().wait_closed(deadline) {
-            let held = self.held();
-            let hub = held.as_ref().and_then(|held| held.hub.as_ref());
-            hub.map_or(Ok(()), |hub| hub.wait_all_left(deadline))
-        } else {
-            let within = Seconds(deadline.timeout());
-            let text = format!("leave: the hub at {} did not answer within {within}", self.address);
-            Err(with_peer(Error::new(ErrorKind::Timeout, text), self.relay()))
-        };
+        let left = self.say_goodbye(deadline);
         self.disconnect();
         left
     }

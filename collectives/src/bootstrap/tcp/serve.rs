@@ -44,7 +44,10 @@ pub(super) fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, nu
     let how = loop {
         match read_frame::<Addressed<Request>>(&mut reader, FRAME_BYTES_MAX) {
             Ok(Some(Addressed { subgroup, message })) => {
-                shared.apply(rank, Addressed { subgroup, message: Event::Request(message) });
+                shared.apply(
+                    (rank, number),
+                    Addressed { subgroup, message: Event::Request(message) },
+                );
             }
             Ok(None) => {
                 break format!(
@@ -54,7 +57,7 @@ pub(super) fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, nu
             Err(error) => break format!("its connection from {origin} failed: {error}"),
         }
     };
-    shared.apply(rank, Addressed::to_all(Event::Lost { how }));
+    shared.apply((rank, number), Addressed::to_all(Event::Lost { how }));
 }
 
 struct Rejection {

@@ -125,8 +125,8 @@ impl State {
 impl<T: Element> Operation<T> {
     /// Starts the operation and waits until its output is complete. Collective.
     ///
-    /// If the group ends meanwhile, the run still succeeds on a rank at which all signals of its peers had arrived when it learned of
-    /// the end, and its next call returns the error.
+    /// If the group ends meanwhile, the run succeeds on the ranks that saw it complete before they learned of the end. On the others
+    /// the output is undefined, because peers may already write the next one.
     ///
     /// # Errors
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank;

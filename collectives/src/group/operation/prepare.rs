@@ -468,6 +468,9 @@ impl Preparation {
         });
         let lanes = lanes.collect();
         let local = Arc::clone(&buffers.local);
+        let layout = &operation.layout;
+        let moves_data =
+            spec.resizable || Rank::all(layout.ranks()).any(|rank| layout.input_bytes(rank) > 0);
         let tracker = StartTracker::new(
             name.to_owned(),
             operation.rank,
@@ -477,6 +480,7 @@ impl Preparation {
             buffers,
             spec.resizable.then(|| PartCell::new(operation.pairs())),
         );
+        let tracker = if moves_data { tracker } else { tracker.without_data() };
         let OperationSpec { capturable, strict, traced, .. } = *spec;
         // Lengths of pairs come from the caller's data and not from its code, so ranks disagree easily.
         let checks_starts = spec.checks_starts || operation.pairs().is_some();

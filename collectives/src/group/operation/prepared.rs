@@ -141,6 +141,7 @@ impl Prepared {
 
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.shared.check()?;
+        self.tracker.mark_on_host();
         let epoch = self.begin(&mut self.executor(), deadline);
         self.drive()?;
         Ok(epoch)
@@ -269,8 +270,7 @@ impl Prepared {
     }
 
     fn has_completed(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
-        // The completion was read before this check. After the end of the group it only counts if all signals had arrived
-        // before, because peers that release their queues may signal what they have not sent.
+        // The completion was read before this check, and may be one that peers have only signalled because the group has ended.
         if self.shared.check().is_err() && !self.outlasts_end(epoch) {
             return self.fail();
         }
@@ -284,10 +284,10 @@ impl Prepared {
         Ok(true)
     }
 
-    /// Returns whether the start only waits for copies of this rank that are under way, although the group has ended.
+    /// Returns whether the start stays complete although the group has ended.
     fn outlasts_end(&self, epoch: u64) -> bool {
-        let is_kind = !self.tracker.is_on_stream() && !self.tracker.is_captured();
-        is_kind && self.tracker.arrived() >= epoch && self.executor().has_submitted_all()
+        let is_of_host = !self.tracker.is_on_stream() && !self.tracker.is_captured();
+        is_of_host && self.tracker.outlasting() >= epoch
     }
 
     /// Ends the group if another rank has made the start `epoch` with other lengths or places.

@@ -283,7 +283,7 @@ impl State {
         let size_now = resizing.next.lengths().map_or(u64::MAX, Lengths::total);
         let plan = resizing.plans.iter().rposition(|plan| size_now <= plan.bytes_max).unwrap_or(0);
         if plan != resizing.current {
-            resizing.has_open_others |= !is_done;
+            resizing.has_open_others |= !is_done || self.prepared.tracker().is_unfinished();
             let chosen =
                 resizing.plans[plan].prepared.take().expect("only the current one is used");
             let last = std::mem::replace(&mut self.prepared, chosen);
