@@ -205,6 +205,8 @@ def _run(
     """Opens the group, calls the function and sends its result to the parent."""
     own = os.getpid()
     _end_with(parent)
+    # A process that this one forks must not hold the pipe, of which the parent awaits the end if this one is killed.
+    os.register_at_fork(after_in_child=pipe.close)
     for name in list(os.environ):
         if any(fnmatchcase(name, pattern) for pattern in JOIN_VARIABLES):
             del os.environ[name]
