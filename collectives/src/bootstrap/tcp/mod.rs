@@ -38,6 +38,9 @@ use std::thread;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::de::DeserializeOwned;
 
 pub use self::hub::{Hub, HubOptions};
@@ -640,18 +643,44 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinErr
 fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<Stream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
     for address in addresses {
-        // `connect_timeout` refuses a timeout of zero.
-        let timeout = deadline.remaining().max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(address, timeout) {
+        match connect_to(*address, deadline) {
             // TCP can connect a port of this host to itself if no process listens at it.
             Ok(stream) if stream.local_addr()? == *address => {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
-            Ok(stream) => return Ok(Stream::new(Uninherited::new(stream))),
+            Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// Connects to an address. Unlike that of the standard library, the socket is closed in forked children from the beginning.
+fn connect_to(address: SocketAddr, deadline: Deadline) -> io::Result<Stream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    let stream = Stream::new(Uninherited::new(TcpStream::from(socket)));
+
+    match rustix::net::connect(&**stream, &address) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            let writable = deadline.retry_interrupted(|left| {
+                let limit = Timespec::try_from(left).ok();
+                let mut connected = [PollFd::new(&**stream, PollFlags::OUT)];
+                Ok(poll(&mut connected, limit.as_ref())?)
+            })?;
+            if writable == 0 {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            if let Some(error) = stream.take_error()? {
+                return Err(error);
+            }
+        }
+        Err(error) => return Err(error.into()),
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 fn no_hub(address: &str, error: PreambleError) -> JoinError {
