@@ -3,7 +3,7 @@
 
 #include "check.h"
 
-enum { ROUNDS = 50 };
+enum { ROUNDS = 100 };
 
 int main(int argc, char **argv) {
     int with_barrier = argc > 1 && strcmp(argv[1], "barrier") == 0;

@@ -452,11 +452,12 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.barrier = None;
         self.kept.clear();
-        if self.shared.check().is_ok() {
-            let how = "its group was dropped without a call of `close`";
-            let record = AbortRecord::lost(self.rank(), how).encode();
+        let is_open = self.shared.check().is_ok();
+        let how = "its group was dropped without a call of `close`";
+        let record = AbortRecord::lost(self.rank(), how);
+        if is_open {
             // If nobody can be told, there is nobody left.
-            let _ = self.shared.bootstrap.abort(&record);
+            let _ = self.shared.bootstrap.abort(&record.encode());
         }
         self.shared.end_children(Close::Alone);
         self.shared.close(Close::Alone);
@@ -464,6 +465,9 @@ impl Drop for Group {
         self.shared.end();
         // Operations, arrays and handles of the end may outlive the group, but its connections and its port do not.
         self.shared.bootstrap.disconnect();
+        if is_open {
+            self.shared.adopt(record);
+        }
         if !self.setup.is_split {
             self.shared.family.end_threads();
         }

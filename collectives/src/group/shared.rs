@@ -163,6 +163,14 @@ impl Shared {
         self.after_change(state, action);
     }
 
+    /// Ends the group on this rank alone, which is disconnected, unless it has learned of another end before.
+    pub(super) fn adopt(&self, record: AbortRecord) {
+        self.change(|control, now| {
+            control.adopt(now, record);
+            None
+        });
+    }
+
     /// Returns the ranks for which a thread waits in a call of this group, by their numbers in the first group.
     pub(super) fn blocked_on(&self) -> Vec<Rank> {
         let state = self.state();
@@ -444,20 +452,24 @@ impl Shared {
         let children = std::mem::take(&mut *self.children());
         for child in children.iter().filter_map(Weak::upgrade) {
             child.end_children(how);
-            if child.check().is_ok() {
-                // If nobody can be told, there is nobody left.
-                let _ = if how == Close::Together {
-                    child.bootstrap.leave(Deadline::after(child.timeout))
-                } else {
-                    let how = "the group that its group was split from was dropped without a call of `close`";
-                    let record = AbortRecord::lost(child.bootstrap.rank(), how);
-                    child.bootstrap.abort(&record.encode())
-                };
-            }
+            let is_open = child.check().is_ok();
+            let dropped =
+                "the group that its group was split from was dropped without a call of `close`";
+            let record = AbortRecord::lost(child.bootstrap.rank(), dropped);
+            // If nobody can be told, there is nobody left.
+            let _ = match how {
+                _ if !is_open => Ok(()),
+                Close::Together => child.bootstrap.leave(Deadline::after(child.timeout)),
+                Close::Alone => child.bootstrap.abort(&record.encode()),
+            };
+
             child.close_as(Closed { how, with_parent: true, has_left: true });
             child.family.remove(&child);
             child.end();
             child.bootstrap.disconnect();
+            if is_open && how == Close::Alone {
+                child.adopt(record);
+            }
         }
     }
 
