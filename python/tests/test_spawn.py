@@ -116,8 +116,9 @@ def test_ranks_have_a_clean_environment(method):
 
 def test_the_list_of_variables_has_those_of_the_library():
     source = ENVIRONMENT_SOURCE.read_text().split("#[cfg(test)]")[0]
-    # The id of a job says nothing about ranks.
-    read = set(re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*)"', source)) - {"SLURM_JOB_ID", "FLUX_JOB_ID"}
+    # Names without an underscore are also those of launchers. The id of a job says nothing about ranks.
+    read = set(re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', source)) | {"RANK"}
+    read -= {"SLURM_JOB_ID", "FLUX_JOB_ID"}
     assert "WORLD_SIZE" in read and "PEERLANE_HUB" in read and len(read) > 20
     for name in sorted(read):
         assert any(name == known or (known.endswith("*") and name.startswith(known[:-1])) for known in JOIN_VARIABLES), name
