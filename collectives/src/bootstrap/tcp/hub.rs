@@ -469,8 +469,9 @@ impl Shared {
         }
         let settled = |state: &mut State| {
             let is_taken = state.connection(hello.rank).is_some() && !state.has_left(hello.rank);
-            let is_over = state.closing || state.hub.first().end_cause().is_some();
-            (is_over || !is_taken).then_some(())
+            let first = state.hub.first();
+            let is_over = first.is_formed() && first.end_cause().is_some();
+            (!is_taken || is_over || state.closing).then_some(())
         };
         let _ = self.state.wait(Deadline::after(SEAT_TIMEOUT), settled);
 
