@@ -180,12 +180,12 @@ impl Client {
     /// Returns what this rank sees of the process of a rank.
     pub(super) fn process(&self, rank: Rank) -> ProcessState {
         let id = self.state.lock().processes.get(rank.index()).cloned().flatten();
-        state_of(id.as_ref())
+        ProcessState::of(id.as_ref())
     }
 
     /// Returns what this rank sees of the process that runs the hub.
     pub(super) fn relay_process(&self) -> ProcessState {
-        state_of(self.hub_process.as_ref())
+        ProcessState::of(self.hub_process.as_ref())
     }
 
     pub(super) fn relay(&self) -> Option<Rank> {
@@ -439,11 +439,6 @@ impl ClientState {
 /// Returns the time before the deadline of an exchange at which a rank asks which ranks are missing.
 pub(crate) fn watch_time(timeout: Duration) -> Duration {
     (timeout / WATCH_PART).min(WATCH_MAX)
-}
-
-fn state_of(process: Option<&ProcessId>) -> ProcessState {
-    let process = process.and_then(ProcessId::find);
-    process.map_or(ProcessState::Unknown, |process| process.state())
 }
 
 fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {

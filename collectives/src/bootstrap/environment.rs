@@ -196,11 +196,25 @@ struct Launcher {
     host_list: Option<&'static str>,
     /// Other variables that show that the process is one of several.
     signs: &'static [&'static str],
-    /// Variables and values that a process which the launcher has not started as a rank has too.
+    /// Variables that a single process can have as well, with the value that they have there.
     alone: &'static [(&'static str, &'static str)],
     /// Each version of a launcher has its own list of variables, which together identify the job.
     jobs: &'static [&'static [&'static str]],
 }
+
+/// What the launchers leave out.
+const NO_VARIABLES: Launcher = Launcher {
+    name: "",
+    rank: "",
+    ranks: None,
+    local_rank: &[],
+    local_ranks: &[],
+    hosts: None,
+    host_list: None,
+    signs: &[],
+    alone: &[],
+    jobs: &[],
+};
 
 static LAUNCHERS: [Launcher; 9] = [
     Launcher {
@@ -209,11 +223,9 @@ static LAUNCHERS: [Launcher; 9] = [
         ranks: Some("WORLD_SIZE"),
         local_rank: &["LOCAL_RANK"],
         local_ranks: &["LOCAL_WORLD_SIZE"],
-        hosts: None,
-        host_list: None,
         signs: &["GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "PEERLANE_HUB"],
-        alone: &[],
         jobs: &[&["TORCHELASTIC_RUN_ID"]],
+        ..NO_VARIABLES
     },
     Launcher {
         name: "Open MPI",
@@ -221,11 +233,8 @@ static LAUNCHERS: [Launcher; 9] = [
         ranks: Some("OMPI_COMM_WORLD_SIZE"),
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         local_ranks: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        hosts: None,
-        host_list: None,
-        signs: &[],
-        alone: &[],
         jobs: &[&["PMIX_NAMESPACE"], &["OMPI_MCA_ess_base_jobid"]],
+        ..NO_VARIABLES
     },
     Launcher {
         name: "MVAPICH",
@@ -233,11 +242,7 @@ static LAUNCHERS: [Launcher; 9] = [
         ranks: Some("MV2_COMM_WORLD_SIZE"),
         local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
         local_ranks: &["MV2_COMM_WORLD_LOCAL_SIZE"],
-        hosts: None,
-        host_list: None,
-        signs: &[],
-        alone: &[],
-        jobs: &[],
+        ..NO_VARIABLES
     },
     // Flux and PALS set the variables of PMI too. PMI comes first, because a `mpiexec` inside one task of them sets only these.
     Launcher {
@@ -249,9 +254,8 @@ static LAUNCHERS: [Launcher; 9] = [
         // Inside a Slurm job, a step holds the proxies of the launcher.
         hosts: Some("SLURM_STEP_NUM_NODES"),
         host_list: Some("SLURM_STEP_NODELIST"),
-        signs: &[],
-        alone: &[],
         jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"], &["FLUX_JOB_ID"]],
+        ..NO_VARIABLES
     },
     Launcher {
         name: "jsrun",
@@ -259,59 +263,35 @@ static LAUNCHERS: [Launcher; 9] = [
         ranks: Some("JSM_NAMESPACE_SIZE"),
         local_rank: &["JSM_NAMESPACE_LOCAL_RANK"],
         local_ranks: &["JSM_NAMESPACE_LOCAL_SIZE"],
-        hosts: None,
-        host_list: None,
-        signs: &[],
-        alone: &[],
-        jobs: &[],
+        ..NO_VARIABLES
     },
     Launcher {
         name: "Flux",
         rank: "FLUX_TASK_RANK",
         ranks: Some("FLUX_JOB_SIZE"),
         local_rank: &["FLUX_TASK_LOCAL_ID"],
-        local_ranks: &[],
         hosts: Some("FLUX_JOB_NNODES"),
-        host_list: None,
-        signs: &[],
-        alone: &[],
         jobs: &[&["FLUX_JOB_ID"]],
+        ..NO_VARIABLES
     },
-    Launcher {
-        name: "PMIx",
-        rank: "PMIX_RANK",
-        ranks: None,
-        local_rank: &[],
-        local_ranks: &[],
-        hosts: None,
-        host_list: None,
-        signs: &[],
-        alone: &[("PMIX_RANK", "0")],
-        jobs: &[],
-    },
+    Launcher { name: "PMIx", rank: "PMIX_RANK", alone: &[("PMIX_RANK", "0")], ..NO_VARIABLES },
     Launcher {
         name: "PALS",
         rank: "PALS_RANKID",
-        ranks: None,
         local_rank: &["PALS_LOCAL_RANKID"],
         local_ranks: &["PALS_LOCAL_SIZE"],
-        hosts: None,
-        host_list: None,
-        signs: &[],
-        alone: &[],
-        jobs: &[],
+        ..NO_VARIABLES
     },
     Launcher {
         name: "Slurm",
         rank: "SLURM_PROCID",
         ranks: Some("SLURM_STEP_NUM_TASKS"),
         local_rank: &["SLURM_LOCALID"],
-        local_ranks: &[],
         hosts: Some("SLURM_STEP_NUM_NODES"),
         host_list: Some("SLURM_STEP_NODELIST"),
-        signs: &[],
         alone: &[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")],
         jobs: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
+        ..NO_VARIABLES
     },
 ];
 

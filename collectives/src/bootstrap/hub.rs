@@ -335,10 +335,9 @@ impl HubState {
         self.unacknowledged.iter().copied().filter(|_| self.awaits_acknowledgement())
     }
 
-    /// Returns whether the process of a rank is seen to be stopped, so that it answers nothing.
+    /// Returns whether the process of a rank is stopped, as far as this process sees it.
     pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
-        let process = self.processes[rank.index()].as_ref().and_then(ProcessId::find);
-        process.is_some_and(|process| process.state() == ProcessState::Stopped)
+        ProcessState::of(self.processes[rank.index()].as_ref()) == ProcessState::Stopped
     }
 
     pub(crate) fn is_live(&self, rank: Rank) -> bool {

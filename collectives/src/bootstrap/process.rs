@@ -67,6 +67,14 @@ impl ProcessId {
     }
 }
 
+impl ProcessState {
+    /// Returns what this rank sees of a process, whose id it may not know.
+    pub(crate) fn of(id: Option<&ProcessId>) -> Self {
+        let process = id.and_then(ProcessId::find);
+        process.map_or(Self::Unknown, |process| process.state())
+    }
+}
+
 impl Process {
     pub(crate) fn pid(&self) -> i32 {
         self.pid

@@ -14,7 +14,7 @@
 //! rank, with the same record.
 //!
 //! On busy processors, a rank or the relay can take longer to answer than any limit. So a rank whose process is
-//! [seen](Sight) to run is given more time, and one whose process is seen to be stopped is blamed at once. Every answer tells
+//! [seen](Sight) to run is given more time, and one whose process is stopped at two looks is blamed. Every answer tells
 //! what its rank sees, for ranks on other hosts. The limits decide only if nobody sees the process.
 
 #[cfg(test)]
@@ -370,16 +370,13 @@ impl Control {
         if inquiry.confirms != self.conclusion.is_some() {
             return None;
         }
-        let is_awaited = |rank| {
-            let has_answered = inquiry.answers.contains_key(&rank) || self.has_left(rank);
-            !has_answered && inquiry.process(rank, sight) != ProcessState::Stopped
-        };
-        if Rank::all(self.left.len()).any(is_awaited) {
-            return None;
-        }
-        let has_answered = |rank| inquiry.answers.contains_key(&rank) || self.has_left(rank);
-        if Rank::all(self.left.len()).all(has_answered) {
+        let is_silent = |rank: &Rank| !inquiry.answers.contains_key(rank) && !self.has_left(*rank);
+        let mut silent = Rank::all(self.left.len()).filter(is_silent).peekable();
+        if silent.peek().is_none() {
             return self.decide(now, sight);
+        }
+        if silent.any(|rank| inquiry.process(rank, sight) != ProcessState::Stopped) {
+            return None;
         }
 
         // The rest is stopped. A debugger stops a process for a moment, so the decision looks again.

@@ -327,8 +327,11 @@ impl Shared {
         Err(Error::new(ErrorKind::Aborted, text))
     }
 
-    /// Returns whether all ranks have closed the group, after which no rank writes to the memory of another one.
-    pub(crate) fn is_closed_well(&self) -> bool {
+    /// Returns whether the group is open, or was closed by all ranks, after which no rank writes to the memory of another one.
+    pub(crate) fn is_well(&self) -> bool {
+        if self.check().is_ok() {
+            return true;
+        }
         let state = self.state();
         let is_together = state.closed.is_some_and(|closed| closed.how == Close::Together);
         is_together && state.control.record().is_none()

@@ -699,7 +699,7 @@ impl ChannelSide {
 impl<T> Drop for Channel<T> {
     fn drop(&mut self) {
         let deadline = Deadline::after(self.shared.timeout);
-        let is_well = self.shared.check().is_ok() || self.shared.is_closed_well();
+        let is_well = self.shared.is_well();
         let mut is_complete = is_well;
         for side in self.sides.iter().flatten() {
             let mut queue = side.queue();

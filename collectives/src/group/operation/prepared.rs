@@ -391,7 +391,7 @@ impl Drop for Prepared {
             let _ = self.settle(remaining);
         }
         // After a group was closed well, its ranks write to each other's memory no more than while it is open.
-        let is_well = self.shared.check().is_ok() || self.shared.is_closed_well();
+        let is_well = self.shared.is_well();
         let started = self.started();
         // Every signal that peers have sent was waited for, unless a start is still open.
         let is_settled = is_well && self.tracker.closed() >= started;
