@@ -152,11 +152,13 @@ impl Client {
             sequence
         };
         let settle = |state: &mut ClientState| state.outcome(sequence, &what);
+
         let unwatched = deadline.remaining().saturating_sub(watch_time(deadline.timeout()));
         let settled = self.state.wait(Deadline::after(unwatched), settle).or_else(|| {
             send(Request::Watch);
             self.state.wait(deadline, settle)
         });
+
         let missing = self.state.lock().missing();
         let result = settled.unwrap_or_else(|| {
             // The exchange failed here, so it must fail on every rank.

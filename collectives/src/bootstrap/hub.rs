@@ -206,6 +206,7 @@ impl HubState {
                 format!("it sent a label of {} bytes and data of {}", label.len(), blob.0.len());
             return self.lose(from, how);
         }
+
         let index = self.contributed[from.index()] - self.completed;
         let sequence = self.contributed[from.index()] as u64;
         self.contributed[from.index()] += 1;
@@ -218,10 +219,12 @@ impl HubState {
                 watched: false,
             });
         }
+
         let has_left = self.members.contains(&Membership::Gone);
         let exchange = &mut self.exchanges[index];
         exchange.blobs[from.index()] = Some(blob);
         exchange.missing -= 1;
+
         let mut replies = Vec::new();
         if exchange.first.1 != label && !mem::replace(&mut exchange.differs, true) {
             let (first, expected) = &exchange.first;
@@ -234,6 +237,8 @@ impl HubState {
             replies.extend(self.watch(index));
         }
         replies.extend(self.complete());
+
+        // A rank that runs ahead of the others takes memory of the hub.
         let ahead =
             self.exchanges.iter().filter_map(|exchange| exchange.blobs[from.index()].as_ref());
         let (count, bytes) =

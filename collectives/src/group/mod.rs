@@ -419,6 +419,7 @@ impl Group {
         self.barrier = None;
         self.kept.clear();
         self.shared.check()?;
+
         let deadline = Deadline::after(self.shared.timeout);
         self.shared.finish_children(deadline);
         // Messages on streams may be in flight, because the agreement waits for those of the host only.
@@ -431,6 +432,7 @@ impl Group {
             // `capturable` guarantee.
             unsafe { self.heap.allow_reuse_of_flags() };
         }
+
         self.shared.end_children(Close::Together);
         self.shared.close(Close::Together);
         let left = self.shared.bootstrap.leave(deadline);
@@ -452,6 +454,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.barrier = None;
         self.kept.clear();
+
         let is_open = self.shared.check().is_ok();
         let how = "its group was dropped without a call of `close`";
         let record = AbortRecord::lost(self.rank(), how);
@@ -459,10 +462,12 @@ impl Drop for Group {
             // If nobody can be told, there is nobody left.
             let _ = self.shared.bootstrap.abort(&record.encode());
         }
+
         self.shared.end_children(Close::Alone);
         self.shared.close(Close::Alone);
         self.shared.family.remove(&self.shared);
         self.shared.end();
+
         // Operations, arrays and handles of the end may outlive the group, but its connections and its port do not.
         self.shared.bootstrap.disconnect();
         if is_open {

@@ -395,6 +395,7 @@ impl Drop for Prepared {
         let started = self.started();
         // Every signal that peers have sent was waited for, unless a start is still open.
         let is_settled = is_well && self.tracker.closed() >= started;
+
         let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_settled {
             allocation.take().into_iter().for_each(Allocation::leak);
@@ -411,6 +412,7 @@ impl Drop for Prepared {
         if !is_well || is_abandoned {
             self.shared.quarantine(self.tracker.buffers().clone());
         }
+
         let mut executor = self.executor();
         executor.release();
         // The watchdog goes on to release graphs that may still run.
