@@ -1,9 +1,9 @@
 //! Ranks that die and leave a child behind, which has copies of all their descriptors.
 
-use std::env;
-use std::io::{BufRead, BufReader};
+mod rank_processes;
+
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio, exit};
+use std::process::exit;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
@@ -12,12 +12,10 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
 use peerlane_hal::{Deadline, Rank};
 use peerlane_host as host;
+use rank_processes::{place, said, start};
 
 /// Far beyond what a busy machine needs to tell a death.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Holds the address of the hub, the rank, and the rank that forks and dies, in a process that is a rank.
-const PLACE: &str = "PEERLANE_TEST_PLACE";
 
 /// How a rank makes the child that it leaves behind.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +42,8 @@ fn fork(how: Fork) -> i32 {
 /// Is a rank if the test below has started this process, and does nothing otherwise.
 #[test]
 fn rank_process() {
-    let Ok(place) = env::var(PLACE) else { return };
+    let Some(place) = place() else { return };
+    // The address of the hub, the rank, and the rank that forks and dies.
     let [hub, rank, victim, how] = place.split(' ').collect::<Vec<_>>()[..] else { panic!() };
     let (rank, victim) = (Rank(rank.parse().unwrap()), Rank(victim.parse().unwrap()));
     let how = if how == "Raw" { Fork::Raw } else { Fork::Call };
@@ -75,20 +74,6 @@ fn be_rank(hub: &str, rank: Rank, (victim, how): (Rank, Fork)) -> Result<(), Err
     exit(1);
 }
 
-fn start(hub: &str, rank: u32, victim: u32, how: Fork) -> Child {
-    let mut process = Command::new(env::current_exe().unwrap());
-    process.args(["--exact", "rank_process", "--nocapture"]);
-    process.env(PLACE, format!("{hub} {rank} {victim} {how:?}"));
-    process.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
-}
-
-/// Returns what a rank has said about itself.
-fn said(process: &mut Child, what: &str) -> String {
-    let mut lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
-    let line = lines.find_map(|line| line.ok()?.strip_prefix(what).map(str::to_owned));
-    line.unwrap_or_else(|| panic!("the rank ended without {what:?}"))
-}
-
 fn is_alive(pid: i32) -> bool {
     // SAFETY: signal 0 only asks whether the process exists.
     unsafe { libc::kill(pid, 0) == 0 }
@@ -102,16 +87,16 @@ fn the_death_of_a_rank_is_told_while_a_child_of_it_lives() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let hub = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let mut ranks = [0, 1, 2].map(|rank| start(&hub, rank, victim, how));
-        let child: i32 = said(&mut ranks[victim as usize], "child: ").parse().unwrap();
+        let mut ranks = [0, 1, 2].map(|rank| start(&format!("{hub} {rank} {victim} {how:?}")));
+        let child: i32 = said(&mut ranks[victim as usize].1, "child: ").parse().unwrap();
 
-        for (rank, process) in (0..).zip(&mut ranks).filter(|(rank, _)| *rank != victim) {
-            let error = said(process, "error: ");
+        for (rank, (_, lines)) in (0..).zip(&mut ranks).filter(|(rank, _)| *rank != victim) {
+            let error = said(lines, "error: ");
             let expected = format!("PeerLost Some({victim}) rank {victim} is lost: ");
             assert!(error.starts_with(&expected), "rank {rank}, {how:?}: {error}");
         }
         assert!(is_alive(child), "the child of rank {victim} has ended");
-        ranks.iter_mut().for_each(|process| drop(process.wait()));
+        ranks.iter_mut().for_each(|(process, _)| drop(process.wait()));
 
         // The next generation of the job is at the same address.
         let environment = Environment {

@@ -1,9 +1,9 @@
 //! Ranks whose processes are stopped while the others wait for them.
 
-use std::env;
-use std::io::{self, BufRead, BufReader};
+mod rank_processes;
+
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio, exit};
+use std::process::exit;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,19 +14,18 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::GroupOptions;
 use peerlane_hal::{Deadline, Rank};
 use peerlane_host as host;
+use rank_processes::{place, said, start};
 
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A rank that waits for the answer of a stopped one waits at least this long.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Holds the address of the hub, the rank, the rank that is stopped, and the call of the others, in a process that is a rank.
-const PLACE: &str = "PEERLANE_TEST_PLACE";
-
 /// Is a rank if the test below has started this process, and does nothing otherwise.
 #[test]
 fn rank_process() {
-    let Ok(place) = env::var(PLACE) else { return };
+    let Some(place) = place() else { return };
+    // The address of the hub, the rank, the rank that is stopped, and the call of the others.
     let [hub, rank, victim, call] = place.split(' ').collect::<Vec<_>>()[..] else { panic!() };
     let rank = Rank(rank.parse().unwrap());
     let hub = HubAddress::RankZero(hub.to_owned());
@@ -60,39 +59,24 @@ fn open(bootstrap: TcpBootstrap) -> Result<(), Error> {
     GroupOptions::default().timeout(TIMEOUT).open(bootstrap, fabric).map(drop)
 }
 
-fn start(hub: &str, rank: u32, victim: u32, call: &str) -> Child {
-    let mut process = Command::new(env::current_exe().unwrap());
-    process.args(["--exact", "rank_process", "--nocapture"]);
-    process.env(PLACE, format!("{hub} {rank} {victim} {call}"));
-    process.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
-}
-
-/// Returns what a rank says about itself.
-fn said(lines: &mut impl Iterator<Item = io::Result<String>>, what: &str) -> String {
-    let line = lines.find_map(|line| line.ok()?.strip_prefix(what).map(str::to_owned));
-    line.unwrap_or_else(|| panic!("a rank ended without {what:?}"))
-}
-
 #[test]
 fn nobody_waits_for_an_answer_of_a_rank_that_is_stopped() {
     for (victim, call) in [(1, "exchange"), (2, "exchange"), (0, "open"), (1, "open")] {
         let hub = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let mut ranks = [0, 1, 2].map(|rank| start(&hub, rank, victim, call));
-        let outputs = ranks.each_mut().map(|process| process.stdout.take().unwrap());
-        let mut outputs = outputs.map(|output| BufReader::new(output).lines());
-        outputs.iter_mut().for_each(|lines| drop(said(lines, "joined: ")));
-        let stopped = i32::try_from(ranks[victim as usize].id()).unwrap();
+        let mut ranks = [0, 1, 2].map(|rank| start(&format!("{hub} {rank} {victim} {call}")));
+        ranks.iter_mut().for_each(|(_, lines)| drop(said(lines, "joined: ")));
+        let stopped = i32::try_from(ranks[victim as usize].0.id()).unwrap();
         // SAFETY: the process is one of this test.
         unsafe { libc::kill(stopped, libc::SIGSTOP) };
 
-        for (rank, lines) in (0..).zip(&mut outputs).filter(|(rank, _)| *rank != victim) {
+        for (rank, (_, lines)) in (0..).zip(&mut ranks).filter(|(rank, _)| *rank != victim) {
             let end = said(lines, "end: ");
             let (late, how) = end.split_once(' ').unwrap();
             assert_eq!(how, format!("Timeout Some({victim})"), "{call} on rank {rank}");
             let late = Duration::from_millis(late.parse().unwrap());
             assert!(late < ANSWER_TIMEOUT, "{call} on rank {rank}: {late:?} after its deadline");
         }
-        for process in &mut ranks {
+        for (process, _) in &mut ranks {
             process.kill().unwrap();
             process.wait().unwrap();
         }
