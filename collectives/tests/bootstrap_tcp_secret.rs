@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bootstrap_raw::{
-    AT_ONCE, NO_SUBGROUP, PREAMBLE, Silent, challenge, frame, hello, proof, read_frame, sealed,
-    stranger,
+    AT_ONCE, NO_SUBGROUP, PREAMBLE, RANK, Silent, challenge, frame, hello, proof, read_frame,
+    sealed, stranger,
 };
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::environment::Environment;
@@ -23,7 +23,7 @@ use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 const SECRET: &str = "the secret of this job";
-const RANK: &str = "peerlane: rank to hub";
+
 const HUB: &str = "peerlane: hub to rank";
 
 fn secret(text: &str) -> Secret {
@@ -268,12 +268,12 @@ fn a_rank_that_sends_data_for_exchanges_that_have_not_begun_is_lost() {
     let rank = join(hub.address(), 0, 2, None, long()).unwrap();
     let (sender, heard) = channel();
     rank.listen(Arc::new(Heard(sender)));
-    for _ in 0..3 {
-        ahead.contribute("keys", &vec![0; 15 << 20]);
+    for _ in 0..6 {
+        ahead.contribute("keys", &vec![0; 3 << 20]);
     }
     let lost = heard.recv_timeout(AT_ONCE).unwrap();
     let Notice::Lost { rank: Rank(1), how } = lost else { panic!("{lost:?}") };
-    assert_snapshot!(how, @"it sent 47185920 bytes for 3 exchanges that other ranks have not begun, expected at most 33554432 bytes and 16 exchanges");
+    assert_snapshot!(how, @"it sent 18880824 bytes that others have not taken, in messages, exchanges and groups, expected at most 16777216");
 }
 
 #[test]
@@ -281,14 +281,16 @@ fn a_rank_that_contributes_but_does_not_read_is_lost() {
     let hub = Hub::bind("127.0.0.1:0", 2).unwrap();
     let mut deaf = Silent::join(&hub, 1, 2);
     let rank = join(hub.address(), 0, 2, None, long()).unwrap();
-    let data = vec![0; 15 << 20];
+    let data = vec![0; 3 << 20];
     let exchange = |_| {
         deaf.contribute("keys", &[]);
         rank.exchange("keys", &data, long()).err()
     };
     let error = (0..20).find_map(exchange).expect("every exchange completed");
     assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
-    assert_snapshot!(error, @r#"exchange "keys": rank 1 is lost: it did not read the 50331648 bytes that were sent to it"#);
+    let text = error.to_string();
+    assert!(text.starts_with("exchange \"keys\": rank 1 is lost: it did not read "), "{text}");
+    assert!(text.ends_with(" bytes that were sent to it, expected at most 16777216"), "{text}");
 }
 
 #[test]
@@ -300,7 +302,7 @@ fn a_rank_that_floods_others_with_messages_is_lost() {
     let (sender, heard) = channel();
     rank.listen(Arc::new(Heard(sender)));
     // The fourth kind of request, with its bytes.
-    let message = postcard::to_stdvec(&(NO_SUBGROUP, 3_u8, &vec![0_u8; 15 << 20][..])).unwrap();
+    let message = postcard::to_stdvec(&(NO_SUBGROUP, 3_u8, &vec![0_u8; 3 << 20][..])).unwrap();
     let mut reader = flood.0.try_clone().unwrap();
     let reads = thread::spawn(move || reader.read_to_end(&mut Vec::new()));
     // The hub does not read what a lost rank still sends, and is slow on a loaded machine.
@@ -317,7 +319,7 @@ fn a_rank_that_floods_others_with_messages_is_lost() {
         }
     };
     let Notice::Lost { rank: Rank(1), how } = lost else { panic!("{lost:?}") };
-    assert_snapshot!(how, @"it sent messages faster than rank 2 reads");
+    assert!(how.contains(" bytes that others have not taken, in messages,"), "{how}");
     let _ = reads.join();
 }
 
@@ -334,12 +336,14 @@ fn messages_for_a_rank_without_a_listener_are_limited() {
     let (sender, heard) = channel();
     other.listen(Arc::new(Heard(sender)));
     let message = postcard::to_stdvec(&(NO_SUBGROUP, 3_u8, &vec![0_u8; 1 << 20][..])).unwrap();
-    for _ in 0..17 {
+    // The hub would keep twice as much of what the flood itself does not read.
+    for _ in 0..9 {
         flood.0.write_all(&frame(&message)).unwrap();
     }
-    let abort = heard.iter().find(|notice| matches!(notice, Notice::Abort { .. })).unwrap();
+    let mut notices = std::iter::from_fn(|| heard.recv_timeout(AT_ONCE).ok());
+    let abort = notices.find(|notice| !matches!(notice, Notice::Message { .. })).unwrap();
     let Notice::Abort { from: Rank(0), record } = abort else { panic!("{abort:?}") };
     let record: AbortRecord = postcard::from_bytes(&record).unwrap();
     assert_eq!(record.peer, Some(Rank(1)));
-    assert_snapshot!(record.text, @"rank 1 is lost: it sent more than 16777216 bytes of messages to a rank that does not listen yet");
+    assert_snapshot!(record.text, @"rank 1 is lost: it sent more than 8388608 bytes of messages to a rank that does not listen yet");
 }

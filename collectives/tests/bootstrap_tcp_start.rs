@@ -391,7 +391,7 @@ fn a_rank_that_sends_no_frames_is_lost() {
     for (bytes, wanted) in [
         (
             &[255; 4][..],
-            "received the header of a frame of 4294967295 bytes, expected at most 16777216 bytes",
+            "received the header of a frame of 4294967295 bytes, expected at most 4194304 bytes",
         ),
         (&[2, 0, 0, 0, 99, 99], "received a frame that is not a message of this protocol"),
     ] {

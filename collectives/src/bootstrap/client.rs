@@ -12,9 +12,9 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::message::{
-    BLOB_BYTES_MAX, Blob, EndCause, FRAME_BYTES_MAX, LABEL_BYTES_MAX, RankList, Reply, Request,
-    Seconds, with_peer,
+    BLOB_BYTES_MAX, Blob, EndCause, LABEL_BYTES_MAX, RankList, Reply, Request, Seconds, with_peer,
 };
+use super::meter::{Charge, Meter};
 use super::monitor::Monitor;
 use super::process::{ProcessId, ProcessState};
 use super::{AbortRecord, Listener, Notice};
@@ -27,8 +27,11 @@ const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// A process that runs answers within this time, however busy the processors are, unless it has a fault.
 pub(crate) const RUNNING_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Messages for a rank that has no listener yet are kept up to this number of bytes.
-const QUEUED_BYTES_MAX: usize = FRAME_BYTES_MAX;
+/// Messages for a rank that has no listener yet are kept up to this number of bytes, in all of its groups together.
+const QUEUED_BYTES_MAX: usize = 8 << 20;
+
+/// What a message that is kept counts for beside its data.
+const NOTICE_BYTES: usize = 256;
 
 /// A rank asks which ranks are missing when this part of the timeout of an exchange is left, but not earlier than this time.
 const WATCH_PART: u32 = 4;
@@ -41,6 +44,8 @@ pub(super) struct Client {
     /// Held while an exchange begins, because the hub counts the contributions of a rank.
     begins: Mutex<()>,
     notifications: Mutex<Notifications>,
+    /// Counts the bytes of the messages that wait for listeners of this rank, in all of its groups.
+    queued: Meter,
     /// The process that runs the hub, if it has told.
     hub_process: Option<ProcessId>,
 }
@@ -68,8 +73,7 @@ pub(crate) struct ClientState {
 #[derive(Default)]
 struct Notifications {
     listener: Option<Arc<dyn Listener>>,
-    queued: Vec<Notice>,
-    queued_bytes: usize,
+    queued: Vec<(Notice, Charge)>,
 }
 
 impl Client {
@@ -80,6 +84,7 @@ impl Client {
             state: Monitor::new(ClientState::new(ranks)),
             begins: Mutex::default(),
             notifications: Mutex::default(),
+            queued: Meter::default(),
             hub_process: None,
         }
     }
@@ -89,10 +94,11 @@ impl Client {
         Self { hub_process, ..Self::new(rank, ranks) }
     }
 
-    /// Creates the side of a rank in a group that was split from another one. `hub` is the rank that runs the hub.
-    pub(super) fn of_subgroup(rank: Rank, ranks: usize, hub: Option<Rank>) -> Self {
+    /// Creates the side of this rank in a group that was split from another one. `hub` is the rank that runs the hub.
+    pub(super) fn of_subgroup(&self, rank: Rank, ranks: usize, hub: Option<Rank>) -> Self {
         let state = ClientState { runs_hub: hub, hub, ..ClientState::new(ranks) };
-        Self { state: Monitor::new(state), ..Self::new(rank, ranks) }
+        let queued = self.queued.clone();
+        Self { state: Monitor::new(state), queued, ..Self::new(rank, ranks) }
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -270,7 +276,7 @@ impl Client {
 
     pub(super) fn listen(&self, listener: Arc<dyn Listener>) {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
-        notifications.queued.drain(..).for_each(|notice| listener.notice(notice));
+        notifications.queued.drain(..).for_each(|(notice, _)| listener.notice(notice));
         notifications.listener = Some(listener);
     }
 
@@ -287,24 +293,28 @@ impl Client {
             listener.notice(notice);
             return None;
         }
-        if let Notice::Message { from, message } = &notice {
-            notifications.queued_bytes += message.len() + size_of::<Notice>();
-            let too_many = too_many_messages(*from, notifications.queued_bytes);
-            if too_many.is_some() {
-                return too_many;
-            }
-        }
-        notifications.queued.push(notice);
-        None
+        let bytes = if let Notice::Message { message, .. } = &notice { message.len() } else { 0 };
+        let charge = self.queued.charge(bytes + NOTICE_BYTES);
+        notifications.queued.push((notice, charge));
+        (self.queued.bytes() > QUEUED_BYTES_MAX).then(|| notifications.too_many()).flatten()
     }
 }
 
-/// Returns the record that ends the group if a rank has sent more bytes than are kept for one that does not listen yet.
-pub(super) fn too_many_messages(from: Rank, bytes: usize) -> Option<AbortRecord> {
-    let how = format!(
-        "it sent more than {QUEUED_BYTES_MAX} bytes of messages to a rank that does not listen yet"
-    );
-    (bytes > QUEUED_BYTES_MAX).then(|| AbortRecord::lost(from, &how))
+impl Notifications {
+    /// Returns the record that ends the group because of the rank whose messages are most of those that wait for a listener.
+    fn too_many(&self) -> Option<AbortRecord> {
+        let mut bytes_of = BTreeMap::<Rank, usize>::new();
+        for (notice, _) in &self.queued {
+            if let Notice::Message { from, message } = notice {
+                *bytes_of.entry(*from).or_default() += message.len() + NOTICE_BYTES;
+            }
+        }
+        let (from, _) = bytes_of.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        let how = format!(
+            "it sent more than {QUEUED_BYTES_MAX} bytes of messages to a rank that does not listen yet"
+        );
+        Some(AbortRecord::lost(from, &how))
+    }
 }
 
 impl ClientState {

@@ -14,9 +14,8 @@ use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::message::{
-    BLOB_BYTES_MAX, Blob, EndCause, FRAME_BYTES_MAX, LABEL_BYTES_MAX, Reply, Request,
-};
+use super::message::{BLOB_BYTES_MAX, Blob, EndCause, LABEL_BYTES_MAX, Reply, Request};
+use super::meter::{Charge, Meter};
 use super::process::{ProcessId, ProcessState};
 use crate::error::Error;
 
@@ -38,13 +37,15 @@ pub(crate) enum Event {
 /// A rank begins an exchange when all ranks have contributed to the one before, or when their labels differ.
 const AHEAD_MAX: usize = 16;
 
-/// Limits the memory for exchanges to which one rank has contributed and others have not.
-const AHEAD_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
+/// What a message, a contribution or a group counts for beside its data.
+pub(super) const KEPT_BYTES: usize = 1024;
 
 pub(crate) struct HubState {
     members: Vec<Membership>,
     addresses: Vec<Option<SocketAddr>>,
     processes: Vec<Option<ProcessId>>,
+    /// What the hub keeps because of each rank, in all of its groups.
+    meters: Vec<Meter>,
     /// The exchanges that are not complete, from number `completed`.
     exchanges: VecDeque<Exchange>,
     completed: usize,
@@ -55,6 +56,8 @@ pub(crate) struct HubState {
     address_doubt: Option<String>,
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
+    /// The bytes of `end_cause`.
+    cause_charge: Option<Charge>,
     unacknowledged: BTreeSet<Rank>,
     all_acknowledged: bool,
 }
@@ -71,6 +74,7 @@ struct Exchange {
     first: (Rank, String),
     differs: bool,
     blobs: Vec<Option<Blob>>,
+    charges: Vec<Charge>,
     missing: usize,
     /// Whether ranks are told of each contribution.
     watched: bool,
@@ -112,6 +116,7 @@ impl HubState {
             members,
             addresses: vec![None; ranks],
             processes: vec![None; ranks],
+            meters: (0..ranks).map(|_| Meter::default()).collect(),
             exchanges: VecDeque::new(),
             completed: 0,
             contributed: vec![0; ranks],
@@ -119,14 +124,28 @@ impl HubState {
             address_doubt: None,
             runs_hub: None,
             end_cause: None,
+            cause_charge: None,
             unacknowledged: BTreeSet::new(),
             all_acknowledged: false,
         }
     }
 
-    /// Creates the state of a group whose ranks have all joined.
-    pub(crate) fn full(ranks: usize) -> Self {
-        Self { members: vec![Membership::Joined; ranks], ..Self::new(ranks) }
+    /// Creates the state of a group that was split from another one, so that its ranks have all joined.
+    pub(super) fn of_subgroup(meters: Vec<Meter>) -> Self {
+        let ranks = meters.len();
+        // What their processes and addresses are is known of the first group.
+        let members = vec![Membership::Joined; ranks];
+        Self { members, contributed: vec![0; ranks], meters, ..Self::new(0) }
+    }
+
+    /// Returns the number of bytes that the state of a group with so many ranks takes, without exchanges.
+    pub(super) fn bytes(ranks: usize) -> usize {
+        let each = size_of::<Membership>() + size_of::<usize>() + size_of::<Meter>();
+        size_of::<Self>() + ranks * each
+    }
+
+    pub(super) fn meter(&self, rank: Rank) -> &Meter {
+        &self.meters[rank.index()]
     }
 
     pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
@@ -201,20 +220,24 @@ impl HubState {
 
     fn contribute(&mut self, from: Rank, label: String, blob: Blob) -> Vec<Reply> {
         let ranks = self.members.len();
-        if label.len() > LABEL_BYTES_MAX || blob.0.len() > BLOB_BYTES_MAX {
+        if label.len() > LABEL_BYTES_MAX {
+            let bytes = label.len();
             let how =
-                format!("it sent a label of {} bytes and data of {}", label.len(), blob.0.len());
+                format!("it sent a label of {bytes} bytes, expected at most {LABEL_BYTES_MAX}");
             return self.lose(from, how);
         }
 
+        let mut kept_bytes = KEPT_BYTES + label.len() + blob.0.len();
         let index = self.contributed[from.index()] - self.completed;
         let sequence = self.contributed[from.index()] as u64;
         self.contributed[from.index()] += 1;
         if index == self.exchanges.len() {
+            kept_bytes += ranks * size_of::<Option<Blob>>();
             self.exchanges.push_back(Exchange {
                 first: (from, label.clone()),
                 differs: false,
                 blobs: vec![None; ranks],
+                charges: Vec::new(),
                 missing: ranks,
                 watched: false,
             });
@@ -223,6 +246,7 @@ impl HubState {
         let has_left = self.members.contains(&Membership::Gone);
         let exchange = &mut self.exchanges[index];
         exchange.blobs[from.index()] = Some(blob);
+        exchange.charges.push(self.meters[from.index()].charge(kept_bytes));
         exchange.missing -= 1;
 
         let mut replies = Vec::new();
@@ -238,15 +262,10 @@ impl HubState {
         }
         replies.extend(self.complete());
 
-        // A rank that runs ahead of the others takes memory of the hub.
-        let ahead =
-            self.exchanges.iter().filter_map(|exchange| exchange.blobs[from.index()].as_ref());
-        let (count, bytes) =
-            ahead.fold((0, 0), |(count, bytes), blob| (count + 1, bytes + blob.0.len()));
-        if count > AHEAD_MAX || bytes > AHEAD_BYTES_MAX {
+        let ahead = self.contributed[from.index()].saturating_sub(self.completed);
+        if ahead > AHEAD_MAX {
             let how = format!(
-                "it sent {bytes} bytes for {count} exchanges that other ranks have not begun, expected at most \
-                 {AHEAD_BYTES_MAX} bytes and {AHEAD_MAX} exchanges"
+                "it contributed to {ahead} exchanges that other ranks have not begun, expected at most {AHEAD_MAX}"
             );
             replies.extend(self.lose(from, how));
         }
@@ -311,7 +330,10 @@ impl HubState {
         // A group that never started has no waits to release, so no acknowledgement is needed.
         self.all_acknowledged = matches!(end_cause, EndCause::NotStarted { .. });
         self.end_cause = Some(end_cause.clone());
-        vec![Reply::Ended(end_cause)]
+        let from = end_cause.from();
+        let reply = Reply::Ended(end_cause);
+        self.cause_charge = from.map(|from| self.meter(from).charge(reply.data_bytes()));
+        vec![reply]
     }
 
     fn acknowledge(&mut self, from: Rank) -> Vec<Reply> {
@@ -342,7 +364,8 @@ impl HubState {
 
     /// Returns whether the process of a rank is stopped, as far as this process sees it.
     pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
-        ProcessState::of(self.processes[rank.index()].as_ref()) == ProcessState::Stopped
+        let process = self.processes.get(rank.index()).and_then(Option::as_ref);
+        ProcessState::of(process) == ProcessState::Stopped
     }
 
     pub(crate) fn is_live(&self, rank: Rank) -> bool {
@@ -564,35 +587,22 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_too_many_bytes_ahead_is_lost() {
+    fn a_rank_that_is_too_many_exchanges_ahead_is_lost() {
         let mut state = full(3);
-        state.apply(Rank(2), Event::Request(Request::Leave));
-        let mut give = |rank, bytes| {
-            let mut replies = state.apply(Rank(rank), contribute("a", &vec![0; bytes]));
-            replies.retain(|reply| !matches!(reply, Reply::Present { .. }));
-            (replies, state.is_live(Rank(rank)))
+        let mut give = |rank| {
+            state.apply(Rank(rank), contribute("a", b""));
+            state.is_live(Rank(1))
         };
-        // The other rank keeps up, and the third has left.
-        for _ in 0..3 {
-            for rank in [0, 1] {
-                assert_eq!(give(rank, BLOB_BYTES_MAX), (vec![], true));
-            }
+        // As long as the others keep up, it may contribute as often as it likes.
+        for _ in 0..2 * AHEAD_MAX {
+            assert!([0, 1, 2].into_iter().all(&mut give));
         }
-        for _ in 0..2 {
-            assert_eq!(give(1, BLOB_BYTES_MAX), (vec![], true));
-        }
-        let (replies, is_live) = give(1, 8193);
-        let how = "it sent 33554433 bytes for 3 exchanges that other ranks have not begun, expected at most 33554432 bytes and 16 exchanges";
-        let lost = EndCause::Lost { rank: 1, how: how.into() };
-        assert_eq!((replies, is_live), (vec![Reply::Ended(lost)], false));
-
-        // Exchanges without data have a limit too.
-        let mut state = full(3);
-        let ahead = (0..).find(|_| {
-            state.apply(Rank(1), contribute("a", b""));
-            !state.is_live(Rank(1))
-        });
+        let ahead = (0..).find(|_| !give(1));
         assert_eq!(ahead, Some(AHEAD_MAX));
+        let how =
+            "it contributed to 17 exchanges that other ranks have not begun, expected at most 16";
+        let lost = EndCause::Lost { rank: 1, how: how.into() };
+        assert_eq!(state.end_cause(), Some(&lost));
     }
 
     #[test]

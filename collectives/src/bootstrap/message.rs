@@ -5,17 +5,23 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
-use serde::de::Visitor;
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Notice;
 use super::abort::{AbortRecord, Cause};
+use super::hub::RANKS_MAX;
 use super::process::ProcessId;
 use crate::error::Error;
 
-pub(crate) const BLOB_BYTES_MAX: usize = FRAME_BYTES_MAX - 4096;
+/// The most bytes that a rank gives to an exchange, or sends as a message or as the record of an abort.
+pub(crate) const BLOB_BYTES_MAX: usize = REQUEST_BYTES_MAX - 4096;
 
-pub(crate) const FRAME_BYTES_MAX: usize = 16 << 20;
+/// The most bytes of a message to the hub.
+pub(crate) const REQUEST_BYTES_MAX: usize = 4 << 20;
+
+/// The most bytes of a message of the hub. It has room for the addresses of all ranks, and for what two requests contain.
+pub(crate) const REPLY_BYTES_MAX: usize = 16 << 20;
 
 pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 
@@ -43,6 +49,7 @@ pub(crate) enum Request {
     Leave,
     /// Opens the subgroup that the message is addressed to, with these ranks of the first group.
     Open {
+        #[serde(deserialize_with = "numbers_of_ranks")]
         ranks: Vec<u32>,
     },
     /// This rank has dropped the subgroup that the message is addressed to.
@@ -91,6 +98,21 @@ pub(crate) enum Reply {
     },
 }
 
+impl Reply {
+    /// Returns the number of bytes of the data that a rank has sent and that this passes on.
+    pub(super) fn data_bytes(&self) -> usize {
+        match self {
+            Self::Message { message: data, .. }
+            | Self::Ended(EndCause::Abort { record: data, .. }) => data.0.len(),
+            Self::Ended(EndCause::TimedOut { text, .. } | EndCause::Lost { how: text, .. }) => {
+                text.len()
+            }
+            Self::Differs { labels, .. } => labels.iter().map(|(_, label)| label.len()).sum(),
+            _ => 0,
+        }
+    }
+}
+
 /// Only the first reason why a group ended counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EndCause {
@@ -137,6 +159,16 @@ impl EndCause {
                 Some(Notice::Abort { from: Rank(0), record: record.encode() })
             }
             Self::NotStarted { .. } => None,
+        }
+    }
+
+    /// Returns the rank that has sent the cause or is the cause.
+    pub(super) fn from(&self) -> Option<Rank> {
+        match self {
+            Self::Abort { from: rank, .. }
+            | Self::TimedOut { from: rank, .. }
+            | Self::Lost { rank, .. } => Some(Rank(*rank)),
+            Self::NotStarted { .. } | Self::HubLost { .. } => None,
         }
     }
 
@@ -213,6 +245,32 @@ impl Serialize for Blob {
 impl<'de> Deserialize<'de> for Blob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_byte_buf(BlobVisitor)
+    }
+}
+
+/// Decodes numbers of ranks, and refuses more than a group can have before they take memory.
+fn numbers_of_ranks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
+    deserializer.deserialize_seq(RanksVisitor)
+}
+
+struct RanksVisitor;
+
+impl<'de> Visitor<'de> for RanksVisitor {
+    type Value = Vec<u32>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {RANKS_MAX} numbers of ranks")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Vec<u32>, A::Error> {
+        let mut ranks = Vec::new();
+        while let Some(rank) = sequence.next_element()? {
+            if ranks.len() == RANKS_MAX {
+                return Err(A::Error::invalid_length(ranks.len() + 1, &self));
+            }
+            ranks.push(rank);
+        }
+        Ok(ranks)
     }
 }
 

@@ -43,6 +43,7 @@ pub(crate) mod monitor;
 pub(crate) mod process;
 
 mod address;
+mod meter;
 mod secret;
 mod subgroups;
 

@@ -3,7 +3,7 @@
 //! Each group has a [`HubState`] in the hub and a [`Client`] on each of its ranks; messages say which group they belong to. A
 //! rank that is lost is lost by all of its groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::client::{Client, too_many_messages};
-use super::hub::{Event, HubState};
+use super::client::Client;
+use super::hub::{Event, HubState, KEPT_BYTES};
 use super::message::{Blob, EndCause, Reply, Request};
+use super::meter::Charge;
 use super::{Bootstrap, Listener, ProcessState};
 use crate::error::Error;
 
@@ -38,6 +39,9 @@ impl<M> Addressed<M> {
     }
 }
 
+/// What the hub keeps because of one rank, in bytes. A rank that makes it keep more is lost.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+
 /// The states of all groups in the hub.
 pub(crate) struct HubGroups {
     first: HubState,
@@ -48,24 +52,42 @@ struct Subgroup {
     /// The numbers of the ranks in the first group.
     ranks: Vec<Rank>,
     state: HubState,
+    /// The rank whose request was the first, to which the group is charged.
+    opened_by: Rank,
+    /// The live ranks whose request to open the group has not arrived. They do not know the group yet.
+    unopened: BTreeSet<Rank>,
+    /// The replies so far, for the ranks that have not opened the group.
+    early: Vec<(Reply, Option<Arc<Charge>>)>,
+    _charge: Charge,
 }
 
 impl Subgroup {
     fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         let own = self.ranks.iter().position(|rank| *rank == from);
-        own.map_or_else(Vec::new, |own| self.state.apply(Rank::at(own), event))
+        let replies = own.map_or_else(Vec::new, |own| self.state.apply(Rank::at(own), event));
+
+        if !self.unopened.is_empty() {
+            let live: BTreeSet<Rank> = self.live().collect();
+            self.unopened.retain(|rank| live.contains(rank));
+        }
+        if self.unopened.is_empty() {
+            self.early = Vec::new();
+        }
+        replies
     }
 
-    fn live(&self) -> Vec<Rank> {
-        self.state.live().map(|rank| self.ranks[rank.index()]).collect()
+    fn live(&self) -> impl Iterator<Item = Rank> {
+        self.state.live().map(|rank| self.ranks[rank.index()])
     }
 }
 
 /// A reply of the hub, with the ranks that receive it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) to: Vec<Rank>,
     pub(crate) reply: Addressed<Reply>,
+    /// The data of the reply counts for the rank that has sent it until all have received it.
+    pub(crate) charge: Option<Arc<Charge>>,
 }
 
 impl HubGroups {
@@ -88,18 +110,28 @@ impl HubGroups {
     /// Applies an event of a rank to one of its groups. Losing or leaving the first group ends its part in all others.
     pub(crate) fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outgoing> {
         let Addressed { subgroup, message: event } = event;
-        match (subgroup, event) {
+        let mut outgoing = match (subgroup, event) {
             (None, event) => self.apply_to_first(from, event),
             (Some(_), _) if !self.first.is_live(from) => Vec::new(),
-            (Some(id), Event::Request(Request::Open { ranks })) => self.open(id, &ranks),
+            (Some(id), Event::Request(Request::Open { ranks })) => self.open(id, from, &ranks),
             (Some(id), event) => self.apply_to_subgroup(id, from, event),
+        };
+
+        let bytes = self.first.meter(from).bytes();
+        if bytes > KEPT_BYTES_MAX && self.first.is_live(from) {
+            let how = format!(
+                "it sent {bytes} bytes that others have not taken, in messages, exchanges and groups, expected at most \
+                 {KEPT_BYTES_MAX}"
+            );
+            outgoing.extend(self.apply_to_first(from, Event::Lost { how }));
         }
+        outgoing
     }
 
     fn apply_to_first(&mut self, from: Rank, event: Event) -> Vec<Outgoing> {
         let was_live = self.first.is_live(from);
         let replies = self.first.apply(from, event);
-        let mut outgoing = self.outgoing(None, replies);
+        let mut outgoing = self.outgoing(None, from, replies);
         if was_live && !self.first.is_live(from) {
             let ids = self.subgroups.iter().filter(|(_, group)| group.ranks.contains(&from));
             for id in ids.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -116,21 +148,74 @@ impl HubGroups {
         outgoing
     }
 
-    /// All members have agreed on the group, so they count as joined before their own request arrives.
-    fn open(&mut self, id: SubgroupId, ranks: &[u32]) -> Vec<Outgoing> {
-        let ranks: Vec<Rank> = ranks.iter().map(|rank| Rank(*rank)).collect();
-        let is_known = ranks.iter().all(|rank| self.first.knows(*rank));
-        if self.subgroups.contains_key(&id) || !is_known {
-            return Vec::new();
+    /// Opens a group for a rank. All members have agreed on it, so they count as joined before their own requests arrive.
+    fn open(&mut self, id: SubgroupId, from: Rank, ranks: &[u32]) -> Vec<Outgoing> {
+        if let Err(how) = self.check_members(id, from, ranks) {
+            return self.apply_to_first(from, Event::Lost { how });
         }
-        let state = HubState::full(ranks.len());
-        let lost: Vec<_> =
-            ranks.iter().copied().filter(|rank| !self.first.is_live(*rank)).collect();
-        self.subgroups.insert(id, Subgroup { ranks, state });
+        let ranks: Vec<Rank> = ranks.iter().map(|rank| Rank(*rank)).collect();
+        let Some(group) = self.subgroups.get_mut(&id) else {
+            return self.create(id, from, ranks);
+        };
+
+        if group.ranks != ranks {
+            // The leader has chosen the number of its group.
+            let wrong = if from.0 == id.leader { group.opened_by } else { from };
+            let how = "it opened a group of other ranks than the rank that leads the group".into();
+            return self.apply_to_first(wrong, Event::Lost { how });
+        }
+        group.unopened.remove(&from);
+        let early = match group.unopened.is_empty() {
+            true => mem::take(&mut group.early),
+            false => group.early.clone(),
+        };
+        let one = |(message, charge)| {
+            let reply = Addressed { subgroup: Some(id), message };
+            Outgoing { to: vec![from], reply, charge }
+        };
+        early.into_iter().map(one).collect()
+    }
+
+    fn create(&mut self, id: SubgroupId, from: Rank, ranks: Vec<Rank>) -> Vec<Outgoing> {
+        let meter = |rank: &Rank| self.first.meter(*rank).clone();
+        let state = HubState::of_subgroup(ranks.iter().map(meter).collect());
+        let bytes = KEPT_BYTES + HubState::bytes(ranks.len()) + ranks.len() * 2 * size_of::<Rank>();
+        let charge = self.first.meter(from).charge(bytes);
+        let others = ranks.iter().copied().filter(|rank| *rank != from);
+        let (unopened, lost): (BTreeSet<_>, BTreeSet<_>) =
+            others.partition(|rank| self.first.is_live(*rank));
+        let group = Subgroup {
+            ranks,
+            state,
+            opened_by: from,
+            unopened,
+            early: Vec::new(),
+            _charge: charge,
+        };
+        self.subgroups.insert(id, group);
+
         let how = "it was lost while the group was split";
         let lost = lost.into_iter();
         lost.flat_map(|rank| self.apply_to_subgroup(id, rank, Event::Lost { how: how.into() }))
             .collect()
+    }
+
+    /// Returns what is wrong with the members of a group that a rank opens, as the words after the rank.
+    fn check_members(&self, id: SubgroupId, from: Rank, ranks: &[u32]) -> Result<(), String> {
+        let different: BTreeSet<_> = ranks.iter().collect();
+        let is_known = |rank: &u32| self.first.knows(Rank(*rank));
+        let problem = if different.len() < ranks.len() {
+            "a rank is in it twice"
+        } else if !ranks.iter().all(is_known) {
+            "a rank of it does not exist"
+        } else if !ranks.contains(&from.0) {
+            "the rank itself is not in it"
+        } else if ranks.first() != Some(&id.leader) {
+            "its first rank does not lead it"
+        } else {
+            return Ok(());
+        };
+        Err(format!("it opened a group of {} ranks, but {problem}", ranks.len()))
     }
 
     fn apply_to_subgroup(&mut self, id: SubgroupId, from: Rank, event: Event) -> Vec<Outgoing> {
@@ -141,27 +226,51 @@ impl HubGroups {
         let leaves = matches!(event, Event::Lost { .. } | Event::Request(Request::Leave));
         let group = self.subgroups.get_mut(&id);
         let replies = group.map_or_else(Vec::new, |group| group.apply(from, event));
-        let mut outgoing = self.outgoing(Some(id), replies);
-        if self.subgroups.get(&id).is_some_and(|group| group.live().is_empty()) {
+
+        let mut outgoing = self.outgoing(Some(id), from, replies);
+        if self.subgroups.get(&id).is_some_and(|group| group.live().next().is_none()) {
             self.subgroups.remove(&id);
         }
         if leaves && self.first.is_live(from) {
             let reply = Addressed { subgroup: Some(id), message: Reply::Gone };
-            outgoing.push(Outgoing { to: vec![from], reply });
+            outgoing.push(Outgoing { to: vec![from], reply, charge: None });
         }
         outgoing
     }
 
-    fn outgoing(&self, subgroup: Option<SubgroupId>, replies: Vec<Reply>) -> Vec<Outgoing> {
+    /// Addresses the replies to an event of `from`, and keeps those of a subgroup that some of its ranks have not opened.
+    fn outgoing(
+        &mut self,
+        subgroup: Option<SubgroupId>,
+        from: Rank,
+        replies: Vec<Reply>,
+    ) -> Vec<Outgoing> {
         if replies.is_empty() {
             return Vec::new();
         }
-        let mut to = match subgroup {
+        let meter = self.first.meter(from);
+        let charged = |reply: Reply| {
+            let charge = is_charged(&reply).then(|| meter.charge(reply.data_bytes() + KEPT_BYTES));
+            (reply, charge.map(Arc::new))
+        };
+        let replies: Vec<_> = replies.into_iter().map(charged).collect();
+
+        let mut to: Vec<_> = match subgroup {
             None => self.first.live().collect(),
-            Some(id) => self.subgroups.get(&id).map(Subgroup::live).unwrap_or_default(),
+            Some(id) => {
+                let Some(group) = self.subgroups.get_mut(&id) else { return Vec::new() };
+                if !group.unopened.is_empty() {
+                    group.early.extend(replies.iter().cloned());
+                }
+                let unopened = &group.unopened;
+                group.live().filter(|rank| !unopened.contains(rank)).collect()
+            }
         };
         to.retain(|rank| self.first.is_live(*rank));
-        let one = |message| Outgoing { to: to.clone(), reply: Addressed { subgroup, message } };
+        let one = |(message, charge)| {
+            let reply = Addressed { subgroup, message };
+            Outgoing { to: to.clone(), reply, charge }
+        };
         replies.into_iter().map(one).collect()
     }
 
@@ -176,12 +285,13 @@ impl HubGroups {
         self.state(subgroup).is_some_and(HubState::awaits_acknowledgement)
     }
 
-    /// Returns the ranks that have not acknowledged the end of one of their groups, by their numbers in the first group.
+    /// Returns the ranks that have not acknowledged the end of one of their groups, by their numbers in the first group. A rank
+    /// that has not opened a group does not know that it has ended.
     fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
-        let of_subgroups = self
-            .subgroups
-            .values()
-            .flat_map(|group| group.state.unacknowledged().map(|rank| group.ranks[rank.index()]));
+        let of_subgroups = self.subgroups.values().flat_map(|group| {
+            let ranks = group.state.unacknowledged().map(|rank| group.ranks[rank.index()]);
+            ranks.filter(|rank| !group.unopened.contains(rank))
+        });
         self.first.unacknowledged().chain(of_subgroups)
     }
 
@@ -197,8 +307,14 @@ impl HubGroups {
             Some(id) => self.subgroups.get_mut(&id).map(|group| &mut group.state),
         };
         let replies = state.map(HubState::stop_waiting).unwrap_or_default();
-        self.outgoing(subgroup, replies)
+        // It passes on no data, so it counts for no rank.
+        self.outgoing(subgroup, Rank(0), replies)
     }
+}
+
+/// Returns whether a reply passes on data that a rank has sent, other than the result of an exchange.
+fn is_charged(reply: &Reply) -> bool {
+    matches!(reply, Reply::Message { .. } | Reply::Ended(_) | Reply::Differs { .. })
 }
 
 type Send = dyn Fn(Addressed<Request>) -> Result<(), String> + std::marker::Send + Sync;
@@ -213,8 +329,6 @@ pub(super) struct Clients {
 
 /// The state of a subgroup on a rank.
 enum Side {
-    /// Another rank has sent messages of so many bytes before this one has opened the group.
-    Early(Vec<Reply>, usize),
     Open(Arc<Client>),
     /// This rank has left, but the hub does not know it yet.
     Left,
@@ -253,25 +367,9 @@ impl Clients {
                     subgroups.remove(&id);
                     return None;
                 }
-                match subgroups.entry(id).or_insert_with(|| Side::Early(Vec::new(), 0)) {
-                    Side::Early(replies, bytes) => {
-                        // The hub limits what a rank contributes to exchanges ahead of others.
-                        if let Reply::Message { from, message } = &reply {
-                            *bytes += message.0.len() + size_of::<Reply>();
-                            if let Some(record) = too_many_messages(Rank(*from), *bytes) {
-                                let record = Blob(record.encode());
-                                return Some(Addressed {
-                                    subgroup,
-                                    message: Request::Abort { record },
-                                });
-                            }
-                        }
-                        replies.push(reply);
-                        return None;
-                    }
-                    Side::Left => return None,
-                    Side::Open(client) => Arc::clone(client),
-                }
+                // The hub sends nothing to a rank that has not opened the group.
+                let Some(Side::Open(client)) = subgroups.get(&id) else { return None };
+                Arc::clone(client)
             }
         };
         client.receive(reply).map(|message| Addressed { subgroup, message })
@@ -282,7 +380,7 @@ impl Clients {
         self.first.close(how.to_owned());
         let open = |side: &Side| match side {
             Side::Open(client) => Some(Arc::clone(client)),
-            _ => None,
+            Side::Left => None,
         };
         let clients: Vec<_> = self.subgroups().values().filter_map(open).collect();
         clients.into_iter().for_each(|client| client.close(how.to_owned()));
@@ -302,19 +400,11 @@ impl Clients {
         })?;
         let id = SubgroupId { leader: ranks[0].0, number };
         let hub = relay.and_then(|relay| ranks.iter().position(|rank| *rank == relay));
-        let client = Client::of_subgroup(Rank::at(own), ranks.len(), hub.map(Rank::at));
+        let client = self.first.of_subgroup(Rank::at(own), ranks.len(), hub.map(Rank::at));
         let client = Arc::new(client);
+        self.subgroups().insert(id, Side::Open(Arc::clone(&client)));
         let numbers = ranks.iter().map(|rank| rank.0).collect();
         self.send(Some(id), Request::Open { ranks: numbers });
-        let mut subgroups = self.subgroups();
-        let answers: Vec<_> = match subgroups.insert(id, Side::Open(Arc::clone(&client))) {
-            Some(Side::Early(replies, _)) => {
-                replies.into_iter().filter_map(|reply| client.receive(reply)).collect()
-            }
-            _ => Vec::new(),
-        };
-        drop(subgroups);
-        answers.into_iter().for_each(|answer| self.send(Some(id), answer));
         if let Some(how) = self.first.closed_how() {
             client.close(how);
         }
@@ -449,20 +539,114 @@ impl fmt::Debug for SubgroupBootstrap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::hub::Joining;
+
+    fn joined(ranks: usize) -> HubGroups {
+        let mut groups = HubGroups::new(ranks);
+        for rank in Rank::all(ranks) {
+            groups.apply(rank, Addressed::to_all(Event::Joined(Joining::default())));
+        }
+        groups
+    }
+
+    fn request(group: u32, message: Request) -> Addressed<Event> {
+        let subgroup = Some(SubgroupId { leader: 0, number: group });
+        Addressed { subgroup, message: Event::Request(message) }
+    }
+
+    fn open(group: u32) -> Addressed<Event> {
+        request(group, Request::Open { ranks: vec![0, 1] })
+    }
+
+    fn message(bytes: usize) -> Request {
+        Request::Broadcast { message: Blob(vec![0; bytes]) }
+    }
 
     #[test]
-    fn messages_before_a_group_is_open_are_limited() {
-        let first = Arc::new(Client::new(Rank(1), 2));
-        let clients = Clients::new(first, |_| Ok(()));
-        let subgroup = Some(SubgroupId { leader: 0, number: 0 });
-        let message = Reply::Message { from: 0, message: Blob(vec![0; 1 << 20]) };
-        let receive = || clients.receive(Addressed { subgroup, message: message.clone() });
-        let answers: Vec<_> = (0..20).map_while(|_| receive().map_or(Some(()), |_| None)).collect();
-        assert_eq!(answers.len(), 15);
-        let Some(Addressed { message: Request::Abort { record }, .. }) = receive() else {
-            panic!("no abort")
-        };
-        let record = crate::bootstrap::AbortRecord::decode(&record.0, Rank(1));
-        assert_eq!(record.peer, Some(Rank(0)));
+    fn a_rank_receives_what_was_sent_before_it_opened_the_group() {
+        let mut groups = joined(2);
+        assert!(groups.apply(Rank(1), open(7)).is_empty());
+        let own = groups.apply(Rank(1), request(7, message(5)));
+        assert_eq!(own.iter().map(|out| out.to.clone()).collect::<Vec<_>>(), [[Rank(1)]]);
+
+        let early = groups.apply(Rank(0), open(7));
+        assert_eq!((early.len(), &early[0].to), (1, &vec![Rank(0)]));
+        let expected = Reply::Message { from: 1, message: Blob(vec![0; 5]) };
+        assert_eq!(early[0].reply.message, expected);
+        let sent = groups.apply(Rank(1), request(7, message(6)));
+        assert_eq!(sent[0].to, [Rank(0), Rank(1)]);
+
+        // What is left is the group, which was charged to the rank that was the first to open it.
+        drop((own, early, sent));
+        assert_eq!(groups.first.meter(Rank(0)).bytes(), 0);
+        let group_bytes = groups.first.meter(Rank(1)).bytes();
+        assert!((1..4096).contains(&group_bytes), "{group_bytes}");
+        for rank in [0, 1] {
+            groups.apply(Rank(rank), request(7, Request::Leave));
+        }
+        assert_eq!(groups.first.meter(Rank(1)).bytes(), 0);
+    }
+
+    #[test]
+    fn a_rank_for_which_the_hub_keeps_too_much_is_lost_in_all_groups() {
+        // Contributions to exchanges of several groups, which the other rank has not begun.
+        let mut groups = joined(2);
+        let contribute = || Request::Contribute { label: "a".into(), blob: Blob(vec![0; 3 << 20]) };
+        let mut sent = 0;
+        for group in 0.. {
+            groups.apply(Rank(1), open(group));
+            groups.apply(Rank(1), request(group, contribute()));
+            sent += 1;
+            if !groups.first.is_live(Rank(1)) {
+                break;
+            }
+        }
+        assert_eq!(sent, 6);
+        let lost = groups.first.end_cause().unwrap().to_string();
+        assert!(lost.starts_with("rank 1 is lost: it sent 188"), "{lost}");
+        assert!(lost.ends_with("in messages, exchanges and groups, expected at most 16777216"));
+
+        // Messages that others have not received; what they have received does not count.
+        let mut groups = joined(2);
+        for _ in 0..100 {
+            groups.apply(Rank(1), Addressed::to_all(Event::Request(message(3 << 20))));
+        }
+        assert!(groups.first.is_live(Rank(1)));
+        let mut unread = Vec::new();
+        while groups.first.is_live(Rank(1)) {
+            unread.extend(groups.apply(Rank(1), Addressed::to_all(Event::Request(message(1)))));
+        }
+        assert_eq!(unread.len(), (KEPT_BYTES_MAX / (KEPT_BYTES + 1)) + 2);
+    }
+
+    #[test]
+    fn a_rank_that_opens_a_group_with_wrong_members_is_lost() {
+        for (ranks, problem) in [
+            (vec![0, 1, 1], "it opened a group of 3 ranks, but a rank is in it twice"),
+            (vec![0, 1, 3], "it opened a group of 3 ranks, but a rank of it does not exist"),
+            (vec![0, 2], "it opened a group of 2 ranks, but the rank itself is not in it"),
+            (vec![1, 0], "it opened a group of 2 ranks, but its first rank does not lead it"),
+        ] {
+            let mut groups = joined(3);
+            groups.apply(Rank(1), request(7, Request::Open { ranks }));
+            assert_eq!(
+                groups.first.end_cause().unwrap().to_string(),
+                format!("rank 1 is lost: {problem}")
+            );
+        }
+
+        // The rank that leads the group knows its members.
+        for order in [[0, 1], [1, 0]] {
+            let mut groups = joined(3);
+            for from in order {
+                let ranks = if from == 0 { vec![0, 1, 2] } else { vec![0, 1] };
+                groups.apply(Rank(from), request(7, Request::Open { ranks }));
+            }
+            let cause = groups.first.end_cause().unwrap().to_string();
+            assert!(
+                cause.starts_with("rank 1 is lost: it opened a group of other ranks"),
+                "{cause}"
+            );
+        }
     }
 }

@@ -309,8 +309,8 @@ impl Group {
 
     /// Sends `mine` to every rank and returns what each rank sent, in rank order. Collective.
     ///
-    /// It is for the control plane of a caller, such as the addresses of another library: the bytes, at most 16 MiB from all ranks
-    /// together, pass through the hub. [`all_gather`](Self::all_gather) is for data.
+    /// It is for the control plane of a caller, such as the addresses of another library: the bytes, at most 4 MiB from each rank
+    /// (4,190,208 bytes), pass through the hub. [`all_gather`](Self::all_gather) is for data.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};

@@ -76,7 +76,7 @@ pub(crate) fn what_is_too_long_is_refused(open: Open) {
     let rank = &group.ranks[0];
     let error = rank.exchange("keys", &vec![0; 64 << 20], long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_snapshot!(error, @"exchange data is 67108864 bytes long, expected at most 16773120 bytes");
+    assert_snapshot!(error, @"exchange data is 67108864 bytes long, expected at most 4190208 bytes");
     let error = rank.exchange(&"l".repeat(1025), &[], long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert_snapshot!(error, @"exchange label is 1025 bytes long, expected at most 1024 bytes");

@@ -10,6 +10,8 @@ use std::time::Duration;
 use hmac_sha256::HMAC;
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_hal::Rank;
+use rustix::net::sockopt::set_socket_recv_buffer_size;
+use rustix::net::{AddressFamily, SocketType, connect, socket};
 
 pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x07\0\0\0";
 
@@ -19,16 +21,15 @@ pub(crate) const NO_SUBGROUP: Option<(u32, u32)> = None;
 /// Far below a patient deadline, yet enough for a busy machine: what comes sooner was not waited for.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(15);
 
+/// What the proof of a rank says about its side.
+pub(crate) const RANK: &str = "peerlane: rank to hub";
+
 /// The nonce of every rank with raw bytes.
 pub(crate) const NONCE: [u8; 32] = [7; 32];
 
 /// Connects and sends these bytes.
 pub(crate) fn stranger(hub: &Hub, bytes: &[u8]) -> TcpStream {
-    stranger_at(hub.address(), bytes)
-}
-
-fn stranger_at(hub: SocketAddr, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(hub).unwrap();
+    let mut stream = TcpStream::connect(hub.address()).unwrap();
     stream.set_read_timeout(Some(AT_ONCE)).unwrap();
     stream.write_all(bytes).unwrap();
     stream
@@ -54,7 +55,12 @@ pub(crate) fn challenge(hub: &Hub) -> (TcpStream, Vec<u8>) {
 }
 
 fn challenge_at(hub: SocketAddr) -> (TcpStream, Vec<u8>) {
-    let mut stream = stranger_at(hub, PREAMBLE);
+    challenge_on(TcpStream::connect(hub).unwrap())
+}
+
+fn challenge_on(mut stream: TcpStream) -> (TcpStream, Vec<u8>) {
+    stream.set_read_timeout(Some(AT_ONCE)).unwrap();
+    stream.write_all(PREAMBLE).unwrap();
     let mut preamble = [0; PREAMBLE.len()];
     stream.read_exact(&mut preamble).unwrap();
     assert_eq!(&preamble, PREAMBLE);
@@ -101,6 +107,21 @@ impl Silent {
         // No proof, and a message of kind 0: welcome.
         let reply = read_frame(&mut stream);
         assert_eq!((reply[0], reply[2]), (0, 0), "not welcome");
+        Self(stream)
+    }
+
+    /// Joins a group whose ranks know a secret. The kernel keeps little of what the rank does not read.
+    pub(crate) fn join_with(hub: SocketAddr, rank: u32, ranks: u32, secret: &str) -> Self {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        set_socket_recv_buffer_size(&socket, 16 << 10).unwrap();
+        connect(&socket, &hub).unwrap();
+        let (mut stream, nonce) = challenge_on(TcpStream::from(socket));
+        let hello = hello(rank, ranks);
+        let proof = proof(secret, RANK, &[&nonce, &hello]);
+        stream.write_all(&sealed(Some(proof), &hello)).unwrap();
+        // The proof of the hub, and a message of kind 0: welcome.
+        let reply = read_frame(&mut stream);
+        assert_eq!((reply[0], reply[34]), (1, 0), "not welcome");
         Self(stream)
     }
 

@@ -7,7 +7,7 @@
 //! All threads share the states of [`HubGroups`] under a lock, and the order of changes under the lock is the order in which
 //! every rank receives replies.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::mem;
@@ -506,8 +506,7 @@ impl Shared {
                 Ok((rank, ranks)) => HelloReply::Welcome { group, rank: rank.0, ranks, process },
                 Err(refusal) => HelloReply::Refused(refusal),
             };
-            // An empty queue is not full.
-            let _ = outbox.sender().send(encode_frame(&seal(&reply)));
+            outbox.sender().send(encode_frame(&seal(&reply)));
             let rank = match reply {
                 HelloReply::Welcome { rank, .. } => Rank(rank),
                 HelloReply::Refused(refusal) => return Err((refusal, outbox)),
@@ -656,22 +655,14 @@ impl State {
     }
 
     fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outbox> {
-        let is_message = matches!(event.message, Event::Request(Request::Broadcast { .. }));
         let mut events = VecDeque::from([(from, event)]);
         let mut gone = Vec::new();
         while let Some((rank, event)) = events.pop_front() {
             let replies = self.hub.apply(rank, event);
             let ended = replies.iter().filter(|out| matches!(out.reply.message, Reply::Ended(_)));
             self.ended.extend(ended.map(|out| out.reply.subgroup));
-            for (reader, text) in self.send(&replies) {
-                // A rank that has contributed to an exchange must have read the one before. Messages have no such
-                // limit, so their sender is too fast.
-                let (lost, how) = if is_message && self.hub.first().is_live(from) {
-                    (from, format!("it sent messages faster than rank {reader} reads"))
-                } else {
-                    (reader, text)
-                };
-                events.push_back((lost, Addressed::to_all(Event::Lost { how })));
+            for (reader, how) in self.send(&replies) {
+                events.push_back((reader, Addressed::to_all(Event::Lost { how })));
             }
             if !self.hub.first().is_live(rank) {
                 let connection = self.connections[rank.index()].as_mut();
@@ -681,17 +672,25 @@ impl State {
         gone
     }
 
-    fn send(&self, replies: &[Outgoing]) -> Vec<(Rank, String)> {
-        let mut full = Vec::new();
-        for Outgoing { to, reply } in replies {
-            let frame = encode_frame(reply);
-            for rank in to {
-                let connection = self.connections[rank.index()].as_ref();
-                if let Some(outbox) = connection.and_then(|connection| connection.outbox.as_ref())
-                    && !outbox.sender().send(Arc::clone(&frame))
-                {
-                    full.push((*rank, outbox.sender().full_text()));
-                }
+    /// Queues replies, and returns the ranks that do not read, which receive none, and why they are lost.
+    fn send(&self, replies: &[Outgoing]) -> BTreeMap<Rank, String> {
+        let outbox = |rank: &Rank| {
+            let connection = self.connections[rank.index()].as_ref()?;
+            connection.outbox.as_ref().map(Outbox::sender)
+        };
+        // One result may have more bytes than the limit, so what counts is what was there before.
+        let readers: BTreeSet<Rank> =
+            replies.iter().flat_map(|out| out.to.iter().copied()).collect();
+        let full = readers.into_iter().filter_map(|rank| {
+            let sender = outbox(&rank).filter(|sender| sender.is_full())?;
+            Some((rank, sender.full_text()))
+        });
+        let full: BTreeMap<_, _> = full.collect();
+
+        for Outgoing { to, reply, charge } in replies {
+            let frame = encode_frame(reply).charged_to(charge.as_ref());
+            for sender in to.iter().filter(|rank| !full.contains_key(rank)).filter_map(outbox) {
+                sender.send(frame.clone());
             }
         }
         full

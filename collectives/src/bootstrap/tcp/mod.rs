@@ -52,7 +52,7 @@ use self::handshake::{
 };
 use self::hub::{ACKNOWLEDGE_TIMEOUT, is_in_use, name_holders};
 use self::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
+    DeadlineReader, FrameError, Outbox, PeerReader, REPLY_BYTES_MAX, Stream, encode_frame,
     is_timeout, keep_alive, read_frame,
 };
 use super::address::Address;
@@ -428,11 +428,14 @@ fn open_connection(
     client: Arc<Client>,
     address: &str,
 ) -> io::Result<(Arc<Clients>, Option<Outbox>)> {
-    let outbox = Outbox::open(&stream, 1)?;
+    let outbox = Outbox::open(&stream)?;
     let (sender, hub) = (outbox.sender().clone(), format!("the hub at {address}"));
-    let send = move |request: Addressed<Request>| match sender.send(encode_frame(&request)) {
-        true => Ok(()),
-        false => Err(format!("{hub}: {}", sender.full_text())),
+    let send = move |request: Addressed<Request>| {
+        if sender.is_full() {
+            return Err(format!("{hub}: {}", sender.full_text()));
+        }
+        sender.send(encode_frame(&request));
+        Ok(())
     };
     let clients = Arc::new(Clients::new(client, send));
     let (reader, address) = (Arc::clone(&clients), address.to_owned());
@@ -445,7 +448,7 @@ fn open_connection(
 fn read_replies(stream: PeerReader, clients: &Clients, address: &str) {
     let mut reader = BufReader::new(stream);
     let how = loop {
-        match read_frame::<Addressed<Reply>>(&mut reader, FRAME_BYTES_MAX) {
+        match read_frame::<Addressed<Reply>>(&mut reader, REPLY_BYTES_MAX) {
             Ok(Some(reply)) => {
                 if let Some(Addressed { subgroup, message }) = clients.receive(reply) {
                     clients.send(subgroup, message);
@@ -566,7 +569,7 @@ fn attempt(
     read_preamble(&mut reader).map_err(|error| no_hub(address, error))?;
     let nonce: Nonce = read_answer(&mut reader)?;
     let request = Sealed::new(secret, Side::Rank, &[&nonce], hello);
-    (&mut &**stream).write_all(&encode_frame(&request)).map_err(retry)?;
+    (&mut &**stream).write_all(encode_frame(&request).bytes()).map_err(retry)?;
     let reply: Sealed = read_answer(&mut reader)?;
     let (group, rank, ranks, process) =
         match reply.open(secret, Side::Hub, &[&nonce, &request.message.0]) {

@@ -18,7 +18,7 @@ use super::handshake::{
 };
 use super::hub::Shared;
 use super::wire::{
-    DeadlineReader, FRAME_BYTES_MAX, FrameError, Outbox, PeerReader, Stream, encode_frame,
+    DeadlineReader, FrameError, Outbox, PeerReader, REQUEST_BYTES_MAX, Stream, encode_frame,
     is_timeout, keep_alive, read_frame,
 };
 
@@ -42,7 +42,7 @@ pub(super) fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, nu
     let process = process.and_then(|process| process.find());
     let mut reader = BufReader::new(PeerReader { stream, process });
     let how = loop {
-        match read_frame::<Addressed<Request>>(&mut reader, FRAME_BYTES_MAX) {
+        match read_frame::<Addressed<Request>>(&mut reader, REQUEST_BYTES_MAX) {
             Ok(Some(Addressed { subgroup, message })) => {
                 shared.apply(
                     (rank, number),
@@ -103,7 +103,7 @@ fn handshake(
         }
     })?;
     let nonce = random_bytes().map_err(|error| error.to_string())?;
-    (&mut &*stream).write_all(&encode_frame(&nonce)).map_err(failed)?;
+    (&mut &*stream).write_all(encode_frame(&nonce).bytes()).map_err(failed)?;
     let request: Sealed = match read_frame(&mut reader, HANDSHAKE_BYTES_MAX) {
         Ok(Some(request)) => request,
         Ok(None) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
@@ -120,12 +120,12 @@ fn handshake(
             OpenError::WrongProof => "it has another secret than the hub",
             OpenError::Malformed => "it sent a message that is no hello",
         };
-        let answer = encode_frame(&seal(&HelloReply::Refused(Refusal::Unproven))).to_vec();
+        let answer = encode_frame(&seal(&HelloReply::Refused(Refusal::Unproven))).bytes().to_vec();
         Rejection { reason: reason.to_owned(), answer }
     })?;
     stream.set_read_timeout(None).map_err(failed)?;
     keep_alive(stream, origin.ip());
-    let outbox = Outbox::open(connection, shared.ranks).map_err(failed)?;
+    let outbox = Outbox::open(connection).map_err(failed)?;
     let process = hello.process.clone();
     match shared.admit(hello, (origin, number), outbox, seal) {
         Ok(rank) => Ok((rank, process)),

@@ -22,11 +22,20 @@ use serde::de::DeserializeOwned;
 
 use super::super::forks::{Generation, Uninherited};
 use super::super::message;
+use super::super::meter::Charge;
 use super::super::process::Process;
 
-pub(super) const FRAME_BYTES_MAX: u32 = message::FRAME_BYTES_MAX as u32;
+/// The longest frames from a rank and from the hub.
+pub(super) const REQUEST_BYTES_MAX: u32 = message::REQUEST_BYTES_MAX as u32;
+pub(super) const REPLY_BYTES_MAX: u32 = message::REPLY_BYTES_MAX as u32;
 
-pub(super) type Frame = Arc<[u8]>;
+/// The bytes of a message, which can be queued for several connections.
+#[derive(Clone)]
+pub(super) struct Frame {
+    bytes: Arc<[u8]>,
+    /// Counts the frame for the rank that has sent its data, and not for the rank that reads it.
+    charge: Option<Arc<Charge>>,
+}
 
 /// A connection, which a forked child does not keep open.
 pub(super) type Stream = Arc<Uninherited<TcpStream>>;
@@ -48,7 +57,22 @@ pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
     let length = u32::try_from(bytes.len() - LENGTH_BYTES).expect("blobs and labels are limited");
     let mut bytes = bytes;
     bytes[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
-    bytes.into()
+    Frame { bytes: bytes.into(), charge: None }
+}
+
+impl Frame {
+    pub(super) fn charged_to(self, charge: Option<&Arc<Charge>>) -> Self {
+        Self { charge: charge.cloned(), ..self }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns what the frame counts for the rank that reads it.
+    fn kept_bytes(&self) -> usize {
+        if self.charge.is_some() { 0 } else { self.bytes.len() + FRAME_BYTES }
+    }
 }
 
 /// Reads one frame of a TCP connection; `None` means that the connection ended before the frame.
@@ -78,9 +102,18 @@ pub(super) fn read_frame<T: DeserializeOwned>(
     }
 }
 
+/// Reads so many bytes, or fewer if the stream ends. Memory grows as they arrive, and never exceeds them.
 fn take(stream: &mut impl Read, bytes: usize) -> Result<Vec<u8>, FrameError> {
     let mut taken = Vec::new();
-    stream.take(bytes as u64).read_to_end(&mut taken).map_err(FrameError::Io)?;
+    while taken.len() < bytes {
+        let part = taken.len().max(PART_BYTES).min(bytes - taken.len());
+        taken.reserve_exact(part);
+        let begin = taken.len();
+        stream.take(part as u64).read_to_end(&mut taken).map_err(FrameError::Io)?;
+        if taken.len() - begin < part {
+            break;
+        }
+    }
     Ok(taken)
 }
 
@@ -114,6 +147,15 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(50);
 /// A closing connection is given up after this time without a written byte.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
+/// The memory for a frame grows by this much at first.
+const PART_BYTES: usize = 4096;
+
+/// The bytes of a connection that wait in the kernel.
+const SEND_BUFFER_BYTES: usize = 256 << 10;
+
+/// What a queued frame counts for beside its bytes.
+const FRAME_BYTES: usize = 64;
+
 /// Queued frames up to this total size are joined to one write.
 const BATCH_BYTES: usize = 64 << 10;
 
@@ -122,7 +164,7 @@ const BATCH_BYTES: usize = 64 << 10;
 /// The thread sleeps while nothing is queued. Dropping the queue writes what is queued, as long as the peer reads, and
 /// closes the connection in both directions.
 ///
-/// A peer that does not read can be stopped, so the queue has a limit: [`outbox_bytes_max`].
+/// A peer that does not read can be stopped, so the queue has a limit: [`OUTBOX_BYTES_MAX`].
 pub(super) struct Outbox {
     sender: FrameSender,
     closing: Arc<AtomicBool>,
@@ -134,7 +176,6 @@ pub(super) struct Outbox {
 pub(super) struct FrameSender {
     queue: Sender<Item>,
     queued_bytes: Arc<AtomicUsize>,
-    bytes_max: usize,
 }
 
 enum Item {
@@ -142,17 +183,17 @@ enum Item {
     End,
 }
 
-/// Returns the limit of the bytes that wait to be sent to one rank.
+/// The most bytes that wait to be sent to one rank when more are to be sent.
 ///
-/// A rank that does not read takes part in no further exchange, so at most one result waits for it. A result has one frame for
-/// each rank at most. The rest of the limit is for broadcasts.
-pub(super) fn outbox_bytes_max(ranks: usize) -> usize {
-    (FRAME_BYTES_MAX as usize).saturating_mul(ranks.saturating_add(1))
-}
+/// A rank that does not read takes part in no further exchange, so at most one result waits for it. The result of one exchange can
+/// have more bytes. Messages of other ranks count for these ranks.
+const OUTBOX_BYTES_MAX: usize = 16 << 20;
 
 impl Outbox {
-    pub(super) fn open(stream: &Stream, ranks: usize) -> io::Result<Self> {
+    pub(super) fn open(stream: &Stream) -> io::Result<Self> {
         let stream = Arc::clone(stream);
+        // What the kernel has taken counts for nobody, so it must not be much.
+        sockopt::set_socket_send_buffer_size(&**stream, SEND_BUFFER_BYTES)?;
         let closing = Arc::new(AtomicBool::new(false));
         let (queue, queued) = channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
@@ -164,7 +205,7 @@ impl Outbox {
                 let _ = stream.shutdown(Shutdown::Both);
             })?
         };
-        let sender = FrameSender { queue, queued_bytes, bytes_max: outbox_bytes_max(ranks) };
+        let sender = FrameSender { queue, queued_bytes };
         Ok(Self { sender, closing, writer: Some(writer), generation: Generation::now() })
     }
 
@@ -193,20 +234,22 @@ impl Drop for Outbox {
 }
 
 impl FrameSender {
-    /// Returns false if the queue of the connection is full; a frame for a closed connection is dropped.
-    #[must_use]
-    pub(super) fn send(&self, frame: Frame) -> bool {
-        let bytes = frame.len();
-        if self.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.bytes_max {
-            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return false;
-        }
+    /// Returns whether more bytes wait for the connection than for one that is read.
+    pub(super) fn is_full(&self) -> bool {
+        self.queued_bytes.load(Ordering::Relaxed) > OUTBOX_BYTES_MAX
+    }
+
+    /// Queues a frame; one for a closed connection is dropped.
+    pub(super) fn send(&self, frame: Frame) {
+        self.queued_bytes.fetch_add(frame.kept_bytes(), Ordering::Relaxed);
         let _ = self.queue.send(Item::Frame(frame));
-        true
     }
 
     pub(super) fn full_text(&self) -> String {
-        format!("it did not read the {} bytes that were sent to it", self.bytes_max)
+        let bytes = self.queued_bytes.load(Ordering::Relaxed);
+        format!(
+            "it did not read {bytes} bytes that were sent to it, expected at most {OUTBOX_BYTES_MAX}"
+        )
     }
 }
 
@@ -216,19 +259,30 @@ fn write(
     queued_bytes: &AtomicUsize,
     closing: &AtomicBool,
 ) -> io::Result<()> {
-    let mut batch = Vec::new();
+    let (mut batch, mut frames) = (Vec::new(), Vec::new());
     while let Ok(Item::Frame(frame)) = queued.recv() {
-        batch.extend_from_slice(&frame);
+        if frame.bytes.len() >= BATCH_BYTES {
+            write_batch(stream, &frame.bytes, closing)?;
+            queued_bytes.fetch_sub(frame.kept_bytes(), Ordering::Relaxed);
+            continue;
+        }
+
+        batch.extend_from_slice(&frame.bytes);
+        frames.push(frame);
         let mut ended = false;
         while batch.len() < BATCH_BYTES && !ended {
             match queued.try_recv() {
-                Ok(Item::Frame(frame)) => batch.extend_from_slice(&frame),
+                Ok(Item::Frame(frame)) => {
+                    batch.extend_from_slice(&frame.bytes);
+                    frames.push(frame);
+                }
                 Ok(Item::End) => ended = true,
                 Err(_) => break,
             }
         }
         write_batch(stream, &batch, closing)?;
-        queued_bytes.fetch_sub(batch.len(), Ordering::Relaxed);
+        let written = frames.drain(..).map(|frame| frame.kept_bytes()).sum();
+        queued_bytes.fetch_sub(written, Ordering::Relaxed);
         if ended {
             break;
         }
@@ -339,15 +393,15 @@ mod tests {
     use super::*;
 
     fn decode(bytes: &[u8]) -> Result<Option<Request>, FrameError> {
-        read_frame(&mut &bytes[..], FRAME_BYTES_MAX)
+        read_frame(&mut &bytes[..], REQUEST_BYTES_MAX)
     }
 
     #[test]
     fn the_longest_request_fits() {
         let (label, blob) = ("l".repeat(LABEL_BYTES_MAX), Blob(vec![7; BLOB_BYTES_MAX]));
         let frame = encode_frame(&Request::Contribute { label, blob });
-        assert!(frame.len() <= LENGTH_BYTES + FRAME_BYTES_MAX as usize);
-        let Ok(Some(Request::Contribute { blob, .. })) = decode(&frame) else {
+        assert!(frame.bytes().len() <= LENGTH_BYTES + REQUEST_BYTES_MAX as usize);
+        let Ok(Some(Request::Contribute { blob, .. })) = decode(frame.bytes()) else {
             panic!("not a give")
         };
         assert_eq!((blob.0.len(), blob.0.last()), (BLOB_BYTES_MAX, Some(&7)));
@@ -356,6 +410,7 @@ mod tests {
     #[test]
     fn every_cut_is_noticed_and_no_change_of_a_byte_panics() {
         let frame = encode_frame(&Request::Contribute { label: "a".into(), blob: Blob(vec![1]) });
+        let frame = frame.bytes();
         assert!(matches!(decode(&[]), Ok(None)));
         for cut in 1..frame.len() {
             let error = decode(&frame[..cut]).unwrap_err();
@@ -375,7 +430,7 @@ mod tests {
         let text = |bytes: &[u8]| decode(bytes).unwrap_err().to_string();
         assert_snapshot!(text(&[1, 0]), @"the connection closed inside a frame, after 2 of 4 bytes");
         assert_snapshot!(text(&[9, 0, 0, 0, 1, 2]), @"the connection closed inside a frame, after 2 of 9 bytes");
-        assert_snapshot!(text(&[255; 8]), @"received the header of a frame of 4294967295 bytes, expected at most 16777216 bytes");
+        assert_snapshot!(text(&[255; 8]), @"received the header of a frame of 4294967295 bytes, expected at most 4194304 bytes");
         assert_snapshot!(text(&[1, 0, 0, 0, 99]), @
             "received a frame that is not a message of this protocol");
         // A goodbye with a byte too many.
