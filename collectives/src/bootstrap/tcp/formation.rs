@@ -11,13 +11,13 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, Rank};
 
 use super::handshake::{GroupId, Hello, Refusal};
-use super::wire::Stream;
 
 pub(super) struct Formation {
     group: GroupId,
     ranks: usize,
     remaining: Vec<(Rank, SocketAddr)>,
-    arrived: BTreeMap<Rank, (u64, Stream)>,
+    /// The number of the connection of each rank that has arrived.
+    arrived: BTreeMap<Rank, u64>,
     members: Option<Vec<(Rank, u64)>>,
 }
 
@@ -31,12 +31,7 @@ impl Formation {
     }
 
     /// A later connection of a rank replaces an earlier one, which the rank has given up.
-    pub(super) fn arrive(
-        &mut self,
-        hello: &Hello,
-        number: u64,
-        stream: Stream,
-    ) -> Result<(), Refusal> {
+    pub(super) fn arrive(&mut self, hello: &Hello, number: u64) -> Result<(), Refusal> {
         let rank = Rank(hello.rank);
         if hello.shrinks != Some(self.group) || hello.ranks as usize != self.ranks {
             return Err(Refusal::OtherGroup);
@@ -45,7 +40,7 @@ impl Formation {
         {
             return Err(Refusal::ShrunkWithout { rank: rank.0 });
         }
-        self.arrived.insert(rank, (number, stream));
+        self.arrived.insert(rank, number);
         Ok(())
     }
 
@@ -54,11 +49,8 @@ impl Formation {
         remaining.filter(|(rank, _)| !self.arrived.contains_key(rank))
     }
 
-    pub(super) fn form(&mut self) -> BTreeMap<u64, Stream> {
-        let arrived = std::mem::take(&mut self.arrived);
-        let members = arrived.iter().map(|(rank, (number, _))| (*rank, *number)).collect();
-        self.members = Some(members);
-        arrived.into_values().collect()
+    pub(super) fn form(&mut self) {
+        self.members = Some(std::mem::take(&mut self.arrived).into_iter().collect());
     }
 
     pub(super) fn formed_ranks(&self) -> Option<usize> {
@@ -79,24 +71,23 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// A rank counts as gone if its process has ended, or its host has not answered for an eighth of the time until the
-    /// deadline.
+    /// A rank counts as gone if no process listens at its address any more, because its process has ended, or if its host has not
+    /// answered for an eighth of the time until the deadline.
     pub(super) fn is_gone(
         &mut self,
         (rank, address): (Rank, SocketAddr),
         deadline: Deadline,
     ) -> bool {
-        use io::ErrorKind::{Interrupted, WouldBlock};
+        use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
         if self.hosts_down.contains(&address.ip()) {
             return true;
         }
-        if let Some(connection) = self.connections.get(&rank) {
-            let waits = |error: &io::Error| matches!(error.kind(), WouldBlock | Interrupted);
-            return match connection.peek(&mut [0]) {
-                Ok(bytes) => bytes == 0,
-                Err(error) => !waits(&error),
-            };
+        if self.connections.get(&rank).is_some_and(is_open) {
+            return false;
         }
+
+        // The process has ended, or the rank had too many connections and closed this one.
+        self.connections.remove(&rank);
         let timeout = (deadline.remaining() / 8).max(Duration::from_millis(1));
         let connected = TcpStream::connect_timeout(&address, timeout);
         match connected.and_then(|stream| stream.set_nonblocking(true).map(|()| stream)) {
@@ -104,17 +95,28 @@ impl Probes {
                 self.connections.insert(rank, stream);
                 false
             }
-            Err(error) => {
-                if error.kind() != io::ErrorKind::ConnectionRefused {
+            Err(error) => match error.kind() {
+                ConnectionRefused => true,
+                TimedOut | HostUnreachable | NetworkUnreachable => {
                     self.hosts_down.insert(address.ip());
+                    true
                 }
-                true
-            }
+                // The fault is on this side, such as a lack of descriptors.
+                _ => false,
+            },
         }
     }
 
     pub(super) fn are_gone(&mut self, absent: &[(Rank, SocketAddr)], deadline: Deadline) -> bool {
         absent.iter().all(|rank| self.is_gone(*rank, deadline))
+    }
+}
+
+fn is_open(connection: &TcpStream) -> bool {
+    use io::ErrorKind::{Interrupted, WouldBlock};
+    match connection.peek(&mut [0]) {
+        Ok(bytes) => bytes > 0,
+        Err(error) => matches!(error.kind(), WouldBlock | Interrupted),
     }
 }
 

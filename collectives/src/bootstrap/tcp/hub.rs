@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::mem;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -29,6 +29,7 @@ use super::super::secret::{Secret, random_bytes};
 use super::super::subgroups::{Addressed, HubGroups, Outgoing, SubgroupId};
 use super::formation::{self, Formation, Probes};
 use super::handshake::{GroupId, Hello, HelloReply, Refusal, Sealed};
+use super::listener::RankListener;
 use super::port::holders;
 use super::serve::serve;
 use super::wire::{Outbox, Stream, encode_frame};
@@ -36,7 +37,7 @@ use crate::error::Error;
 
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-const STRANGERS_MAX: usize = 64;
+pub(super) const STRANGERS_MAX: usize = 64;
 
 /// The most ranks that a refusal names.
 const NAMED_RANKS_MAX: usize = 16;
@@ -51,7 +52,7 @@ const FORM_PAUSE: Duration = Duration::from_millis(10);
 
 /// If a connection could not be accepted, for example because descriptors ran out, the hub waits before the next
 /// attempt.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The server of a group of processes, which every rank connects to; dropping it closes the server.
 ///
@@ -59,9 +60,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// left count rank 0 as lost.
 pub struct Hub {
     shared: Arc<Shared>,
-    /// The socket, unless it is that at which the rank listens for a smaller group.
-    listener: Option<Arc<Uninherited<TcpListener>>>,
-    acceptor: Option<JoinHandle<()>>,
+    source: Source,
+}
+
+/// What accepts the connections to a hub.
+enum Source {
+    Own {
+        listener: Arc<Uninherited<TcpListener>>,
+        acceptor: Option<JoinHandle<()>>,
+    },
+    /// The hub of a smaller group gets its connections from the listener of its rank.
+    Rank(Arc<RankListener>),
 }
 
 pub(super) struct Shared {
@@ -162,14 +171,19 @@ impl HubOptions {
         if !is_open && !bound.ip().is_loopback() {
             return Err(no_secret());
         }
-        let group = random_bytes()?;
-        self.accept_at(listener, bound, group, ranks, None)
-            .map_err(|error| cannot_listen(address, error))
+        let shared = self.share(bound, random_bytes()?, ranks, None);
+        let listener = Arc::new(Uninherited::new(listener));
+        let (server, accepting) = (Arc::clone(&shared), Arc::clone(&listener));
+        let acceptor = thread::Builder::new()
+            .name("peerlane-hub".into())
+            .spawn(move || accept(&accepting, &server))
+            .map_err(|error| cannot_listen(address, error))?;
+        Ok(Hub { shared, source: Source::Own { listener, acceptor: Some(acceptor) } })
     }
 
     pub(super) fn form(
         self,
-        listener: &TcpListener,
+        listener: &Arc<RankListener>,
         formation: Formation,
         until: Deadline,
     ) -> Result<Hub, Error> {
@@ -178,27 +192,25 @@ impl HubOptions {
             let text = format!("shrink: cannot start the hub of the new group: {error}");
             Error::new(ErrorKind::Other, text).with_source(error)
         };
-        let address = listener.local_addr().map_err(failed)?;
-        let listener = listener.try_clone().map_err(failed)?;
+        let address = listener.address().map_err(failed)?;
         let ranks = formation.ranks();
-        let hub =
-            self.accept_at(listener, address, group, ranks, Some(formation)).map_err(failed)?;
-        let shared = Arc::clone(&hub.shared);
+        let shared = self.share(address, group, ranks, Some(formation));
+        let forming = Arc::clone(&shared);
         thread::Builder::new()
             .name("peerlane-hub-form".into())
-            .spawn(move || shared.form_group(until))
+            .spawn(move || forming.form_group(until))
             .map_err(failed)?;
-        Ok(hub)
+        listener.open_hub(&shared);
+        Ok(Hub { shared, source: Source::Rank(Arc::clone(listener)) })
     }
 
-    fn accept_at(
+    fn share(
         self,
-        listener: TcpListener,
         address: SocketAddr,
         group: GroupId,
         ranks: usize,
         formation: Option<Formation>,
-    ) -> io::Result<Hub> {
+    ) -> Arc<Shared> {
         let state = State {
             group,
             hub: HubGroups::new(ranks),
@@ -210,7 +222,7 @@ impl HubOptions {
             accepted: 0,
             closing: false,
         };
-        let shared = Arc::new(Shared {
+        Arc::new(Shared {
             address,
             ranks,
             secret: self.secret,
@@ -219,16 +231,7 @@ impl HubOptions {
             process: ProcessId::own(),
             generation: Generation::now(),
             state: Monitor::new(state),
-        });
-        let is_own = shared.state.lock().formation.is_none();
-        let listener = Arc::new(Uninherited::new(listener));
-        let acceptor = {
-            let (shared, listener) = (Arc::clone(&shared), Arc::clone(&listener));
-            thread::Builder::new()
-                .name("peerlane-hub".into())
-                .spawn(move || accept(&listener, &shared))?
-        };
-        Ok(Hub { shared, listener: is_own.then_some(listener), acceptor: Some(acceptor) })
+        })
     }
 }
 
@@ -339,6 +342,10 @@ impl Drop for Hub {
             // The threads of the hub do not exist in a forked child, and any of them may have held the lock.
             return;
         }
+        // A connection that comes now is for the next hub of this rank.
+        if let Source::Rank(listener) = &self.source {
+            listener.close_hub(&self.shared);
+        }
 
         // Every rank receives a pending end of the group before its connection closes. No message tells that a rank is stopped.
         let latest = Deadline::after(ACKNOWLEDGE_TIMEOUT);
@@ -361,15 +368,10 @@ impl Drop for Hub {
         });
         outboxes.iter().for_each(Outbox::close);
         drop(outboxes);
-        // This ends the wait for connections, also in a child that has a copy of the socket. The one of a smaller group is still
-        // needed, and a connection wakes it.
-        let is_woken = match &self.listener {
-            Some(listener) => {
-                rustix::net::shutdown(&***listener, rustix::net::Shutdown::Both).is_ok()
-            }
-            None => TcpStream::connect_timeout(&self.address_here(), ACKNOWLEDGE_TIMEOUT).is_ok(),
-        };
-        if let (true, Some(acceptor)) = (is_woken, self.acceptor.take()) {
+        let Source::Own { listener, acceptor } = &mut self.source else { return };
+        // This ends the wait for connections, also in a child that has a copy of the socket.
+        let is_woken = rustix::net::shutdown(&***listener, rustix::net::Shutdown::Both).is_ok();
+        if let (true, Some(acceptor)) = (is_woken, acceptor.take()) {
             let _ = acceptor.join();
         }
     }
@@ -394,21 +396,25 @@ fn accept(listener: &Uninherited<TcpListener>, shared: &Arc<Shared>) {
             thread::sleep(ACCEPT_PAUSE);
             continue;
         };
-        let stream = Stream::new(Uninherited::new(stream));
         let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
-        let number = shared.begin(&stream);
-        let server = Arc::clone(shared);
+        shared.take(Stream::new(Uninherited::new(stream)), origin);
+    }
+}
+
+impl Shared {
+    /// Serves a connection on a thread of its own.
+    pub(super) fn take(self: &Arc<Self>, stream: Stream, origin: SocketAddr) {
+        let number = self.begin(&stream);
+        let server = Arc::clone(self);
         let thread = thread::Builder::new()
             .name("peerlane-hub-read".into())
             .spawn(move || serve(&server, stream, origin, number));
         // If no thread can be started, the stream closes and the rank tries again.
         if thread.is_err() {
-            shared.state.lock().pending.remove(&number);
+            self.forget(number);
         }
     }
-}
 
-impl Shared {
     /// The oldest connection in the handshake is closed if there are too many, because a rank needs little time
     /// for its handshake and tries again.
     fn begin(&self, stream: &Stream) -> u64 {
@@ -447,9 +453,9 @@ impl Shared {
             let Some(formation) = &mut state.formation else {
                 return if hello.shrinks.is_some() { Err(Refusal::OtherGroup) } else { Ok(()) };
             };
-            // While it waits, it is none of the connections that are closed if there are too many.
-            let stream = state.pending.remove(&number).ok_or(Refusal::Closing)?;
-            formation.arrive(hello, number, stream)
+            // From now on, it is none of the connections that are closed if there are too many.
+            state.pending.remove(&number).ok_or(Refusal::Closing)?;
+            formation.arrive(hello, number)
         })?;
         let formed = |state: &mut State| {
             let is_formed = formation::absent(state.formation.as_ref()).is_none();
@@ -497,7 +503,8 @@ impl Shared {
         let awaited = self.await_formation(&hello, number).and_then(|()| self.await_seat(&hello));
         let admitted = self.change(|state| {
             // A connection that was closed as the oldest must not join.
-            let seat = awaited.and_then(|()| match state.pending.contains_key(&number) {
+            let is_open = state.formation.is_some() || state.pending.contains_key(&number);
+            let seat = awaited.and_then(|()| match is_open {
                 true => state.seat(&hello, number, self.ranks),
                 false => Err(Refusal::Closing),
             });
@@ -579,7 +586,7 @@ impl Shared {
 impl State {
     fn form(&mut self) {
         let Some(formation) = &mut self.formation else { return };
-        self.pending.append(&mut formation.form());
+        formation.form();
         let ranks = formation.formed_ranks().unwrap_or_default();
         self.hub = HubGroups::new(ranks);
         self.connections = (0..ranks).map(|_| None).collect();
@@ -647,10 +654,8 @@ impl State {
     }
 
     fn count_refused(&mut self, origin: SocketAddr, number: u64, reason: &str) {
-        let reason = match self.pending.contains_key(&number) {
-            true => reason,
-            false => "too many connections had not joined",
-        };
+        let is_known = self.formation.is_some() || self.pending.contains_key(&number);
+        let reason = if is_known { reason } else { "too many connections had not joined" };
         self.hub.refuse(format!("{origin}: {reason}"));
     }
 

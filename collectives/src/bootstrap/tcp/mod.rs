@@ -25,6 +25,7 @@
 mod formation;
 mod handshake;
 mod hub;
+mod listener;
 mod port;
 mod serve;
 mod wire;
@@ -51,6 +52,7 @@ use self::handshake::{
     Sealed, Side, VERSION, preamble, read_preamble,
 };
 use self::hub::{ACKNOWLEDGE_TIMEOUT, is_in_use, name_holders};
+use self::listener::RankListener;
 use self::wire::{
     DeadlineReader, FrameError, Outbox, PeerReader, REPLY_BYTES_MAX, Stream, encode_frame,
     is_timeout, keep_alive, read_frame,
@@ -96,7 +98,7 @@ struct Held {
     outbox: Option<Outbox>,
     hub: Option<Arc<Hub>>,
     /// The socket at which other ranks connect if the group shrinks; `None` if any process of another host could connect.
-    listener: Option<Arc<Uninherited<TcpListener>>>,
+    listener: Option<Arc<RankListener>>,
 }
 
 #[derive(Clone, Debug)]
@@ -172,13 +174,16 @@ impl TcpBootstrap {
         let Joined { stream, listener, group, rank, ranks, process } = joined;
         let hub_process = process.as_ref().and_then(ProcessId::find);
         let client = Arc::new(Client::of_hub(rank, ranks, process));
+        let failed = |error| {
+            let text = format!(
+                "cannot start the threads for the connection to the hub at {address}: {error}"
+            );
+            Error::new(ErrorKind::Other, text).with_source(error)
+        };
+        let listener = listener.map(|listener| RankListener::start(listener, ranks));
+        let listener = listener.transpose().map_err(failed)?.map(Arc::new);
         let (clients, outbox) =
-            open_connection(stream, hub_process, client, &address).map_err(|error| {
-                let text = format!(
-                    "cannot start the threads for the connection to the hub at {address}: {error}"
-                );
-                Error::new(ErrorKind::Other, text).with_source(error)
-            })?;
+            open_connection(stream, hub_process, client, &address).map_err(failed)?;
         let joined = Self {
             clients,
             host: host_id(),
@@ -203,14 +208,21 @@ impl TcpBootstrap {
         let mut hello = membership.hello(rank, ranks, hub.is_some(), Some(self.group));
         hello.nonce = random_bytes()?;
         let name = format!("{address} (rank {candidate})");
-        let reason = match attempt(&name, &[address], &hello, membership, deadline) {
-            Ok(joined) => {
-                let membership = membership.clone();
-                return Self::start(name, hub, joined, membership, deadline).map(Some);
+        let reason = loop {
+            match attempt(&name, &[address], &hello, membership, deadline) {
+                Ok(joined) => {
+                    let membership = membership.clone();
+                    return Self::start(name, hub, joined, membership, deadline).map(Some);
+                }
+                Err(JoinError::Gone(_)) => return Ok(None),
+                Err(JoinError::Fatal(error)) => return Err(error),
+                // A rank that has too many connections closes the oldest. If its process has ended, the next attempt is refused.
+                Err(JoinError::Closed(_)) if !deadline.has_passed() => {
+                    thread::sleep(PAUSE_MIN);
+                    hello.nonce = random_bytes()?;
+                }
+                Err(JoinError::Closed(reason) | JoinError::Retry(reason)) => break reason,
             }
-            Err(JoinError::Gone(_)) => return Ok(None),
-            Err(JoinError::Fatal(error)) => return Err(error),
-            Err(JoinError::Retry(reason)) => reason,
         };
         let reason = match reason.as_str() {
             SILENT => "its process runs, but has not called `shrink`",
@@ -399,10 +411,9 @@ impl Membership {
         HubOptions { job, secret, allow_unauthenticated }
     }
 
-    fn listen(&self, ip: IpAddr) -> Option<Arc<Uninherited<TcpListener>>> {
+    fn listen(&self, ip: IpAddr) -> Option<Uninherited<TcpListener>> {
         let is_closed = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
-        let listener = is_closed.then(|| TcpListener::bind((ip, 0)).ok()).flatten();
-        listener.map(|listener| Arc::new(Uninherited::new(listener)))
+        is_closed.then(|| listener::bind(ip).ok()).flatten()
     }
 }
 
@@ -498,7 +509,7 @@ fn bind_in_time(
 
 struct Joined {
     stream: Stream,
-    listener: Option<Arc<Uninherited<TcpListener>>>,
+    listener: Option<Uninherited<TcpListener>>,
     /// The process that runs the hub.
     process: Option<ProcessId>,
     group: GroupId,
@@ -509,8 +520,10 @@ struct Joined {
 enum JoinError {
     /// The attempt to reach the hub failed, but the hub may start later or come back.
     Retry(String),
-    /// No hub holds the connection now, but a hub may start later.
+    /// No process listens at the address now, or the hub there is another one. A hub may start later.
     Gone(String),
+    /// The other side closed the connection without an answer.
+    Closed(String),
     /// The attempt to reach the hub failed, and another attempt would fail too.
     Fatal(Error),
 }
@@ -531,7 +544,9 @@ fn reach_hub(
         let reason = match joined {
             Ok(joined) => return Ok(joined),
             Err(JoinError::Fatal(error)) => return Err(error),
-            Err(JoinError::Retry(reason) | JoinError::Gone(reason)) => reason,
+            Err(JoinError::Retry(reason) | JoinError::Gone(reason) | JoinError::Closed(reason)) => {
+                reason
+            }
         };
         let remaining = deadline.remaining();
         if remaining.is_zero() {
@@ -597,25 +612,26 @@ fn attempt(
     Ok(Joined { stream, listener, group, rank, ranks, process })
 }
 
-fn is_gone(error: &io::Error) -> bool {
+fn retry(error: io::Error) -> JoinError {
     use io::ErrorKind::{
         BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
     };
-    matches!(
-        error.kind(),
-        BrokenPipe | ConnectionAborted | ConnectionRefused | ConnectionReset | UnexpectedEof
-    )
-}
-
-fn retry(error: io::Error) -> JoinError {
     let reason = error.to_string();
-    if is_gone(&error) { JoinError::Gone(reason) } else { JoinError::Retry(reason) }
+    match error.kind() {
+        ConnectionRefused => JoinError::Gone(reason),
+        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof => {
+            JoinError::Closed(reason)
+        }
+        _ => JoinError::Retry(reason),
+    }
 }
 
 fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T, JoinError> {
     let reason = match read_frame(reader, HANDSHAKE_BYTES_MAX) {
         Ok(Some(answer)) => return Ok(answer),
-        Ok(None) | Err(FrameError::Truncated { .. }) => return Err(JoinError::Gone(CLOSED.into())),
+        Ok(None) | Err(FrameError::Truncated { .. }) => {
+            return Err(JoinError::Closed(CLOSED.into()));
+        }
         Err(FrameError::Io(error)) if is_timeout(&error) => SILENT.into(),
         Err(FrameError::Io(error)) => return Err(retry(error)),
         Err(error) => error.to_string(),
@@ -690,7 +706,7 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
     let text = match error {
         PreambleError::Io(error) if is_timeout(&error) => return JoinError::Retry(SILENT.into()),
         PreambleError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return JoinError::Gone("a process accepted the connection and closed it".into());
+            return JoinError::Closed("a process accepted the connection and closed it".into());
         }
         PreambleError::Io(error) => return retry(error),
         PreambleError::Foreign(bytes) => format!(

@@ -22,7 +22,7 @@ use super::wire::{
     is_timeout, keep_alive, read_frame,
 };
 
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The hub reads this many bytes from a rejected connection, so that the other side can read the answer.
 const REJECT_BYTES: u64 = 64 << 10;

@@ -1,0 +1,303 @@
+//! Accepts the connections of other ranks, which they make when the group shrinks.
+//!
+//! A thread accepts them from the beginning. Otherwise connections that send nothing could fill the queue of the system, and the
+//! rank would look as if its host were down.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use peerlane_hal::Deadline;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::super::forks::{Generation, Uninherited};
+use super::hub::{self, ACCEPT_PAUSE, STRANGERS_MAX};
+use super::serve::HANDSHAKE_TIMEOUT;
+use super::wire::Stream;
+
+/// The connections that the system queues until they are accepted; it may queue fewer.
+const QUEUE_MAX: i32 = 4096;
+
+/// Binds the socket at which other ranks connect when the group shrinks.
+pub(super) fn bind(ip: IpAddr) -> io::Result<Uninherited<TcpListener>> {
+    let listener = Uninherited::new(TcpListener::bind((ip, 0))?);
+    // The standard library lets the system queue 128 connections.
+    rustix::net::listen(&*listener, QUEUE_MAX)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Accepts connections of other ranks until it is dropped, and passes them to the hub of the smaller group.
+///
+/// A rank can call `shrink` before this one does, so connections wait until this rank opens a hub. A live rank closes connections
+/// of which it has too many, or which have waited too long. Their ranks connect again.
+pub(super) struct RankListener {
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+    generation: Generation,
+}
+
+struct Shared {
+    listener: Uninherited<TcpListener>,
+    ranks: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    hub: Option<Arc<hub::Shared>>,
+    /// The connections that wait for a hub, in the order of their arrival.
+    waiting: VecDeque<Waiting>,
+    closing: bool,
+}
+
+struct Waiting {
+    stream: Stream,
+    origin: SocketAddr,
+    deadline: Deadline,
+}
+
+impl RankListener {
+    pub(super) fn start(listener: Uninherited<TcpListener>, ranks: usize) -> io::Result<Self> {
+        let shared = Arc::new(Shared { listener, ranks, state: Mutex::default() });
+        let accepting = Arc::clone(&shared);
+        let acceptor = thread::Builder::new()
+            .name("peerlane-tcp-accept".into())
+            .spawn(move || accepting.accept_all())?;
+        Ok(Self { shared, acceptor: Some(acceptor), generation: Generation::now() })
+    }
+
+    pub(super) fn address(&self) -> io::Result<SocketAddr> {
+        self.shared.listener.local_addr()
+    }
+
+    /// Passes the connections that wait, and all later ones, to a hub.
+    pub(super) fn open_hub(&self, hub: &Arc<hub::Shared>) {
+        let waiting = {
+            let mut state = self.shared.state();
+            state.hub = Some(Arc::clone(hub));
+            std::mem::take(&mut state.waiting)
+        };
+        for Waiting { stream, origin, .. } in waiting {
+            hub.take(stream, origin);
+        }
+    }
+
+    /// Lets connections wait for the next hub.
+    pub(super) fn close_hub(&self, hub: &Arc<hub::Shared>) {
+        let mut state = self.shared.state();
+        if state.hub.as_ref().is_some_and(|open| Arc::ptr_eq(open, hub)) {
+            state.hub = None;
+        }
+    }
+}
+
+impl Drop for RankListener {
+    fn drop(&mut self) {
+        // The thread does not exist in a forked child, and it may have held the lock.
+        if self.generation.is_past() {
+            return;
+        }
+        self.shared.state().closing = true;
+        // This ends the wait for connections, also in a child that has a copy of the socket.
+        let is_woken =
+            rustix::net::shutdown(&*self.shared.listener, rustix::net::Shutdown::Both).is_ok();
+        if let (true, Some(acceptor)) = (is_woken, self.acceptor.take()) {
+            let _ = acceptor.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept_all(&self) {
+        loop {
+            self.wait();
+            if self.state().closing {
+                return;
+            }
+            match self.listener.accept() {
+                Ok((stream, origin)) => {
+                    let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
+                    self.take(Stream::new(Uninherited::new(stream)), origin);
+                }
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) => {}
+                Err(_) => thread::sleep(ACCEPT_PAUSE),
+            }
+        }
+    }
+
+    /// Sleeps until there is a connection to accept, and closes those that have waited too long.
+    fn wait(&self) {
+        let oldest = {
+            let mut state = self.state();
+            while state.waiting.front().is_some_and(|oldest| oldest.deadline.has_passed()) {
+                state.waiting.pop_front();
+            }
+            state.waiting.front().map(|oldest| oldest.deadline.remaining())
+        };
+
+        let limit = oldest.and_then(|oldest| Timespec::try_from(oldest).ok());
+        let mut polled = [PollFd::new(&*self.listener, PollFlags::IN)];
+        match poll(&mut polled, limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => thread::sleep(ACCEPT_PAUSE),
+        }
+    }
+
+    fn take(&self, stream: Stream, origin: SocketAddr) {
+        let mut state = self.state();
+        if let Some(hub) = state.hub.clone() {
+            drop(state);
+            return hub.take(stream, origin);
+        }
+
+        let oldest = match state.waiting.len() >= self.ranks + STRANGERS_MAX {
+            true => state.waiting.pop_front(),
+            false => None,
+        };
+        let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
+        state.waiting.push_back(Waiting { stream, origin, deadline });
+        drop(state);
+        if let Some(oldest) = oldest {
+            let _ = oldest.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::TcpStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use peerlane_hal::Rank;
+
+    use super::super::formation::Probes;
+    use super::super::{Hub, TcpBootstrap};
+    use super::*;
+    use crate::bootstrap::Bootstrap as _;
+    use crate::bootstrap::environment::Environment;
+    use crate::error::Error;
+
+    /// More connections than a rank holds, and than the system queues by default.
+    const FLOOD: usize = 300;
+
+    /// What was not accepted until then is not worth more time.
+    const SOON: Duration = Duration::from_millis(250);
+
+    fn long() -> Deadline {
+        Deadline::after(Duration::from_secs(60))
+    }
+
+    fn open(ranks: usize) -> Vec<TcpBootstrap> {
+        let hub = Hub::bind("127.0.0.1:0", ranks).unwrap();
+        let address = hub.address();
+        thread::scope(|scope| {
+            let join = |rank| {
+                let environment = Environment::at_hub(address, rank, ranks);
+                scope.spawn(move || TcpBootstrap::join(&environment, long()).unwrap())
+            };
+            let others: Vec<_> = Rank::all(ranks).skip(1).map(join).collect();
+            let first = TcpBootstrap::join_with_hub(hub, long()).unwrap();
+            let others = others.into_iter().map(|other| other.join().unwrap());
+            std::iter::once(first).chain(others).collect()
+        })
+    }
+
+    fn addresses(rank: &TcpBootstrap) -> Vec<(Rank, SocketAddr)> {
+        rank.client().remaining()
+    }
+
+    /// Opens connections that send nothing, until one is not accepted in time.
+    fn flood(address: SocketAddr, timeout: Duration) -> Vec<TcpStream> {
+        let connect = |_| TcpStream::connect_timeout(&address, timeout).ok();
+        (0..FLOOD).map_while(connect).collect()
+    }
+
+    #[test]
+    fn a_live_rank_with_many_idle_connections_is_not_gone() {
+        let ranks = open(2);
+        let other = addresses(&ranks[0])[1];
+        let idle = flood(other.1, SOON);
+        let mut probes = Probes::default();
+        assert!(!probes.is_gone(other, Deadline::after(Duration::from_secs(40))));
+        drop(idle);
+    }
+
+    #[test]
+    fn the_oldest_of_many_connections_are_closed() {
+        let ranks = open(2);
+        let (_, address) = addresses(&ranks[0])[1];
+        let mut connections = flood(address, long().remaining());
+        assert_eq!(connections.len(), FLOOD);
+        for connection in &mut connections[..FLOOD - ranks.len() - STRANGERS_MAX] {
+            connection.set_read_timeout(Some(long().remaining())).unwrap();
+            assert!(matches!(connection.read(&mut [0]), Ok(0)));
+        }
+    }
+
+    #[test]
+    fn idle_connections_exclude_no_rank_from_a_smaller_group() {
+        let mut ranks = open(4);
+        drop(ranks.remove(0));
+        let remaining = addresses(&ranks[0]).into_iter().skip(1);
+        let idle: Vec<_> = remaining.flat_map(|(_, address)| flood(address, SOON)).collect();
+
+        let timeout = Duration::from_secs(16);
+        let shrunk = thread::scope(|scope| {
+            let shrink = |rank: &TcpBootstrap| {
+                let shrunk = rank.shrink(&[Rank(0)], Deadline::after(timeout)).unwrap();
+                shrunk.ranks()
+            };
+            let early: Vec<_> =
+                ranks[1..].iter().map(|rank| scope.spawn(move || shrink(rank))).collect();
+            // A host counts as down if it has not answered for an eighth of the time.
+            thread::sleep(timeout / 6);
+            let first = shrink(&ranks[0]);
+            let early = early.into_iter().map(|rank| rank.join().unwrap());
+            std::iter::once(first).chain(early).collect::<Vec<_>>()
+        });
+        assert_eq!(shrunk, [3, 3, 3]);
+        drop(idle);
+    }
+
+    /// Connections that come all the time close those of ranks that wait, which connect again.
+    #[test]
+    fn new_connections_exclude_no_rank_from_a_smaller_group() {
+        let mut ranks = open(4);
+        drop(ranks.remove(0));
+        let addresses = addresses(&ranks[0]);
+        let is_over = AtomicBool::new(false);
+        let shrunk = thread::scope(|scope| {
+            for (_, address) in &addresses[1..] {
+                scope.spawn(|| {
+                    let mut held = VecDeque::new();
+                    while !is_over.load(Ordering::Relaxed) {
+                        held.extend(TcpStream::connect_timeout(address, long().remaining()));
+                        if held.len() > FLOOD {
+                            held.pop_front();
+                        }
+                    }
+                });
+            }
+            let shrink = |rank: &TcpBootstrap| Ok(rank.shrink(&[Rank(0)], long())?.ranks());
+            let shrunk: Vec<_> =
+                ranks.iter().map(|rank| scope.spawn(move || shrink(rank))).collect();
+            let shrunk: Vec<_> = shrunk.into_iter().map(|rank| rank.join()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            shrunk.into_iter().map(|ranks| ranks.unwrap()).collect::<Result<Vec<_>, Error>>()
+        });
+        assert_eq!(shrunk.unwrap(), [3, 3, 3]);
+    }
+}
