@@ -1,9 +1,10 @@
-//! Connects fabrics of two network namespaces of one host, which cannot hand each other memory.
+//! Connects fabrics of two namespaces of one host: of two network namespaces, which cannot hand each other memory, and of two
+//! process namespaces, which can.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, ErrorKind, Fabric, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Fabric, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_host as host;
 use peerlane_tests::processes::{Child, Parent, hex, unhex};
 
@@ -71,5 +72,67 @@ fn a_rank_in_another_network_namespace_is_not_called_lost() {
             assert!(text.contains(&words), "{words}: {text}");
         }
     }
+    child.send_line("end").unwrap();
+}
+
+/// Starts a program in a process namespace of its own.
+const UNSHARE_PROCESSES: [&str; 2] = ["unshare", "-rpf"];
+
+/// Imports the memory of the other rank, whose address and key it has sent as a line.
+fn import(fabric: &mut host::Fabric, peer: Rank, line: &str) {
+    let (address, key) = line.split_once(' ').unwrap();
+    fabric.connect(peer, &unhex(address), soon()).unwrap();
+    let key = host::Key::decode(&unhex(key)).unwrap();
+    fabric.memory().import(peer, &key, soon()).unwrap();
+}
+
+/// Allocates memory, and returns the line with which the other rank imports it.
+fn export(fabric: &host::Fabric) -> (host::Local, String) {
+    let region = fabric.memory().allocate(4096, Role::Data).unwrap();
+    let key = fabric.memory().export(&region).unwrap();
+    (region, format!("{} {}", hex(&fabric.address()), hex(&key.encode())))
+}
+
+#[test]
+#[ignore = "started by the other test of this program"]
+fn rank_of_another_process_namespace() {
+    let parent = Parent::find().expect("started by a test");
+    let mut fabric = host::Fabric::open(Rank(1), 2).unwrap();
+    let (_region, line) = export(&fabric);
+    // The harness has begun a line.
+    parent.print_line("");
+    parent.print_line(format_args!("memory {line}"));
+    import(&mut fabric, Rank(0), &parent.read_line().unwrap());
+    parent.print_line("imported");
+    // The region stays until the parent has imported it.
+    parent.read_line().ok();
+}
+
+/// The system does not tell the number of a process of another process namespace, only its user.
+#[test]
+fn ranks_of_two_process_namespaces_import_memory_of_each_other() {
+    let [unshare, options] = UNSHARE_PROCESSES;
+    let tried = Command::new(unshare).args([options, "true"]).stderr(Stdio::null()).status();
+    if !tried.as_ref().is_ok_and(std::process::ExitStatus::success) {
+        eprintln!("skipped: `unshare -rpf true` is not permitted here: {tried:?}");
+        return;
+    }
+    let mut fabric = host::Fabric::open(Rank(0), 2).unwrap();
+    let (_region, own) = export(&fabric);
+    let mut command = Command::new(unshare);
+    command.arg(options).arg(std::env::current_exe().unwrap());
+    let test = "rank_of_another_process_namespace";
+    command.args(["--ignored", "--exact", test, "--nocapture", "--test-threads=1"]);
+    command.env("PEERLANE_TEST_ROLE", test);
+    let mut child = Child::spawn(test, command).unwrap();
+    let memory = loop {
+        let line = child.read_line(soon()).unwrap();
+        if let Some(rest) = line.strip_prefix("memory ") {
+            break rest.trim().to_owned();
+        }
+    };
+    child.send_line(own).unwrap();
+    while child.read_line(soon()).unwrap() != "imported" {}
+    import(&mut fabric, Rank(1), &memory);
     child.send_line("end").unwrap();
 }

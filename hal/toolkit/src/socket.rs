@@ -1,7 +1,7 @@
 //! Bounds the calls on a socket by a deadline, also while signals interrupt them.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd as _};
 
 use rustix::net::SendFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -37,6 +37,26 @@ impl<S: AsFd> DeadlineSocket<S> {
             Ok(call(&self.socket)?)
         })
     }
+}
+
+/// Returns the effective user id with which the process at the other end of a Unix socket connected, or listens.
+///
+/// rustix has such a function too, but it takes the number of the process to be positive. It is zero if the process is in
+/// another process namespace.
+pub(crate) fn peer_user(socket: impl AsFd) -> io::Result<u32> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes, which is the size of the structure, and any numbers are valid in it.
+    let code = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if code == 0 { Ok(credentials.uid) } else { Err(io::Error::last_os_error()) }
 }
 
 impl<S: AsFd> Read for DeadlineSocket<S> {

@@ -22,7 +22,7 @@ use super::{
     Claim, DESCRIPTORS_MAX, FAILED, FREED, HERE, Handover, MESSAGE_FDS_MAX, ProcessToken, Refusal,
     find_any, role_number, role_of,
 };
-use crate::socket::DeadlineSocket;
+use crate::socket::{DeadlineSocket, peer_user};
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
 
@@ -387,8 +387,7 @@ fn is_temporary(error: &std::io::Error) -> bool {
 }
 
 fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
-    let user = sockopt::socket_peercred(client)?.uid;
-    if user != rustix::process::geteuid() {
+    if peer_user(client)? != rustix::process::geteuid().as_raw() {
         return Ok(());
     }
     let Some(claim) = parse_request(request).ok().flatten() else { return Ok(()) };
