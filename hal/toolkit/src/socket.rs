@@ -26,6 +26,11 @@ impl<S: AsFd> DeadlineSocket<S> {
         Self { socket, deadline }
     }
 
+    /// Returns the user id of the process at the other end of a connected Unix socket.
+    pub(crate) fn peer_user(&self) -> io::Result<u32> {
+        peer_user(&self.socket)
+    }
+
     /// Makes a system call on the socket, which waits at most until the deadline.
     pub(crate) fn call<T>(
         &self,

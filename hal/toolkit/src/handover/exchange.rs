@@ -19,20 +19,20 @@ use rustix::net::{
 };
 
 use super::{
-    Claim, DESCRIPTORS_MAX, FAILED, FREED, HERE, Handover, MESSAGE_FDS_MAX, ProcessToken, Refusal,
-    find_any, role_number, role_of,
+    Claim, DESCRIPTORS_MAX, FAILED, FREED, HERE, Handover, MESSAGE_FDS_MAX, ProcessProof,
+    ProcessToken, Refusal, find_any, role_number, role_of,
 };
 use crate::socket::{DeadlineSocket, peer_user};
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
 
 const MAGIC: [u8; 4] = *b"PLRQ";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const REQUEST_BYTES: usize = 4 + 2 + 2 + 8 + 4 + 4;
 /// The largest error text in bytes that is read from a process that failed to export its memory.
 const WHY_BYTES_MAX: u64 = 4096;
 
-fn encode_request(claim: &Claim) -> Vec<u8> {
+pub(super) fn encode_request(claim: &Claim) -> Vec<u8> {
     Writer::new()
         .bytes(&MAGIC)
         .u16(VERSION)
@@ -58,18 +58,29 @@ fn parse_request(request: &[u8]) -> Result<Option<Claim>, KeyError> {
 struct Header {
     status: u8,
     count: u32,
+    proof: ProcessProof,
 }
 
 impl Header {
-    const BYTES: usize = 1 + 4;
+    const BYTES: usize = 1 + 4 + size_of::<ProcessProof>();
+
+    /// Creates the answer to a process that has the key of memory of this process.
+    fn known(status: u8, count: u32) -> Self {
+        Self { status, count, proof: ProcessToken::own().proof() }
+    }
+
+    /// Creates the answer to a process that has named no memory of this process, and does not learn the proof.
+    fn unknown() -> Self {
+        Self { status: FREED, count: 0, proof: ProcessProof::default() }
+    }
 
     fn encode(self) -> Vec<u8> {
-        Writer::new().bytes(&[self.status]).u32(self.count).finish()
+        Writer::new().bytes(&[self.status]).u32(self.count).bytes(&self.proof).finish()
     }
 
     fn decode(bytes: [u8; Self::BYTES]) -> Self {
-        let [status, count @ ..] = bytes;
-        Self { status, count: u32::from_le_bytes(count) }
+        let [status, a, b, c, d, proof @ ..] = bytes;
+        Self { status, count: u32::from_le_bytes([a, b, c, d]), proof }
     }
 }
 
@@ -83,11 +94,30 @@ pub fn ask(
     deadline: Deadline,
 ) -> Result<Vec<OwnedFd>, Refusal> {
     let mut socket = connect(process, deadline)?;
+    check_user(process, &socket)?;
     socket.write_all(&encode_request(claim)).map_err(|error| socket_error(error, deadline))?;
-    Request { socket, deadline }.receive_all()
+    Request { process, socket, deadline }.receive_all()
+}
+
+/// Checks that the process that listens at the socket of `process` belongs to the user of this process.
+///
+/// Once a process has ended, every process of the network namespace can listen at its name.
+fn check_user(process: ProcessToken, socket: &DeadlineSocket<OwnedFd>) -> Result<(), Refusal> {
+    let found = socket.peer_user().map_err(Refusal::io("cannot find the user of a peer"))?;
+    let expected = rustix::process::geteuid().as_raw();
+    if found == expected {
+        return Ok(());
+    }
+    let name = process.socket_name();
+    let how = format!(
+        "a process of user {found} listens at the abstract socket {name}, expected user {expected}, that of this process; \
+         run all ranks of a host as the same user. If they are, the peer has ended, and another process has its name"
+    );
+    Err(Refusal::Gone { how })
 }
 
 struct Request {
+    process: ProcessToken,
     socket: DeadlineSocket<OwnedFd>,
     deadline: Deadline,
 }
@@ -97,8 +127,10 @@ impl Request {
         let mut fds = Vec::new();
         loop {
             let before = fds.len();
-            let Header { status, count } = self.receive(&mut fds)?;
+            let Header { status, count, proof } = self.receive(&mut fds)?;
+            let is_known = proof == self.process.proof();
             match status {
+                HERE | FAILED if !is_known => return Err(self.no_proof()),
                 HERE if fds.len() == count as usize => return Ok(fds),
                 HERE if fds.len() == before => return Err(self.no_descriptor()),
                 HERE if fds.len() < count.min(DESCRIPTORS_MAX) as usize => {}
@@ -125,6 +157,15 @@ impl Request {
                     .to_owned(),
             errno: Errno::MFILE,
         }
+    }
+
+    fn no_proof(&self) -> Refusal {
+        let name = self.process.socket_name();
+        let how = format!(
+            "the process that listens at the abstract socket {name} does not know the peer's key: the peer has ended, and \
+             another process has its name"
+        );
+        Refusal::Gone { how }
     }
 
     fn receive(&self, fds: &mut Vec<OwnedFd>) -> Result<Header, Refusal> {
@@ -338,8 +379,9 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
         Ok((stream, _)) => {
             let deadline = Deadline::after(CLIENT_TIMEOUT);
             let mut client = Client { stream, request: Vec::new(), deadline };
-            // The request has often arrived with the connection.
-            if client.stream.set_nonblocking(true).is_ok()
+            // Clients of other users take no place. The request has often arrived with the connection.
+            if is_own_user(&client.stream)
+                && client.stream.set_nonblocking(true).is_ok()
                 && client.read_and_answer().is_ok_and(|done| !done)
             {
                 clients.push_back(client);
@@ -356,6 +398,10 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
         }
         Err(_) => false,
     }
+}
+
+fn is_own_user(client: &UnixStream) -> bool {
+    peer_user(client).is_ok_and(|user| user == rustix::process::geteuid().as_raw())
 }
 
 impl Client {
@@ -387,14 +433,11 @@ fn is_temporary(error: &std::io::Error) -> bool {
 }
 
 fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
-    if peer_user(client)? != rustix::process::geteuid().as_raw() {
-        return Ok(());
-    }
     let Some(claim) = parse_request(request).ok().flatten() else { return Ok(()) };
     let memory = find_any(&claim);
     let found = memory.as_deref().and_then(|memory| Some((memory, memory.descriptors()?)));
     let Some((memory, count)) = found.filter(|(_, count)| *count <= DESCRIPTORS_MAX) else {
-        return client.write_all(&Header { status: FREED, count: 0 }.encode());
+        return client.write_all(&Header::unknown().encode());
     };
     hand_over(client, memory, count)
 }
@@ -410,9 +453,9 @@ fn hand_over(client: &UnixStream, memory: &dyn Handover, count: u32) -> std::io:
             (next..last).map(|it| memory.descriptor(it)).collect();
         let mut client = DeadlineSocket::new(client, Deadline::after(ANSWER_TIMEOUT));
         match fds {
-            Ok(fds) => send(&client, Header { status: HERE, count }, &fds)?,
+            Ok(fds) => send(&client, Header::known(HERE, count), &fds)?,
             Err(why) => {
-                client.write_all(&Header { status: FAILED, count }.encode())?;
+                client.write_all(&Header::known(FAILED, count).encode())?;
                 return client.write_all(why.as_bytes());
             }
         }
@@ -439,4 +482,10 @@ fn send(
         rustix::net::sendmsg(client, &[IoSlice::new(&header)], &mut rights, SendFlags::NOSIGNAL)
     })?;
     Ok(())
+}
+
+/// Returns an answer without descriptors that proves to be of this process.
+#[cfg(test)]
+pub(super) fn answer_of_this_process(status: u8) -> Vec<u8> {
+    Header::known(status, 0).encode()
 }

@@ -10,13 +10,15 @@
 //! A descriptor gives access to the whole file or allocation that contains the registered memory, for as long
 //! as the other process keeps it open.
 //!
-//! Each process listens at an abstract socket named by its random token, so a killed process leaves no file
-//! behind. Only processes of the same user get an answer. A connection carries one request and one answer:
+//! Each process listens at an abstract socket named by the first half of its random token, so a killed process
+//! leaves no file behind. Only processes of the same user get an answer, and only they are asked. Whoever has a
+//! key of a process gets descriptors only from that process: the other half of the token proves that the answer
+//! is not that of a process which has taken the name. A connection carries one request and one answer:
 //!
 //! | message | content |
 //! | --- | --- |
 //! | request | `PLRQ`, version, backend, generation, rank of the owner, role |
-//! | answer, repeated until all descriptors were sent | status (0: found, 1: freed, 2 and a text: export failed), number of all descriptors, and up to 250 of them by `SCM_RIGHTS` |
+//! | answer, repeated until all descriptors were sent | status (0: found, 1: freed, 2 and a text: export failed), number of all descriptors, second half of the token (zeros if freed), and up to 250 of the descriptors by `SCM_RIGHTS` |
 
 mod exchange;
 mod host;
@@ -138,6 +140,9 @@ pub fn role_of(number: u32) -> Result<Role, KeyError> {
 }
 
 /// A random number that identifies a process, because process ids are reused.
+///
+/// Every process of the host sees its first half, which names a socket. The second half is known to processes that have
+/// a key or an address of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProcessToken(pub [u8; 16]);
 
@@ -152,9 +157,19 @@ impl ProcessToken {
     }
 
     pub(super) fn socket_name(self) -> String {
-        format!("peerlane-{:032x}", u128::from_be_bytes(self.0))
+        let [name @ .., _, _, _, _, _, _, _, _] = self.0;
+        format!("peerlane-{:016x}", u64::from_be_bytes(name))
+    }
+
+    /// Returns the half that is not in the name of the socket.
+    fn proof(self) -> ProcessProof {
+        let [_, _, _, _, _, _, _, _, proof @ ..] = self.0;
+        proof
     }
 }
+
+/// The half of a [`ProcessToken`] with which the process proves that it is the one.
+type ProcessProof = [u8; 8];
 
 struct Registered {
     backend: BackendId,
@@ -232,8 +247,9 @@ pub(super) fn find_any(claim: &Claim) -> Option<Arc<dyn Handover>> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::io::{Read as _, Write as _};
     use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::{SocketAddr, UnixStream};
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -357,6 +373,81 @@ mod tests {
         // One client that is waited for would take 2 s.
         assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
         drop(idle);
+    }
+
+    /// Runs `body` in a thread of another user, and returns none if this process may not change its user.
+    fn as_other_user<T: Send>(body: impl FnOnce() -> T + Send) -> Option<T> {
+        const OTHER: u32 = 65_534;
+        let run = || {
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(OTHER)).ok()?;
+            Some(body())
+        };
+        let result = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+        if result.is_none() {
+            eprintln!("skipped: this user may not change to user {OTHER}");
+        }
+        result
+    }
+
+    fn listen(process: ProcessToken) -> UnixListener {
+        let address = SocketAddr::from_abstract_name(process.socket_name()).unwrap();
+        UnixListener::bind_addr(&address).unwrap()
+    }
+
+    #[test]
+    fn a_socket_of_another_user_is_not_asked() {
+        let process = ProcessToken(random());
+        let Some(listener) = as_other_user(|| listen(process)) else { return };
+        let (_entry, claim) = enter_segments(Some(1), None);
+        let refusal = ask(process, &claim, Deadline::after(Duration::from_secs(10))).unwrap_err();
+        let Refusal::Gone { how } = refusal else { panic!("{refusal:?}") };
+        let own = rustix::process::geteuid().as_raw();
+        let expected = format!("expected user {own}, that of this process");
+        assert!(how.starts_with("a process of user 65534 listens at the abstract socket"), "{how}");
+        assert!(how.contains(&expected), "{how}");
+        // No request was sent.
+        let (mut asked, _) = listener.accept().unwrap();
+        assert_eq!(asked.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_client_of_another_user_gets_no_answer() {
+        let _server = Server::enter().unwrap();
+        let (_entry, claim) = enter_segments(Some(1), None);
+        let address = SocketAddr::from_abstract_name(ProcessToken::own().socket_name()).unwrap();
+        let answer = as_other_user(|| {
+            let mut client = UnixStream::connect_addr(&address).unwrap();
+            // The server may have closed the connection already.
+            let _ = client.write_all(&exchange::encode_request(&claim));
+            client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).map(|_| answer)
+        });
+        let Some(answer) = answer else { return };
+        match answer {
+            Ok(answer) => assert!(answer.is_empty(), "{answer:?}"),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+        }
+    }
+
+    /// A process of the same user sees the names of sockets, and can listen at one whose process has ended.
+    #[test]
+    fn an_answer_of_another_process_at_the_same_name_is_refused() {
+        let (process, (_entry, claim)) = (ProcessToken(random()), enter_segments(Some(1), None));
+        let listener = listen(process);
+        for status in [HERE, FAILED] {
+            let refusal = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut client, _) = listener.accept().unwrap();
+                    let mut request = exchange::encode_request(&claim);
+                    client.read_exact(&mut request).unwrap();
+                    client.write_all(&exchange::answer_of_this_process(status)).unwrap();
+                });
+                ask(process, &claim, Deadline::after(Duration::from_secs(10))).unwrap_err()
+            });
+            let Refusal::Gone { how } = refusal else { panic!("{refusal:?}") };
+            assert!(how.contains("does not know the peer's key"), "{how}");
+        }
     }
 
     #[test]
