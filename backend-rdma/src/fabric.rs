@@ -48,16 +48,16 @@ impl Fabric {
         }
         options.check()?;
         let nics = open_nics(&options)?;
-        let ip = service_ip(&options, &nics[0].port);
+        let ips = service_ips(&options, &nics[0].port);
         let devices: Vec<&str> = nics.iter().map(|nic| &*nic.port.context.name).collect();
         let device = devices.join(" and ");
         let resources = Arc::new(Resources::new(rank, ranks, options, nics)?);
-        let service = Service::start(&resources, ip)?;
+        let service = Service::start(&resources, &ips)?;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let address = Address {
             rank,
             ranks: u32::try_from(ranks).unwrap_or(u32::MAX),
-            token: resources.token,
+            tokens: resources.tokens,
             service: service.address,
             nics: resources.nics.len() as u16,
             host: host.trim().to_owned(),
@@ -94,11 +94,16 @@ fn open_nics(options: &Options) -> Result<Arc<[Nic]>, Error> {
     std::iter::once(first).chain(further).collect()
 }
 
-/// Returns the IP address at which peers reach the TCP service of this rank. With RoCE, it is by default the
-/// address of the port.
-fn service_ip(options: &Options, port: &OpenPort) -> IpAddr {
+/// Returns the IP addresses of which the first that this process can listen at is that of the TCP service.
+///
+/// With RoCE, it is by default the address of the port, which can belong to another network namespace.
+fn service_ips(options: &Options, port: &OpenPort) -> Vec<IpAddr> {
+    if let Some(ip) = options.service_ip {
+        return vec![ip];
+    }
     let of_port = (port.link == LinkLayer::Ethernet).then(|| port.gid.ip());
-    options.service_ip.or(of_port).or_else(outgoing_ip).unwrap_or(IpAddr::from([127, 0, 0, 1]))
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    of_port.into_iter().chain(outgoing_ip()).chain([loopback]).collect()
 }
 
 /// Returns the local IP address from which packets to other hosts are sent, without sending any.
@@ -132,7 +137,7 @@ unsafe impl FabricTrait for Fabric {
     }
 
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
-        let Resources { rank, ranks, token, .. } = *self.resources();
+        let Resources { rank, ranks, tokens, .. } = *self.resources();
         if peer.index() >= ranks {
             return Err(Error::argument(format!(
                 "peer is {peer}, expected less than the number of ranks, {ranks}"
@@ -151,7 +156,7 @@ unsafe impl FabricTrait for Fabric {
         }
         let connected = if peer != rank {
             Peer::Other(Arc::new(Control::open(rank, &address, deadline)?))
-        } else if address.token == token {
+        } else if address.tokens == tokens {
             Peer::Own
         } else {
             return Err(Error::mismatch(format!(

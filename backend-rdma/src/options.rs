@@ -52,8 +52,9 @@ pub struct Options {
     /// The index of the port's address in its GID table; by default that of the best address. The best
     /// address is RoCE v2 over IPv4 and never link-local.
     pub gid_index: Option<u32>,
-    /// The IP address at which peers reach this rank by TCP. By default it is that of the RDMA port, or of
-    /// the route to the default gateway if the port has none.
+    /// The IP address at which this rank listens for TCP connections of its peers, an address of this host that
+    /// they reach. By default it is that of the RDMA port, or of the route to the default gateway if the port has
+    /// none of this host. [`Fabric::service`](crate::Fabric::service) returns it.
     pub service_ip: Option<IpAddr>,
     /// The method by which flags of peers are signalled; by default the one that the receiving NIC supports.
     pub signal: Option<SignalBy>,
@@ -154,6 +155,9 @@ impl Options {
             Self { posted_bytes_max: 0, .. } => wrong("posted_bytes_max", 0, "at least 1"),
             Self { piece_bytes_max: 0, .. } => wrong("piece_bytes_max", 0, "at least 1"),
             Self { receives: 0..8, .. } => wrong("receives", self.receives.into(), "at least 8"),
+            Self { service_ip: Some(ip), .. } if ip.is_unspecified() => Err(Error::argument(
+                format!("service_ip is {ip}, expected one address of this host that peers reach"),
+            )),
             _ => Ok(()),
         }
     }
@@ -177,6 +181,11 @@ mod tests {
         assert_eq!(text(odd), "stripe_bytes is 5000, expected a power of two from 4096");
         let many = Options { further_devices: vec![DeviceChoice::Any; 4], ..Options::default() };
         assert_eq!(text(many), "number of further_devices is 4, expected at most 3");
+        let any = Options { service_ip: Some([0; 4].into()), ..Options::default() };
+        assert_eq!(
+            text(any),
+            "service_ip is 0.0.0.0, expected one address of this host that peers reach"
+        );
         let few = Options { receives: 7, ..Options::default() };
         assert_eq!(text(few), "receives is 7, expected at least 8");
     }

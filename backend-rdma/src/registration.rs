@@ -80,6 +80,22 @@ impl Registration {
         Ok(Self { mrs, nics, _mapping: None, device_region, base, bytes, owner, role })
     }
 
+    /// Creates a registration without bytes for tests on machines without NICs; its key names one NIC.
+    #[cfg(test)]
+    pub(crate) fn without_nics(owner: Rank, role: Role) -> Self {
+        let (base, device_region) = (NonNull::dangling(), None);
+        Self {
+            mrs: Vec::new(),
+            nics: 1,
+            _mapping: None,
+            device_region,
+            base,
+            bytes: 0,
+            owner,
+            role,
+        }
+    }
+
     pub(crate) fn is_device_memory(&self) -> bool {
         self.device_region.is_some()
     }

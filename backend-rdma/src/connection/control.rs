@@ -5,7 +5,7 @@
 //!
 //! | request | fields | response |
 //! | --- | --- | --- |
-//! | hello | token of the fabric, rank and number of ranks of the sender | yes, or the reason of the refusal |
+//! | hello | token of peers, rank and number of ranks of the sender | token of the service, or the reason of the refusal |
 //! | import | generation and fields of a key | yes, or that the memory has been freed |
 //! | open | address of an engine's queue pair, its index and NIC, and the requested method of signals | address of the other end, and the method that is possible |
 //! | close | number of the primary queue pair at the receiver | yes, after it and the other queue pairs of its engine are closed |
@@ -13,13 +13,14 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Deadline, Generation, KeyError, Rank, RemoteKey as _};
 use peerlane_toolkit::{DeadlineSocket, Fault};
 
-use super::address::Address;
+use super::address::{Address, Token};
 use super::signals::{QpRole, RAILS_MAX};
 use crate::error::Error;
 use crate::key::Key;
@@ -40,17 +41,42 @@ impl Control {
     pub(crate) fn open(me: Rank, address: &Address, deadline: Deadline) -> Result<Self, Error> {
         let peer = address.rank;
         let location = address.location();
-        let left = deadline.remaining().max(Duration::from_millis(1));
-        let stream = TcpStream::connect_timeout(&address.service, left);
-        let stream =
-            stream.map_err(|error| tcp_error(peer, &location, &error, "answer", deadline))?;
-        // A request is one small packet; the connection works without this, only slower.
-        let _ = stream.set_nodelay(true);
+        let Address { tokens, ranks, .. } = *address;
+        let hello = Request::Hello { token: tokens.peer, rank: me, ranks }.encode();
+        let (stream, response) = loop {
+            let left = deadline.remaining().max(Duration::from_millis(1));
+            let stream = TcpStream::connect_timeout(&address.service, left);
+            let stream =
+                stream.map_err(|error| tcp_error(peer, &location, &error, "answer", deadline))?;
+            // A request is one small packet; the connection works without this, only slower.
+            let _ = stream.set_nodelay(true);
+            match exchange(&stream, &hello, deadline) {
+                Ok(response) => break (stream, response),
+                // A service with too many clients closes the oldest without the token. That of a process that
+                // has ended refuses the next connection.
+                Err(error) if is_closed(&error) && !deadline.has_passed() => {
+                    thread::sleep(RETRY_PAUSE);
+                }
+                Err(error) => {
+                    return Err(tcp_error(peer, &location, &error, "say hello", deadline));
+                }
+            }
+        };
+
+        let response =
+            Response::decode(&response).map_err(|error| malformed(peer, &location, &error))?;
         let nics = usize::from(address.nics);
         let control = Self { peer, location, nics, stream: Mutex::new(Some(stream)) };
-        let Address { token, ranks, .. } = *address;
-        match control.call(&Request::Hello { token, rank: me, ranks }, "say hello", deadline)? {
-            Response::Yes => Ok(control),
+        match response {
+            Response::Welcome { token } if tokens.service.equals(&token) => Ok(control),
+            Response::Welcome { .. } => {
+                let service = address.service;
+                let how = format!(
+                    "the process that listens at {service} does not know the address of the rank, so the rank has \
+                     ended, and another process has its port"
+                );
+                Err(Fault::PeerLost { peer, how }.into())
+            }
             Response::Refused(why) => Err(Fault::PeerLost { peer, how: why }.into()),
             response => Err(control.unexpected_response(&response)),
         }
@@ -113,10 +139,7 @@ impl Control {
         let response =
             response.map_err(|error| tcp_error(self.peer, &self.location, &error, what, deadline));
         let decoded = response.and_then(|bytes| {
-            Response::decode(&bytes).map_err(|error| {
-                let how = format!("{} sent a malformed response: {error}", self.location);
-                Fault::PeerLost { peer: self.peer, how }.into()
-            })
+            Response::decode(&bytes).map_err(|error| malformed(self.peer, &self.location, &error))
         });
         if decoded.is_err() {
             *stream = None;
@@ -144,6 +167,16 @@ pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes(), message].concat()
 }
 
+fn is_closed(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+fn malformed(peer: Rank, location: &str, error: &KeyError) -> Error {
+    let how = format!("{location} sent a malformed response: {error}");
+    Fault::PeerLost { peer, how }.into()
+}
+
 fn tcp_error(
     peer: Rank,
     location: &str,
@@ -167,6 +200,11 @@ fn tcp_error(
 }
 
 pub(super) const FRAME_BYTES_MAX: usize = 4096;
+/// The length of a hello, the only request of a client without the token.
+pub(super) const HELLO_BYTES: usize = 2 + Token::BYTES + 4 + 4;
+
+/// The pause before a connection that was closed without an answer is made again.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 const HELLO: u16 = 1;
 const IMPORT: u16 = 2;
@@ -175,7 +213,7 @@ const CLOSE: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    Hello { token: [u8; 16], rank: Rank, ranks: u32 },
+    Hello { token: Token, rank: Rank, ranks: u32 },
     Import(Key),
     Open(OpenRequest),
     Close { primary: u32 },
@@ -195,7 +233,7 @@ impl Request {
         let writer = Writer::new();
         match self {
             Self::Hello { token, rank, ranks } => {
-                writer.u16(HELLO).bytes(token).u32(rank.0).u32(*ranks).finish()
+                token.write(writer.u16(HELLO)).u32(rank.0).u32(*ranks).finish()
             }
             Self::Import(key) => key.write(writer.u16(IMPORT).u64(key.generation.0)).finish(),
             Self::Open(open) => open.write(writer.u16(OPEN)).finish(),
@@ -207,7 +245,7 @@ impl Request {
         let mut reader = Reader::new(bytes);
         Ok(match reader.u16("request")? {
             HELLO => Self::Hello {
-                token: reader.array("token")?,
+                token: Token::read(&mut reader)?,
                 rank: Rank(reader.u32("rank")?),
                 ranks: reader.u32("number of ranks")?,
             },
@@ -262,6 +300,9 @@ impl OpenRequest {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
+    Welcome {
+        token: Token,
+    },
     Yes,
     /// The region that a peer wants to import no longer exists.
     Freed,
@@ -286,6 +327,7 @@ impl Response {
             Self::Opened { address, signal } => {
                 address.write(writer.u16(3)).u16(signal_number(Some(*signal))).finish()
             }
+            Self::Welcome { token } => token.write(writer.u16(4)).finish(),
         }
     }
 
@@ -299,8 +341,9 @@ impl Response {
                 address: QpAddress::read(&mut reader)?,
                 signal: signal_method(reader.u16("signal method")?)?.unwrap_or(SignalBy::Message),
             },
+            4 => Self::Welcome { token: Token::read(&mut reader)? },
             found => {
-                let (field, expected) = ("response", "0 to 3");
+                let (field, expected) = ("response", "0 to 4");
                 return Err(KeyError::Field { field, found: found.into(), expected });
             }
         })
@@ -331,6 +374,7 @@ fn signal_method(number: u16) -> Result<Option<SignalBy>, KeyError> {
 mod tests {
     use peerlane_hal::Role;
 
+    use super::super::address::Tokens;
     use super::*;
 
     #[test]
@@ -348,8 +392,9 @@ mod tests {
         let primary = QpRole { primary: None, index: 0 };
         let open = OpenRequest { address, role: primary, nic: 3, signal: Some(SignalBy::Write) };
         let other = QpRole { primary: Some(17), index: 7 };
+        let token = Tokens::random().unwrap().peer;
         let requests = [
-            Request::Hello { token: [7; 16], rank: Rank(3), ranks: 5 },
+            Request::Hello { token, rank: Rank(3), ranks: 5 },
             Request::Import(key),
             Request::Open(open),
             Request::Open(OpenRequest { role: other, signal: None, ..open }),
@@ -370,7 +415,9 @@ mod tests {
         ] {
             Request::decode(&Request::Open(wrong).encode()).unwrap_err();
         }
+        assert_eq!(requests[0].encode().len(), HELLO_BYTES);
         let responses = [
+            Response::Welcome { token },
             Response::Yes,
             Response::Freed,
             Response::Refused("no".into()),

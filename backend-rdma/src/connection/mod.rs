@@ -2,7 +2,7 @@
 //! peers.
 //!
 //! An address names a small TCP service of the rank. To connect, a peer opens a connection to the service
-//! and sends the token of the address. It uses the connection to ask whether a region still exists when it
+//! and sends a token of the address; the service answers with another token of it. The peer uses the connection to ask whether a region still exists when it
 //! imports a key, and to open the other end of an engine's queue pairs, one per peer, when an op first
 //! names that peer. So engines can be created at any time and in any order, only ranks that communicate are
 //! connected, and a rank that ends takes the other ends of its queue pairs with it.
@@ -10,12 +10,16 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `address.rs` | the address that a rank publishes |
+//! | `client.rs` | serving one client of the service |
 //! | `control.rs` | requests to a peer's service over TCP |
 //! | `receiver.rs` | receiving signals of peers, and waking threads that sleep |
 //! | `service.rs` | the thread that answers peers and handles events of the NICs |
 //! | `signals.rs` | the wire format of signals, and their order |
 
 mod address;
+#[cfg(test)]
+mod attacks;
+mod client;
 mod control;
 mod receiver;
 mod service;

@@ -1,33 +1,42 @@
 //! Runs the service thread of a rank, which answers TCP requests of peers and handles NIC events.
 //!
 //! It owns the passive ends of the peers' queue pairs. They live as long as the connection that requested
-//! them.
+//! them. No client can hold the thread: sockets do not block, a client without the token is closed after a
+//! time limit, and the oldest of them if there are too many.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ibverbs_sys::ibv_event_type;
-use peerlane_hal::{Deadline, Rank, RemoteKey as _};
-use peerlane_toolkit::DeadlineSocket;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::retry_on_intr;
-use rustix::rand::{GetRandomFlags, getrandom};
+use peerlane_hal::{Deadline, Rank};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
-use super::control::{FRAME_BYTES_MAX, OpenRequest, Request, Response, framed};
+use super::address::Tokens;
+use super::client::{Client, ClientTimeouts};
 use super::receiver::{SignalReceiver, WakeupEvent};
 use super::signals::RAILS_MAX;
 use crate::error::Error;
-use crate::nic::{self, Nic, QpAddress};
-use crate::options::{Options, SignalBy};
-use crate::registration;
-use crate::sys::{Qp, QpSizes};
+use crate::nic::Nic;
+use crate::options::Options;
 
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TIMEOUTS: ClientTimeouts =
+    ClientTimeouts { hello: Duration::from_secs(10), message: Duration::from_secs(10) };
+
+/// The number of clients without the token that a rank serves besides one for each rank; the oldest is closed
+/// for a new one.
+const STRANGERS_MAX: usize = 64;
+
+/// The connections that the system queues until they are accepted; it may queue fewer.
+const QUEUE_MAX: i32 = 4096;
+
+/// The pause after a failed system call of the thread, for example because descriptors ran out.
+const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) struct Resources {
@@ -37,8 +46,7 @@ pub(crate) struct Resources {
     /// The NICs of this rank, of which the first one carries the primary queue pair of every engine.
     pub(crate) nics: Arc<[Nic]>,
     pub(crate) receiver: SignalReceiver,
-    /// Random bytes that a peer must send to prove that it knows the address of this rank.
-    pub(crate) token: [u8; 16],
+    pub(crate) tokens: Tokens,
     lost: OnceLock<Error>,
 }
 
@@ -50,10 +58,8 @@ impl Resources {
         nics: Arc<[Nic]>,
     ) -> Result<Self, Error> {
         let receiver = SignalReceiver::new(Arc::clone(&nics));
-        let mut token = [0; 16];
-        retry_on_intr(|| getrandom(&mut token, GetRandomFlags::empty()))
-            .map_err(Error::system("ask for random bytes"))?;
-        Ok(Self { rank, ranks, options, nics, receiver, token, lost: OnceLock::new() })
+        let tokens = Tokens::random()?;
+        Ok(Self { rank, ranks, options, nics, receiver, tokens, lost: OnceLock::new() })
     }
 
     fn set_lost(&self, nic: usize, event: String) {
@@ -83,29 +89,40 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn start(resources: &Arc<Resources>, ip: IpAddr) -> Result<Self, Error> {
-        let any: IpAddr = match ip {
-            IpAddr::V4(_) => [0; 4].into(),
-            IpAddr::V6(_) => [0; 16].into(),
-        };
-        let listener = TcpListener::bind((any, 0)).map_err(Error::io("listen for peers"))?;
-        listener.set_nonblocking(true).map_err(Error::io("listen for peers"))?;
-        let port = listener.local_addr().map_err(Error::io("listen for peers"))?.port();
+    /// Starts the thread, which listens at the first of `ips` that is an address of this process's network.
+    pub(crate) fn start(resources: &Arc<Resources>, ips: &[IpAddr]) -> Result<Self, Error> {
+        let nics = (0..resources.nics.len()).collect();
+        let events = NicEvents { resources: Arc::clone(resources), nics };
+        let service_ip = resources.options.service_ip;
+        let listener = listen(ips).map_err(|reasons| cannot_listen(service_ip, &reasons))?;
+        Self::start_with(resources, listener, events, TIMEOUTS)
+    }
+
+    pub(super) fn start_with(
+        resources: &Arc<Resources>,
+        listener: TcpListener,
+        events: impl Events + Send + 'static,
+        timeouts: ClientTimeouts,
+    ) -> Result<Self, Error> {
+        let address = listener.local_addr().map_err(Error::io("listen for peers"))?;
         let stop = WakeupEvent::new()?;
         stop.set_asleep(true);
         let stopped = Arc::new(AtomicBool::new(false));
         let mut server = Server {
             resources: Arc::clone(resources),
+            events,
             listener,
+            accepts_after: None,
+            timeouts,
             clients: Vec::new(),
             stop: Arc::clone(&stop),
             stopped: Arc::clone(&stopped),
         };
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("peerlane-rdma".to_owned())
             .spawn(move || server.run())
             .map_err(Error::io("start the thread that answers peers"))?;
-        Ok(Self { address: SocketAddr::new(ip, port), stop, stopped, thread: Some(thread) })
+        Ok(Self { address, stop, stopped, thread: Some(thread) })
     }
 }
 
@@ -119,223 +136,202 @@ impl Drop for Service {
     }
 }
 
-struct Server {
-    resources: Arc<Resources>,
-    listener: TcpListener,
-    clients: Vec<Client>,
-    stop: Arc<WakeupEvent>,
-    stopped: Arc<AtomicBool>,
-}
-
-struct Client {
-    stream: TcpStream,
-    bytes: Vec<u8>,
-    /// The rank of the connected peer, or `None` until the peer has sent the token.
-    rank: Option<Rank>,
-    queue_pairs: Vec<PassiveQp>,
-}
-
-/// The passive end of a queue pair, which receives from a peer's engine and never sends.
-struct PassiveQp {
-    qp: Qp,
-    nic: usize,
-    primary: u32,
-}
-
-impl Server {
-    fn run(&mut self) {
-        while !self.stopped.load(Ordering::SeqCst) {
-            let Ok(ready) = self.sleep() else { return };
-            for nic in ready.nics {
-                self.handle_event(nic);
-            }
-            if ready.listener {
-                self.accept();
-            }
-            for index in ready.clients.into_iter().rev() {
-                if self.answer_requests(index).is_err() {
-                    let client = self.clients.swap_remove(index);
-                    close(&self.resources, client.queue_pairs);
-                }
-            }
-        }
-    }
-
-    fn sleep(&self) -> rustix::io::Result<Ready> {
-        let nics = self.resources.nics.iter().map(|nic| {
-            // SAFETY: the context stays open as long as `resources` exists.
-            unsafe { BorrowedFd::borrow_raw(nic.port.context.event_fd()) }
+/// Returns the reason for each address if this process can listen at none of them.
+pub(super) fn listen(ips: &[IpAddr]) -> Result<TcpListener, String> {
+    let mut reasons = Vec::new();
+    for ip in ips {
+        let listener = TcpListener::bind((*ip, 0)).and_then(|listener| {
+            // The standard library lets the system queue 128 connections.
+            rustix::net::listen(&listener, QUEUE_MAX)?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
         });
-        let clients = self.clients.iter().map(|client| client.stream.as_fd());
-        let mut fds: Vec<PollFd<'_>> = [self.stop.fd(), self.listener.as_fd()]
-            .into_iter()
-            .chain(nics)
-            .chain(clients)
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
-        match poll(&mut fds, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+        match listener {
+            Ok(listener) => return Ok(listener),
+            Err(error) => reasons.push(format!("{ip}: {error}")),
         }
-        let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let (nics, clients) = is_ready[2..].split_at(self.resources.nics.len());
-        let indices = |ready: &[bool]| (0..ready.len()).filter(|index| ready[*index]).collect();
-        Ok(Ready { listener: is_ready[1], nics: indices(nics), clients: indices(clients) })
+    }
+    Err(reasons.join(", "))
+}
+
+fn cannot_listen(service_ip: Option<IpAddr>, reasons: &str) -> Error {
+    match service_ip {
+        Some(ip) => Error::argument(format!(
+            "service_ip is {ip}, expected an IP address of this host that its peers reach: cannot listen at {reasons}"
+        )),
+        None => Error::unavailable(format!(
+            "cannot listen for peers at {reasons}; set service_ip to an IP address of this host that its peers reach"
+        )),
+    }
+}
+
+/// Waits for events of devices; tests use a fake implementation.
+pub(super) trait Events {
+    /// Returns the descriptors that are readable when there is an event.
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Handles the event of the descriptor with this index. Descriptors with smaller indices keep their index.
+    fn handle(&mut self, index: usize);
+}
+
+struct NicEvents {
+    resources: Arc<Resources>,
+    /// The NICs whose events can be read.
+    nics: Vec<usize>,
+}
+
+impl Events for NicEvents {
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        let fd = |nic: &usize| {
+            let context = &self.resources.nics[*nic].port.context;
+            // SAFETY: the context stays open as long as `resources` exists.
+            unsafe { BorrowedFd::borrow_raw(context.event_fd()) }
+        };
+        self.nics.iter().map(fd).collect()
     }
 
-    fn handle_event(&self, nic: usize) {
-        let Ok((event, text)) = self.resources.nics[nic].port.context.event() else { return };
+    fn handle(&mut self, index: usize) {
+        let nic = self.nics[index];
+        let resources = &self.resources;
+        let (event, text) = match resources.nics[nic].port.context.event() {
+            Ok(event) => event,
+            // A signal; the next poll finds the event again.
+            Err(Error::Verbs { errno: Errno::INTR | Errno::AGAIN, .. }) => return,
+            // The descriptor of a removed device stays readable for ever.
+            Err(error) => {
+                resources.set_lost(nic, format!("its events cannot be read: {error}"));
+                self.nics.remove(index);
+                return;
+            }
+        };
         match event {
             ibv_event_type::DEVICE_FATAL | ibv_event_type::CQ_ERR | ibv_event_type::SRQ_ERR => {
-                self.resources.set_lost(nic, text);
+                resources.set_lost(nic, text);
             }
             // The rank does not poll now, and peers continue to send.
             ibv_event_type::SRQ_LIMIT_REACHED => {
                 // Requested before the poll: if all buffers were used in between, no message could arrive
                 // that causes the event.
-                self.resources.nics[nic].request_low_event();
+                resources.nics[nic].request_low_event();
                 // An error is returned again to the next caller that polls.
-                let _ = self.resources.receiver.poll();
+                let _ = resources.receiver.poll();
             }
-            ibv_event_type::PORT_ERR => self.resources.nics[nic].set_down(true),
-            ibv_event_type::PORT_ACTIVE => self.resources.nics[nic].set_down(false),
+            ibv_event_type::PORT_ERR => resources.nics[nic].set_down(true),
+            ibv_event_type::PORT_ACTIVE => resources.nics[nic].set_down(false),
             _ => {}
+        }
+    }
+}
+
+struct Server<E> {
+    resources: Arc<Resources>,
+    events: E,
+    listener: TcpListener,
+    /// The end of the pause after a connection could not be accepted.
+    accepts_after: Option<Deadline>,
+    timeouts: ClientTimeouts,
+    /// The clients in the order of their connections.
+    clients: Vec<Client>,
+    stop: Arc<WakeupEvent>,
+    stopped: Arc<AtomicBool>,
+}
+
+struct Ready {
+    events: Vec<bool>,
+    clients: Vec<bool>,
+    listener: bool,
+}
+
+impl<E: Events> Server<E> {
+    fn run(&mut self) {
+        while !self.stopped.load(Ordering::SeqCst) {
+            let Ok(ready) = self.wait() else {
+                thread::sleep(PAUSE);
+                continue;
+            };
+            for (index, is_ready) in ready.events.into_iter().enumerate().rev() {
+                if is_ready {
+                    self.events.handle(index);
+                }
+            }
+            self.serve(&ready.clients);
+            if ready.listener {
+                self.accept();
+            }
+        }
+    }
+
+    fn wait(&mut self) -> rustix::io::Result<Ready> {
+        self.accepts_after = self.accepts_after.filter(|pause| !pause.has_passed());
+        let deadlines = self.clients.iter().filter_map(Client::deadline).chain(self.accepts_after);
+        let limit = deadlines.min().map(Deadline::remaining);
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let events = self.events.fds();
+        let mut fds = vec![readable(self.stop.fd())];
+        fds.extend(events.iter().copied().map(readable));
+        fds.extend(self.clients.iter().map(|it| PollFd::from_borrowed_fd(it.fd(), it.events())));
+        if self.accepts_after.is_none() {
+            fds.push(readable(self.listener.as_fd()));
+        }
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+
+        let mut ready = fds.iter().skip(1).map(|fd| !fd.revents().is_empty());
+        Ok(Ready {
+            events: ready.by_ref().take(events.len()).collect(),
+            clients: ready.by_ref().take(self.clients.len()).collect(),
+            listener: ready.next().unwrap_or(false),
+        })
+    }
+
+    /// Serves the clients that are ready, and closes those that have ended or are late.
+    fn serve(&mut self, ready: &[bool]) {
+        let mut ready = ready.iter();
+        let closed = self.clients.extract_if(.., |client| {
+            let is_ready = ready.next() == Some(&true);
+            let is_open = !is_ready || client.advance(&self.resources);
+            !is_open || client.deadline().is_some_and(Deadline::has_passed)
+        });
+        for client in closed.collect::<Vec<_>>() {
+            client.close(&self.resources);
         }
     }
 
     fn accept(&mut self) {
-        let Ok((stream, _)) = self.listener.accept() else { return };
-        let ready = stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true));
-        if ready.is_ok() {
-            self.clients.push(Client {
-                stream,
-                bytes: Vec::new(),
-                rank: None,
-                queue_pairs: Vec::new(),
-            });
-        }
-    }
-
-    fn answer_requests(&mut self, index: usize) -> std::io::Result<()> {
-        let client = &mut self.clients[index];
-        let mut buffer = [0; 4096];
-        let count = match client.stream.read(&mut buffer) {
-            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            // The next poll finds the bytes again.
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(()),
-            read => read?,
-        };
-        client.bytes.extend_from_slice(&buffer[..count]);
-        while let Some(request) = client.request()? {
-            let response = client.response(&self.resources, &request);
-            DeadlineSocket::new(&client.stream, Deadline::after(RESPONSE_TIMEOUT))
-                .write_all(&framed(&response.encode()))?;
-        }
-        Ok(())
-    }
-}
-
-struct Ready {
-    listener: bool,
-    nics: Vec<usize>,
-    clients: Vec<usize>,
-}
-
-impl Client {
-    fn request(&mut self) -> std::io::Result<Option<Request>> {
-        let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > FRAME_BYTES_MAX {
-            return Err(std::io::Error::other(format!(
-                "a request of {length} bytes, expected at most {FRAME_BYTES_MAX}"
-            )));
-        }
-        let Some(request) = rest.get(..length) else { return Ok(None) };
-        let request = Request::decode(request).map_err(std::io::Error::other)?;
-        self.bytes.drain(..4 + length);
-        Ok(Some(request))
-    }
-
-    fn response(&mut self, resources: &Arc<Resources>, request: &Request) -> Response {
-        match (*request, self.rank) {
-            (Request::Hello { token, rank, ranks }, _) => {
-                if token != resources.token {
-                    return Response::Refused(
-                        "the address is of a fabric that was closed there".to_owned(),
-                    );
-                }
-                if ranks as usize != resources.ranks {
-                    let expected = resources.ranks;
-                    return Response::Refused(format!("it was opened for {expected} ranks"));
-                }
-                self.rank = Some(rank);
-                Response::Yes
-            }
-            (_, None) => Response::Refused("it expects the token first".to_owned()),
-            (Request::Import(key), _) => {
-                let known = key.rank == resources.rank && registration::find(&key).is_some();
-                let known = known && key.region_bytes() == key.bytes;
-                if known { Response::Yes } else { Response::Freed }
-            }
-            (Request::Open(request), _) => match self.open(resources, &request) {
-                Ok((address, signal)) => Response::Opened { address, signal },
-                Err(error) => Response::Refused(error.to_string()),
-            },
-            (Request::Close { primary }, _) => {
-                close(
-                    resources,
-                    self.queue_pairs.extract_if(.., |qp| qp.primary == primary).collect(),
+        let stream = match self.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                let is_gone = matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
                 );
-                Response::Yes
+                if !is_gone {
+                    self.accepts_after = Some(Deadline::after(PAUSE));
+                }
+                return;
             }
-        }
-    }
-
-    fn open(
-        &mut self,
-        resources: &Resources,
-        request: &OpenRequest,
-    ) -> Result<(QpAddress, SignalBy), Error> {
-        let OpenRequest { address: remote, role, nic: nic_index, signal } = request;
-        let (nic_index, receiver) = (usize::from(*nic_index), &resources.receiver);
-        let nic = resources.nics.get(nic_index).ok_or_else(|| {
-            let count = resources.nics.len();
-            Error::argument(format!(
-                "the index of the NIC is {nic_index}, expected less than {count}"
-            ))
-        })?;
-        let is_open = |primary| self.queue_pairs.iter().any(|open| open.primary == primary);
-        if role.primary.is_some_and(|primary| !is_open(primary)) {
-            return Err(Error::argument(format!("the primary queue pair of {role:?} is not open")));
-        }
-        let sizes = QpSizes { sends: 1, inline_bytes: 0 };
-        let qp = Qp::create(&nic.domain, &nic.cq, Some(&nic.srq), sizes)?;
-        let local = QpAddress::new(&qp, &nic.port)?;
-        // Added before a message can arrive.
-        receiver.open((nic_index, qp.number()), *role);
-        let primary = role.primary.unwrap_or(qp.number());
-        let passive_qp = PassiveQp { qp, nic: nic_index, primary };
-        if let Err(error) =
-            nic::move_to_rtr(&passive_qp.qp, &nic.port, &resources.options, &local, remote)
-        {
-            close(resources, vec![passive_qp]);
-            return Err(error);
-        }
-        let signal = signal.unwrap_or_else(|| {
-            if passive_qp.qp.writes_in_order() { SignalBy::Write } else { SignalBy::Message }
-        });
-        let signal = match signal {
-            SignalBy::Write if !receiver.allow_direct_writes() => SignalBy::Message,
-            signal => signal,
         };
-        self.queue_pairs.push(passive_qp);
-        Ok((local, signal))
+        let Ok(mut client) = Client::new(stream, self.timeouts) else { return };
+        // The token has often arrived with the connection.
+        if client.advance(&self.resources) {
+            self.add(client);
+        }
     }
-}
 
-/// Processes the messages that have arrived before it closes queue pairs, because destroying a queue pair may
-/// discard them.
-fn close(resources: &Resources, queue_pairs: Vec<PassiveQp>) {
-    queue_pairs.iter().for_each(|qp| qp.qp.fail());
-    resources.receiver.close(queue_pairs.iter().map(|qp| (qp.nic, qp.qp.number())));
+    /// A rank needs little time to send the token and connects again, so the oldest client without it is closed
+    /// if there are too many.
+    fn add(&mut self, client: Client) {
+        let strangers = self.clients.iter().filter(|client| !client.is_rank()).count();
+        if !client.is_rank()
+            && strangers >= self.resources.ranks + STRANGERS_MAX
+            && let Some(oldest) = self.clients.iter().position(|client| !client.is_rank())
+        {
+            self.clients.remove(oldest).close(&self.resources);
+        }
+        self.clients.push(client);
+    }
 }
