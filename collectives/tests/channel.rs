@@ -261,7 +261,7 @@ fn ranks_that_open_different_channels_are_named() {
         }
         let error = group.channel(&windows[group.rank().index()], 1).unwrap_err();
         insta::allow_duplicates! {
-            insta::assert_snapshot!(error.to_string(), @"channel 2: ranks disagree: window is 2 on rank 1, 1 on rank 0");
+            insta::assert_snapshot!(error.to_string(), @"channel 1: ranks disagree: window is 2 on rank 1, 1 on rank 0");
         }
         Ok(())
     });

@@ -193,22 +193,22 @@ fn the_arguments_of_a_split_are_checked_on_all_ranks() {
     ranks names rank 1 twice, expected each rank once
     ranks names rank 9, expected ranks below 4
     ranks is [0, 2], expected a list with this rank, 1
-    split 4: ranks disagree: rank 1 wants a group of ranks 0 and 1, rank 0 wants one of rank 0
+    split 1: ranks disagree: rank 1 wants a group of ranks 0 and 1, rank 0 wants one of rank 0
     ranks is [], expected a list with this rank, 1
     timeout is 0 s, expected more than 0 s
-    split 7: ranks disagree: strict is true on rank 3, false on rank 1
-    split 8: ranks disagree: rank 0 wants a group of ranks 0 and 2, rank 2 calls `split`
+    split 2: ranks disagree: strict is true on rank 3, false on rank 1
+    split 3: ranks disagree: rank 0 wants a group of ranks 0 and 2, rank 2 calls `split`
     topology is set, expected none: a group that is split from another one uses that group's
     "#);
     assert_snapshot!(text(2), @r#"
     split 1: rank 1 failed (invalid argument): ranks names rank 1 twice, expected each rank once
-    split 2: rank 1 failed (invalid argument): ranks names rank 9, expected ranks below 4
-    split 3: rank 1 failed (invalid argument): ranks is [0, 2], expected a list with this rank, 1
-    split 4: ranks disagree: rank 1 wants a group of ranks 0 and 1, rank 0 wants one of rank 0
-    split 5: rank 1 failed (invalid argument): ranks is [], expected a list with this rank, 1
-    split 6: rank 1 failed (invalid argument): timeout is 0 s, expected more than 0 s
-    split 7: ranks disagree: strict is true on rank 3, false on rank 1
-    split 8: ranks disagree: rank 0 wants a group of ranks 0 and 2, rank 2 calls `split`
+    split 1: rank 1 failed (invalid argument): ranks names rank 9, expected ranks below 4
+    split 1: rank 1 failed (invalid argument): ranks is [0, 2], expected a list with this rank, 1
+    split 1: ranks disagree: rank 1 wants a group of ranks 0 and 1, rank 0 wants one of rank 0
+    split 2: rank 1 failed (invalid argument): ranks is [], expected a list with this rank, 1
+    split 2: rank 1 failed (invalid argument): timeout is 0 s, expected more than 0 s
+    split 2: ranks disagree: strict is true on rank 3, false on rank 1
+    split 3: ranks disagree: rank 0 wants a group of ranks 0 and 2, rank 2 calls `split`
     topology is set, expected none: a group that is split from another one uses that group's
     "#);
     let peers: Vec<_> = texts[2].iter().map(|error| error.peer().map(|rank| rank.0)).collect();

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use super::REFUSAL;
 use super::message::{BLOB_BYTES_MAX, Blob, EndCause, LABEL_BYTES_MAX, Reply, Request};
 use super::meter::{Charge, Meter};
 use super::process::{ProcessId, ProcessState};
@@ -70,7 +71,7 @@ enum Membership {
 }
 
 struct Exchange {
-    /// The rank that contributed first, and its label.
+    /// The rank that contributed first, and its label. One that refuses the call has no label of its own.
     first: (Rank, String),
     differs: bool,
     blobs: Vec<Option<Blob>>,
@@ -250,7 +251,12 @@ impl HubState {
         exchange.missing -= 1;
 
         let mut replies = Vec::new();
-        if exchange.first.1 != label && !mem::replace(&mut exchange.differs, true) {
+        if exchange.first.1 == REFUSAL {
+            exchange.first = (from, label);
+        } else if label != REFUSAL
+            && exchange.first.1 != label
+            && !mem::replace(&mut exchange.differs, true)
+        {
             let (first, expected) = &exchange.first;
             let labels = [(first.0, expected.clone()), (from.0, label)];
             replies.push(Reply::Differs { sequence, labels });
@@ -584,6 +590,28 @@ mod tests {
         assert_eq!(state.apply(Rank(1), contribute("a", b"")), [differs]);
         assert_eq!(state.apply(Rank(0), contribute("c", b"")), []);
         assert_eq!(state.completed, 1);
+    }
+
+    #[test]
+    fn a_refusal_is_part_of_the_exchange_of_any_label() {
+        for order in [[0, 1, 2], [1, 0, 2], [1, 2, 0]] {
+            let mut state = full(3);
+            let mut replies = Vec::new();
+            for rank in order {
+                let label = if rank == 1 { REFUSAL } else { "a" };
+                replies.extend(state.apply(Rank(rank), contribute(label, &[rank as u8])));
+            }
+            let blobs = (0..3).map(|rank| (1, Blob(vec![rank]))).collect();
+            assert_eq!(replies, [Reply::Contributions { sequence: 0, first: 0, blobs }]);
+        }
+
+        // The labels of the others are compared.
+        let mut state = full(3);
+        assert_eq!(state.apply(Rank(1), contribute(REFUSAL, b"")), []);
+        assert_eq!(state.apply(Rank(2), contribute("b", b"")), []);
+        let labels = [(2, "b".into()), (0, "a".into())];
+        let differs = Reply::Differs { sequence: 0, labels };
+        assert_eq!(state.apply(Rank(0), contribute("a", b"")), [differs]);
     }
 
     #[test]

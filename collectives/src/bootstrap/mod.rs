@@ -47,6 +47,9 @@ mod meter;
 mod secret;
 mod subgroups;
 
+/// The label of an exchange in which a rank tells the others that it refuses their call, whatever the label of that call.
+pub const REFUSAL: &str = "a refused call";
+
 /// An event such as an abort or a lost rank, of which all ranks of a group are told.
 ///
 /// Listeners receive only the first abort or loss of a group: the bootstrap decides which came first, so that
@@ -113,7 +116,8 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Sends `mine` to every rank and returns what each rank sent, in rank order.
     ///
-    /// This is a collective call: every rank makes it with the same `label`, in the same order.
+    /// This is a collective call: every rank makes it with the same `label`, in the same order. A rank that has failed before it
+    /// knew which call the others make passes [`REFUSAL`], which equals every label.
     ///
     /// # Errors
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the missing rank, or the error of

@@ -7,6 +7,7 @@ use std::time::Instant;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
+use crate::bootstrap::REFUSAL;
 use crate::error::Error;
 use crate::group::shared::Shared;
 
@@ -70,6 +71,9 @@ pub(crate) fn agree(
         }
     };
     let bytes = encode(&said);
+    // The call of a rank that fails may be another one than that of its peers, who must learn of the failure in any case.
+    let sent_label = if own_error.is_some() { REFUSAL } else { label };
+    shared.refusal.clear();
     // Peers may want to finish what is open before they come here.
     shared.finish_open(deadline);
     // If the group has ended, that is the cause of this rank's own error too: a rank that has ended frees
@@ -77,8 +81,10 @@ pub(crate) fn agree(
     shared.set_timeout(deadline.timeout());
     let _driven = shared.family.drive_meanwhile(shared).unwrap_or_default();
     let begun = Instant::now();
-    let exchanged =
-        shared.bootstrap.exchange(label, &bytes, deadline).map_err(|error| shared.cause(error))?;
+    let exchanged = shared
+        .bootstrap
+        .exchange(sent_label, &bytes, deadline)
+        .map_err(|error| shared.cause(error))?;
     shared.add_exchange(begun.elapsed());
     if let Some(error) = own_error {
         return Err(error);

@@ -7,6 +7,7 @@
 //! | `operation/` | operations: description, plan, preparation, starts |
 //! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
 //! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
+//! | `refusal.rs` | how a rank tells the others that it refuses a call |
 //! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
 //! | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
 //! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
@@ -28,6 +29,7 @@ mod links;
 mod network;
 mod operation;
 mod options;
+mod refusal;
 mod report;
 mod segment;
 mod selection;

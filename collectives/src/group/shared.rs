@@ -15,6 +15,7 @@ use crate::group::control::{Action, Control, RankState, Sight, SizedStart};
 use crate::group::end::GroupState;
 use crate::group::event::Event;
 use crate::group::family::Family;
+use crate::group::refusal::Refusal;
 use crate::group::segment::Segment;
 use crate::group::tracker::StartTracker;
 use crate::group::watchdog::Watch;
@@ -45,6 +46,7 @@ pub(crate) struct Shared {
     open: AtomicUsize,
     has_open_messages: AtomicBool,
     pub(super) watchdog_sleeps: Announcement,
+    pub(super) refusal: Refusal,
     ends: Mutex<Vec<Weak<Event>>>,
     /// The groups that were split from this one.
     children: Mutex<Vec<Weak<Shared>>>,
@@ -127,6 +129,7 @@ impl Shared {
             open: AtomicUsize::new(0),
             has_open_messages: AtomicBool::new(false),
             watchdog_sleeps: Announcement::default(),
+            refusal: Refusal::default(),
             ends: Mutex::default(),
             children: Mutex::default(),
             quarantined: Mutex::default(),
@@ -591,6 +594,7 @@ impl Shared {
             self.open.fetch_add(1, Ordering::Relaxed);
         }
         tracker.open(epoch, deadline);
+        self.refusal.clear();
         self.family.enter_thread();
         self.family.wake_progress();
         let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.is_made();

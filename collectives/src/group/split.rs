@@ -117,18 +117,20 @@ impl Group {
 
     fn divide(&mut self, options: GroupOptions, part: Part) -> Result<Option<Self>, Error> {
         self.shared.check()?;
-        self.splits += 1;
-        let (name, deadline) = (format!("split {}", self.splits), Deadline::after(self.timeout()));
+        // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+        let number = self.splits + 1;
+        let (name, deadline) = (format!("split {number}"), Deadline::after(self.timeout()));
         // Subgroups get blocks for flags in the pools that the group has.
         if !self.heap.has_flags() {
             self.prepare_barrier()?;
         }
-        let number = self.shared.family.next_subgroup();
+        let subgroup = self.shared.family.next_subgroup();
         let dropped = self.heap.dropped();
         let own_dropped = dropped.len();
-        let wish = self.wish(options, part, number, dropped);
+        let wish = self.wish(options, part, subgroup, dropped);
         let offer = wish.map(|wish| Offer::default().blob(encode(&wish)));
         let offers = agree(&self.shared, &name, offer, deadline)?;
+        self.splits = number;
         let wishes = Rank::all(offers.len()).zip(&offers);
         let wishes = wishes.map(|(peer, offer)| decode("part of the group", offer, peer, 0));
         let mut wishes: Vec<Wish> = wishes.collect::<Result<_, Error>>()?;

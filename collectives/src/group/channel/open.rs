@@ -46,8 +46,9 @@ fn open<T: Element>(
 ) -> Result<Channel<T>, Error> {
     let (len, window) = (window.len(), &window.inner);
     group.shared.check()?;
-    group.channels += 1;
-    let name = format!("channel {}", group.channels);
+    // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+    let number = group.channels + 1;
+    let name = format!("channel {number}");
     let (rank, ranks, deadline) = (group.rank(), group.ranks(), Deadline::after(group.timeout()));
     let shared = Arc::clone(&group.shared);
     let tiers =
@@ -68,6 +69,7 @@ fn open<T: Element>(
         offer.blob(encode(&dropped))
     });
     let offers = agree(&shared, &name, offer, deadline)?;
+    group.channels = number;
     let (used, engines, report) = opened?;
     let dropped = Rank::all(ranks).zip(&offers);
     let dropped = dropped.map(|(peer, offer)| decode("dropped allocations", offer, peer, 0));

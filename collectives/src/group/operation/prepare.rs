@@ -56,8 +56,8 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     // An operation whose starts have a short timeout still has the time of the group to be prepared.
     let timeouts = specs.iter().map(|spec| spec.timeout);
     let deadline = Deadline::after(timeouts.fold(group.timeout(), Duration::max));
-    group.prepared += 1;
-    let number = group.prepared;
+    // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+    let number = group.prepared + 1;
     let several = specs.len() > 1;
     let name = |(index, spec): (usize, &OperationSpec)| match spec.collective.name() {
         name if several => format!("{name} {number}.{}", index + 1),
@@ -87,6 +87,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         })
     });
     let offers = agree(&shared, &name, offer, deadline)?;
+    group.prepared = number;
     let mut preparations = preparations?;
     let announced = announcements(&offers, preparations.len())?.into_iter();
     let (dropped, mut operations): (Vec<_>, Vec<_>) =

@@ -55,8 +55,9 @@ pub(in crate::group) fn open(
     wanted: Result<(Offer, u64), Error>,
 ) -> Result<Arc<Inner>, Error> {
     group.shared.check()?;
-    group.windows += 1;
-    let (number, fabrics, shared) = (group.windows, group.fabrics(), Arc::clone(&group.shared));
+    // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+    let number = group.windows + 1;
+    let (fabrics, shared) = (group.fabrics(), Arc::clone(&group.shared));
     let name = format!("window {number}");
     let own = wanted.and_then(|(offer, bytes)| {
         let offer = offer.field("window_bytes", bytes);
@@ -68,6 +69,7 @@ pub(in crate::group) fn open(
     });
     let deadline = Deadline::after(group.timeout());
     let segments = exchange(&shared, fabrics, &name, own, deadline)?;
+    group.windows = number;
     let segment = segments.into_iter().next().expect("one segment was exchanged");
     Ok(Arc::new(Inner { number, segment, users: Arc::clone(&group.users), shared }))
 }
