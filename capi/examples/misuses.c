@@ -29,7 +29,7 @@ static void bad_group(void *group, const char *word) {
     REFUSED(peerlane_group_check(group), word);
     REFUSED(peerlane_group_split(group, 0, 0, &part), word);
     REFUSED(peerlane_group_subgroup(group, &rank, 1, &part), word);
-    REFUSED(peerlane_group_subgroup(group, NULL, 1, &part), "NULL");
+    REFUSED(peerlane_group_subgroup(group, NULL, 1, &part), word);
     REFUSED(peerlane_group_shrink(group, &part), word);
     REFUSED(peerlane_group_close(group), word);
     REFUSED(peerlane_group_destroy(group), word);

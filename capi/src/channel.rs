@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use peerlane::group::StreamMessages;
 use peerlane::hal::BackendId;
-use peerlane::{Channel, Error, Rank};
+use peerlane::{Channel, Error, Group, Rank};
 
 use crate::group::{GROUPS, GroupHandle};
 use crate::handle::{Table, clear, lock};
@@ -94,15 +94,16 @@ pub unsafe extern "C" fn peerlane_channel_open(
 ) -> Status {
     call(|| {
         // SAFETY: the contract of this function says that `channel` is NULL or points to a handle.
-        unsafe { clear(channel, "channel") }?;
-        let window = WINDOWS.get(window.addr())?;
-        let object = GROUPS.get(group.addr())?.with(|group| {
-            window.with(|window| {
-                let opened = group.channel(window, signals)?;
-                // SAFETY: the header says at `peerlane_channel_open` when the replays of a C program must be complete.
-                let channel = Mutex::new(Some(unsafe { opened.capturable() }));
-                Ok(ChannelObject { channel, backend: group.selection().local })
-            })
+        let cleared = unsafe { clear(channel, "channel") };
+        let window = |_: &Group| {
+            cleared?;
+            WINDOWS.get(window.addr())?.with(|window| Ok(window.cast::<u8>()))
+        };
+        let object = GROUPS.get(group.addr())?.collective(window, |group, window| {
+            let opened = group.channel(&window, signals)?;
+            // SAFETY: the header says at `peerlane_channel_open` when the replays of a C program must be complete.
+            let channel = Mutex::new(Some(unsafe { opened.capturable() }));
+            Ok(ChannelObject { channel, backend: group.selection().local })
         })?;
         // SAFETY: the contract of this function says that `channel` points to a handle; NULL has been refused.
         unsafe { CHANNELS.give(object, channel) }

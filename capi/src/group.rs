@@ -79,6 +79,19 @@ impl GroupObject {
         body(group)
     }
 
+    /// Makes a collective call that exchanges messages, after its arguments were checked. If they are refused, so that this rank does
+    /// not make the call, the other ranks learn of it.
+    pub(crate) fn collective<A, R>(
+        &self,
+        arguments: impl FnOnce(&Group) -> Result<A, Failure>,
+        call: impl FnOnce(&mut Group, A) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        self.with(|group| match arguments(group) {
+            Ok(arguments) => call(group, arguments),
+            Err(refused) => Err(group.refuse(refused.into()).into()),
+        })
+    }
+
     /// Keeps a window until the group is closed or destroyed.
     pub(crate) fn keep(&self, window: Window<u8>) {
         lock(&self.windows).push(window);
@@ -310,14 +323,18 @@ pub unsafe extern "C" fn peerlane_group_split(
 ) -> Status {
     call(|| {
         // SAFETY: the contract of this function says that `part` is NULL or points to a handle.
-        unsafe { clear(part, "part") }?;
-        let color = match color {
-            ..0 => None,
-            color => Some(u32::try_from(color).map_err(|_| {
+        let cleared = unsafe { clear(part, "part") };
+        let color = |_: &Group| {
+            cleared?;
+            if color < 0 {
+                return Ok(None);
+            }
+            u32::try_from(color).map(Some).map_err(|_| {
                 Failure::argument(format!("color is {color}, expected at most {}", u32::MAX))
-            })?),
+            })
         };
-        let group = GROUPS.get(group.addr())?.with(|group| Ok(group.split(color, key)?))?;
+        let object = GROUPS.get(group.addr())?;
+        let group = object.collective(color, |group, color| Ok(group.split(color, key)?))?;
         let Some(group) = group else { return Ok(()) };
         // SAFETY: the contract of this function says that `part` points to a handle; NULL has been refused.
         unsafe { give(group, part) }
@@ -337,27 +354,24 @@ pub unsafe extern "C" fn peerlane_group_subgroup(
 ) -> Status {
     call(|| {
         // SAFETY: the contract of this function says that `part` is NULL or points to a handle.
-        unsafe { clear(part, "part") }?;
-        if ranks.is_null() {
-            return Err(Failure::argument("ranks is NULL, expected a list"));
-        }
+        let cleared = unsafe { clear(part, "part") };
         let object = GROUPS.get(group.addr())?;
-        if count > object.ranks as usize {
-            // An empty list is an error on all ranks, so that none waits for this one.
-            object.with(|group| {
-                drop(group.subgroup(&[]));
-                Ok(())
-            })?;
-            return Err(Failure::argument(format!(
-                "count is {count}, expected at most {}, the number of ranks of the group",
-                object.ranks
-            )));
-        }
-
-        // SAFETY: it is not NULL, and the contract of this function says that it has `count` numbers then.
-        let ranks = unsafe { std::slice::from_raw_parts(ranks, count) };
-        let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
-        let subgroup = object.with(|group| Ok(group.subgroup(&ranks)?))?;
+        let list = |_: &Group| {
+            cleared?;
+            if ranks.is_null() {
+                return Err(Failure::argument("ranks is NULL, expected a list"));
+            }
+            if count > object.ranks as usize {
+                return Err(Failure::argument(format!(
+                    "count is {count}, expected at most {}, the number of ranks of the group",
+                    object.ranks
+                )));
+            }
+            // SAFETY: it is not NULL, and the contract of this function says that it has `count` numbers then.
+            let ranks = unsafe { std::slice::from_raw_parts(ranks, count) };
+            Ok(ranks.iter().copied().map(Rank).collect::<Vec<_>>())
+        };
+        let subgroup = object.collective(list, |group, ranks| Ok(group.subgroup(&ranks)?))?;
         // SAFETY: the contract of this function says that `part` points to a handle; NULL has been refused.
         unsafe { give(subgroup, part) }
     })

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
-use peerlane::{BlockLens, DType, Error, Operator, Part, Rank};
+use peerlane::{BlockLens, DType, Error, Group, Operator, Part, Rank, Window};
 use peerlane_bindings::{AnyOperation, Request};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
@@ -110,64 +110,70 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
 ) -> Status {
     call(|| {
         // SAFETY: the contract of this function says that `operation` is NULL or points to a handle.
-        unsafe { clear(operation, "operation") }?;
-        // SAFETY: the contract of this function says that `options` is NULL or points to options.
-        let options = unsafe { options.as_ref() };
-        let options = options.ok_or_else(|| {
-            Failure::argument("options is NULL, expected what the operation does")
-        })?;
-        check_header(options.header_version)?;
-
-        let object = GROUPS.get(group.addr())?;
-        let window = |handle: *const WindowHandle| match handle.is_null() {
-            true => Ok(None),
-            false => WINDOWS.get(handle.addr())?.with(|window| Ok(Some(window.cast()))),
+        let cleared = unsafe { clear(operation, "operation") };
+        let request = |group: &Group| {
+            cleared?;
+            // SAFETY: the contract of this function says that `options` is NULL or points to options.
+            let options = unsafe { options.as_ref() };
+            let options = options.ok_or_else(|| {
+                Failure::argument("options is NULL, expected what the operation does")
+            })?;
+            // SAFETY: the contract of this function covers the options, with what they point to.
+            unsafe { request(group, options) }
         };
-
-        let collective = numbered("collective", options.collective, Collective::all())?;
-        let operator = numbered("reduction", options.reduction, Operator::ALL)?;
-        let dtype = numbered("dtype", options.dtype, DType::ALL)?;
-        // SAFETY: the contract of this function says that `algorithm` is NULL or ends in zero.
-        let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
-        let algorithm = algorithm.map(str::parse).transpose();
-        let algorithm =
-            algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
-
-        let windows = [
-            (window(options.input)?, options.input_begin),
-            (window(options.output)?, options.output_begin),
-        ];
-        let [input, output] = windows.map(|(window, begin)| window.map(|window| (window, begin)));
-
-        let prepared = object.with(|group| {
-            let lens: BlockLens = if options.counts.is_null() {
-                options.count.into()
-            } else {
-                // SAFETY: it is not NULL, and the contract of this function says that it has one number for each rank then.
-                unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
-            };
-
-            let collective = collective.with_root(Rank(options.root));
-            let mut request = Request::new(collective, dtype, lens);
-            (request.operator, request.algorithm) = (operator, algorithm);
-            request.chunks = (options.chunks > 0).then_some(options.chunks);
-            request.in_place = options.in_place;
-            request.resizable = options.resizable;
-            request.strict = options.strict;
-            let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
-            request.timeout = (!timeout.is_zero()).then_some(timeout);
-            (request.input, request.output) = (input, output);
-
-            if options.capturable {
-                // SAFETY: the header says at `capturable` when the replays of a C program must be complete.
-                unsafe { request.capturable() };
-            }
-            Ok(request.prepare(group)?)
-        })?;
+        let prepared = GROUPS
+            .get(group.addr())?
+            .collective(request, |group, request| Ok(request.prepare(group)?))?;
 
         // SAFETY: the contract of this function says that `operation` points to a handle; NULL has been refused.
         unsafe { OPERATIONS.give(Mutex::new(Some(prepared)), operation) }
     })
+}
+
+/// Returns what the options of a C program describe.
+///
+/// # Safety
+/// `counts` is NULL or has one number for each rank, and `algorithm` is NULL or ends in zero.
+unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, Failure> {
+    check_header(options.header_version)?;
+
+    let collective = numbered("collective", options.collective, Collective::all())?;
+    let operator = numbered("reduction", options.reduction, Operator::ALL)?;
+    let dtype = numbered("dtype", options.dtype, DType::ALL)?;
+    // SAFETY: the contract of this function says that `algorithm` is NULL or ends in zero.
+    let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
+    let algorithm = algorithm.map(str::parse).transpose();
+    let algorithm = algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
+    let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
+    let lens: BlockLens = if options.counts.is_null() {
+        options.count.into()
+    } else {
+        // SAFETY: it is not NULL, and the contract of this function says that it has one number for each rank then.
+        unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
+    };
+
+    let mut request = Request::new(collective.with_root(Rank(options.root)), dtype, lens);
+    (request.operator, request.algorithm) = (operator, algorithm);
+    request.chunks = (options.chunks > 0).then_some(options.chunks);
+    request.in_place = options.in_place;
+    request.resizable = options.resizable;
+    request.strict = options.strict;
+    request.timeout = (!timeout.is_zero()).then_some(timeout);
+    request.input = window(options.input)?.map(|window| (window, options.input_begin));
+    request.output = window(options.output)?.map(|window| (window, options.output_begin));
+    if options.capturable {
+        // SAFETY: the header says at `capturable` when the replays of a C program must be complete.
+        unsafe { request.capturable() };
+    }
+    Ok(request)
+}
+
+/// Returns the window of a handle, or `None` for NULL.
+fn window(handle: *const WindowHandle) -> Result<Option<Window<u8>>, Failure> {
+    if handle.is_null() {
+        return Ok(None);
+    }
+    WINDOWS.get(handle.addr())?.with(|window| Ok(Some(window.cast())))
 }
 
 /// Writes the address and the size in bytes of the input of this rank; either may be NULL.

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use peerlane::{Error, ErrorKind};
+use peerlane::{Error, ErrorKind, Rank};
 
 /// The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
 #[repr(C)]
@@ -57,7 +57,7 @@ impl From<ErrorKind> for Status {
 
 /// An error of a call.
 pub(crate) struct Failure {
-    status: Status,
+    kind: ErrorKind,
     pub(crate) text: String,
     rank: i32,
     /// The number of bytes that a buffer must have, or 0 if the error is another one.
@@ -66,7 +66,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { status: kind.into(), text: text.into(), rank: -1, needed: 0 }
+        Self { kind, text: text.into(), rank: -1, needed: 0 }
     }
 
     /// Returns the error of a buffer of the caller that is too small for a text.
@@ -89,6 +89,16 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let rank = error.peer().and_then(|peer| i32::try_from(peer.0).ok());
         Self { rank: rank.unwrap_or(-1), ..Self::new(error.kind(), error.to_string()) }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let error = Self::new(failure.kind, failure.text);
+        match u32::try_from(failure.rank) {
+            Ok(rank) => error.with_peer(Rank(rank)),
+            Err(_) => error,
+        }
     }
 }
 
@@ -129,7 +139,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     RANK.set(failure.rank);
     NEEDED.set(failure.needed);
     keep_text(text);
-    failure.status
+    failure.kind.into()
 }
 
 /// Keeps the text of an error for the thread: its beginning, if the destructors of the thread run.

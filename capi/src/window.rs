@@ -35,7 +35,9 @@ impl WindowObject {
     /// Releases the window. If that fails, the object still has it.
     fn release(&self, group: &mut Group) -> Result<(), Failure> {
         let mut place = lock(&self.window);
-        let window = place.take().ok_or_else(released)?;
+        let Some(window) = place.take() else {
+            return Err(group.refuse(released().into()).into());
+        };
         group.release(window).map_err(|failed| {
             *place = Some(failed.window);
             Failure::from(failed.error)
@@ -55,18 +57,25 @@ fn released() -> Failure {
 /// Opens a window of a group, and writes its handle to `to`.
 ///
 /// # Safety
-/// `to` is valid for writes.
-unsafe fn open(
+/// `to` is NULL or valid for writes.
+unsafe fn open<A>(
     group: *mut GroupHandle,
     to: *mut *mut WindowHandle,
-    body: impl FnOnce(&mut Group) -> Result<Window<u8>, Error>,
+    arguments: impl FnOnce(&Group) -> Result<A, Failure>,
+    body: impl FnOnce(&mut Group, A) -> Result<Window<u8>, Error>,
 ) -> Result<(), Failure> {
+    // SAFETY: the contract of this function says that `to` is NULL or valid for writes.
+    let cleared = unsafe { clear(to, "window") };
     let group = group.addr();
+    let checked = |of_group: &Group| {
+        cleared?;
+        arguments(of_group)
+    };
     // The window has its handle before another thread can close the group, which removes the handles of its windows.
-    GROUPS.get(group)?.with(|of_group| {
-        let object = WindowObject { window: Mutex::new(Some(body(of_group)?)), group };
-        // SAFETY: the contract of this function says that `to` is valid for writes.
-        unsafe { WINDOWS.give(object, to) }
+    GROUPS.get(group)?.collective(checked, |of_group, arguments| {
+        let window = Mutex::new(Some(body(of_group, arguments)?));
+        // SAFETY: the contract of this function says that `to` is valid for writes; NULL has been refused.
+        unsafe { WINDOWS.give(WindowObject { window, group }, to) }
     })
 }
 
@@ -89,9 +98,7 @@ pub unsafe extern "C" fn peerlane_window_allocate(
 ) -> Status {
     call(|| {
         // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
-        unsafe { clear(window, "window") }?;
-        // SAFETY: the contract of this function says that `window` points to a handle; NULL has been refused.
-        unsafe { open(group, window, |group| group.window(bytes)) }
+        unsafe { open(group, window, |_| Ok(()), |group, ()| group.window(bytes)) }
     })
 }
 
@@ -112,17 +119,14 @@ pub unsafe extern "C" fn peerlane_window_over(
     window: *mut *mut WindowHandle,
 ) -> Status {
     call(|| {
-        // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
-        unsafe { clear(window, "window") }?;
-        let memory = NonNull::new(memory.cast::<u8>())
-            .ok_or_else(|| Failure::argument("memory is NULL, expected an address"))?;
-        let register = |group: &mut Group| {
+        let register = |group: &Group| {
+            let memory = NonNull::new(memory.cast::<u8>())
+                .ok_or_else(|| Failure::argument("memory is NULL, expected an address"))?;
             // SAFETY: the contract of this function says that there are `bytes` bytes, who accesses them, and how long they stay.
-            let buffer = unsafe { group.register_at::<u8>(memory, bytes) }?;
-            group.window_over(buffer)
+            Ok(unsafe { group.register_at::<u8>(memory, bytes) }?)
         };
-        // SAFETY: the contract of this function says that `window` points to a handle; NULL has been refused.
-        unsafe { open(group, window, register) }
+        // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
+        unsafe { open(group, window, register, Group::window_over) }
     })
 }
 
@@ -176,9 +180,9 @@ pub extern "C" fn peerlane_window_release(
     window: *mut WindowHandle,
 ) -> Status {
     call(|| {
-        let of_group = GROUPS.get(group.addr())?;
-        let object = WINDOWS.get(window.addr())?;
-        of_group.with(|group| object.release(group))?;
+        GROUPS
+            .get(group.addr())?
+            .collective(|_| WINDOWS.get(window.addr()), |group, object| object.release(group))?;
         // If another thread has destroyed the handle meanwhile, there is nothing to remove.
         drop(WINDOWS.remove(window.addr()));
         Ok(())

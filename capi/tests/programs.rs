@@ -92,6 +92,11 @@ fn a_lost_rank_is_named() {
 }
 
 #[test]
+fn arguments_that_one_rank_refuses_are_errors_on_all() {
+    compile_and_run("refusals.c", RANKS);
+}
+
+#[test]
 fn the_interface_of_cpp_owns_its_handles() {
     compile_and_run("wrapper.cpp", RANKS);
 }
