@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from peerlane import _native
 from peerlane._arena import Arena
 from peerlane._arguments import limit, shown, whole, wholes
 from peerlane._arrays import CPU, ITEMSIZE, View, view
-from peerlane._errors import InvalidArgument, of_native
+from peerlane._errors import Error, InvalidArgument, of_native
 from peerlane._group import Future
 
 _OPERATIONS_MAX = 64
@@ -48,18 +49,22 @@ class Collectives:
              splits: tuple[Sequence[int], Sequence[int]] | None = None, root: int = 0, reduction: str = "sum", stream: Any = None,
              wait: bool = True, timeout: float | None = None) -> Any:  # fmt: skip
         """Starts a collective, and waits for it if `wait` is set."""
-        if timeout is not None:
-            timeout = limit("timeout", timeout)
-        if stream is not None and self.is_cpu:
-            raise InvalidArgument("stream is given, expected none: the memory of the group is that of the host")
-        if type(root) is not int:
-            root = whole("root", root)
-        if not 0 <= root < self.group.ranks:
-            raise InvalidArgument(f"root is {shown(root)}, expected a rank below {self.group.ranks}")
-        if not isinstance(reduction, str):
-            raise InvalidArgument(f"reduction is {shown(reduction)}, expected a string")
-        source, target = self._views(collective, input, output, root)
-        count = self._count(collective, source, target, counts, splits)
+        try:
+            if timeout is not None:
+                timeout = limit("timeout", timeout)
+            if stream is not None and self.is_cpu:
+                raise InvalidArgument("stream is given, expected none: the memory of the group is that of the host")
+            if type(root) is not int:
+                root = whole("root", root)
+            if not 0 <= root < self.group.ranks:
+                raise InvalidArgument(f"root is {shown(root)}, expected a rank below {self.group.ranks}")
+            if not isinstance(reduction, str):
+                raise InvalidArgument(f"reduction is {shown(reduction)}, expected a string")
+            source, target = self._views(collective, input, output, root)
+            count = self._count(collective, source, target, counts, splits)
+        except Error as error:
+            self.tell_refusal(error, collective, splits is not None)
+            raise
         if self.is_cpu:
             future = self._start(collective, source, target, count, root, reduction, output)
             return future.wait(timeout) if wait else future
@@ -72,6 +77,31 @@ class Collectives:
             return output
         future._output = output
         return future
+
+    @contextmanager
+    def checks(self, collective: str | None = None, has_splits: bool = False) -> Iterator[None]:
+        """Checks the arguments of a call that all ranks make together, in the block. The other ranks learn of a refusal.
+
+        `collective` is that of a call on arrays, and None for calls in which ranks always exchange messages.
+        """
+        try:
+            yield
+        except Error as error:
+            self.tell_refusal(error, collective, has_splits)
+            raise
+
+    def tell_refusal(self, error: Error, collective: str | None = None, has_splits: bool = False) -> None:
+        """Tells the other ranks that this rank refuses the arguments of the call that they make.
+
+        In a call on arrays, ranks exchange messages when they prepare an operation. If one of this collective is kept, the others may only start it: they
+        then wait for this rank, and learn of the refusal when they ask it what it waits for.
+        """
+        kept = (*self.operations, *self.captured)
+        if collective is not None and not has_splits and any(key[0] == collective for key in kept):
+            self.group.note_refusal(str(error))
+            return
+        with suppress(Error):  # a group that has ended says so in the next call
+            self.arena.settled().refuse(str(error))
 
     def finish(self) -> None:
         """Waits for the last start, which the next one of the host must follow."""
@@ -286,6 +316,8 @@ class Collectives:
             return self.captured_scratch[-1]
         self.finish()
         if old is not None:
+            # A rank that refuses the call takes part in the first exchange, before which nothing may change.
+            self.arena.settled().exchange(b"")
             self._await_copies()
             for key in [key for key in self.operations if id(old) in key]:
                 self.operations.pop(key).drop()

@@ -197,7 +197,9 @@ class Group:
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         """Forms a group of a list of ranks, in its order. Collective: every rank gives the list of its own group."""
-        return Group(self._calls.arena.settled().subgroup(wholes("ranks", ranks)))
+        with self._calls.checks():
+            ranks = wholes("ranks", ranks)
+        return Group(self._calls.arena.settled().subgroup(ranks))
 
     def shrink(self) -> Group:
         """Opens a group of the remaining ranks after a rank was lost. Every remaining rank calls it."""
@@ -241,12 +243,13 @@ class Group:
 
         Raises `Mismatch` with the rank and the option that differs between ranks, and `InvalidArgument`.
         """
-        for name, place in (("input", input), ("output", output)):
-            if place is not None and not (isinstance(place, tuple) and len(place) == 2 and isinstance(place[0], Window)):
-                raise InvalidArgument(f"{name} is {place!r}, expected a pair: a window and the element at which it begins")
-        counts = _counts(count)
+        with self._calls.checks():
+            for name, place in (("input", input), ("output", output)):
+                if place is not None and not (isinstance(place, tuple) and len(place) == 2 and isinstance(place[0], Window)):
+                    raise InvalidArgument(f"{name} is {shown(place)}, expected a pair: a window and the element at which it begins")
+            dtype, counts = dtype_name(dtype), _counts(count)
         native = self._calls.arena.settled().prepare(
-            collective, dtype_name(dtype), counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
+            collective, dtype, counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
             in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict, timeout=timeout,
             input=input and (input[0]._native, input[1]), output=output and (output[0]._native, output[1]), matrix=matrix,
         )  # fmt: skip
@@ -254,7 +257,9 @@ class Group:
 
     def window(self, nbytes: int) -> Window:
         """Allocates a window of zeroed memory of `nbytes` bytes on every rank: device memory if the group uses GPUs. Collective."""
-        return Window(self._calls.arena.settled().allocate_window(whole("nbytes", nbytes)))
+        with self._calls.checks():
+            nbytes = whole("nbytes", nbytes)
+        return Window(self._calls.arena.settled().allocate_window(nbytes))
 
     def window_over(self, array: Any) -> Window:
         """Opens a window over memory of the caller, such as a tensor that `cudaMalloc` has allocated, of equal size on every rank. Collective.
@@ -264,9 +269,10 @@ class Group:
         """
         from peerlane._arrays import view
 
-        seen = view("array", array)
-        if seen.unwritable is not None:
-            raise InvalidArgument(f"array {seen.unwritable}, expected one that can be written: other ranks write to a window")
+        with self._calls.checks():
+            seen = view("array", array)
+            if seen.unwritable is not None:
+                raise InvalidArgument(f"array {seen.unwritable}, expected one that can be written: other ranks write to a window")
         return Window(self._calls.arena.settled().window_over(seen.address, seen.nbytes), array)
 
     def release(self, window: Window) -> None:
@@ -275,6 +281,9 @@ class Group:
         Before, drop its operations on all ranks, and delete the arrays and tensors over it. If it fails, the window and its memory stay in use on all
         ranks, and the call can be repeated.
         """
+        with self._calls.checks():
+            if not isinstance(window, Window):
+                raise InvalidArgument(f"window is {shown(window)}, expected a peerlane.Window")
         self._calls.arena.settled().release(window._native)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "f32") -> Any:
@@ -296,7 +305,9 @@ class Group:
 
     def reserve(self, nbytes: int) -> None:
         """Takes memory for `empty` in advance. Collective."""
-        self._calls.arena.reserve(whole("nbytes", nbytes))
+        with self._calls.checks():
+            nbytes = whole("nbytes", nbytes)
+        self._calls.arena.reserve(nbytes)
 
     # Collectives on arrays
 

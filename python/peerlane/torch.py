@@ -108,7 +108,8 @@ def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, group: Any = N
 def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
     """Gathers the tensor of every rank to a list of tensors, whose sizes may differ, as `torch.distributed.all_gather`."""
     of = _group(group)
-    tensors = _check_list("tensor_list", tensor_list, tensor, of)
+    with of._calls.checks("all-gather"):
+        tensors = _check_list("tensor_list", tensor_list, tensor, of)
     counts = [each.numel() for each in tensors]
     flat = torch.empty(sum(counts), dtype=tensor.dtype, device=tensor.device)
     options = {} if len(set(counts)) == 1 else {"counts": counts}
@@ -117,7 +118,7 @@ def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op:
 
 def broadcast(tensor: Any, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None) -> Work | None:
     """Copies the tensor of rank `src` to all ranks, as `torch.distributed.broadcast`."""
-    return _call(group, async_op, "broadcast", tensor, tensor, root=_root(group, src, group_src))
+    return _call(group, async_op, "broadcast", tensor, tensor, root=_root("broadcast", group, src, group_src))
 
 
 def all_to_all_single(
@@ -131,16 +132,17 @@ def all_to_all_single(
     """Sends part r of `input` to rank r, as `torch.distributed.all_to_all_single`. Split sizes are of dimension 0, and cost an exchange."""
     if output_split_sizes is None and input_split_sizes is None:
         return _call(group, async_op, "all-to-all", input, output)
-    size = _group(group).size
+    of = _group(group)
     splits = []
-    for name, tensor, lens in (("input", input, input_split_sizes), ("output", output, output_split_sizes)):
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-            raise InvalidArgument(f"{name} is {shown(tensor)}, expected a tensor of at least one dimension")
-        row = math.prod(tensor.shape[1:])
-        # An empty list is the same as none, as in PyTorch.
-        given = [] if lens is None else wholes(f"{name}_split_sizes", lens)
-        splits.append([length * row for length in given or [tensor.shape[0] // size] * size])
-    return _call(group, async_op, "all-to-all", input, output, splits=tuple(splits))
+    with of._calls.checks("all-to-all", has_splits=True):
+        for name, tensor, lens in (("input", input, input_split_sizes), ("output", output, output_split_sizes)):
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+                raise InvalidArgument(f"{name} is {shown(tensor)}, expected a tensor of at least one dimension")
+            row = math.prod(tensor.shape[1:])
+            # An empty list is the same as none, as in PyTorch.
+            given = [] if lens is None else wholes(f"{name}_split_sizes", lens)
+            splits.append([length * row for length in given or [tensor.shape[0] // of.size] * of.size])
+    return _call(of, async_op, "all-to-all", input, output, splits=tuple(splits))
 
 
 def gather(
@@ -152,11 +154,12 @@ def gather(
     group_dst: int | None = None,
 ) -> Work | None:
     """Gathers the tensor of every rank to a list on rank `dst`, as `torch.distributed.gather`."""
-    root, of = _root(group, dst, group_dst), _group(group)
+    root, of = _root("gather", group, dst, group_dst), _group(group)
     if of.rank != root:
         return _call(of, async_op, "gather", tensor, None, root=root)
-    numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
-    tensors = _check_list("gather_list", gather_list, tensor, of, numel)
+    with of._calls.checks("gather"):
+        numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
+        tensors = _check_list("gather_list", gather_list, tensor, of, numel)
     flat = torch.empty(of.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
     return _to_list(of, _call(of, async_op, "gather", tensor, flat, root=root), flat, tensors)
 
@@ -170,22 +173,24 @@ def scatter(
     group_src: int | None = None,
 ) -> Work | None:
     """Sends tensor r of a list on rank `src` to rank r, as `torch.distributed.scatter`."""
-    root, of = _root(group, src, group_src), _group(group)
+    root, of = _root("scatter", group, src, group_src), _group(group)
     flat = None
     if of.rank == root:
-        numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
-        flat = torch.cat([each.reshape(-1) for each in _check_list("scatter_list", scatter_list, tensor, of, numel)])
+        with of._calls.checks("scatter"):
+            numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
+            tensors = _check_list("scatter_list", scatter_list, tensor, of, numel)
+        flat = torch.cat([each.reshape(-1) for each in tensors])
     return _call(of, async_op, "scatter", flat, tensor, root=root)
 
 
 def reduce_scatter_tensor(output: Any, input: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
     """Reduces the inputs and gives part r to rank r, as `torch.distributed.reduce_scatter_tensor`: SUM, AVG, MAX or MIN, in rank order."""
-    return _call(group, async_op, "reduce-scatter", input, output, reduction=_reduction(op))
+    return _call(group, async_op, "reduce-scatter", input, output, op=op)
 
 
 def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
     """Reduces a tensor in place on every rank, as `torch.distributed.all_reduce`: SUM, AVG, MAX or MIN, in rank order."""
-    return _call(group, async_op, "all-reduce", tensor, tensor, reduction=_reduction(op))
+    return _call(group, async_op, "all-reduce", tensor, tensor, op=op)
 
 
 def reduce(
@@ -197,8 +202,8 @@ def reduce(
     group_dst: int | None = None,
 ) -> Work | None:
     """Reduces a tensor in place on rank `dst`, as `torch.distributed.reduce`."""
-    root = _root(group, dst, group_dst)
-    return _call(group, async_op, "reduce", tensor, tensor, root=root, reduction=_reduction(op))
+    root = _root("reduce", group, dst, group_dst)
+    return _call(group, async_op, "reduce", tensor, tensor, root=root, op=op)
 
 
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> None:
@@ -247,10 +252,17 @@ def _known(process_group: Any) -> Any:
 
 
 def _call(group: Any, async_op: bool, collective: str, input: Any, output: Any, **options: Any) -> Work | None:
-    for tensor in (input, output):
-        if tensor is not None and not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"{collective} got a {type(tensor).__name__}, expected a tensor")
-    done = _group(group)._calls.call(collective, input, output, wait=not async_op, **options)
+    calls = _group(group)._calls
+    try:
+        for tensor in (input, output):
+            if tensor is not None and not isinstance(tensor, torch.Tensor):
+                raise InvalidArgument(f"{collective} got a {type(tensor).__name__}, expected a tensor")
+        if "op" in options:
+            options["reduction"] = _reduction(options.pop("op"))
+    except InvalidArgument as error:
+        calls.tell_refusal(error, collective, "splits" in options)
+        raise
+    done = calls.call(collective, input, output, wait=not async_op, **options)
     return Work(done) if async_op else None
 
 
@@ -302,12 +314,18 @@ def _group(group: Any) -> Group:
     return group_of(group)
 
 
-def _root(group: Any, rank: int | None, group_rank: int | None) -> int:
+def _root(collective: str, group: Any, rank: int | None, group_rank: int | None) -> int:
     if group_rank is not None:
         return group_rank
     if isinstance(group, Group) or not dist.is_initialized():
-        return rank or 0
-    return dist.get_group_rank(group or dist.group.WORLD, rank or 0)
+        return 0 if rank is None else rank
+    process_group = group or dist.group.WORLD
+    try:
+        return dist.get_group_rank(process_group, 0 if rank is None else rank)
+    except Exception as error:
+        refused = InvalidArgument(f"the root of the {collective} is {shown(rank)}, expected a rank of the process group: {error}")
+        _group(group)._calls.tell_refusal(refused, collective)
+        raise refused from None
 
 
 def _reduction(op: Any) -> str:

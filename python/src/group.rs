@@ -13,6 +13,7 @@ use peerlane::group::{GroupEnd, Matrix};
 use peerlane::hal::{BackendId, Space};
 use peerlane::{Backend, BlockLens, DType, Deadline, Error, OpenOptions, Operator, Rank};
 use peerlane_bindings::{Request, check_process};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -93,6 +94,23 @@ impl Group {
         long(py, move || inner.with(body))
     }
 
+    /// Makes a call that exchanges messages with the other ranks, after its arguments were converted. If they are refused, so that this
+    /// rank does not make the call, the other ranks learn of it.
+    fn collective<A: Send + 'static, R: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        arguments: PyResult<A>,
+        call: impl FnOnce(&mut peerlane::Group, A) -> Result<R, Error> + Send + 'static,
+    ) -> PyResult<R> {
+        match arguments {
+            Ok(arguments) => self.long(py, move |group| call(group, arguments)),
+            Err(refused) => {
+                self.refuse(py, &refused.value(py).to_string())?;
+                Err(refused)
+            }
+        }
+    }
+
     fn window(&self, window: peerlane::Window<u8>) -> Result<Window, Error> {
         let memory = window.memory(0..window.len())?;
         Ok(Window {
@@ -128,7 +146,7 @@ pub(crate) const LENS: &str = "a whole number, one for each rank, or a pair of l
 const PLACE: &str = "a pair: a window and the element at which it begins";
 
 /// A window and the element at which the part of an operation begins.
-type WindowBegin = Option<(Py<Window>, usize)>;
+type WindowBegin = Option<(peerlane::Window<u8>, usize)>;
 
 /// Converts the rows of a matrix and the sides that are one.
 fn matrix_of(value: &Bound<'_, PyAny>) -> PyResult<(usize, Matrix)> {
@@ -142,7 +160,18 @@ fn matrix_of(value: &Bound<'_, PyAny>) -> PyResult<(usize, Matrix)> {
 fn place(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<WindowBegin> {
     let Some(value) = value else { return Ok(None) };
     let (window, begin): (Py<Window>, Bound<'_, PyAny>) = argument(name, value, PLACE)?;
-    Ok(Some((window, whole(&format!("the begin of {name}"), &begin)?)))
+    let begin = whole(&format!("the begin of {name}"), &begin)?;
+    Ok(Some((window.get().cast()?, begin)))
+}
+
+/// Converts the address and the size of memory of the caller.
+fn memory_of(address: &Bound<'_, PyAny>, nbytes: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
+    let address: usize = whole("address", address)?;
+    let nbytes: usize = whole("nbytes", nbytes)?;
+    if address == 0 {
+        return Err(invalid_argument("address is 0, expected memory of the caller"));
+    }
+    Ok((address, nbytes))
 }
 
 /// The lengths of blocks: equal, by rank, or what this rank sends and receives.
@@ -151,6 +180,16 @@ pub(crate) enum Lens {
     Equal(usize),
     ByRank(Vec<usize>),
     SendReceive(Vec<usize>, Vec<usize>),
+}
+
+impl From<Lens> for BlockLens {
+    fn from(lens: Lens) -> Self {
+        match lens {
+            Lens::Equal(len) => len.into(),
+            Lens::ByRank(lens) => lens.into(),
+            Lens::SendReceive(send, receive) => Self::send_receive(&send, &receive),
+        }
+    }
 }
 
 fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
@@ -299,14 +338,39 @@ impl Group {
         self.long(py, peerlane::Group::barrier)
     }
 
+    /// Tells the other ranks that this rank refuses the arguments of the call that they make, which exchanges messages.
+    fn refuse(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        let error = invalid(text);
+        let told = self.long(py, move |group| {
+            group.refuse(error);
+            Ok(())
+        });
+        // The caller raises its own error, unless Ctrl-C has ended the wait for the other ranks.
+        told.or_else(|failed| match failed.is_instance_of::<PyException>(py) {
+            true => Ok(()),
+            false => Err(failed),
+        })
+    }
+
+    /// Notes that this rank has refused the arguments of a call that exchanges no messages.
+    fn note_refusal(&self, text: &str) {
+        // While another call of this rank has the group, that one says what this rank does.
+        if check_process().is_ok()
+            && let Ok(group) = self.inner.group.try_lock()
+            && let Some(group) = group.as_ref()
+        {
+            group.note_refusal(&invalid(text));
+        }
+    }
+
     /// Gathers bytes of every rank.
     fn exchange<'py>(
         &self,
         py: Python<'py>,
         data: &Bound<'py, PyAny>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let data = bytes("data", data)?;
-        let all = self.long(py, move |group| group.exchange(&data))?;
+        let data = bytes("data", data);
+        let all = self.collective(py, data, |group, data| group.exchange(&data))?;
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
@@ -329,18 +393,18 @@ impl Group {
         color: Option<&Bound<'_, PyAny>>,
         key: &Bound<'_, PyAny>,
     ) -> PyResult<Option<Self>> {
-        let color: Option<u32> = whole_if_any("color", color)?;
-        let key: i64 = whole("key", key)?;
-
-        let part = self.long(py, move |group| group.split(color, key))?;
+        let color: PyResult<Option<u32>> = whole_if_any("color", color);
+        let arguments = color.and_then(|color| Ok((color, whole("key", key)?)));
+        let part = self.collective(py, arguments, |group, (color, key)| group.split(color, key))?;
         part.map(Self::new).transpose().map_err(|error| raised(&error))
     }
 
     /// Forms a group of the ranks of a list.
     fn subgroup(&self, py: Python<'_>, ranks: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let ranks: Vec<u32> = argument("ranks", ranks, "a list of ranks")?;
-        let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
-        let part = self.long(py, move |group| group.subgroup(&ranks))?;
+        let ranks: PyResult<Vec<u32>> = argument("ranks", ranks, "a list of ranks");
+        let part = self.collective(py, ranks, |group, ranks| {
+            group.subgroup(&ranks.into_iter().map(Rank).collect::<Vec<_>>())
+        })?;
         Self::new(part).map_err(|error| raised(&error))
     }
 
@@ -369,8 +433,8 @@ impl Group {
 
     /// Opens a window of zeroed memory of `nbytes` bytes on every rank.
     fn allocate_window(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<Window> {
-        let nbytes: usize = whole("nbytes", nbytes)?;
-        let window = self.long(py, move |group| group.window::<u8>(nbytes))?;
+        let nbytes: PyResult<usize> = whole("nbytes", nbytes);
+        let window = self.collective(py, nbytes, |group, nbytes| group.window::<u8>(nbytes))?;
         self.window(window).map_err(|error| raised(&error))
     }
 
@@ -381,17 +445,16 @@ impl Group {
         address: &Bound<'_, PyAny>,
         nbytes: &Bound<'_, PyAny>,
     ) -> PyResult<Window> {
-        let address: usize = whole("address", address)?;
-        let nbytes: usize = whole("nbytes", nbytes)?;
-        if address == 0 {
-            return Err(invalid_argument("address is 0, expected memory of the caller"));
-        }
-        let window = self.long(py, move |group| {
+        let arguments = memory_of(address, nbytes);
+        let window = self.collective(py, arguments, |group, (address, nbytes)| {
             let base = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
             let base = base.expect("the address is not 0");
             // SAFETY: the documentation of `Group.window_over` in Python requires it.
-            let buffer = unsafe { group.register_at::<u8>(base, nbytes) }?;
-            group.window_over(buffer)
+            let buffer = unsafe { group.register_at::<u8>(base, nbytes) };
+            match buffer {
+                Ok(buffer) => group.window_over(buffer),
+                Err(error) => Err(group.refuse(error)),
+            }
         })?;
         self.window(window).map_err(|error| raised(&error))
     }
@@ -399,16 +462,17 @@ impl Group {
     /// Gives the memory of a window back on every rank.
     fn release(&self, py: Python<'_>, window: &Window) -> PyResult<()> {
         let views = Arc::strong_count(&window.views) - 1;
-        if views > 0 {
-            return Err(invalid_argument(format!(
+        let unused = match views {
+            0 => Ok(Arc::clone(&window.window)),
+            _ => Err(invalid_argument(format!(
                 "{views} arrays or tensors of the window are in use; delete them before it is released"
-            )));
-        }
-        let place = Arc::clone(&window.window);
-        self.long(py, move |group| {
+            ))),
+        };
+        self.collective(py, unused, |group, place| {
             // The interpreter must not wait for the lock as long as the release takes.
-            let window = lock(&place).take();
-            let window = window.ok_or_else(|| invalid("the window was released"))?;
+            let Some(window) = lock(&place).take() else {
+                return Err(group.refuse(invalid("the window was released")));
+            };
             group.release(window).map_err(|failed| {
                 *lock(&place) = Some(failed.window);
                 failed.error
@@ -440,50 +504,46 @@ impl Group {
         output: Option<&Bound<'_, PyAny>>,
         matrix: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Operation> {
-        let collective = text("collective", collective)?;
-        let lens: Lens = argument("count", lens, LENS)?;
-        let root: u32 = whole_if_any("root", root)?.unwrap_or(0);
-        let reduction = text_if_any("reduction", reduction)?.unwrap_or_else(|| "sum".to_owned());
-        let algorithm = text_if_any("algorithm", algorithm)?;
-        let chunks: Option<u32> = whole_if_any("chunks", chunks)?;
-        let (input, output) = (place("input", input)?, place("output", output)?);
-        let matrix = matrix.map(matrix_of).transpose()?;
+        let arguments = || {
+            let dtype: DType = memory::dtype(dtype)?;
+            let lens: Lens = argument("count", lens, LENS)?;
+            let root: u32 = whole_if_any("root", root)?.unwrap_or(0);
+            let collectives = Collective::all().map(|it| (it.name(), it));
+            let collective = named("collective", &text("collective", collective)?, collectives)?;
 
-        let collectives = Collective::all().map(|it| (it.name(), it));
-        let collective = named("collective", &collective, collectives)?.with_root(Rank(root));
-        let operators = Operator::ALL.into_iter().map(|it| (it.name(), it));
-        let dtype: DType = memory::dtype(dtype)?;
-        let lens = match lens {
-            Lens::Equal(len) => BlockLens::from(len),
-            Lens::ByRank(lens) => lens.into(),
-            Lens::SendReceive(send, receive) => BlockLens::send_receive(&send, &receive),
+            let collective = collective.with_root(Rank(root));
+            let mut request = Request::new(collective, dtype, lens.into());
+            if let Some(reduction) = text_if_any("reduction", reduction)? {
+                let operators = Operator::ALL.into_iter().map(|it| (it.name(), it));
+                request.operator = named("reduction", &reduction, operators)?;
+            }
+            if let Some(name) = text_if_any("algorithm", algorithm)? {
+                let algorithm = name.parse();
+                request.algorithm = Some(
+                    algorithm.map_err(|error| invalid_argument(format!("algorithm: {error}")))?,
+                );
+            }
+            request.chunks = whole_if_any("chunks", chunks)?;
+            request.matrix = matrix.map(matrix_of).transpose()?;
+            request.in_place = flag("in_place", in_place)?;
+            request.resizable = flag("resizable", resizable)?;
+            request.check_starts = flag("check_starts", check_starts)?;
+            request.strict = flag("strict", strict)?;
+            request.timeout = seconds("timeout", timeout)?;
+            request.input = place("input", input)?;
+            request.output = place("output", output)?;
+            if flag("capturable", capturable)? {
+                // SAFETY: the documentation of `Group.prepare` in Python says when the replays must be complete.
+                unsafe { request.capturable() };
+            }
+            Ok((request, dtype))
         };
-        let algorithm = algorithm.map(|name| {
-            name.parse().map_err(|error| invalid_argument(format!("algorithm: {error}")))
-        });
-        let part = |window: &WindowBegin| {
-            let cast = |(window, begin): &(Py<Window>, usize)| {
-                window.get().cast().map(|window| (window, *begin))
-            };
-            window.as_ref().map(cast).transpose()
-        };
-        let mut request = Request::new(collective, dtype, lens);
-        request.matrix = matrix;
-        request.operator = named("reduction", &reduction, operators)?;
-        request.algorithm = algorithm.transpose()?;
-        request.chunks = chunks;
-        request.in_place = flag("in_place", in_place)?;
-        request.resizable = flag("resizable", resizable)?;
-        request.check_starts = flag("check_starts", check_starts)?;
-        request.strict = flag("strict", strict)?;
-        request.timeout = seconds("timeout", timeout)?;
-        (request.input, request.output) = (part(&input)?, part(&output)?);
-        if flag("capturable", capturable)? {
-            // SAFETY: the documentation of `Group.prepare` in Python says when the replays must be complete.
-            unsafe { request.capturable() };
-        }
+
         let this = slf.get();
-        let prepared = this.long(slf.py(), move |group| request.prepare(group))?;
+        let (prepared, dtype) =
+            this.collective(slf.py(), arguments(), |group, (request, dtype)| {
+                Ok((request.prepare(group)?, dtype))
+            })?;
         Ok(Operation::new(prepared, dtype, this.backend, this.device))
     }
 }
