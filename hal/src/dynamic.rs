@@ -248,6 +248,10 @@ unsafe impl PeerMemory for DynFabric {
         self.0.allocate(bytes, role)
     }
 
+    fn allocate_on_demand(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError> {
+        self.0.allocate_on_demand(bytes, role)
+    }
+
     fn allocate_polled_flags(&self, bytes: u64) -> Result<DynRegion, DynError> {
         self.0.allocate_polled_flags(bytes)
     }
@@ -286,6 +290,7 @@ trait ErasedFabric: Send + Sync {
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError>;
     fn engine(&self, requirements: EngineRequirements) -> Result<Box<dyn ErasedEngine>, DynError>;
     fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError>;
+    fn allocate_on_demand(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError>;
     fn allocate_polled_flags(&self, bytes: u64) -> Result<DynRegion, DynError>;
     unsafe fn register(
         &self,
@@ -337,6 +342,10 @@ impl<F: Fabric> ErasedFabric for TypedFabric<F> {
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError> {
         region(self.0.memory().allocate(bytes, role))
+    }
+
+    fn allocate_on_demand(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError> {
+        region(self.0.memory().allocate_on_demand(bytes, role))
     }
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<DynRegion, DynError> {

@@ -139,6 +139,18 @@ pub unsafe trait PeerMemory: Send + Sync + 'static {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), which names the size.
     fn allocate(&self, bytes: u64, role: Role) -> Result<Self::Local, Self::Error>;
 
+    /// Allocates as [`allocate`](Self::allocate), but takes a page of the memory from the system only when it is first used, where the
+    /// backend can. So a large allocation that is used in part takes only that part.
+    ///
+    /// The first use of a page then takes longer, and fails with a signal if the system has no page left. The default calls
+    /// `allocate`.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn allocate_on_demand(&self, bytes: u64, role: Role) -> Result<Self::Local, Self::Error> {
+        self.allocate(bytes, role)
+    }
+
     /// Allocates and registers zeroed flag words that the host can read and write.
     ///
     /// They are for an engine without [`queued_wait`](crate::Caps::queued_wait), and for waits in graphs, which the host releases.

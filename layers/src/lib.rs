@@ -175,6 +175,10 @@ unsafe impl<M: PeerMemory> PeerMemory for Memory<M> {
         self.0.allocate(bytes, role).map_err(Error::Inner)
     }
 
+    fn allocate_on_demand(&self, bytes: u64, role: Role) -> Result<M::Local, Self::Error> {
+        self.0.allocate_on_demand(bytes, role).map_err(Error::Inner)
+    }
+
     fn allocate_polled_flags(&self, bytes: u64) -> Result<M::Local, Self::Error> {
         self.0.allocate_polled_flags(bytes).map_err(Error::Inner)
     }

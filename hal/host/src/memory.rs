@@ -44,8 +44,12 @@ pub struct Remote {
 impl Local {
     pub(super) fn allocate(owner: Rank, bytes: u64, role: Role) -> Result<Self, Error> {
         let mapping = Mapping::create(bytes).map_err(Error::of_mapping(owner))?;
+        Ok(Self::mapped(owner, bytes, role, mapping))
+    }
+
+    fn mapped(owner: Rank, bytes: u64, role: Role, mapping: Mapping) -> Self {
         let backing = Backing::Mapped(mapping, 0);
-        Ok(Self::publish(Registration { backing, bytes, owner, role }))
+        Self::publish(Registration { backing, bytes, owner, role })
     }
 
     fn publish(registration: Registration) -> Self {
@@ -220,6 +224,11 @@ unsafe impl PeerMemory for Memory {
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<Local, Error> {
         Local::allocate(self.rank, bytes, role)
+    }
+
+    fn allocate_on_demand(&self, bytes: u64, role: Role) -> Result<Local, Error> {
+        let mapping = Mapping::create_on_demand(bytes).map_err(Error::of_mapping(self.rank))?;
+        Ok(Local::mapped(self.rank, bytes, role, mapping))
     }
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<Local, Error> {

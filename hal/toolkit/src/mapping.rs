@@ -20,6 +20,8 @@ const CHECKED_BYTES_MIN: u64 = 16 << 20;
 /// The size of a transparent huge page in bytes; smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
+/// The unit of `st_blocks`, whatever the block size of the file system.
+const STAT_BLOCK_BYTES: i64 = 512;
 
 /// The reason why host memory could not be allocated or mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +79,18 @@ impl Mapping {
     /// # Errors
     /// Returns [`MappingError::Full`] or [`MappingError::System`].
     pub fn create(bytes: u64) -> Result<Self, MappingError> {
+        Self::new(bytes, true)
+    }
+
+    /// Maps zeroed memory in a new memfd, whose pages the system allocates at their first use.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_on_demand(bytes: u64) -> Result<Self, MappingError> {
+        Self::new(bytes, false)
+    }
+
+    fn new(bytes: u64, is_resident: bool) -> Result<Self, MappingError> {
         let mapped = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
         if mapped >= CHECKED_BYTES_MIN {
             let memory = MemoryInfo::read().map_err(|error| {
@@ -98,7 +112,7 @@ impl Mapping {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)
             .map_err(MappingError::system("cannot seal shared memory"))?;
-        Self::map(fd, 0, mapped, true)
+        Self::map(fd, 0, mapped, is_resident)
     }
 
     /// Maps `bytes` bytes of a peer's memfd, which begin `head` bytes after its start. Returns the mapping
@@ -111,9 +125,9 @@ impl Mapping {
         let start = head / PAGE_BYTES * PAGE_BYTES;
         let end = head.saturating_add(bytes.max(1));
         let end = end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        let size = rustix::fs::fstat(&fd)
-            .map_err(MappingError::system("cannot read the size of shared memory"))?
-            .st_size;
+        let stat = rustix::fs::fstat(&fd)
+            .map_err(MappingError::system("cannot read the size of shared memory"))?;
+        let size = stat.st_size;
         let seals = rustix::fs::fcntl_get_seals(&fd)
             .map_err(MappingError::system("cannot read the seals of shared memory"))?;
         let whole = u64::try_from(size).is_ok_and(|size| size >= end);
@@ -126,8 +140,9 @@ impl Mapping {
             });
         }
         // Every rank maps the memory of every other, but may use little of it. So the pages of a small mapping are faulted in
-        // by their first use.
-        let is_resident = end - start > HUGE_PAGE_BYTES as u64;
+        // by their first use. So are those that the owner has not allocated, because a fault of this process would allocate them.
+        let allocated = stat.st_blocks.saturating_mul(STAT_BLOCK_BYTES);
+        let is_resident = end - start > HUGE_PAGE_BYTES as u64 && allocated >= size;
         // The offset is less than a page.
         Ok((Self::map(fd, start, end - start, is_resident)?, (head - start) as usize))
     }
@@ -320,6 +335,26 @@ mod tests {
         unsafe { base.write(1) };
         drop(span);
         assert!(find(base, 1).is_none());
+    }
+
+    #[test]
+    fn pages_on_demand_are_allocated_by_their_first_use() {
+        let allocated = |mapping: &Mapping| rustix::fs::fstat(mapping.fd()).unwrap().st_blocks * 512;
+        let bytes = 4 * HUGE_PAGE_BYTES as u64;
+        let mapping = Mapping::create_on_demand(bytes).unwrap();
+        let fd = || mapping.fd().try_clone_to_owned().unwrap();
+        let (part, _) = Mapping::import(fd(), 0, bytes).unwrap();
+        assert_eq!(allocated(&mapping), 0);
+
+        // SAFETY: inside of the mapping, which no other code knows.
+        unsafe { at(&part, 5000).write(7) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { at(&mapping, 5000).read() }, 7);
+        let used = allocated(&mapping);
+        assert!(used > 0 && used <= HUGE_PAGE_BYTES as i64, "{used}");
+
+        let whole = Mapping::create(bytes).unwrap();
+        assert_eq!(allocated(&whole), bytes as i64);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A start is complete when the whole output is; there are no handles for single blocks.
 
-use peerlane_hal::Rank;
+use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, Role};
 
 use super::OperationBuilder;
 use super::lens::{self, BlockLens};
@@ -253,6 +253,27 @@ impl Group {
         let bytes = lens::bytes(T::DTYPE, "window_len", len);
         let wanted = bytes.map(|bytes| (window::offer(T::DTYPE), bytes));
         window::open(self, None, wanted).map(Window::new)
+    }
+
+    /// Opens a window as [`window`](Self::window), whose pages of host memory are taken from the system at their first use. Collective.
+    ///
+    /// It is for memory that may be used in part only. The first use of a page takes longer than the next ones. If the system has no
+    /// memory left then, it ends a process, instead of an error here. Memory of a device, and memory that is registered with a NIC, is
+    /// taken at once.
+    ///
+    /// # Errors
+    /// As [`window`](Self::window).
+    pub fn window_on_demand<T: Element>(&mut self, len: usize) -> Result<Window<T>, Error> {
+        let allocated = lens::bytes(T::DTYPE, "window_len", len).and_then(|bytes| {
+            let region = self.setup.fabric.memory().allocate_on_demand(bytes, Role::Data);
+            let failed = |error| Error::of_fabric("allocate the window", error);
+            Ok((bytes, region.map_err(failed)?))
+        });
+        let (region, wanted) = match allocated {
+            Ok((bytes, region)) => (Some(region), Ok((window::offer(T::DTYPE), bytes))),
+            Err(error) => (None, Err(error)),
+        };
+        window::open(self, region, wanted).map(Window::new)
     }
 
     /// Plans the buffers of call sites, and opens one window for all of them, in which buffers that are not live at the same step
