@@ -6,11 +6,14 @@ import threading
 from array import array
 
 from peerlane import _native
-from peerlane._errors import Error, of_native
+from peerlane._errors import Error, OutOfMemory, of_native
 
 _ALIGNMENT = 512
-_WINDOW_BYTES_MIN = 1 << 20
-_GROWTH_BYTES_MAX = 256 << 20
+# Memory is taken from the system in multiples of this size.
+_STEP_BYTES = 2 << 20
+# The part of the memory so far by which it grows at least, so that many small arrays need few windows, and the most that it is.
+_GROWTH_PART = 4
+_GROWTH_BYTES_MAX = 64 << 20
 
 
 class Block:
@@ -34,6 +37,8 @@ class Arena:
 
     All ranks allocate the same sizes in the same order. They free at different times, so a block that is free here is used again only when the ranks have
     told each other that it is free on all of them. They begin to do so when another block of the last size would not fit, and wait for each other when a block does not.
+
+    Memory grows by what a block needs, in steps of 2 MiB. On the host, a page is taken from the system when it is first used.
     """
 
     def __init__(self, group: _native.Group):
@@ -49,8 +54,8 @@ class Arena:
         self.count = 0
         # The numbers of blocks that this rank has freed since the last exchange.
         self.freed: list[int] = []
-        # The number of ranks that have freed a block.
-        self.freed_by: dict[int, int] = {}
+        # The ranks that have freed a block which others still hold, as far as they have told.
+        self.freed_by: dict[int, set[int]] = {}
         self.exchange: _native.Exchange | None = None
         self.exchanges = 0
         self.lock = threading.RLock()
@@ -69,25 +74,51 @@ class Arena:
                 self.settled()
                 found = self._take(taken)
             if found is None:
-                total = sum(window.nbytes for window in self.windows)
-                self.reserve(
-                    max(2 * taken, min(total, _GROWTH_BYTES_MAX), _WINDOW_BYTES_MIN) if total else max(4 * taken, _WINDOW_BYTES_MIN)
-                )
+                self._grow(nbytes, taken)
                 found = self._take(taken)
             index, begin = found
             number, self.count = self.count, self.count + 1
             self.blocks[number] = (index, begin, begin + taken, nbytes)
             window = self.windows[index]
             self.places[window.address + begin, nbytes] = window, begin
-            if self.exchange is None and not any(end - begin >= taken for ranges in self.free for begin, end in ranges):
+            # The only block in use is this one, which no rank has freed.
+            is_alone = len(self.blocks) == 1
+            if self.exchange is None and not is_alone and not any(end - begin >= taken for ranges in self.free for begin, end in ranges):
                 self._begin_exchange()
             return Block(self, number, window, begin, nbytes)
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int, on_demand: bool = False) -> None:
         """Opens one more window. Collective."""
-        window = self.settled().allocate_window(nbytes + -nbytes % _ALIGNMENT)
+        window = self.settled().allocate_window(nbytes + -nbytes % _ALIGNMENT, on_demand)
         self.windows.append(window)
         self.free.append([(0, window.nbytes)])
+
+    def _grow(self, nbytes: int, taken: int) -> None:
+        """Opens a window that has room for a block of `nbytes` bytes, which takes `taken` bytes."""
+        least = min(self.bytes() // _GROWTH_PART, _GROWTH_BYTES_MAX)
+        window_bytes = max(taken, least)
+        try:
+            self.reserve(window_bytes + -window_bytes % _STEP_BYTES, on_demand=True)
+        except Error as error:
+            # Another rank's error has the kind "aborted" here, but all ranks lack the memory.
+            if error.kind != "out of memory" and "(out of memory)" not in str(error):
+                raise
+            text = f"empty cannot allocate {nbytes} bytes: {error}; {self._holdings()}"
+            full = OutOfMemory(text)
+            full.rank = error.rank
+            raise full from error
+
+    def _holdings(self) -> str:
+        """Returns which rank holds how much of the memory, after the exchange that precedes growth."""
+        held = []
+        for rank in range(self.group.ranks):
+            blocks = [(end - begin) for number, (_, begin, end, _) in self.blocks.items() if rank not in self.freed_by.get(number, ())]
+            held.append(f"rank {rank} holds {len(blocks)} arrays of {sum(blocks)} bytes")
+        return f"of {self.bytes()} bytes in use or free, {', '.join(held)}"
+
+    def bytes(self) -> int:
+        """Returns the bytes of all windows."""
+        return sum(window.nbytes for window in self.windows)
 
     def find(self, address: int, nbytes: int) -> tuple[_native.Window, int] | None:
         """Returns the window of an array that is a whole block, and its place in the window.
@@ -112,8 +143,8 @@ class Arena:
                         text = f"rank {rank} makes another call than empty; make the same calls in the same order on all ranks"
                         raise of_native("mismatch", text, rank)
                     for number in array("Q", theirs):
-                        self.freed_by[number] = self.freed_by.get(number, 0) + 1
-                for number in sorted(n for n, ranks in self.freed_by.items() if ranks == self.group.ranks):
+                        self.freed_by.setdefault(number, set()).add(rank)
+                for number in sorted(n for n, ranks in self.freed_by.items() if len(ranks) == self.group.ranks):
                     del self.freed_by[number]
                     index, begin, end, nbytes = self.blocks.pop(number)
                     del self.places[self.windows[index].address + begin, nbytes]
@@ -123,7 +154,7 @@ class Arena:
     def report(self) -> dict:
         """Returns the bytes of the arena and how often ranks told each other what they have freed."""
         in_use = sum(end - begin for _, begin, end, _ in self.blocks.values())
-        return {"bytes": sum(w.nbytes for w in self.windows), "bytes_in_use": in_use, "exchanges": self.exchanges}
+        return {"bytes": self.bytes(), "bytes_in_use": in_use, "exchanges": self.exchanges}
 
     def _take(self, nbytes: int) -> tuple[int, int] | None:
         for index, ranges in enumerate(self.free):

@@ -289,6 +289,9 @@ class Group:
     def empty(self, shape: int | Sequence[int], dtype: Any = "f32") -> Any:
         """Allocates an array at equal places on all ranks, so that collectives need no copy. Collective: every rank allocates alike.
 
+        Memory is taken in steps of 2 MiB, which small arrays share, and arrays that are freed on all ranks give theirs to the next ones. On the host, a page
+        is taken from the system when it is first used. `OutOfMemory` says how much each rank holds.
+
         Returns an array of NumPy, or on GPUs a tensor of PyTorch (`peerlane.torch.empty` returns a tensor on both). The values are undefined. NumPy has no
         "bf16", "f8e4m3" and "f8e5m2", so on the host an array of these has unsigned integers, which cannot stand for them in reductions.
         """
@@ -304,7 +307,7 @@ class Group:
         return numpy.frombuffer(block.memory("u8"), dtype, math.prod(shape)).reshape(shape)
 
     def reserve(self, nbytes: int) -> None:
-        """Takes memory for `empty` in advance. Collective."""
+        """Takes memory for `empty` in advance, with all its pages. Collective."""
         with self._calls.checks():
             nbytes = whole("nbytes", nbytes)
         self._calls.arena.reserve(nbytes)

@@ -431,10 +431,20 @@ impl Group {
         }
     }
 
-    /// Opens a window of zeroed memory of `nbytes` bytes on every rank.
-    fn allocate_window(&self, py: Python<'_>, nbytes: &Bound<'_, PyAny>) -> PyResult<Window> {
+    /// Opens a window of zeroed memory of `nbytes` bytes on every rank, of which the system gives a page at its first use if
+    /// `on_demand` is set.
+    #[pyo3(signature = (nbytes, on_demand=false))]
+    fn allocate_window(
+        &self,
+        py: Python<'_>,
+        nbytes: &Bound<'_, PyAny>,
+        on_demand: bool,
+    ) -> PyResult<Window> {
         let nbytes: PyResult<usize> = whole("nbytes", nbytes);
-        let window = self.collective(py, nbytes, |group, nbytes| group.window::<u8>(nbytes))?;
+        let window = self.collective(py, nbytes, move |group, nbytes| match on_demand {
+            true => group.window_on_demand::<u8>(nbytes),
+            false => group.window::<u8>(nbytes),
+        })?;
         self.window(window).map_err(|error| raised(&error))
     }
 

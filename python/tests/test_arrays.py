@@ -362,3 +362,70 @@ def arrays_of_ctypes(group):
 
 def test_arrays_of_ctypes():
     peerlane.spawn(arrays_of_ctypes, 2)
+
+
+def shared_memory():
+    """Returns the bytes of shared memory that this process has touched."""
+    status = dict(line.split(":") for line in open("/proc/self/status"))
+    return 1024 * int(status["RssShmem"].split()[0])
+
+
+def memory_of_empty(group):
+    step = 2 << 20
+    group.barrier()  # for which the group takes memory
+    before = shared_memory()
+    first = group.empty(100 << 20, "u1")
+    group.barrier()
+    assert group.report()["memory"]["bytes"] == 100 << 20
+    assert shared_memory() - before < step
+    first[: 8 << 20] = 1
+    assert 8 << 20 <= shared_memory() - before < (8 << 20) + step
+
+    # Small arrays share a step, and an array that all ranks have freed gives its memory to the next one.
+    small = [group.empty(1000, "u1") for _ in range(100)]
+    in_steps = group.report()["memory"]["bytes"] - (100 << 20)
+    assert in_steps % step == 0 and in_steps <= (100 << 20) // 4 + step
+    del first
+    second = group.empty(100 << 20, "u1")
+    assert group.report()["memory"]["bytes"] == (100 << 20) + in_steps
+    assert len(small) == 100 and len(second)
+
+    group.reserve(8 << 20)
+    group.empty(1, "u1")
+
+
+def test_empty_takes_what_is_asked_for_and_touches_nothing():
+    peerlane.spawn(memory_of_empty, 2)
+
+
+def one_page_more(group):
+    arrays = []
+    for nbytes, taken in [(1, 2 << 20), ((2 << 20) - 512, 2 << 20), ((2 << 20) + 1, 6 << 20)]:
+        arrays.append(group.empty(nbytes, "u1"))
+        assert group.report()["memory"]["bytes"] == taken
+
+
+def test_memory_of_empty_grows_in_steps():
+    peerlane.spawn(one_page_more, 2)
+
+
+def garbage_of_one_rank(group):
+    kept = []
+    for _ in range(5):
+        array = group.empty(1 << 20, "u1")
+        if group.rank == 1:
+            kept.append(array)
+    del array
+    for nbytes in (1 << 50, 1 << 46):
+        with pytest.raises(peerlane.OutOfMemory) as caught:
+            group.empty(nbytes, "u1")
+        text = str(caught.value)
+        assert f"empty cannot allocate {nbytes} bytes" in text, text
+        assert f"rank 0 holds 0 arrays of 0 bytes, rank 1 holds 5 arrays of {5 << 20} bytes" in text, text
+    # The group goes on.
+    group.empty(1 << 20, "u1")
+    group.barrier()
+
+
+def test_an_exhausted_arena_says_which_rank_holds_how_much():
+    peerlane.spawn(garbage_of_one_rank, 2)
