@@ -16,7 +16,7 @@ from __future__ import annotations
 import atexit
 
 from peerlane import _native
-from peerlane._errors import Aborted, Error, InvalidArgument, Mismatch, OutOfMemory, PeerLost, Timeout, Unavailable
+from peerlane._errors import Aborted, Error, InvalidArgument, Mismatch, OutOfMemory, PeerLost, Timeout, Unavailable, names_call
 from peerlane._group import Future, Group, Operation, Window, end_process
 from peerlane._native import Hub, Memory
 from peerlane._spawn import spawn
@@ -32,6 +32,7 @@ _default: Group | None = None
 atexit.register(end_process)
 
 
+@names_call
 def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = None, secret: str | None = None, backend: str | None = None,
          network: str | None = None, device: int | None = None, timeout: float | None = None, start_timeout: float | None = None,
          strict: bool = False) -> Group:  # fmt: skip
@@ -52,6 +53,7 @@ def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = Non
     return Group(native)
 
 
+@names_call
 def init(**options) -> Group:
     """Opens the default group of this process, with the options of `open`. Collective.
 
@@ -66,6 +68,7 @@ def init(**options) -> Group:
     return _default
 
 
+@names_call
 def group() -> Group:
     """Returns the group that `init` has opened."""
     if _default is None or _default.is_closed:

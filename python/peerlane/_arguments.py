@@ -40,11 +40,12 @@ def wholes(name: str, values: Any, count: int | None = None) -> list[int]:
     """Returns an argument that is a list of whole numbers from 0, of which there are `count` if it is given."""
     expected = "a list of whole numbers" if count is None else f"{count} numbers, one for each rank"
     try:
-        listed = list(values)
+        # Bytes are numbers, but a mistake; sets and dictionaries have no order that is equal on all ranks.
+        listed = None if isinstance(values, (bytes, bytearray, dict, set, frozenset)) else list(values)
     except Exception:
-        raise InvalidArgument(f"{name} is {shown(values)}, expected {expected}") from None
-    if count is not None and len(listed) != count:
-        raise InvalidArgument(f"{name} is {shown(listed)}, expected {expected}")
+        listed = None
+    if listed is None or (count is not None and len(listed) != count):
+        raise InvalidArgument(f"{name} is {shown(values if listed is None else listed)}, expected {expected}")
     return [whole(name, value) for value in listed]
 
 

@@ -58,6 +58,8 @@ class Collectives:
                 root = whole("root", root)
             if not 0 <= root < self.group.ranks:
                 raise InvalidArgument(f"root is {shown(root)}, expected a rank below {self.group.ranks}")
+            if wait is not True and wait is not False:
+                raise InvalidArgument(f"wait is {shown(wait)}, expected True or False")
             if not isinstance(reduction, str):
                 raise InvalidArgument(f"reduction is {shown(reduction)}, expected a string")
             source, target = self._views(collective, input, output, root)

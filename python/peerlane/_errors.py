@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 
 class Error(Exception):
     """An error of Peerlane.
@@ -53,6 +57,30 @@ class Unavailable(Error):
     """A device, driver, library or permission is missing; the text says what to install."""
 
     kind = "unavailable"
+
+
+def names_call(called: Any) -> Any:
+    """Adds the name of a function, or of the public method of a class, to the text of `InvalidArgument`."""
+    if isinstance(called, type):
+        for name, method in vars(called).copy().items():
+            if callable(method) and not name.startswith("_"):
+                setattr(called, name, _named(method))
+        return called
+    return _named(called)
+
+
+def _named(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except InvalidArgument as error:
+            # Of functions that call each other, the text names the one that the program has called.
+            error._text = getattr(error, "_text", None) or str(error)
+            error.args = (f"{function.__name__}: {error._text}",)
+            raise
+
+    return call
 
 
 _CLASSES = {cls.kind: cls for cls in (InvalidArgument, Mismatch, PeerLost, Timeout, Aborted, OutOfMemory, Unavailable)}

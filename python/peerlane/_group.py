@@ -14,7 +14,7 @@ from typing import Any
 from peerlane import _native
 from peerlane._arguments import WHOLE_MAX, shown, whole, wholes
 from peerlane._arrays import NUMPY_NAMES, dtype_name
-from peerlane._errors import InvalidArgument
+from peerlane._errors import InvalidArgument, names_call
 
 _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 _STARTS: weakref.WeakSet[Future] = weakref.WeakSet()
@@ -88,6 +88,7 @@ class Operation:
         self._native.start()
         return Future(self._native, lambda: self._native.output)
 
+    @names_call
     def start_on(self, stream: Any) -> _native.Memory:
         """Enqueues a start on a stream of the GPU and returns the output of this start. Collective.
 
@@ -97,6 +98,7 @@ class Operation:
         """
         return self._native.start_on(stream_handle(stream))
 
+    @names_call
     def resize(self, count: int | Sequence[int] | tuple[list[int], list[int]], *, input: int | None = None,
                output: int | None = None) -> None:  # fmt: skip
         """Sets the number of elements of a block of the next starts, and where input and output begin in their windows, in elements.
@@ -122,6 +124,7 @@ class Operation:
         self._native.drop()
 
 
+@names_call
 class Window:
     """Memory of the same size on every rank, which operations use by place."""
 
@@ -143,6 +146,7 @@ class Window:
         return self._native.memory(begin, nbytes, dtype_name(dtype))
 
 
+@names_call
 class Group:
     """A group of ranks. `peerlane.init` and `peerlane.open` make one.
 

@@ -22,8 +22,8 @@ from fnmatch import fnmatchcase
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from peerlane._arguments import limit, whole
-from peerlane._errors import Error, InvalidArgument, Timeout
+from peerlane._arguments import limit, shown, whole
+from peerlane._errors import Error, InvalidArgument, Timeout, names_call
 
 # What says how a process joins a group, by the names that `collectives/src/bootstrap/environment.rs` reads, and what else launchers set for one rank.
 # `SLURM_JOB_ID` is none of these: without a step, it names no group.
@@ -45,6 +45,7 @@ _END_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
+@names_call
 def spawn(function: Callable[..., Any], ranks: int, *args: Any, method: str | None = None, **options: Any) -> list[Any]:
     """Calls `function(group, *args)` in `ranks` processes of this machine, and returns the results in rank order.
 
@@ -71,6 +72,8 @@ def spawn(function: Callable[..., Any], ranks: int, *args: Any, method: str | No
     if method is None:
         is_interactive = getattr(function, "__module__", None) == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
         method = "fork" if is_interactive else "spawn"
+    if method not in (methods := multiprocessing.get_all_start_methods()):
+        raise InvalidArgument(f"method is {shown(method)}, expected one of {', '.join(methods)}")
     context = multiprocessing.get_context(method)
     options.setdefault("backend", "host")
     secret = secrets.token_hex(32)

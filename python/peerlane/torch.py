@@ -19,7 +19,7 @@ from peerlane import group as default_group
 from peerlane import open as open_group
 from peerlane._arguments import shown, wholes
 from peerlane._arrays import NUMPY_NAMES, dtype_name
-from peerlane._errors import Error, InvalidArgument, Unavailable
+from peerlane._errors import Error, InvalidArgument, Unavailable, names_call
 from peerlane._group import Group, nbytes_of, shape_of
 
 _OLDEST = (2, 8)
@@ -37,6 +37,7 @@ _DLPACK = {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.in
 _groups: dict[str, tuple[Group, dict, Any]] = {}
 
 
+@names_call
 def group_of(process_group: Any = None, **options: Any) -> Group:
     """Returns the group of the ranks of a `ProcessGroup`; None is the default one. Collective when it is first called.
 
@@ -79,6 +80,7 @@ def group_of(process_group: Any = None, **options: Any) -> Group:
     return group
 
 
+@names_call
 def close(process_group: Any = None) -> None:
     """Closes the group of a `ProcessGroup`. Collective. Call it before `destroy_process_group`."""
     group, *_ = _groups.pop(_known(process_group).group_name, (None,))
@@ -86,6 +88,7 @@ def close(process_group: Any = None) -> None:
         group.close()
 
 
+@names_call
 def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
     """Allocates a tensor at equal places on all ranks, so that collectives need no copy. Collective: every rank allocates alike.
 
@@ -100,11 +103,13 @@ def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
     return tensor if len(shape) == 1 else tensor.view(shape)
 
 
+@names_call
 def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
     """Gathers the tensor of every rank to `output_tensor`, as `torch.distributed.all_gather_into_tensor`."""
     return _call(group, async_op, "all-gather", input_tensor, output_tensor)
 
 
+@names_call
 def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
     """Gathers the tensor of every rank to a list of tensors, whose sizes may differ, as `torch.distributed.all_gather`."""
     of = _group(group)
@@ -116,11 +121,13 @@ def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op:
     return _to_list(of, _call(of, async_op, "all-gather", tensor, flat, **options), flat, tensors)
 
 
+@names_call
 def broadcast(tensor: Any, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None) -> Work | None:
     """Copies the tensor of rank `src` to all ranks, as `torch.distributed.broadcast`."""
     return _call(group, async_op, "broadcast", tensor, tensor, root=_root("broadcast", group, src, group_src))
 
 
+@names_call
 def all_to_all_single(
     output: Any,
     input: Any,
@@ -145,6 +152,7 @@ def all_to_all_single(
     return _call(of, async_op, "all-to-all", input, output, splits=tuple(splits))
 
 
+@names_call
 def gather(
     tensor: Any,
     gather_list: list[Any] | None = None,
@@ -164,6 +172,7 @@ def gather(
     return _to_list(of, _call(of, async_op, "gather", tensor, flat, root=root), flat, tensors)
 
 
+@names_call
 def scatter(
     tensor: Any,
     scatter_list: list[Any] | None = None,
@@ -183,16 +192,19 @@ def scatter(
     return _call(of, async_op, "scatter", flat, tensor, root=root)
 
 
+@names_call
 def reduce_scatter_tensor(output: Any, input: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
     """Reduces the inputs and gives part r to rank r, as `torch.distributed.reduce_scatter_tensor`: SUM, AVG, MAX or MIN, in rank order."""
     return _call(group, async_op, "reduce-scatter", input, output, op=op)
 
 
+@names_call
 def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
     """Reduces a tensor in place on every rank, as `torch.distributed.all_reduce`: SUM, AVG, MAX or MIN, in rank order."""
     return _call(group, async_op, "all-reduce", tensor, tensor, op=op)
 
 
+@names_call
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -206,6 +218,7 @@ def reduce(
     return _call(group, async_op, "reduce", tensor, tensor, root=root, op=op)
 
 
+@names_call
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> None:
     """Waits on the host until all ranks have called it. `device_ids` has no effect."""
     if async_op:
@@ -213,6 +226,7 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
     _group(group).barrier()
 
 
+@names_call
 def report(group: Any = None) -> dict:
     """Returns what the calls did: prepared operations, hits of the cache, calls with copies, and memory."""
     return _group(group).report()

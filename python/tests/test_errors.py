@@ -496,10 +496,10 @@ except peerlane.InvalidArgument as error:
 """
     ended = run(program)
     assert ended.stdout.splitlines() == [
-        "the group has 1 rank, because no launcher's variables are set, expected 4 ranks, the number that the program has set; "
+        "init: the group has 1 rank, because no launcher's variables are set, expected 4 ranks, the number that the program has set; "
         "start the ranks with a launcher that passes its variables on, or set RANK and WORLD_SIZE",
         "host (one rank: no launcher's variables are set)",
-        "ranks is 3, expected 2, the number of ranks of the hub",
+        "open: ranks is 3, expected 2, the number of ranks of the hub",
     ], ended.stderr
 
 
