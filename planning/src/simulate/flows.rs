@@ -241,7 +241,9 @@ impl<'a> Resources<'a> {
         let mut local_index = vec![0; topology.ranks()];
         for node in 0..topology.nodes() as u32 {
             let members = topology.members(node);
-            let nics = links.node.nics.unwrap_or(members.len() as u32);
+            // No rank uses a NIC beyond the number of ranks of its node.
+            let ranks = members.len() as u32;
+            let nics = links.node.nics.map_or(ranks, |nics| nics.min(ranks));
             first_nic.push(first_nic[node as usize] + nics);
             for (index, member) in (0..).zip(members) {
                 local_index[member.index()] = index;

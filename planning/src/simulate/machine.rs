@@ -19,6 +19,9 @@ use peerlane_collectives::topology::Topology;
 pub(super) const NO_STEP: u32 = u32::MAX;
 
 const UNKNOWN: u64 = u64::MAX;
+/// The maximum simulated time in picoseconds. No time near [`UNKNOWN`] or one that has saturated is mistaken
+/// for a real one.
+pub(super) const TIME_MAX: u64 = u64::MAX / 2;
 /// The maximum number of puts of one lane that are transferred at once, all to different peers. More would
 /// only make each slower; later puts are issued and follow in order.
 const FLOWS_MAX: u32 = 8;
@@ -128,7 +131,7 @@ impl<'a> Machine<'a> {
 
     pub(super) fn run(&mut self) {
         self.resume();
-        while let Some(now) = self.events.next_time() {
+        while let Some(now) = self.events.next_time().filter(|now| *now <= TIME_MAX) {
             while self.events.next_time() == Some(now) {
                 let Some((_, number)) = self.events.pop() else { break };
                 let (lane, flow) =
@@ -144,6 +147,11 @@ impl<'a> Machine<'a> {
                 |flow| flow / flows_per_lane * (flows_per_lane + 1) + 1 + flow % flows_per_lane;
             self.flows.update_rates(now, &mut self.events, event);
         }
+    }
+
+    /// Returns whether the simulation has ended because it would exceed [`TIME_MAX`].
+    pub(super) fn exceeds_clock(&self) -> bool {
+        self.events.next_time().is_some() || self.lanes.iter().any(|lane| lane.at > TIME_MAX)
     }
 
     fn rank_of(&self, lane: u32) -> u32 {
@@ -511,8 +519,10 @@ impl Recorder {
     }
 
     pub(super) fn bytes(&mut self, from: Rank, to: Rank, class: LinkClass, bytes: u64) {
-        self.sent[from.index() * LinkClass::ALL.len() + class as usize] += bytes;
-        self.received[to.index() * LinkClass::ALL.len() + class as usize] += bytes;
+        let sent = &mut self.sent[from.index() * LinkClass::ALL.len() + class as usize];
+        *sent = sent.saturating_add(bytes);
+        let received = &mut self.received[to.index() * LinkClass::ALL.len() + class as usize];
+        *received = received.saturating_add(bytes);
     }
 
     pub(super) fn submit(&mut self, rank: Rank, picoseconds: u64) {

@@ -40,7 +40,7 @@ mod program;
 mod result;
 
 pub use flows::LinkClass;
-use machine::{Machine, Recorder};
+use machine::{Machine, Recorder, TIME_MAX};
 pub use program::STEPS_MAX;
 use program::{Compiler, Program, StepId};
 pub use result::{Incast, PathStep, RankUse, Simulation, Slice, Traffic, Utilisation};
@@ -81,6 +81,13 @@ pub fn simulate(
     let links = &links.adjusted_to(program.accessed_bytes(layout));
     let mut machine = Machine::new(&program, topology, links, &options.delays, recorder);
     machine.run();
+    if machine.exceeds_clock() {
+        let days = TIME_MAX / 1_000_000_000_000 / 86_400;
+        return Err(program::invalid(format!(
+            "the simulated operation takes more than {days} days, the maximum of a simulation; use shorter blocks or \
+             faster links"
+        )));
+    }
     if let Some((id, why)) = result::deadlock(&machine, &program) {
         return Err(fault(id, why, options, &mut plan_of));
     }
@@ -123,6 +130,8 @@ fn compile(
     options: &Options,
     plan_of: &mut impl FnMut(Rank) -> Result<Plan, Error>,
 ) -> Result<Program, Error> {
+    // The plan of one rank can be large already.
+    program::check_flags(layout, 1)?;
     let first = plan_of(Rank(0))?;
     let mut compiler = Compiler::new(layout, &first)?;
     compiler.push(&first, !options.forks)?;

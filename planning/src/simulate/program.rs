@@ -6,12 +6,14 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::layout::{FLAG_WORDS, FlagLayout, Layout};
 use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
 
-/// The maximum number of steps of all ranks together; each takes about 25 bytes, all of them 12 GiB.
-pub const STEPS_MAX: u32 = 1 << 29;
+/// The maximum number of steps of all ranks together.
+///
+/// Each takes about 25 bytes, all of them 3.2 GiB. Plans of 4096 ranks in one chunk have up to 84 million.
+pub const STEPS_MAX: u32 = 1 << 27;
 
-/// The maximum number of flags of all ranks together, each of which takes 4 bytes until the program is
-/// linked.
-const FLAGS_MAX: u64 = 1 << 30;
+/// The maximum number of flags of all ranks together. Each takes 4 bytes until the program is linked, all of
+/// them 2 GiB.
+const FLAGS_MAX: u64 = 1 << 29;
 
 const NO_WAIT: u32 = u32::MAX;
 
@@ -76,12 +78,9 @@ impl<'a> Compiler<'a> {
                 "{ranks} ranks with {lanes} lanes each, expected 1 to {PEER_MAX} lanes in total"
             )));
         }
-        let flags = FlagLayout::new(ranks, layout.chunks(), tiers.len()).of(layout.collective());
+        let all_flags = check_flags(layout, tiers.len())?;
+        let flags = flag_layout(layout, tiers.len());
         let flags_per_rank = flags.words() / FLAG_WORDS;
-        let all_flags = flags_per_rank.saturating_mul(ranks as u64);
-        if all_flags > FLAGS_MAX {
-            return Err(too_large(ranks, layout.chunks()));
-        }
         let Plan { outputs, in_place, .. } = *first;
         let program = Program { steps: Vec::new(), first: vec![0], tiers, outputs, in_place };
         Ok(Self {
@@ -109,7 +108,7 @@ impl<'a> Compiler<'a> {
                 })?;
                 self.program.steps.push(PackedStep::new(packed));
                 if number >= STEPS_MAX {
-                    return Err(too_large(self.layout.ranks(), self.layout.chunks()));
+                    return Err(too_large(self.layout, &format!("more than {STEPS_MAX} steps")));
                 }
             }
             self.program.first.push(self.program.steps.len() as u32);
@@ -269,10 +268,30 @@ pub(super) fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-fn too_large(ranks: usize, chunks: u32) -> Error {
+/// Checks that the flags of plans with this number of lanes are not too many, and returns their number.
+///
+/// # Errors
+/// If they are too many.
+pub(super) fn check_flags(layout: &Layout, lanes: usize) -> Result<u64, Error> {
+    let flags_per_rank = flag_layout(layout, lanes).words() / FLAG_WORDS;
+    let flags = flags_per_rank.saturating_mul(layout.ranks() as u64);
+    if flags > FLAGS_MAX {
+        let found = format!("{flags} flags, more than {FLAGS_MAX}");
+        return Err(too_large(layout, &found));
+    }
+    Ok(flags)
+}
+
+fn flag_layout(layout: &Layout, lanes: usize) -> FlagLayout {
+    FlagLayout::new(layout.ranks(), layout.chunks(), lanes).of(layout.collective())
+}
+
+fn too_large(layout: &Layout, found: &str) -> Error {
+    let (ranks, chunks) = (layout.ranks(), layout.chunks());
+    let plural = if chunks == 1 { "" } else { "s" };
     invalid(format!(
-        "{ranks} ranks with {chunks} chunks need more than {STEPS_MAX} steps, the maximum of a \
-         simulation; use fewer ranks or chunks"
+        "{ranks} ranks with {chunks} chunk{plural} have {found}, the maximum of a simulation; use fewer ranks \
+         or chunks"
     ))
 }
 

@@ -127,9 +127,10 @@ impl Simulation {
         }
     }
 
-    /// Returns the number of bytes that all ranks together have sent over one kind of link.
+    /// Returns the number of bytes that all ranks together have sent over one kind of link. It saturates.
     pub fn bytes(&self, class: LinkClass) -> u64 {
-        self.ranks.iter().map(|rank| rank.traffic[class as usize].sent_bytes).sum()
+        let sent = self.ranks.iter().map(|rank| rank.traffic[class as usize].sent_bytes);
+        sent.fold(0, u64::saturating_add)
     }
 }
 

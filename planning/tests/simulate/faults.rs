@@ -3,7 +3,7 @@
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::{Algorithm, Plan, Step};
+use peerlane_collectives::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step};
 use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
@@ -69,11 +69,76 @@ fn arguments_that_do_not_fit_together_are_named() {
 
 #[test]
 fn what_is_too_large_is_refused_before_memory_is_taken() {
-    let topology = Topology::flat(16_384).unwrap();
-    let layout = Layout::new(Collective::AllGather, &[100; 16_384], 64).unwrap();
-    let shape = Shape { chunks: 64, ..Shape::default() };
-    let plan = |rank| schedule::plan(Algorithm::Ring, &topology, rank, shape);
+    let refused = |ranks, chunks| {
+        let layout = Layout::new(Collective::AllGather, &vec![100; ranks], chunks).unwrap();
+        let topology = Topology::flat(ranks).unwrap();
+        let options = Options::default();
+        let plan = |_| panic!("no plan is made");
+        let links = Links::default();
+        simulate::simulate(&topology, &layout, &links, &options, plan).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(refused(16_384, 64), @"16384 ranks with 64 chunks have 17985208320 flags, more than 536870912, the maximum of a simulation; use fewer ranks or chunks");
+    insta::assert_snapshot!(refused(1 << 20, 1), @"1048576 ranks with 1 chunk have 4398048608256 flags, more than 536870912, the maximum of a simulation; use fewer ranks or chunks");
+    insta::assert_snapshot!(refused(1024, 65_536), @"1024 ranks with 65536 chunks have 68722624512 flags, more than 536870912, the maximum of a simulation; use fewer ranks or chunks");
+}
+
+/// Returns the error of two ranks that signal each other this number of times, without copies.
+fn refused_signals(links: &Links, signals: u32) -> String {
+    let topology = Topology::flat(2).unwrap();
+    let layout = Layout::new(Collective::AllGather, &[0; 2], signals).unwrap();
+    let plan = |rank: Rank| {
+        let peer = Rank(1 - rank.0);
+        let mut plan = schedule::plan(Algorithm::Ring, &topology, rank, Shape::default())?;
+        plan.chunks = signals;
+        let lane = LaneId::HOME;
+        let flag = |block, chunk| Flag::Arrived { cell: Cell { block, chunk }, lane };
+        let pair = |chunk| {
+            [Step::Signal { peer, flag: flag(rank, chunk) }, Step::Wait { flag: flag(peer, chunk) }]
+        };
+        plan.lanes[0].steps = (0..signals).flat_map(pair).collect();
+        Ok(plan)
+    };
     let options = Options::default();
-    let error = simulate::simulate(&topology, &layout, &Links::default(), &options, plan);
-    insta::assert_snapshot!(error.unwrap_err(), @"16384 ranks with 64 chunks need more than 536870912 steps, the maximum of a simulation; use fewer ranks or chunks");
+    simulate::simulate(&topology, &layout, links, &options, plan).unwrap_err().to_string()
+}
+
+#[test]
+fn times_beyond_the_clock_are_refused() {
+    let layout = Layout::new(Collective::AllGather, &[1 << 34; 3], 1).unwrap();
+    let topology = Topology::flat(3).unwrap();
+    let refused = |links: &Links| {
+        let plan = |rank| schedule::plan(Algorithm::Ring, &topology, rank, Shape::default());
+        simulate::simulate(&topology, &layout, links, &Options::default(), plan)
+            .unwrap_err()
+            .to_string()
+    };
+    let mut slow = Links::default();
+    slow.local.bytes_per_second = 1.0;
+    insta::assert_snapshot!(refused(&slow), @"the simulated operation takes more than 106 days, the maximum of a simulation; use shorter blocks or faster links");
+
+    // Here signals and waits take that long, which are no events.
+    let mut slow = Links::default();
+    slow.own.step_seconds = 1000.0;
+    slow.local.flag_seconds = 1000.0;
+    slow.local.step_seconds = 1000.0;
+    insta::assert_snapshot!(refused_signals(&slow, 10_000), @"the simulated operation takes more than 106 days, the maximum of a simulation; use shorter blocks or faster links");
+}
+
+#[test]
+fn more_nics_than_ranks_are_one_for_each_rank() {
+    let topology = Topology::even(3, 2).unwrap();
+    let layout = Layout::new(Collective::AllGather, &[1000; 6], 1).unwrap();
+    let shape = Shape { tiers: true, ..Shape::default() };
+    let simulated = |nics| {
+        let mut links = Links::default();
+        links.node.nics = nics;
+        links.node.nic_bytes_per_second = Some(1e9);
+        let plan = |rank| schedule::plan(Algorithm::Direct, &topology, rank, shape);
+        simulate::simulate(&topology, &layout, &links, &Options::default(), plan).unwrap()
+    };
+    let one_each = simulated(None);
+    for nics in [2, 3, 1 << 31, u32::MAX] {
+        assert_eq!(simulated(Some(nics)), one_each, "{nics} NICs");
+    }
+    assert_ne!(simulated(Some(1)), one_each);
 }
