@@ -34,6 +34,12 @@ impl Error {
         self
     }
 
+    /// Changes the text.
+    pub(crate) fn map_text(mut self, map: impl FnOnce(&str) -> String) -> Self {
+        self.0.text = map(&self.0.text);
+        self
+    }
+
     /// Sets the error that caused this error.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {

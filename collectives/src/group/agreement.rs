@@ -81,6 +81,7 @@ pub(crate) fn agree(
     shared.set_timeout(deadline.timeout());
     let _driven = shared.family.drive_meanwhile(shared).unwrap_or_default();
     let begun = Instant::now();
+    let _in_exchange = shared.begin_exchange(label);
     let exchanged = shared
         .bootstrap
         .exchange(sent_label, &bytes, deadline)
@@ -91,10 +92,12 @@ pub(crate) fn agree(
     }
     let messages = Rank::all(exchanged.len()).zip(&exchanged);
     let messages = messages.map(|(rank, bytes)| parse(label, rank, bytes));
-    let messages = messages.collect::<Result<Vec<_>, Error>>()?;
+    let messages = messages.collect::<Result<Vec<_>, Error>>();
+    let messages = messages.map_err(|error| shared.identity.name(error))?;
     for (rank, (fields, _)) in Rank::all(messages.len()).zip(&messages) {
         if *fields != messages[0].0 {
-            return Err(differing(label, messages[0].0, rank, fields));
+            let error = differing(label, messages[0].0, rank, fields);
+            return Err(shared.identity.name(error));
         }
     }
     let offer = |(_, blobs): (_, Vec<&[u8]>)| Offer {
@@ -130,16 +133,37 @@ fn parse<'m>(label: &str, rank: Rank, bytes: &'m [u8]) -> Result<(&'m [u8], Vec<
 fn differing(label: &str, first: &[u8], rank: Rank, other: &[u8]) -> Error {
     let decode = |bytes| postcard::from_bytes::<Vec<(String, String)>>(bytes).unwrap_or_default();
     let (first, other) = (decode(first), decode(other));
-    let text = match first.iter().zip(&other).find(|(ours, theirs)| ours != theirs) {
-        Some(((name, expected), (seen_name, seen))) if name == seen_name => {
-            format!(
-                "{label}: ranks disagree: {name} is {seen} on rank {rank}, {expected} on rank 0"
-            )
+    let value = |fields: &[(String, String)], name: &str| {
+        fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.clone())
+    };
+    let both = first.iter().map(|(name, expected)| (name, expected, value(&other, name)));
+    let differs = both.filter_map(|(name, expected, found)| Some((name, expected, found?)));
+    let differs = differs.into_iter().find(|(_, expected, found)| *expected != found);
+
+    // What one option implies can be a field that only some ranks send, so fields of both come first.
+    let text = if let Some((name, expected, found)) = differs {
+        format!("{label}: ranks disagree: {name} is {found} on rank {rank}, {expected} on rank 0")
+    } else {
+        let is_missing_in = |fields: &[(String, String)], (name, _): &&(String, String)| {
+            value(fields, name).is_none()
+        };
+        let of_first = first.iter().find(|field| is_missing_in(&other, field));
+        let of_other = other.iter().find(|field| is_missing_in(&first, field));
+        match (of_first, of_other) {
+            (Some((name, value)), _) => {
+                format!(
+                    "{label}: ranks disagree: {name} is {value} on rank 0, and not set on rank {rank}"
+                )
+            }
+            (None, Some((name, value))) => {
+                format!(
+                    "{label}: ranks disagree: {name} is {value} on rank {rank}, and not set on rank 0"
+                )
+            }
+            (None, None) => format!(
+                "{label}: rank {rank} and rank 0 sent the same fields in other orders; run the same Peerlane on all ranks"
+            ),
         }
-        _ => format!(
-            "{label}: rank {rank} and rank 0 sent different fields; run the same Peerlane on all \
-             ranks"
-        ),
     };
     Error::new(ErrorKind::Mismatch, text).with_peer(rank)
 }
@@ -174,6 +198,7 @@ pub(super) fn decode<'o, T: Deserialize<'o>>(
 mod tests {
     use super::*;
     use crate::bootstrap::{Bootstrap, in_process};
+    use crate::group::shared::Identity;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -181,8 +206,9 @@ mod tests {
         let results = in_process::run(3, |bootstrap| {
             let timeout = Duration::from_secs(5);
             let (deadline, offer) = (Deadline::after(timeout), offers(bootstrap.rank()));
-            let (family, ranks) = (Arc::default(), Rank::all(3).collect());
-            let shared = Shared::new(Box::new(bootstrap), timeout, family, ranks);
+            let first_ranks = Rank::all(3).collect();
+            let identity = Identity { label: None, first_ranks, is_first: true };
+            let shared = Shared::new(Box::new(bootstrap), timeout, Arc::default(), identity);
             let agreed = agree(&shared, "all-gather 1", offer, deadline);
             shared.bootstrap.leave(deadline)?;
             Ok(agreed.map(|offers| offers.len()))
@@ -210,6 +236,26 @@ mod tests {
                 "all-gather 1: ranks disagree: block_bytes is 8 on rank 2, 4 on rank 0"
             );
         }
+    }
+
+    #[test]
+    fn a_field_that_only_one_rank_has_is_named() {
+        let agreed = |first: bool, other: bool| {
+            let text = agreed(|rank| {
+                let offer = Offer::default().field("dtype", "f32");
+                let has_input = if rank.0 == 1 { other } else { first };
+                Ok(if has_input { offer.field("the input", "in window 1") } else { offer })
+            });
+            text.into_iter().next().unwrap().unwrap_err().to_string()
+        };
+        assert_eq!(
+            agreed(false, true),
+            "all-gather 1: ranks disagree: the input is in window 1 on rank 1, and not set on rank 0"
+        );
+        assert_eq!(
+            agreed(true, false),
+            "all-gather 1: ranks disagree: the input is in window 1 on rank 0, and not set on rank 1"
+        );
     }
 
     #[test]

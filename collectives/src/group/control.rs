@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::abort::{AbortRecord, Cause};
 use crate::bootstrap::client::RUNNING_ANSWER_TIMEOUT;
 use crate::bootstrap::{Notice, ProcessState};
+use crate::group::order;
 
 const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
@@ -47,6 +48,20 @@ const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 enum Message {
     Inquiry { state: RankState, record: AbortRecord, confirms: bool, limit: Duration },
     Answer(Answer),
+    Order(order::Message),
+}
+
+/// Encodes a message about the order of calls.
+pub(super) fn encode_order(message: order::Message) -> Vec<u8> {
+    postcard::to_stdvec(&Message::Order(message)).expect("plain data always encodes")
+}
+
+/// Returns a message about the order of calls, if it is one.
+pub(super) fn decode_order(bytes: &[u8]) -> Option<order::Message> {
+    match postcard::from_bytes(bytes) {
+        Ok(Message::Order(message)) => Some(message),
+        _ => None,
+    }
 }
 
 /// What a rank tells the others when one of them asks.
@@ -56,6 +71,8 @@ pub(crate) struct RankState {
     pub(crate) waits: Vec<u32>,
     /// This rank's newest start of the operation that the inquiry is about, if starts can have lengths and places of their own.
     pub(crate) start: Option<SizedStart>,
+    /// The call that this rank is in, or the last one if it has refused it, as the words after "rank 1".
+    pub(crate) call: Option<String>,
     /// The ranks whose processes this rank sees, and whether they are stopped.
     pub(crate) seen: Vec<(u32, bool)>,
 }
@@ -286,6 +303,8 @@ impl Control {
                 return self.decide_if_complete(now, sight);
             }
             Message::Answer(answer) => answer,
+            // The group handles it.
+            Message::Order(_) => return None,
         };
         self.inquiry.as_mut()?.answers.entry(from).or_insert(answer);
         self.decide_if_complete(now, sight)
@@ -542,6 +561,11 @@ fn blame(
         // A rank that had stopped has just gone on, or ranks make their calls in different orders.
         record.peer = None;
         record.text.push_str("; all ranks answer and wait for each other");
+        for rank in &reached {
+            let call = answer(rank).and_then(|answer| answer.state.call.as_deref());
+            call.into_iter()
+                .for_each(|call| record.text.push_str(&format!("; rank {rank} {call}")));
+        }
         if let Some(SharedQueues { count, variable }) = queues {
             record.text.push_str(&format!(
                 "; if they start operations in different orders, each start that waits takes one of the {count} \
@@ -572,5 +596,8 @@ fn blame(
         Some(_) => "does not answer",
     };
     record.text.push_str(&format!("; rank {blamed} {end}"));
+    if let Some(call) = answer(&blamed).and_then(|answer| answer.state.call.as_deref()) {
+        record.text.push_str(&format!(", and {call}"));
+    }
     Some((record, Some(blamed)))
 }

@@ -7,6 +7,7 @@
 //! | `operation/` | operations: description, plan, preparation, starts |
 //! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
 //! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
+//! | `order.rs` | how ranks find that they make calls in different orders |
 //! | `refusal.rs` | how a rank tells the others that it refuses a call |
 //! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
 //! | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
@@ -29,6 +30,7 @@ mod links;
 mod network;
 mod operation;
 mod options;
+mod order;
 mod refusal;
 mod report;
 mod segment;
@@ -165,6 +167,11 @@ impl Group {
     /// Returns the number of ranks in the group.
     pub fn ranks(&self) -> usize {
         self.shared.bootstrap.ranks()
+    }
+
+    /// Returns the name of the group in errors, which [`GroupOptions::label`] sets; `None` for a first group without one.
+    pub fn label(&self) -> Option<&str> {
+        self.shared.identity.label.as_deref()
     }
 
     /// Returns the topology of the group, that is, which rank belongs to which node.
@@ -304,7 +311,10 @@ impl Group {
     fn prepare_barrier(&mut self) -> Result<&mut Operation<u8>, Error> {
         let barrier = match self.barrier.take() {
             Some(barrier) => barrier,
-            None => self.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1).prepare()?,
+            None => {
+                let barrier = self.all_gather::<u8>(0).algorithm(Algorithm::Direct).chunks(1);
+                barrier.named("barrier").prepare()?
+            }
         };
         Ok(self.barrier.insert(barrier))
     }
@@ -448,7 +458,13 @@ impl Setup {
         let (rank, network) = (shared.bootstrap.rank(), self.network.as_deref());
         let Self { fabric, topology, .. } = self;
         // The fabrics count the ranks of the first group.
-        Fabrics { local: fabric, network, topology, rank, fabric_ranks: &shared.first_ranks }
+        Fabrics {
+            local: fabric,
+            network,
+            topology,
+            rank,
+            fabric_ranks: &shared.identity.first_ranks,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::group::links;
 use crate::group::network::{self, FabricReport};
 use crate::group::segment::connects;
 use crate::group::selection::Selection;
-use crate::group::shared::Shared;
+use crate::group::shared::{Identity, Shared};
 use crate::group::split::PartOptions;
 use crate::group::{Group, Setup};
 use crate::plan::Tier;
@@ -27,6 +27,7 @@ const NETWORK_ADDRESS: usize = 2;
 /// Options for opening a group, such as its timeout and topology.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
+    label: Option<String>,
     timeout: Duration,
     start_timeout: Option<Duration>,
     topology: Option<Topology>,
@@ -42,6 +43,7 @@ impl Default for GroupOptions {
     fn default() -> Self {
         let timeout = Duration::from_secs(30);
         Self {
+            label: None,
             timeout,
             start_timeout: None,
             topology: None,
@@ -56,6 +58,17 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
+    /// Names the group in the errors of this rank, such as `group "tensor parallel"`.
+    ///
+    /// A label has at most 256 bytes. By default, a group that was split from another one has the name of that call, such as
+    /// `split 2, color 0`, and the first group has none. The errors of a group that was split also name the ranks of the first
+    /// group.
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// Sets the default timeout of all calls that wait for other ranks; initially 30 s.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -178,7 +191,8 @@ impl GroupOptions {
         let start_timeout = self.start_timeout.unwrap_or(self.timeout);
         check_timeout(start_timeout)?;
         let ranks = Rank::all(bootstrap.ranks()).collect();
-        let shared = Shared::new(bootstrap, self.timeout, Arc::default(), ranks);
+        let identity = Identity { label: self.label.clone(), first_ranks: ranks, is_first: true };
+        let shared = Shared::new(bootstrap, self.timeout, Arc::default(), identity);
         let deadline = Deadline::after(start_timeout);
         // Before a fabric that stages its memory is put around the network.
         let network_backend = network.as_ref().map(Fabric::backend);
@@ -269,12 +283,19 @@ impl GroupOptions {
             is_split: false,
             _drives_all: drives_all.map(Arc::new),
         };
+        shared.order.forget_thread();
         Ok(Group::new(setup, shared, Heap::new(self.heap_bytes)))
+    }
+
+    /// Returns the label, which is no value on which ranks agree.
+    pub(super) fn own_label(&self) -> Option<String> {
+        self.label.clone()
     }
 
     /// Returns the options that a group split from another one can have.
     pub(super) fn of_part(self) -> Result<PartOptions, Error> {
-        let Self { timeout, topology, links, strict, heap_bytes, .. } = self;
+        let Self { label, timeout, topology, links, strict, heap_bytes, .. } = self;
+        label.as_deref().map_or(Ok(()), check_label)?;
         for (name, is_set) in [("topology", topology.is_some()), ("links", links.is_some())] {
             if is_set {
                 let text = format!(
@@ -294,6 +315,7 @@ impl GroupOptions {
         refusal: Option<String>,
     ) -> Result<Offer, Error> {
         let bootstrap = &shared.bootstrap;
+        self.label.as_deref().map_or(Ok(()), check_label)?;
         for fabric in [Some(local), network].into_iter().flatten() {
             if fabric.rank() != bootstrap.rank() {
                 let text = format!(
@@ -371,6 +393,18 @@ fn connect(
 fn of_hosts(offers: &[Offer]) -> Result<Topology, Error> {
     let hosts = Rank::all(offers.len()).zip(offers).map(|(rank, offer)| blob(offer, rank, HOST));
     Topology::by_key(hosts.collect::<Result<Vec<_>, _>>()?)
+}
+
+/// The most bytes of a label, which is a part of the labels of exchanges.
+const LABEL_BYTES_MAX: usize = 256;
+
+pub(super) fn check_label(label: &str) -> Result<(), Error> {
+    if label.len() > LABEL_BYTES_MAX {
+        let text =
+            format!("label is {} bytes long, expected at most {LABEL_BYTES_MAX}", label.len());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
 }
 
 pub(super) fn check_timeout(timeout: Duration) -> Result<(), Error> {

@@ -35,7 +35,6 @@ impl Refusal {
     }
 
     /// Returns the text for ranks that ask what this rank waits for.
-    #[expect(dead_code, reason = "inquiries do not ask for it yet")]
     pub(super) fn text(&self) -> Option<String> {
         self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -11,10 +11,11 @@ use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
 use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice, ProcessState};
 use crate::error::Error;
 use crate::group::channel::ChannelSide;
-use crate::group::control::{Action, Control, RankState, Sight, SizedStart};
+use crate::group::control::{Action, Control, RankState, Sight, SizedStart, decode_order};
 use crate::group::end::GroupState;
 use crate::group::event::Event;
 use crate::group::family::Family;
+use crate::group::order::{Order, Patience};
 use crate::group::refusal::Refusal;
 use crate::group::segment::Segment;
 use crate::group::tracker::StartTracker;
@@ -36,8 +37,7 @@ pub(crate) struct Shared {
     pub(crate) bootstrap: Box<dyn Bootstrap>,
     pub(crate) timeout: Duration,
     pub(super) family: Arc<Family>,
-    /// The numbers of the ranks in the first group of the family.
-    pub(super) first_ranks: Box<[Rank]>,
+    pub(super) identity: Identity,
     pub(super) watch: Mutex<Watch>,
     state: Mutex<State>,
     changed: Condvar,
@@ -47,6 +47,7 @@ pub(crate) struct Shared {
     has_open_messages: AtomicBool,
     pub(super) watchdog_sleeps: Announcement,
     pub(super) refusal: Refusal,
+    pub(super) order: Order,
     ends: Mutex<Vec<Weak<Event>>>,
     /// The groups that were split from this one.
     children: Mutex<Vec<Weak<Shared>>>,
@@ -62,6 +63,35 @@ pub(super) struct State {
     pub(super) closed: Option<Closed>,
     pub(super) tracked: Vec<TrackedOperation>,
     pub(super) channels: Vec<Weak<ChannelSide>>,
+}
+
+/// The name of a group and of its ranks in errors.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(super) label: Option<String>,
+    /// The numbers of the ranks in the first group of the family.
+    pub(super) first_ranks: Box<[Rank]>,
+    /// Whether the group was not split from another one, so that its ranks need no other names.
+    pub(super) is_first: bool,
+}
+
+impl Identity {
+    /// Returns the number in the first group of a rank.
+    pub(super) fn first(&self, rank: Rank) -> Rank {
+        self.first_ranks[rank.index()]
+    }
+
+    /// Adds the name of the group to an error, and the number in the first group of the rank that the error is about.
+    pub(super) fn name(&self, error: Error) -> Error {
+        let Some(label) = &self.label else { return error };
+        let peer =
+            error.peer().filter(|peer| !self.is_first && peer.index() < self.first_ranks.len());
+        let peer = peer.map(|peer| {
+            let first = self.first(peer);
+            format!("; rank {peer} of this group is rank {first} of the first one")
+        });
+        error.map_text(|text| format!("group \"{label}\": {text}{}", peer.unwrap_or_default()))
+    }
 }
 
 /// How a group came to its end on this rank, unless a record says that it was lost.
@@ -108,14 +138,14 @@ impl Shared {
         bootstrap: Box<dyn Bootstrap>,
         timeout: Duration,
         family: Arc<Family>,
-        first_ranks: Box<[Rank]>,
+        identity: Identity,
     ) -> Arc<Self> {
         let control = Control::new(bootstrap.rank(), bootstrap.ranks(), bootstrap.relay());
         let shared = Arc::new(Self {
             bootstrap,
             timeout,
             family,
-            first_ranks,
+            identity,
             watch: Mutex::new(Watch::new()),
             state: Mutex::new(State {
                 control,
@@ -130,6 +160,7 @@ impl Shared {
             has_open_messages: AtomicBool::new(false),
             watchdog_sleeps: Announcement::default(),
             refusal: Refusal::default(),
+            order: Order::default(),
             ends: Mutex::default(),
             children: Mutex::default(),
             quarantined: Mutex::default(),
@@ -140,6 +171,11 @@ impl Shared {
     }
 
     fn receive(&self, notice: Notice) {
+        if let Notice::Message { from, message } = &notice
+            && let Some(message) = decode_order(message)
+        {
+            return self.receive_order(*from, message);
+        }
         if matches!(notice, Notice::Left { .. }) {
             self.has_left.store(true, Ordering::Release);
         }
@@ -180,13 +216,13 @@ impl Shared {
         let blocked = state.tracked.iter().filter(|tracked| tracked.tracker.is_blocked());
         let starts = blocked.flat_map(|tracked| tracked.tracker.missing_writers());
         let ranks = self.bootstrap.missing().into_iter().chain(starts);
-        ranks.map(|rank| self.first_ranks[rank.index()]).collect()
+        ranks.map(|rank| self.identity.first(rank)).collect()
     }
 
     /// Returns the number in this group of a rank of the first group.
     pub(super) fn number_of(&self, rank: Rank) -> Option<u32> {
-        let number = self.first_ranks.iter().position(|first| *first == rank)?;
-        Some(Rank::at(number).0)
+        let mut first_ranks = self.identity.first_ranks.iter();
+        Some(Rank::at(first_ranks.position(|first| *first == rank)?).0)
     }
 
     /// Returns the abort record of a start that an engine's error has ended.
@@ -227,7 +263,12 @@ impl Shared {
         let messages = channels.iter().flat_map(|channel| channel.waits());
         let ranks: BTreeSet<Rank> = exchange.chain(starts).chain(messages).collect();
         let waits = ranks.into_iter().map(|rank| rank.0).collect();
-        RankState { waits, start: newest_start(tracked, record), seen: self.seen() }
+        RankState {
+            waits,
+            start: newest_start(tracked, record),
+            call: self.call_in_words(tracked),
+            seen: self.seen(),
+        }
     }
 
     /// Returns the other ranks whose processes this rank sees, and whether they are stopped.
@@ -319,7 +360,7 @@ impl Shared {
         }
         let state = self.state();
         if let Some(record) = state.control.record() {
-            return Err(record.to_error(self.bootstrap.rank()));
+            return Err(self.identity.name(record.to_error(self.bootstrap.rank())));
         }
         let text = match state.closed {
             Some(Closed { with_parent: true, .. }) => {
@@ -327,7 +368,7 @@ impl Shared {
             }
             _ => "the group was closed before",
         };
-        Err(Error::new(ErrorKind::Aborted, text))
+        Err(self.identity.name(Error::new(ErrorKind::Aborted, text)))
     }
 
     /// Returns whether the group is open, or was closed by all ranks, after which no rank writes to the memory of another one.
@@ -402,8 +443,11 @@ impl Shared {
         if self.check().is_err() {
             return;
         }
-        let start = newest_start(&self.state().tracked, &record);
-        let own = RankState { waits, start, seen: self.seen() };
+        let state = self.state();
+        let (start, call) =
+            (newest_start(&state.tracked, &record), self.call_in_words(&state.tracked));
+        drop(state);
+        let own = RankState { waits, start, call, seen: self.seen() };
         self.change(|control, now| control.overdue(now, own, record));
     }
 
@@ -490,7 +534,7 @@ impl Shared {
     pub(crate) fn cause(&self, error: Error) -> Error {
         let kinds = [ErrorKind::Timeout, ErrorKind::PeerLost, ErrorKind::Aborted];
         if !kinds.contains(&error.kind()) {
-            return error;
+            return self.identity.name(error);
         }
         // The bootstrap delivers the notice a moment after the error.
         let mut state = self.state();
@@ -499,7 +543,7 @@ impl Shared {
             state = self.sleep(state, deadline.remaining());
         }
         drop(state);
-        self.check().err().unwrap_or(error)
+        self.check().err().unwrap_or_else(|| self.identity.name(error))
     }
 
     pub(crate) fn wait_acknowledged(&self) -> Error {
@@ -536,6 +580,7 @@ impl Shared {
         if tracker.due().is_some() {
             self.open.fetch_sub(1, Ordering::Relaxed);
         }
+        self.order.note_dropped(tracker.last_call());
         self.state().tracked.retain(|tracked| !Arc::ptr_eq(&tracked.tracker, tracker));
     }
 
@@ -596,6 +641,7 @@ impl Shared {
         tracker.open(epoch, deadline);
         self.refusal.clear();
         self.family.enter_thread();
+        self.order.enter_thread();
         self.family.wake_progress();
         let unchecked = tracker.is_on_stream() && self.watchdog_sleeps.is_made();
         if unchecked || deadline.timeout() < self.timeout {
@@ -688,14 +734,20 @@ impl Shared {
     }
 
     pub(crate) fn finish_open(&self, deadline: Deadline) {
+        let mut patience = Patience::new(self.bootstrap.rank());
+        self.order.set_finishes(true);
         loop {
             self.drive_own();
             // A start whose executor another thread holds is open, but was not driven.
             if !self.has_open() || self.check().is_err() || deadline.has_passed() {
-                return;
+                break;
+            }
+            if patience.is_over() {
+                self.tell_call();
             }
             std::thread::sleep(FINISH_PAUSE);
         }
+        self.order.set_finishes(false);
     }
 
     fn drive_open(&self, picked: impl Fn(&Arc<StartTracker>) -> bool) -> bool {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::agreement::{Offer, agree, decode, encode};
 use super::heap::Dropped;
 use super::options::check_timeout;
-use super::shared::Shared;
+use super::shared::{Identity, Shared};
 use super::{Group, GroupOptions, Setup};
 use crate::bootstrap::message::RankList;
 use crate::error::Error;
@@ -48,7 +48,8 @@ impl Group {
     ///
     /// Every rank of the group calls it. A rank without a color gets no group. The new group uses the fabrics, the bootstrap,
     /// the threads and the heap of this one, so it needs no thread and no descriptor of its own until its operations need
-    /// more than 64 KiB of memory. It has this group's timeout and strictness; [`split_with`](Self::split_with) sets others.
+    /// more than 64 KiB of memory. It has this group's timeout and strictness; [`split_with`](Self::split_with) sets others, and a
+    /// [label](GroupOptions::label).
     ///
     /// Each group ends by itself: a lost rank ends the groups that hold it, and the others go on. All groups end when the
     /// group from which they were split is closed or dropped. Waiting for an operation of one group also moves those of the
@@ -127,6 +128,11 @@ impl Group {
         let subgroup = self.shared.family.next_subgroup();
         let dropped = self.heap.dropped();
         let own_dropped = dropped.len();
+        let label = options.own_label();
+        let color = match part {
+            Part::Color { color, .. } => format!(", color {color}"),
+            Part::None | Part::Ranks(_) => String::new(),
+        };
         let wish = self.wish(options, part, subgroup, dropped);
         let offer = wish.map(|wish| Offer::default().blob(encode(&wish)));
         let offers = agree(&self.shared, &name, offer, deadline)?;
@@ -144,9 +150,16 @@ impl Group {
         let first = &wishes[members[0].index()];
         let bootstrap = self.shared.bootstrap.subgroup(first.number, &members)?;
         let PartOptions { timeout, strict, heap_bytes } = first.options;
-        let first_ranks = members.iter().map(|member| self.shared.first_ranks[member.index()]);
-        let (family, first_ranks) = (Arc::clone(&self.shared.family), first_ranks.collect());
-        let shared = Shared::new(bootstrap, timeout, family, first_ranks);
+        let first_ranks = members.iter().map(|member| self.shared.identity.first(*member));
+        let first_ranks = first_ranks.collect();
+        let label = label.or_else(|| {
+            let parent = self.shared.identity.label.as_ref().filter(|_| self.setup.is_split);
+            let parent = parent.map_or(String::new(), |label| format!("{label}, "));
+            Some(format!("{parent}{name}{color}"))
+        });
+        let identity = Identity { label, first_ranks, is_first: false };
+        let family = Arc::clone(&self.shared.family);
+        let shared = Shared::new(bootstrap, timeout, family, identity);
         self.shared.add_child(&shared);
         let blocks = demands.iter().zip(blocks);
         let blocks = blocks.map(|(&(pool, bytes), block)| (pool, bytes, block.regroup(&members)));

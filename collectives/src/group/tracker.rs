@@ -11,6 +11,7 @@ use crate::bootstrap::{AbortRecord, Cause};
 use crate::group::control::SizedStart;
 use crate::group::event::Event;
 use crate::group::operation::{PeerLens, StartPart};
+use crate::group::order::Call;
 use crate::plan::Tier;
 use crate::run::buffers::{FlagAddress, FlagState, OperationBuffers, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
@@ -29,6 +30,8 @@ pub(crate) enum Activity {
 
 pub(crate) struct StartTracker {
     operation: String,
+    /// The number with which the operation was prepared.
+    number: u64,
     rank: Rank,
     timeout: Duration,
     waits: Vec<AwaitedFlag>,
@@ -49,8 +52,8 @@ pub(crate) struct StartTracker {
     driven_by_thread: AtomicBool,
     /// Whether the caller waits for the open start with a descriptor or a future.
     observed: AtomicBool,
-    /// Whether a thread waits for the open start.
-    blocked: AtomicBool,
+    /// The start for which a thread waits, or 0.
+    blocked: AtomicU64,
     /// Whether the operation was dropped during a start that nobody finished.
     abandoned: AtomicBool,
     /// Whether a start copies anything, or only signals.
@@ -148,7 +151,7 @@ impl PartCell {
 
 impl StartTracker {
     pub(crate) fn new(
-        operation: String,
+        (operation, number): (String, u64),
         rank: Rank,
         timeout: Duration,
         waits: Vec<AwaitedFlag>,
@@ -162,6 +165,7 @@ impl StartTracker {
             compared,
             span,
             operation,
+            number,
             rank,
             timeout,
             waits,
@@ -177,7 +181,7 @@ impl StartTracker {
             replay_waits: AtomicBool::new(false),
             driven_by_thread: AtomicBool::new(false),
             observed: AtomicBool::new(false),
-            blocked: AtomicBool::new(false),
+            blocked: AtomicU64::new(0),
             abandoned: AtomicBool::new(false),
             outlasting: AtomicU64::new(0),
             finished: AtomicU64::new(0),
@@ -188,6 +192,10 @@ impl StartTracker {
 
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
     }
 
     pub(crate) fn buffers(&self) -> &TierBuffers {
@@ -226,12 +234,34 @@ impl StartTracker {
         is_driven && (self.is_captured() || self.due().is_some())
     }
 
-    pub(crate) fn set_blocked(&self, blocked: bool) {
-        self.blocked.store(blocked, Ordering::Relaxed);
+    /// Notes that a thread waits for a start.
+    pub(crate) fn set_blocked(&self, epoch: Option<u64>) {
+        self.blocked.store(epoch.unwrap_or(0), Ordering::Relaxed);
     }
 
     pub(crate) fn is_blocked(&self) -> bool {
-        self.blocked.load(Ordering::Relaxed)
+        self.blocked.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns the start for which a thread waits, or, if this rank `finishes` all of them, the first that is open.
+    pub(super) fn call(&self, finishes: bool) -> Option<Call> {
+        let epoch = match self.blocked.load(Ordering::Relaxed) {
+            0 if finishes && self.due().is_some() => self.epoch(),
+            0 => return None,
+            epoch => epoch,
+        };
+        Some(Call::start(&self.operation, self.number, epoch))
+    }
+
+    /// Returns the last start that this rank has made.
+    pub(super) fn last_call(&self) -> Call {
+        Call::start(&self.operation, self.number, self.opened.load(Ordering::Acquire))
+    }
+
+    /// Returns the number of starts that this rank has made, if this is the operation.
+    pub(super) fn opened_of(&self, operation: &str, number: u64) -> Option<u64> {
+        let is_same = self.number == number && self.operation == operation;
+        is_same.then(|| self.opened.load(Ordering::Acquire))
     }
 
     pub(crate) fn event(&self) -> &Event {

@@ -105,6 +105,9 @@ impl Shared {
                 self.judge(&overdue);
                 continue;
             }
+            drop(state);
+            let until_order = self.look_at_exchange();
+            let state = self.state();
             // Before the look: a start that is opened after the look wakes the watchdog.
             self.watchdog_sleeps.make();
             let until_check = check_interval(&state, self.timeout)
@@ -121,7 +124,8 @@ impl Shared {
                 continue;
             }
             let until_due = next_due(&state).unwrap_or(self.timeout);
-            return [until_check, until_tick].into_iter().flatten().fold(until_due, Duration::min);
+            let others = [until_check, until_tick, until_order];
+            return others.into_iter().flatten().fold(until_due, Duration::min);
         }
     }
 

@@ -339,7 +339,8 @@ mod tests {
 
     #[test]
     fn pages_on_demand_are_allocated_by_their_first_use() {
-        let allocated = |mapping: &Mapping| rustix::fs::fstat(mapping.fd()).unwrap().st_blocks * 512;
+        let allocated =
+            |mapping: &Mapping| rustix::fs::fstat(mapping.fd()).unwrap().st_blocks * 512;
         let bytes = 4 * HUGE_PAGE_BYTES as u64;
         let mapping = Mapping::create_on_demand(bytes).unwrap();
         let fd = || mapping.fd().try_clone_to_owned().unwrap();

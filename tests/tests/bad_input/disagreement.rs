@@ -98,7 +98,7 @@ fn calls_in_another_order() {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert_eq!(
             error.to_string(),
-            "ranks call different collectives in exchange 2: rank 0 calls \"all-gather 1\", rank 1 \
+            "ranks call different collectives in exchange 2: rank 0 calls \"barrier\", rank 1 \
              calls \"close\"; make the same collective calls in the same order on all ranks"
         );
     }

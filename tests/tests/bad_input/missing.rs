@@ -49,7 +49,7 @@ fn to_prepare() {
 
 #[test]
 fn to_a_barrier() {
-    assert_snapshot!(late(|mut group| group.barrier()), @r#"all: timeout, rank 2: exchange "all-gather 1": rank 2 did not take part within 4 s; rank 2 is alive but late"#);
+    assert_snapshot!(late(|mut group| group.barrier()), @r#"all: timeout, rank 2: exchange "barrier": rank 2 did not take part within 4 s; rank 2 is alive but late"#);
 }
 
 #[test]

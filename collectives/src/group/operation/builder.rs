@@ -59,6 +59,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     ) -> Self {
         let (timeout, strict) = (group.timeout(), group.setup.strict);
         let spec = OperationSpec {
+            name: None,
+            label: None,
             collective,
             operator: Operator::default(),
             dtype: T::DTYPE,
@@ -81,6 +83,22 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
             output_buffers: Vec::new(),
         };
         Self { group, spec, elements: PhantomData }
+    }
+
+    /// Names the operation in errors and abort records, such as `all-gather 3 "weights of layer 7"`.
+    ///
+    /// The label must be equal on all ranks, and has at most 256 bytes. By default, the name is the collective with a number that
+    /// counts the operations of the group.
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.spec.label = Some(label.into());
+        self
+    }
+
+    /// Sets the name of the operation in errors, for operations that the group makes for itself.
+    pub(in crate::group) fn named(mut self, name: &'static str) -> Self {
+        self.spec.name = Some(name);
+        self
     }
 
     /// Sets the algorithm of the operation; the default is the one that is [predicted](crate::cost::choose) to be the

@@ -23,6 +23,7 @@ use super::resize::{Resizing, StartPlan};
 use crate::error::Error;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
 use crate::group::heap::{Demand, Dropped};
+use crate::group::options::check_label;
 use crate::group::report::{Fallback, PlanRange, Report};
 use crate::group::tracker::{PartCell, StartTracker};
 use crate::group::{Group, Setup};
@@ -53,15 +54,26 @@ struct OperationMemory {
 /// Prepares operations in one agreement. Collective.
 pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Vec<State>, Error> {
     group.shared.check()?;
+    let mut labels = specs.iter().filter_map(|spec| spec.label.as_deref());
+    if let Err(error) = labels.try_for_each(check_label) {
+        return Err(group.refuse(error));
+    }
     // An operation whose starts have a short timeout still has the time of the group to be prepared.
     let timeouts = specs.iter().map(|spec| spec.timeout);
     let deadline = Deadline::after(timeouts.fold(group.timeout(), Duration::max));
     // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
     let number = group.prepared + 1;
     let several = specs.len() > 1;
-    let name = |(index, spec): (usize, &OperationSpec)| match spec.collective.name() {
-        name if several => format!("{name} {number}.{}", index + 1),
-        name => format!("{name} {number}"),
+    let name = |(index, spec): (usize, &OperationSpec)| {
+        let name = match (spec.name, spec.collective.name()) {
+            (Some(name), _) => name.to_owned(),
+            (None, name) if several => format!("{name} {number}.{}", index + 1),
+            (None, name) => format!("{name} {number}"),
+        };
+        match &spec.label {
+            Some(label) => format!("{name} \"{label}\""),
+            None => name,
+        }
     };
     let names: Vec<_> = specs.iter().enumerate().map(name).collect();
     let name = match &names[..] {
@@ -126,9 +138,11 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         }
     }
     let prepared = preparations.into_iter().zip(reports?).zip(names);
-    Ok(prepared
+    let states = prepared
         .map(|((preparation, report), name)| preparation.finish(group, report, name))
-        .collect())
+        .collect();
+    shared.order.note_prepared(number);
+    Ok(states)
 }
 
 /// Decodes the announcements of all ranks.
@@ -473,7 +487,7 @@ impl Preparation {
         let moves_data =
             spec.resizable || Rank::all(layout.ranks()).any(|rank| layout.input_bytes(rank) > 0);
         let tracker = StartTracker::new(
-            name.to_owned(),
+            (name.to_owned(), group.prepared),
             operation.rank,
             spec.timeout,
             waits,

@@ -11,6 +11,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 use super::resize::{PeerLens, StartPart};
 use crate::error::Error;
 use crate::group::heap::Allocation;
+use crate::group::order::Patience;
 use crate::group::shared::Shared;
 use crate::group::tracker::StartTracker;
 use crate::layout::Layout;
@@ -310,9 +311,9 @@ impl Prepared {
         deadline: Option<Deadline>,
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
-        self.tracker.set_blocked(true);
+        self.tracker.set_blocked(Some(epoch));
         let complete = self.wait_blocked(epoch, deadline, limit);
-        self.tracker.set_blocked(false);
+        self.tracker.set_blocked(None);
         complete
     }
 
@@ -323,6 +324,7 @@ impl Prepared {
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
         let mut backoff = Backoff::new(NAP_MAX);
+        let mut patience = Patience::new(self.tracker.rank());
         // Whether no park of one engine covers all events that this thread waits for.
         let mut polls_several = self.park_misses_events;
         loop {
@@ -336,6 +338,10 @@ impl Prepared {
             if left.is_zero() {
                 return Ok(false);
             }
+            if patience.is_over() {
+                self.shared.tell_call();
+            }
+            let left = left.min(patience.left());
             polls_several = self.shared.drive_others(&self.tracker) || self.park_misses_events;
             match polled_at {
                 // The watchdog keeps the deadline and wakes the parked thread.

@@ -44,6 +44,9 @@ pub(super) struct Method {
 
 #[derive(Clone, PartialEq)]
 pub(super) struct OperationSpec {
+    /// The name in errors, instead of that of the collective and its number.
+    pub(super) name: Option<&'static str>,
+    pub(super) label: Option<String>,
     pub(super) collective: Collective,
     pub(super) operator: Operator,
     pub(super) dtype: DType,
