@@ -20,6 +20,9 @@ pub enum Operator {
     /// The smallest value. A number is preferred to a NaN.
     Min,
     /// The sum divided by the number of sources, for floating-point numbers.
+    ///
+    /// The sum comes first, so a result is infinite where the sum is, although the average is not: beyond 3.4e38 for `f32` and
+    /// `bf16`, and 1.8e308 for `f64`. Sums of `f16` are far from that.
     Average,
 }
 
@@ -378,6 +381,24 @@ mod tests {
                 "{value:e}"
             );
         }
+    }
+
+    #[test]
+    fn an_average_is_infinite_where_its_sum_is() {
+        let (large, mut target) = (3e38_f32, 0_f32);
+        let source = std::ptr::from_ref(&large).cast();
+        let average = Reduction::new(Operator::Average, DType::F32).unwrap();
+        // SAFETY: source and target are one element each.
+        unsafe { average.run(std::ptr::from_mut(&mut target).cast(), &[source; 2], 4) };
+        assert_eq!(target, f32::INFINITY);
+
+        // Sums of `f16` are made in `f32`.
+        let (large, mut target) = (half::f16::MAX, half::f16::ZERO);
+        let source = std::ptr::from_ref(&large).cast();
+        let average = Reduction::new(Operator::Average, DType::F16).unwrap();
+        // SAFETY: source and target are one element each.
+        unsafe { average.run(std::ptr::from_mut(&mut target).cast(), &[source; 2], 2) };
+        assert_eq!(target, half::f16::MAX);
     }
 
     /// Reduces random elements, and compares them with `expected` of the elements at one place.

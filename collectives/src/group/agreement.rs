@@ -198,7 +198,7 @@ pub(super) fn decode<'o, T: Deserialize<'o>>(
 mod tests {
     use super::*;
     use crate::bootstrap::{Bootstrap, in_process};
-    use crate::group::shared::Identity;
+    use crate::group::identity::Identity;
     use std::sync::Arc;
     use std::time::Duration;
 

@@ -7,6 +7,7 @@
 //! | `operation/` | operations: description, plan, preparation, starts |
 //! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
 //! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
+//! | `identity.rs` | the names of a group and of its ranks in errors |
 //! | `order.rs` | how ranks find that they make calls in different orders |
 //! | `refusal.rs` | how a rank tells the others that it refuses a call |
 //! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
@@ -26,6 +27,7 @@ mod end;
 mod event;
 mod family;
 mod heap;
+mod identity;
 mod links;
 mod network;
 mod operation;

@@ -34,12 +34,12 @@ const DROPPED_MAX: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Call {
     name: String,
-    place: Place,
+    number: CallNumber,
 }
 
-/// The place of a call in the order of calls of its kind, which is equal on all ranks.
+/// The number of a call among the calls of its kind, which is equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Place {
+enum CallNumber {
     /// A start of the operation that was prepared with this number.
     Start { operation: u64, epoch: u64 },
     /// An exchange of messages, counted from 0.
@@ -48,15 +48,15 @@ enum Place {
 
 impl Call {
     pub(super) fn start(name: &str, operation: u64, epoch: u64) -> Self {
-        Self { name: name.to_owned(), place: Place::Start { operation, epoch } }
+        Self { name: name.to_owned(), number: CallNumber::Start { operation, epoch } }
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.place {
-            Place::Start { epoch, .. } => write!(f, "start {epoch} of {}", self.name),
-            Place::Exchange(_) => write!(f, "the call \"{}\"", self.name),
+        match self.number {
+            CallNumber::Start { epoch, .. } => write!(f, "start {epoch} of {}", self.name),
+            CallNumber::Exchange(_) => write!(f, "the call \"{}\"", self.name),
         }
     }
 }
@@ -186,9 +186,9 @@ impl Order {
     }
 
     fn has_begun(&self, call: &Call, tracked: &[TrackedOperation]) -> bool {
-        let (operation, epoch) = match call.place {
-            Place::Exchange(number) => return self.exchanges().begun > number,
-            Place::Start { operation, epoch } => (operation, epoch),
+        let (operation, epoch) = match call.number {
+            CallNumber::Exchange(number) => return self.exchanges().begun > number,
+            CallNumber::Start { operation, epoch } => (operation, epoch),
         };
 
         let opened = |tracked: &TrackedOperation| tracked.tracker.opened_of(&call.name, operation);
@@ -196,11 +196,11 @@ impl Order {
             return opened >= epoch;
         }
         let dropped = self.dropped();
-        let last = dropped.iter().rev().find_map(|last| match last.place {
-            Place::Start { operation: number, epoch } => {
+        let last = dropped.iter().rev().find_map(|last| match last.number {
+            CallNumber::Start { operation: number, epoch } => {
                 (number == operation && last.name == call.name).then_some(epoch)
             }
-            Place::Exchange(_) => None,
+            CallNumber::Exchange(_) => None,
         });
         last.map_or(self.prepared.load(Ordering::Relaxed) >= operation, |last| last >= epoch)
     }
@@ -220,10 +220,10 @@ impl Shared {
     pub(super) fn begin_exchange(&self, label: &str) -> InExchange<'_> {
         self.order.enter_thread();
         let mut exchanges = self.order.exchanges();
-        let place = Place::Exchange(exchanges.begun);
+        let number = CallNumber::Exchange(exchanges.begun);
         exchanges.begun += 1;
         let patience = Patience::new(self.bootstrap.rank());
-        exchanges.current = Some((Call { name: label.to_owned(), place }, patience));
+        exchanges.current = Some((Call { name: label.to_owned(), number }, patience));
         drop(exchanges);
         self.family.wake_watchdog();
         InExchange(self)

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::{Offer, agree, decode, encode};
 use super::heap::Dropped;
+use super::identity::Identity;
 use super::options::check_timeout;
-use super::shared::{Identity, Shared};
+use super::shared::Shared;
 use super::{Group, GroupOptions, Setup};
 use crate::bootstrap::message::RankList;
 use crate::error::Error;
