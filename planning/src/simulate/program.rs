@@ -12,8 +12,8 @@ use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
 pub const STEPS_MAX: u32 = 1 << 27;
 
 /// The maximum number of flags of all ranks together. Each takes 4 bytes until the program is linked, all of
-/// them 2 GiB.
-const FLAGS_MAX: u64 = 1 << 29;
+/// them 1.25 GiB. Plans of 4096 ranks with four lanes and one chunk have 256 Mi of them.
+const FLAGS_MAX: u64 = 320 << 20;
 
 const NO_WAIT: u32 = u32::MAX;
 

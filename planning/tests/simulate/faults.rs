@@ -77,9 +77,9 @@ fn what_is_too_large_is_refused_before_memory_is_taken() {
         let links = Links::default();
         simulate::simulate(&topology, &layout, &links, &options, plan).unwrap_err().to_string()
     };
-    insta::assert_snapshot!(refused(16_384, 64), @"16384 ranks with 64 chunks have 17985208320 flags, more than 536870912, the maximum of a simulation; use fewer ranks or chunks");
-    insta::assert_snapshot!(refused(1 << 20, 1), @"1048576 ranks with 1 chunk have 4398048608256 flags, more than 536870912, the maximum of a simulation; use fewer ranks or chunks");
-    insta::assert_snapshot!(refused(1024, 65_536), @"1024 ranks with 65536 chunks have 68722624512 flags, more than 536870912, the maximum of a simulation; use fewer ranks or chunks");
+    insta::assert_snapshot!(refused(16_384, 64), @"16384 ranks with 64 chunks have 17985208320 flags, more than 335544320, the maximum of a simulation; use fewer ranks or chunks");
+    insta::assert_snapshot!(refused(1 << 20, 1), @"1048576 ranks with 1 chunk have 4398048608256 flags, more than 335544320, the maximum of a simulation; use fewer ranks or chunks");
+    insta::assert_snapshot!(refused(1024, 65_536), @"1024 ranks with 65536 chunks have 68722624512 flags, more than 335544320, the maximum of a simulation; use fewer ranks or chunks");
 }
 
 /// Returns the error of two ranks that signal each other this number of times, without copies.
