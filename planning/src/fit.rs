@@ -183,13 +183,10 @@ fn cache_points(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<C
     };
     let pulls = samples.iter().any(|sample| moved(sample, topology).gets);
     let gets_factor = pulls.then_some(1.0);
-    let mut points = Vec::new();
-    let mut bytes = (64 << 10).max(*least);
-    while bytes <= *most {
-        points.push(CacheFactor { bytes, factor: 1.0, gets_factor });
-        bytes = bytes.saturating_mul(REACH_STEP);
-    }
-    points
+    let first = (64 << 10).max(*least);
+    let sizes = iter::successors(Some(first), |bytes| bytes.checked_mul(REACH_STEP));
+    let sizes = sizes.take_while(|bytes| bytes <= most);
+    sizes.map(|bytes| CacheFactor { bytes, factor: 1.0, gets_factor }).collect()
 }
 
 fn rates(link: &mut Link) -> [&mut f64; 4] {
@@ -422,6 +419,16 @@ mod tests {
         assert_eq!(read.links.fingerprint(), calibration.links.fingerprint());
         assert_eq!(read, calibration);
         assert_ne!(Links::default().fingerprint(), calibration.links.fingerprint());
+    }
+
+    #[test]
+    fn the_largest_block_ends_the_cache_points() {
+        let topology = Topology::flat(2).unwrap();
+        let largest = Sample { block_bytes: u64::MAX, ..sample(1.0) };
+        let links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+        let points = cache_points(&links, &topology, &[sample(1.0), largest]);
+        assert!(points.is_sorted_by(|one, next| one.bytes < next.bytes));
+        assert_eq!(points.len(), 22);
     }
 
     #[test]
