@@ -7,6 +7,7 @@ mod processor_time;
 use std::path::Path;
 use std::{env, fs};
 
+use fastrand::Rng;
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::{self, Cost, Link, Links, Question, Traffic};
 use peerlane_collectives::layout::Layout;
@@ -338,4 +339,82 @@ fn explanations_on_several_nodes() {
     compare("3x2", &uneven(&[2, 2, 2]));
     compare("4x1", &uneven(&[1, 1, 1, 1]));
     compare("3+1+2", &uneven(&[3, 1, 2]));
+}
+
+/// Returns a value at or between the bounds that [`Links::check`] allows.
+fn extreme(rng: &mut Rng, least: f64, most: f64) -> f64 {
+    match rng.u32(..4) {
+        0 => least,
+        1 => most,
+        _ => least + (most - least) * rng.f64().powi(9),
+    }
+}
+
+#[test]
+fn times_of_the_slowest_links_and_the_longest_blocks_saturate() {
+    let topologies = ["1x1", "1x2", "1x5", "2x1", "2x2", "3+1+2", "1+7", "0,1,0", "5x3"];
+    for seed in 0..300 {
+        let mut rng = Rng::with_seed(seed);
+        let mut links = Links::default();
+        let figure = |least, most, rng: &mut Rng| extreme(rng, least, most);
+        for link in [&mut links.own, &mut links.local, &mut links.network] {
+            for seconds in [
+                &mut link.put_seconds,
+                &mut link.get_seconds,
+                &mut link.flag_seconds,
+                &mut link.step_seconds,
+                &mut link.submit_seconds,
+                &mut link.passed_on_seconds,
+            ] {
+                *seconds = figure(0.0, 1e3, &mut rng);
+            }
+            for rate in [
+                &mut link.bytes_per_second,
+                &mut link.engine_bytes_per_second,
+                &mut link.send_bytes_per_second,
+                &mut link.receive_bytes_per_second,
+            ] {
+                *rate = figure(1.0, 1e18, &mut rng);
+            }
+            let forwarding = figure(1.0, 1e18, &mut rng);
+            link.passed_on_bytes_per_second = rng.bool().then_some(forwarding);
+            link.puts_in_flight = [1, 2, u32::MAX][rng.usize(..3)];
+            link.by_processor = rng.bool();
+        }
+        links.node.nics = [None, Some(1), Some(u32::MAX)][rng.usize(..3)];
+        links.node.processors = [None, Some(1), Some(u32::MAX)][rng.usize(..3)];
+        links.start_seconds = figure(0.0, 1e3, &mut rng);
+        links.lane_seconds = figure(0.0, 1e3, &mut rng);
+
+        let topology: Topology = topologies[rng.usize(..topologies.len())].parse().unwrap();
+        let bytes: Vec<u64> = (0..topology.ranks())
+            .map(|_| [0, 1, 1 << 40, u64::MAX / 7, u64::MAX][rng.usize(..5)])
+            .collect();
+        for collective in Collective::all() {
+            let in_place = rng.bool() && collective.runs_in_place();
+            let shape = Shape {
+                collective,
+                chunks: [1, 3, 65_536][rng.usize(..3)],
+                in_place,
+                outputs: if in_place { 1 } else { rng.u32(1..=2) },
+                flags: if rng.bool() { FlagOrder::Prompt } else { FlagOrder::Batched },
+                tiers: rng.bool(),
+            };
+            for algorithm in schedule::algorithms(collective) {
+                let cost = cost::predict(algorithm, &topology, shape, &bytes, &links);
+                assert!(!cost.unwrap().to_string().is_empty(), "seed {seed}");
+            }
+            let question = Question {
+                topology: &topology,
+                block_bytes: &bytes,
+                shape,
+                links: &links,
+                measured: rng.bool(),
+                algorithm: None,
+                chunks: None,
+                refused: &[],
+            };
+            assert!(!cost::choose(&question).unwrap().explain().is_empty(), "seed {seed}");
+        }
+    }
 }

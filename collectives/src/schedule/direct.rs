@@ -303,8 +303,8 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         false => request.self_copy_term(&own, puts.max(far.puts)),
     };
     if one_thread {
-        puts += far.puts;
-        flags += far.flags;
+        puts = puts.saturating_add(far.puts);
+        flags = flags.saturating_add(far.flags);
         hop = hop.max(far.hop);
     } else if far.end() > near.end().saturating_add(copy) {
         (ready, puts, flags, hop) = far.terms();

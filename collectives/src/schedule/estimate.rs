@@ -378,8 +378,8 @@ pub(crate) fn total(terms: &[Term]) -> u64 {
     sum(terms.iter().map(|term| term.picoseconds))
 }
 
-pub(crate) fn sum(terms: impl Iterator<Item = u64>) -> u64 {
-    terms.fold(0, u64::saturating_add)
+pub(crate) fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
+    terms.into_iter().fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

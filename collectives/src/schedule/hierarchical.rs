@@ -19,7 +19,7 @@
 
 use peerlane_hal::Rank;
 
-use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
+use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic, sum};
 use super::steps::{
     NETWORK_LANE, after, arrived, before, cells, put, self_copy, signal, wait, writable,
 };
@@ -322,18 +322,21 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let at_once = sums.entering_from_one(node_ranks);
     let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
     let go = if between.time > 0 { own.hop } else { 0 };
-    let by_network = ready_network + go + between.time + between.hop + tail;
+    let by_network = sum([ready_network, go, between.time, between.hop, tail]);
     // The path of lane 0: it begins with its own block, or waits for the first chunk.
-    let first = ready_network + go + between.first + between.hop;
-    let home = ready_home + copy_home.saturating_add(spread);
+    let first = sum([ready_network, go, between.first, between.hop]);
+    let home = sum([ready_home, copy_home, spread]);
     let by_home = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
     // Both lanes on one fabric share the rate at which the rank can send.
     let sent = (entering + 1).saturating_mul(mates).saturating_add(between.blocks);
     let sent = local.sends(sent.saturating_mul(sums.block_bytes_max));
-    let by_home = if tier == Tier::Local { by_home.max(ready_home + sent) } else { by_home };
+    let by_home = match tier {
+        Tier::Local => by_home.max(ready_home.saturating_add(sent)),
+        Tier::Network => by_home,
+    };
     let one_thread = local.by_processor && network.by_processor;
-    let by_thread =
-        if one_thread { ready_home + copy_home + between.work + spread + forwards } else { 0 };
+    let in_turn = [ready_home, copy_home, between.work, spread, forwards];
+    let by_thread = if one_thread { sum(in_turn) } else { 0 };
 
     let inside = format!("{} own, {} passed on", time(spread), time(forwards));
     let outside = format!(

@@ -265,7 +265,10 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let last_hop = used().map(|link| link.hop).max().unwrap_or(0);
     let passed_on_chunk = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
     let edge = |link: &EffectiveLink, relay: u64| {
-        chunk_time(link).saturating_add(passed_on_chunk(link)).saturating_add(link.hop + relay)
+        chunk_time(link)
+            .saturating_add(passed_on_chunk(link))
+            .saturating_add(link.hop)
+            .saturating_add(relay)
     };
     let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
     // A block crosses at most one way out of each node, and every other link at most once.
@@ -289,7 +292,8 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let ready = request.ready(furthest, peers.min(1), Some(&own));
     // If only network lanes have work, they start on a flag from lane 0 and end with one to it.
     let entry = if inside { 0 } else { own.hop };
-    let (ready, last_hop) = (ready + entry, last_hop + entry);
+    let ready = ready.saturating_add(entry);
+    let last_hop = last_hop.saturating_add(entry);
     terms.push(Term::new("ready", ready, "of the next rank"));
     terms.push(request.self_copy_term(&own, all.saturating_add(waits)));
     let longer = match passed_on {
@@ -325,7 +329,8 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     }
     let equal = sums.block_bytes_max.saturating_mul(peers);
     let carried = sums.total_bytes - sums.block_bytes_min;
-    let journey = sums.block_bytes_max + request.chunk_bytes().saturating_mul(peers - 1);
+    let others = request.chunk_bytes().saturating_mul(peers - 1);
+    let journey = sums.block_bytes_max.saturating_add(others);
     let needed = if overlaps(request, link) { carried } else { carried.max(journey) };
     let saved = equal.saturating_sub(needed);
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
