@@ -102,3 +102,22 @@ impl<E: peerlane_hal::Error> From<E> for Error {
         Self::caused_by(DynError::new(error), text)
     }
 }
+
+/// Returns a foreign text in quotes, with escapes for characters that are not printable. Only the beginning of a long text is
+/// shown, so that an error stays readable.
+pub(crate) fn quoted(text: &str) -> String {
+    const SHOWN_MAX: usize = 80;
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// Returns a foreign text, in [quotes](quoted) if it is long or has characters that are not printable.
+pub(crate) fn shown(text: &str) -> String {
+    let quoted = quoted(text);
+    match quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
+        Some(same) if same == text => text.to_owned(),
+        _ => quoted,
+    }
+}

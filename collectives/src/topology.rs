@@ -10,10 +10,10 @@ use std::str::FromStr;
 use peerlane_hal::wire::checksum;
 use peerlane_hal::{ErrorKind, Rank};
 
-use crate::error::Error;
+use crate::error::{Error, quoted};
 
 /// The number of ranks in a topology text is limited, so that a typing error does not exhaust memory.
-const RANKS_MAX: usize = 1 << 24;
+const RANKS_MAX: usize = 1 << 20;
 
 /// The assignment of every rank to a node.
 ///
@@ -217,13 +217,16 @@ impl FromStr for Topology {
     fn from_str(text: &str) -> Result<Self, Error> {
         let invalid = |why: String| {
             let text = format!(
-                "invalid topology {text:?}: {why}; expected a form such as 2x4 (2 nodes of 4 \
-                 ranks), 3+1+2 (ranks of each node) or 0,1,0 (node of each rank)"
+                "invalid topology {}: {why}; expected a form such as 2x4 (2 nodes of 4 ranks), 3+1+2 \
+                 (ranks of each node) or 0,1,0 (node of each rank)",
+                quoted(text)
             );
             Error::new(ErrorKind::InvalidArgument, text)
         };
         let number = |part: &str| {
-            part.trim().parse::<usize>().map_err(|_| invalid(format!("{part:?} is not a number")))
+            part.trim()
+                .parse::<usize>()
+                .map_err(|_| invalid(format!("{} is not a number", quoted(part))))
         };
         let few = |ranks: usize| match ranks {
             0 => Err(invalid("the number of ranks is 0".to_owned())),
@@ -239,6 +242,7 @@ impl FromStr for Topology {
         if text.contains(',') {
             let node = |part: &str| Ok(Rank::at(number(part)?.min(RANKS_MAX)).0);
             let nodes: Vec<u32> = text.split(',').map(node).collect::<Result<_, Error>>()?;
+            few(nodes.len())?;
             return Self::of_nodes(&nodes).map_err(why);
         }
         let sizes: Vec<usize> = text.split('+').map(number).collect::<Result<_, Error>>()?;
@@ -348,7 +352,9 @@ mod tests {
         assert_snapshot!(text(""), @r#"invalid topology "": "" is not a number"#);
         assert_snapshot!(text("2x"), @r#"invalid topology "2x": "" is not a number"#);
         assert_snapshot!(text("2x0"), @r#"invalid topology "2x0": the number of ranks is 0"#);
-        assert_snapshot!(text("99999x99999"), @r#"invalid topology "99999x99999": the number of ranks exceeds 16777216"#);
+        assert_snapshot!(text(&"x".repeat(1000)), @r#"invalid topology "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"…: "" is not a number"#);
+        assert_snapshot!(text(&("0,".repeat(RANKS_MAX) + "0")), @r#"invalid topology "0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,"…: the number of ranks exceeds 1048576"#);
+        assert_snapshot!(text("99999x99999"), @r#"invalid topology "99999x99999": the number of ranks exceeds 1048576"#);
         assert_snapshot!(text("3+0+2"), @r#"invalid topology "3+0+2": node 1 has no ranks"#);
         assert_snapshot!(text("3+a"), @r#"invalid topology "3+a": "a" is not a number"#);
         assert_snapshot!(text("0,2"), @r#"invalid topology "0,2": node_of_rank names node 2 but not node 1; expected node numbers from 0 without a gap"#);

@@ -513,3 +513,69 @@ fn says_which_variable_is_wrong_and_why() {
     let last = "RANK=0 WORLD_SIZE=1 MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True";
     assert_snapshot!(text(last), @"MASTER_PORT is 65535, which torchrun uses itself, and no port follows it; set PEERLANE_PORT to a free port, the same on every rank");
 }
+
+#[test]
+fn random_variables_never_panic() {
+    let names = [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "PEERLANE_HUB",
+        "PEERLANE_PORT",
+        "PEERLANE_JOB_ID",
+        "PEERLANE_SECRET",
+        "PEERLANE_SECRET_FILE",
+        "PEERLANE_ALLOW_UNAUTHENTICATED",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_NODELIST",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    ];
+    let long = "x".repeat(100_000);
+    let values = [
+        "0",
+        "1",
+        "-1",
+        "65535",
+        "65536",
+        "4294967295",
+        "4294967296",
+        "18446744073709551616",
+        "1e309",
+        "NaN",
+        "",
+        "é",
+        "a\u{1b}[31m\0",
+        "[::1]:1",
+        "fe80::1%eth0",
+        "node[1-4294967296]",
+        "node[18446744073709551616",
+        "a,b,[c",
+        "/dev/zero",
+        "/",
+        "True",
+        &long,
+    ];
+    let mut errors = 0;
+    for seed in 0..3000 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let set: Vec<(&str, &str)> = (0..rng.usize(1..8))
+            .map(|_| (names[rng.usize(..names.len())], values[rng.usize(..values.len())]))
+            .collect();
+        let lookup = |name: &str| {
+            set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
+        };
+        let Err(error) = Environment::from_lookup(lookup) else { continue };
+        let text = error.to_string();
+        assert!(text.len() < 1000, "seed {seed}: {text}");
+        assert!(!text.contains(char::is_control), "seed {seed}: {text:?}");
+        errors += 1;
+    }
+    assert!(errors > 1000, "{errors} errors");
+}

@@ -19,7 +19,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs as _};
 
 use peerlane_hal::ErrorKind;
 
-use crate::error::Error;
+use crate::error::{Error, quoted};
 
 /// The most bytes of a name, and of a part of it between dots (RFC 1035).
 const NAME_BYTES_MAX: usize = 253;
@@ -248,14 +248,10 @@ fn is_number(text: &str) -> bool {
     }
 }
 
-/// Returns the error for an address that is not what was expected. A long one is cut.
+/// Returns the error for an address that is not what was expected.
 fn invalid(source: &str, text: &str, expected: &str) -> Error {
-    const SHOWN_MAX: usize = 80;
-    let shown = match text.char_indices().nth(SHOWN_MAX) {
-        Some((end, _)) => format!("{:?}…", &text[..end]),
-        None => format!("{text:?}"),
-    };
-    Error::new(ErrorKind::InvalidArgument, format!("{source} is {shown}, expected {expected}"))
+    let text = format!("{source} is {}, expected {expected}", quoted(text));
+    Error::new(ErrorKind::InvalidArgument, text)
 }
 
 #[cfg(test)]

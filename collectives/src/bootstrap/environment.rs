@@ -59,7 +59,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use super::address::Address;
 use super::secret::Secret;
-use crate::error::Error;
+use crate::error::{Error, quoted, shown};
 
 /// The port of the hub if no variable names one.
 pub const DEFAULT_PORT: u16 = 29501;
@@ -337,8 +337,9 @@ impl PartialSet {
         };
         let Self { name, value, .. } = self;
         invalid(format!(
-            "{name}={value} is set, but {missing}; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one \
-             rank), or unset {name}"
+            "{name}={} is set, but {missing}; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one \
+             rank), or unset {name}",
+            shown(value)
         ))
     }
 
@@ -356,8 +357,9 @@ impl PartialSet {
 
         let &CompleteSet { rank_name, rank, ranks_name, ranks } = complete;
         Err(invalid(format!(
-            "{name}={value} does not fit {rank_name}={rank} and {ranks_name}={ranks}; set RANK and WORLD_SIZE on every rank \
-             (RANK=0 and WORLD_SIZE=1 run one rank), or unset {name}"
+            "{name}={} does not fit {rank_name}={rank} and {ranks_name}={ranks}; set RANK and WORLD_SIZE on every rank \
+             (RANK=0 and WORLD_SIZE=1 run one rank), or unset {name}",
+            shown(value)
         )))
     }
 }
@@ -494,9 +496,10 @@ impl Variables<'_> {
         match self.text("PEERLANE_ALLOW_UNAUTHENTICATED").as_deref() {
             None | Some("0") => Ok(false),
             Some("1") => Ok(true),
-            Some(text) => {
-                Err(invalid(format!("PEERLANE_ALLOW_UNAUTHENTICATED is {text:?}, expected 1 or 0")))
-            }
+            Some(text) => Err(invalid(format!(
+                "PEERLANE_ALLOW_UNAUTHENTICATED is {}, expected 1 or 0",
+                quoted(text)
+            ))),
         }
     }
 
@@ -587,9 +590,11 @@ impl Variables<'_> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.parse() {
             Ok(port @ 1..) => Ok(Some(port)),
-            _ => {
-                Err(invalid(format!("{name} is {text:?}, expected a port from 1 to {}", u16::MAX)))
-            }
+            _ => Err(invalid(format!(
+                "{name} is {}, expected a port from 1 to {}",
+                quoted(&text),
+                u16::MAX
+            ))),
         }
     }
 
@@ -598,7 +603,8 @@ impl Variables<'_> {
         match text.parse() {
             Ok(number) => Ok(Some(number)),
             Err(_) => Err(invalid(format!(
-                "{name} is {text:?}, expected a number from 0 to {}",
+                "{name} is {}, expected a number from 0 to {}",
+                quoted(&text),
                 u32::MAX
             ))),
         }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use peerlane_hal::ErrorKind;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Error, quoted};
 
 /// The algorithm by which a collective operation moves its data. There is one for each [schedule](crate::schedule).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl FromStr for Algorithm {
     fn from_str(name: &str) -> Result<Self, Error> {
         let found = Self::ALL.iter().copied().find(|algorithm| algorithm.name() == name);
         found.ok_or_else(|| {
-            let text = format!("unknown algorithm {name:?}, expected {}", known());
+            let text = format!("unknown algorithm {}, expected {}", quoted(name), known());
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }
@@ -118,7 +118,7 @@ impl FromStr for FlagOrder {
     fn from_str(name: &str) -> Result<Self, Error> {
         let found = Self::ALL.iter().copied().find(|order| order.name() == name);
         found.ok_or_else(|| {
-            let text = format!("unknown flag order {name:?}, expected prompt or batched");
+            let text = format!("unknown flag order {}, expected prompt or batched", quoted(name));
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }

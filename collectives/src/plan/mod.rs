@@ -22,6 +22,8 @@ pub use text::{ParseError, StepOf};
 /// peer or a user.
 pub const CHUNKS_MAX: u32 = 1 << 16;
 
+/// The largest number of lanes of a plan that the verifier accepts. Its memory grows with the square of this number.
+pub const LANES_MAX: usize = 64;
 /// The largest number of output buffers that an operation can alternate between.
 pub const OUTPUTS_MAX: u32 = 2;
 

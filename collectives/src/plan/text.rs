@@ -12,6 +12,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use super::algorithm;
 use super::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Plan, Source, Step, Tier};
 use crate::collective::Collective;
+use crate::error::quoted;
 
 /// Writes the text form of a plan, which [`FromStr`] reads back.
 ///
@@ -126,7 +127,7 @@ impl fmt::Display for For {
 
 /// The error for an invalid line in the text of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid plan, line {line} {text:?}: expected {expected}, found {found}")]
+#[error("invalid plan, line {line} {}: expected {expected}, found {found}", quoted(.text))]
 pub struct ParseError {
     /// The number of the invalid line, counted from 1.
     pub line: usize,
@@ -368,7 +369,7 @@ impl<'a> Line<'a> {
     }
 
     fn fault(&self, at: usize, expected: &str) -> ParseError {
-        let found = self.words.get(at).map_or("the end of the line".into(), |w| format!("{w:?}"));
+        let found = self.words.get(at).map_or("the end of the line".into(), |word| quoted(word));
         ParseError { line: self.number, text: self.text.into(), expected: expected.into(), found }
     }
 }

@@ -117,6 +117,14 @@ pub enum Fault {
         /// The rank whose plan has no lane.
         rank: Rank,
     },
+    /// A plan has more than [`LANES_MAX`](crate::plan::LANES_MAX) lanes.
+    #[error("rank {rank}: the plan has {lanes} lanes, expected at most {}", crate::plan::LANES_MAX)]
+    Lanes {
+        /// The rank whose plan has too many lanes.
+        rank: Rank,
+        /// The number of lanes of the plan.
+        lanes: usize,
+    },
     /// A step names a rank, chunk, flag or lane that does not exist.
     #[error("{location}: {what} does not exist, expected {expected}")]
     Unknown {
@@ -484,6 +492,7 @@ impl Fault {
             Self::Chunks { .. }
             | Self::Outputs { .. }
             | Self::NoLane { .. }
+            | Self::Lanes { .. }
             | Self::Unknown { .. }
             | Self::Reserved { .. }
             | Self::Collective { .. }

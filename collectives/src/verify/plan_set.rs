@@ -7,7 +7,9 @@ use peerlane_hal::Rank;
 use super::fault::{Fault, Location, Position};
 use super::symmetry::Symmetry;
 use crate::collective::Collective;
-use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier};
+use crate::plan::{
+    CHUNKS_MAX, Cell, Flag, LANES_MAX, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier,
+};
 
 /// In place, the rank's own block is in the output from the start and is not copied.
 pub(super) fn copied_cells(
@@ -205,6 +207,9 @@ fn check_sizes(plan: &Plan) -> Result<(), Fault> {
     }
     if plan.lanes.is_empty() {
         return Err(Fault::NoLane { rank });
+    }
+    if plan.lanes.len() > LANES_MAX {
+        return Err(Fault::Lanes { rank, lanes: plan.lanes.len() });
     }
     Ok(())
 }

@@ -96,6 +96,11 @@ fn impossible_sizes_are_refused() {
     let text = |change: fn(&mut Vec<Plan>)| refused_after(FaultClass::Unknown, change);
     assert_eq!(text(|plans| plans[1].lanes.clear()).kind(), ErrorKind::InvalidArgument);
     assert_snapshot!(text(|plans| plans[1].lanes.clear()), @"rank 1: the plan has no lanes, expected at least lane 0");
+    let many = text(|plans| {
+        let lane = plans[0].lanes[0].clone();
+        plans.iter_mut().for_each(|plan| plan.lanes.resize(100_000, lane.clone()));
+    });
+    assert_snapshot!(many, @"rank 0: the plan has 100000 lanes, expected at most 64");
     let of_chunks = |chunks| {
         let change = |plans: &mut Vec<Plan>| plans.iter_mut().for_each(|plan| plan.chunks = chunks);
         refused_after(FaultClass::Unknown, change)
