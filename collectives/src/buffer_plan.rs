@@ -5,6 +5,7 @@
 //! It uses integers and a fixed seed only, and its effort is limited by a count and not by a time. So all ranks compute the same
 //! plan from the same call sites.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -13,7 +14,7 @@ use peerlane_hal::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 use crate::element::Element;
-use crate::error::Error;
+use crate::error::{Error, quoted};
 use crate::units;
 
 /// Describes a buffer that one place of a program uses, such as the output of the gather of one layer.
@@ -84,7 +85,7 @@ impl BufferPlan {
 ///
 /// A buffer of at least 4096 bytes begins at a multiple of 4096 and its length is rounded up to one. For shorter buffers it is a
 /// multiple of 128. The same call sites give the same plan on every machine. The time to plan grows with the square of the number
-/// of call sites.
+/// of call sites, of which there can be 65,536.
 ///
 /// ```
 /// use peerlane_collectives::buffer_plan::{CallSite, plan_buffers};
@@ -106,8 +107,8 @@ impl BufferPlan {
 /// ```
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the call site: its last use is before its first use, its name is that of
-/// another call site, or the sum of all lengths exceeds the address space.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument): there are more than 65,536 call sites, or, naming the call site, its last use is
+/// before its first use, its name is that of another call site, or the sum of all lengths exceeds the address space.
 pub fn plan_buffers(call_sites: &[CallSite]) -> Result<BufferPlan, Error> {
     let (blocks, separate_bytes) = blocks(call_sites)?;
     let lower_bound_bytes = live_bytes_max(&blocks);
@@ -122,13 +123,15 @@ pub fn plan_buffers(call_sites: &[CallSite]) -> Result<BufferPlan, Error> {
 
 impl fmt::Display for BufferPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.buffers.iter().map(|buffer| buffer.call_site.name.chars().count());
-        let width = names.chain(["call site".len()]).max().unwrap_or_default();
+        let names: Vec<_> =
+            self.buffers.iter().map(|buffer| on_one_line(&buffer.call_site.name)).collect();
+        let widths = names.iter().map(|name| name.chars().count());
+        let width = widths.chain(["call site".len()]).max().unwrap_or_default().min(NAME_WIDTH_MAX);
         let header = ["offset", "bytes", "first use", "last use"];
         let [offset, bytes, first, last] = header;
         writeln!(f, "{:width$}  {offset:>14}  {bytes:>14}  {first:>9}  {last:>9}", "call site")?;
-        for PlannedBuffer { call_site, offset_bytes } in &self.buffers {
-            let CallSite { name, bytes, first_use, last_use } = call_site;
+        for (name, PlannedBuffer { call_site, offset_bytes }) in names.iter().zip(&self.buffers) {
+            let CallSite { name: _, bytes, first_use, last_use } = call_site;
             writeln!(
                 f,
                 "{name:width$}  {offset_bytes:>14}  {bytes:>14}  {first_use:>9}  {last_use:>9}"
@@ -143,6 +146,15 @@ impl fmt::Display for BufferPlan {
     }
 }
 
+/// Returns a name in one line of a table. A name with control characters is quoted, and they are escaped.
+fn on_one_line(name: &str) -> Cow<'_, str> {
+    if name.contains(char::is_control) { format!("{name:?}").into() } else { name.into() }
+}
+
+/// The largest width of the column of names. A longer name is printed in full, and moves the rest of its line.
+const NAME_WIDTH_MAX: usize = 64;
+/// The maximum number of call sites, which are planned in seconds.
+const CALL_SITES_MAX: usize = 1 << 16;
 /// The alignment of buffers shorter than `PAGE`, at least the size of a cache line on every device.
 const ALIGNMENT: u64 = 128;
 const PAGE: u64 = 4096;
@@ -170,18 +182,26 @@ impl Block {
 
 /// Returns the blocks and the sum of their lengths.
 fn blocks(call_sites: &[CallSite]) -> Result<(Vec<Block>, u64), Error> {
+    if call_sites.len() > CALL_SITES_MAX {
+        return Err(invalid(format!(
+            "number of call sites is {}, expected at most {CALL_SITES_MAX}, because the time to plan grows with its square",
+            call_sites.len()
+        )));
+    }
     let mut indices = HashMap::with_capacity(call_sites.len());
     let (mut blocks, mut total) = (Vec::with_capacity(call_sites.len()), 0_u64);
     for (index, call_site) in call_sites.iter().enumerate() {
         let CallSite { name, bytes, first_use, last_use } = call_site;
         if let Some(other) = indices.insert(name.as_str(), index) {
             return Err(invalid(format!(
-                "call sites {other} and {index} have the same name {name:?}, expected a different name for each call site"
+                "call sites {other} and {index} have the same name {}, expected a different name for each call site",
+                quoted(name)
             )));
         }
         if last_use < first_use {
             return Err(invalid(format!(
-                "call site {name:?}: last_use is {last_use}, expected at least {first_use}, its first_use"
+                "call site {}: last_use is {last_use}, expected at least {first_use}, its first_use",
+                quoted(name)
             )));
         }
         let alignment = if *bytes >= PAGE { PAGE } else { ALIGNMENT };
@@ -189,8 +209,9 @@ fn blocks(call_sites: &[CallSite]) -> Result<(Vec<Block>, u64), Error> {
         let sum = rounded.and_then(|rounded| total.checked_add(rounded));
         let (Some(rounded), Some(sum)) = (rounded, sum.filter(|sum| *sum <= TOTAL_MAX)) else {
             return Err(invalid(format!(
-                "call site {name:?}: bytes is {bytes}, and the call sites before it have {total} bytes, expected at most \
-                 {TOTAL_MAX} bytes together"
+                "call site {}: bytes is {bytes}, and the call sites before it have {total} bytes, expected at most \
+                 {TOTAL_MAX} bytes together",
+                quoted(name)
             )));
         };
         total = sum;

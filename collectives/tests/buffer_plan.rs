@@ -209,6 +209,32 @@ fn errors_name_the_call_site_and_the_values() {
 }
 
 #[test]
+fn names_that_do_not_fit_a_table_are_shown() {
+    for bytes in [65_534, 65_535, 65_536, 1 << 20] {
+        let long = "é".repeat(bytes / 2);
+        let table = plan_buffers(&[call_site(&long, 1, 0, 0)]).unwrap().to_string();
+        let mut lines = table.lines();
+        assert_eq!(
+            lines.next().map(|header| header.chars().count()),
+            Some(64 + 4 * 2 + 2 * 14 + 2 * 9)
+        );
+        assert!(lines.next().unwrap().starts_with(&format!("{long}               0 ")));
+    }
+    let table = plan_buffers(&[call_site("a\n\u{1b}[31m", 1, 0, 0)]).unwrap().to_string();
+    assert!(table.contains("\n\"a\\n\\u{1b}[31m\"  "), "{table}");
+    assert_eq!(table.lines().count(), 7);
+}
+
+#[test]
+fn more_call_sites_than_can_be_planned_are_refused() {
+    let call_sites: Vec<_> = (0..100_000).map(|number| call_site(number, 1, 0, 0)).collect();
+    let error = plan_buffers(&call_sites).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let text = "number of call sites is 100000, expected at most 65536, because the time to plan grows with its square";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
 fn gathers_of_layers_share_a_window() {
     for ranks in 1..=4 {
         in_group(ranks, |group| {
