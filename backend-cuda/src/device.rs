@@ -177,7 +177,7 @@ fn query_device(driver: &Driver, ordinal: u32) -> Result<(CUdevice, Device), Err
     let count = device_count(driver)?;
     let Some(number) = c_int::try_from(ordinal).ok().filter(|_| ordinal < count) else {
         let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\""),
+            Ok(list) => format!("CUDA_VISIBLE_DEVICES is {list:?}"),
             Err(_) => "CUDA_VISIBLE_DEVICES is not set".to_owned(),
         };
         return Err(Fault::Argument(format!(

@@ -105,7 +105,7 @@ impl Error {
         let advice = match code {
             sys::CUDA_ERROR_NO_DEVICE => {
                 let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
-                    Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\""),
+                    Ok(list) => format!("CUDA_VISIBLE_DEVICES is {list:?}"),
                     Err(_) => "CUDA_VISIBLE_DEVICES is not set".to_owned(),
                 };
                 format!("this process sees no NVIDIA GPU; {visible}")

@@ -31,7 +31,7 @@ fn is_refused(opened: &io::Result<()>) -> bool {
 pub(crate) fn visibility(variable: impl Fn(&str) -> Option<String>) -> String {
     let set: Vec<String> = VISIBILITY_VARIABLES
         .iter()
-        .filter_map(|name| variable(name).map(|list| format!("{name} is \"{list}\"")))
+        .filter_map(|name| variable(name).map(|list| format!("{name} is {list:?}")))
         .collect();
     match set.as_slice() {
         [] => "neither ROCR_VISIBLE_DEVICES nor HIP_VISIBLE_DEVICES is set".to_owned(),
