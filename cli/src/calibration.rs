@@ -7,12 +7,13 @@ use peerlane::planning::cost::{Calibration, Key, Links};
 use peerlane::{cuda, host};
 
 use crate::error::{Failure, Result};
+use crate::printable::file_name;
 use crate::ranks::affinity::cores;
 use crate::text_file;
 
 /// Reads a calibration file, and rejects one that was made for another machine than `expected`.
 pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
-    let what = path.display();
+    let what = file_name(path);
     let text = text_file::read(path)?;
     let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
         Failure::usage(format!("{what} is not a file of `peerlane calibrate --out`: {error}"))

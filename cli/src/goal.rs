@@ -5,7 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use peerlane::collective::Collective;
 use peerlane::group::BlockLens;
 use peerlane::planning::layout::{BlockBytes, Layout, Lengths};
-use peerlane::{Error, Rank};
+use peerlane::{Error, ErrorKind, Rank};
 
 use crate::error::{Failure, Result};
 
@@ -16,6 +16,9 @@ pub(crate) struct Goal {
     /// Whether each pair of ranks has a block length of its own, as in an all-to-all-v.
     pub(crate) is_by_pair: bool,
 }
+
+/// The maximum number of ranks of a collective with a length for each pair. These lengths take 128 MiB.
+const RANKS_BY_PAIR_MAX: usize = 4096;
 
 const BY_PAIR: Goal = Goal { collective: Collective::AllToAll, is_by_pair: true };
 
@@ -108,6 +111,13 @@ impl Goal {
         chunks: u32,
     ) -> std::result::Result<Layout, Error> {
         let ranks = lengths[0].len();
+        if self.is_by_pair && ranks > RANKS_BY_PAIR_MAX {
+            let text = format!(
+                "{} of {ranks} ranks, expected at most {RANKS_BY_PAIR_MAX}, because each pair of ranks has a length",
+                self.name()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let tensor = |lengths: &Vec<u64>| Lengths::of(lengths);
         let blocks = if self.is_by_pair {
             let row = |rank| Lengths::of(&by_peer(&lengths[0], rank, |from, to| to + ranks - from));

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use libloading::Library;
 
 use crate::error::{Failure, Result};
+use crate::printable::file_name;
 
 /// The file names and folders by which a vendor library is found.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +78,7 @@ impl LibrarySpec {
                 Failure::failed(format!("cannot find {name}: {first}")).with_advice(advice)
             }
             Some(given) => {
-                let (given, last) = (given.display(), refusals.pop().unwrap_or_default());
+                let (given, last) = (file_name(given), refusals.pop().unwrap_or_default());
                 Failure::failed(format!("cannot load {given}, the file of {option}: {last}"))
                     .with_advice(format!("give the file {} or its folder", self.files[0]))
             }
@@ -138,6 +139,11 @@ fn pythons_of_path() -> Vec<PathBuf> {
 }
 
 fn load(path: &Path) -> std::result::Result<Library, String> {
+    // The loader would wait for the writer of a named pipe. A bare name is no path.
+    let is_path = path.components().count() > 1;
+    if is_path && path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err("it is not a regular file".to_owned());
+    }
     // SAFETY: loading runs the initialisers of the library. The candidates are vendor libraries that
     // are made to be loaded into any process, and the user installed or named them.
     unsafe { Library::new(path) }.map_err(|error| {

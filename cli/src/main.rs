@@ -7,14 +7,16 @@
 //! | `options`, `goal`, `units`, `nics` | options that commands share |
 //! | `ranks` | processes of ranks, their messages and test data |
 //! | `report`, `trace` | tables, JSON lines, plots and trace files |
-//! | `calibration`, `text_file` | files that commands read |
+//! | `calibration`, `text_file` | files that commands read and write |
+//! | `printable` | escapes of foreign text |
 //! | `nccl`, `cublas`, `library` | libraries of vendors that are loaded at run time |
 //! | `help`, `manual` | the help of the commands; completions of shells and manual pages |
 //! | `memory`, `error` | available memory; errors and exit codes |
 //!
 //! Exit codes: 0 success, 1 failure, 2 wrong command line.
 
-use std::io::{self, Write};
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -38,12 +40,15 @@ mod options;
 mod perf;
 mod plan;
 mod plan_buffers;
+mod printable;
 mod ranks;
 mod report;
 mod simulate;
 mod text_file;
 mod trace;
 mod units;
+
+use report::print_error;
 
 /// Measure collectives on copy engines, inspect their plans, and diagnose machines
 #[derive(Debug, Parser)]
@@ -75,10 +80,47 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let program = help::on_one_screen(Arguments::command());
-    let matches = program.clone().get_matches();
-    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    let result = match arguments.command {
+    let words: Vec<OsString> = env::args_os().collect();
+    let program = program();
+    let command = match parse(program.clone(), words.clone()) {
+        Ok(Arguments { command }) => command,
+        Err(error) => printable_error(error, program, &words).exit(),
+    };
+    let Err(failure) = run(command) else { return ExitCode::SUCCESS };
+    if !failure.is_quiet() {
+        print_error(&failure);
+    }
+    failure.exit_code()
+}
+
+/// Returns the program with the help of every command.
+fn program() -> clap::Command {
+    help::on_one_screen(Arguments::command())
+}
+
+fn parse(
+    program: clap::Command,
+    words: impl IntoIterator<Item = OsString>,
+) -> Result<Arguments, clap::Error> {
+    let matches = program.try_get_matches_from(words)?;
+    Arguments::from_arg_matches(&matches)
+}
+
+/// Returns the error for the same words in a printable form, which the error quotes.
+fn printable_error(error: clap::Error, program: clap::Command, words: &[OsString]) -> clap::Error {
+    let printed: Vec<OsString> =
+        words.iter().map(|word| printable::short(&word.to_string_lossy()).into()).collect();
+    if printed == words {
+        return error;
+    }
+    parse(program, printed).err().unwrap_or_else(|| {
+        let text = printable::printable(&error.to_string()).into_owned();
+        clap::Error::raw(error.kind(), text)
+    })
+}
+
+fn run(command: Command) -> error::Result<()> {
+    match command {
         Command::Allgather(options) => allgather::run(&options),
         Command::Bench(options) => bench::run(options),
         Command::Perf(options) => perf::run(&options),
@@ -88,13 +130,7 @@ fn main() -> ExitCode {
         Command::Explain(options) => explain::run(&options),
         Command::Calibrate(options) => calibrate::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Completions { shell } => manual::completions(program, shell),
-        Command::Man { command } => manual::print(program, command.as_deref()),
-    };
-    let Err(failure) = result else { return ExitCode::SUCCESS };
-    if !failure.is_quiet() {
-        // If stderr is closed, the failure cannot be reported anywhere.
-        writeln!(io::stderr(), "{failure}").ok();
+        Command::Completions { shell } => manual::completions(program(), shell),
+        Command::Man { command } => manual::print(program(), command.as_deref()),
     }
-    failure.exit_code()
 }

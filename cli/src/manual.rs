@@ -16,7 +16,12 @@ pub(crate) fn completions(mut program: Command, shell: Shell) -> Result<()> {
 }
 
 /// Prints the manual page of the program or of one of its commands.
-pub(crate) fn print(mut program: Command, command: Option<&str>) -> Result<()> {
+pub(crate) fn print(program: Command, command: Option<&str>) -> Result<()> {
+    write(&page(program, command)?)
+}
+
+/// Returns the manual page of the program or of one of its commands.
+pub(crate) fn page(mut program: Command, command: Option<&str>) -> Result<Vec<u8>> {
     program.build();
     let page = match command {
         None => program,
@@ -28,7 +33,7 @@ pub(crate) fn print(mut program: Command, command: Option<&str>) -> Result<()> {
     };
     let mut text = Vec::new();
     Man::new(page).render(&mut text).map_err(|error| Failure::failed(error.to_string()))?;
-    write(&text)
+    Ok(text)
 }
 
 fn write(text: &[u8]) -> Result<()> {

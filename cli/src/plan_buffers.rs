@@ -7,6 +7,7 @@ use peerlane::buffer_plan::{BufferPlan, CallSite, plan_buffers};
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
+use crate::printable::file_name;
 use crate::report::{pretty_json, print};
 use crate::text_file;
 
@@ -43,7 +44,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn load(path: &Path) -> Result<BufferPlan> {
     let text = text_file::read(path)?;
-    let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
+    let in_file = |failure: String| Failure::failed(format!("{}: {failure}", file_name(path)));
     let call_sites: Vec<CallSite> = serde_json::from_str(&text).map_err(|error| {
         in_file(format!(
             "invalid JSON: expected a list of call sites with the fields `name`, `bytes`, `first_use` and `last_use`: {error}"

@@ -120,14 +120,20 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
 
 /// Spawns one process per rank on this machine and prints the results.
 fn spawn(options: &Options) -> Result<()> {
+    let (selected, ranks) = check_spawn(options)?;
+    let printer = Printer::open(options, selected.note.as_deref())?;
+    ranks::spawn(ranks, options.run.timeout, printer)
+}
+
+/// Checks that the ranks of this machine can run, and returns the backend and their number.
+pub(crate) fn check_spawn(options: &Options) -> Result<(Selected, usize)> {
     let ranks = options.target.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
     let selected = Selected::of(options, ranks)?;
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;
     find_libraries(options)?;
     host_memory(options, &selected, ranks, ranks).check(memory::available_bytes())?;
-    let printer = Printer::open(options, selected.note.as_deref())?;
-    ranks::spawn(ranks, options.run.timeout, printer)
+    Ok((selected, ranks))
 }
 
 /// Loads the libraries that the ranks need once, so that a missing one is reported once.

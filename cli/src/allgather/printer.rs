@@ -4,7 +4,6 @@
 //! through a pipe, as one JSON object per line.
 
 use std::fmt;
-use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +11,9 @@ use super::options::Options;
 use super::timeline::{self, Traced};
 use crate::error::Result;
 use crate::ranks::OutputHandler;
-use crate::report::{JsonLines, MissingRow, OutputFile, Progress, Row, lanes, plot, tables};
+use crate::report::{
+    JsonLines, MissingRow, OutputFile, Progress, Row, lanes, plot, print_error, tables,
+};
 use crate::trace::render;
 use crate::units::Size;
 
@@ -108,8 +109,7 @@ impl OutputHandler for Printer {
     fn on_stderr(&self, line: &str) {
         match &self.progress {
             Some(progress) => progress.line(line),
-            // If stderr is closed, the line cannot be reported anywhere.
-            None => drop(writeln!(io::stderr(), "{line}")),
+            None => print_error(line),
         }
     }
 

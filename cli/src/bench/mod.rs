@@ -22,7 +22,14 @@ pub(crate) struct Options {
     options: Box<allgather::Options>,
 }
 
+impl Options {
+    /// Returns the options of `peerlane allgather` for the collective.
+    pub(crate) fn of_collective(self) -> Result<allgather::Options> {
+        let goal = self.collective.with_root(self.root)?;
+        Ok(self.options.of(goal))
+    }
+}
+
 pub(crate) fn run(options: Options) -> Result<()> {
-    let goal = options.collective.with_root(options.root)?;
-    allgather::run(&options.options.of(goal))
+    allgather::run(&options.of_collective()?)
 }

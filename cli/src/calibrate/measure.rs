@@ -11,7 +11,7 @@ use peerlane::topology::Topology;
 
 use super::options::Options;
 use crate::error::{Failure, Result};
-use crate::report::Row;
+use crate::report::{Row, print_error};
 
 /// The algorithm and the number of outputs of one run of `peerlane allgather`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,12 @@ pub(super) fn measure(
     let (mut backend, mut ranks) = (String::new(), 0);
     for round in 0..options.rounds {
         for configuration in configurations {
-            eprintln!("round {} of {}: {}", round + 1, options.rounds, configuration.text());
+            print_error(format_args!(
+                "round {} of {}: {}",
+                round + 1,
+                options.rounds,
+                configuration.text()
+            ));
             for row in rows(options, configuration, min_bytes)? {
                 (backend, ranks) = (row.backend.clone(), row.ranks);
                 let run = (*configuration, row.block_bytes, row.chunks);

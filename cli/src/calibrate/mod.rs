@@ -1,16 +1,18 @@
 //! Implements `peerlane calibrate`, which measures all-gathers and fits the links of the cost model
 //! to them.
 
-use std::fs;
+use std::collections::HashSet;
 use std::path::Path;
 
 use peerlane::planning::cost::{Key, Sample};
+use peerlane::planning::schedule::Shape;
 use peerlane::topology::Topology;
 use serde::Serialize;
 
 use crate::calibration::{known, machine};
 use crate::error::{Failure, Result};
-use crate::report::pretty_json;
+use crate::printable::file_name;
+use crate::report::{pretty_json, print};
 use crate::text_file;
 
 mod check;
@@ -20,6 +22,13 @@ mod options;
 use check::Check;
 use measure::{Configuration, Runs, measure, merge_equal_plans};
 pub(crate) use options::Options;
+
+/// The maximum number of measured times in a file.
+const POINTS_MAX: usize = 4096;
+/// The maximum number of blocks of all measured times in a file. A fit predicts each of them some thousand times.
+const BLOCKS_MAX: usize = 1 << 16;
+/// The maximum number of cells that the plans of a file copy, which take about 700 MiB.
+const CELLS_MAX: u64 = 1 << 22;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let SampleSet { key, topology, mut fitted, mut others } = match &options.from {
@@ -31,12 +40,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let known = known(&key.backend);
     let calibration = peerlane_planning::calibrate(key, known, &topology, fitted)?;
     write(&options.out, &calibration)?;
-    println!("{calibration}");
+    print(&format!("{calibration}\n"))?;
     let Some(path) = &options.check else { return Ok(()) };
     let check = Check::new(&calibration, &topology, &others)?;
     write(path, &check)?;
-    println!("{}", check.text());
-    Ok(())
+    print(&format!("{}\n", check.text()))
 }
 
 /// The samples to which the links are fitted, and other samples for the check.
@@ -66,7 +74,7 @@ impl SampleSet {
 
     /// Reads the samples from the file of an earlier `--check`.
     fn read(path: &Path) -> Result<Self> {
-        let what = path.display();
+        let what = file_name(path);
         let text = text_file::read(path)?;
         let check: Check = serde_json::from_str(&text).map_err(|error| {
             Failure::usage(format!("{what} is not a file of `peerlane calibrate --check`: {error}"))
@@ -78,11 +86,38 @@ impl SampleSet {
             .map_err(|error: peerlane::Error| Failure::usage(format!("{what}: {error}")))?;
         let key = Key::new(&check.backend, &check.machine, &topology);
         let [fitted, others] = check.samples();
+        check_work(&topology, fitted.iter().chain(&others))
+            .map_err(|text| Failure::usage(format!("{what}: {text}")))?;
         Ok(Self { key, topology, fitted, others })
     }
 }
 
+/// Checks that the samples of a file can be fitted in seconds, and that their plans fit into memory.
+fn check_work<'s>(
+    topology: &Topology,
+    samples: impl Iterator<Item = &'s Sample> + Clone,
+) -> std::result::Result<(), String> {
+    let (count, ranks) = (samples.clone().count(), topology.ranks());
+    if count > POINTS_MAX || count.saturating_mul(ranks) > BLOCKS_MAX {
+        return Err(format!(
+            "{count} points of {ranks} ranks, expected at most {POINTS_MAX} points, and {BLOCKS_MAX} blocks of all points \
+             together"
+        ));
+    }
+
+    // Equal plans are made once.
+    let shapes: HashSet<_> = samples.map(|sample| (sample.algorithm, sample.shape())).collect();
+    let cells = |shape: &Shape| (ranks as u64).pow(2).saturating_mul(shape.chunks.into());
+    let cells = shapes.iter().map(|(_, shape)| cells(shape)).fold(0, u64::saturating_add);
+    if cells > CELLS_MAX {
+        return Err(format!(
+            "the plans of all points copy {cells} cells, expected at most {CELLS_MAX}; lower `chunks`"
+        ));
+    }
+    Ok(())
+}
+
 fn write(path: &Path, what: &impl Serialize) -> Result<()> {
-    fs::write(path, pretty_json(what)?)
-        .map_err(|error| Failure::io(format_args!("cannot write {}", path.display()), &error))
+    text_file::write(path, &pretty_json(what)?)
+        .map_err(|error| Failure::io(format_args!("cannot write {}", file_name(path)), &error))
 }

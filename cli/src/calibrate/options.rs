@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// Read the measurements from FILE, which an earlier run wrote with --check, instead of
     /// measuring, and fit the calibration again
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "ranks", "devices"])]
-    pub(super) from: Option<PathBuf>,
+    pub(crate) from: Option<PathBuf>,
     /// Set the longest wait for a peer, in seconds, such as 30 or 0.5
     #[arg(long, default_value = "30", value_name = "SECONDS")]
     pub(super) timeout: String,

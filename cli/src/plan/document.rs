@@ -9,15 +9,16 @@ use std::path::Path;
 use peerlane::Rank;
 use peerlane::collective::Collective;
 use peerlane::planning::layout::Layout;
-use peerlane::planning::plan::{Cell, FlagOrder, Plan};
+use peerlane::planning::plan::{Cell, FlagOrder, ParseError, Plan, Step};
 use peerlane::planning::schedule::Shape;
 use peerlane::planning::{schedule, verify};
 use peerlane::topology::Topology;
 use serde::{Deserialize, Serialize};
 
 use super::drawing;
-use super::options::Options;
+use super::options::{CELLS_MAX, Options};
 use crate::error::{Failure, Result};
+use crate::printable::file_name;
 use crate::report::pretty_json;
 use crate::text_file;
 
@@ -193,18 +194,16 @@ fn cells(layout: &Layout, output: Rank) -> impl Iterator<Item = Cell> {
         .flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
-/// A JSON file with plans, either the output of `--json` or a list of plans.
+/// The output of `--json`, of which a check needs only the plans.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum JsonPlans {
-    Document { plans: Vec<Plan> },
-    List(Vec<Plan>),
+struct JsonPlans {
+    plans: Vec<Plan>,
 }
 
 /// Verifies the plans of a file and returns the verifier's result.
 pub(super) fn check(path: &Path) -> Result<String> {
     let text = text_file::read(path)?;
-    let in_file = |failure: String| Failure::failed(format!("{}: {failure}", path.display()));
+    let in_file = |failure: String| Failure::failed(format!("{}: {failure}", file_name(path)));
     let plans = parse(&text).map_err(in_file)?;
     if plans.is_empty() {
         return Err(in_file(
@@ -213,32 +212,55 @@ pub(super) fn check(path: &Path) -> Result<String> {
              plan` prints it",
         ));
     }
+    let steps = plans.iter().flat_map(|plan| &plan.lanes).flat_map(|lane| &lane.steps);
+    let copies = steps.filter(|step| matches!(step, Step::Put { .. } | Step::Get { .. })).count();
+    if copies as u64 > CELLS_MAX {
+        let text = format!(
+            "{}: the plans copy {copies} cells, more than the {CELLS_MAX} that are verified",
+            file_name(path)
+        );
+        return Err(Failure::usage(text)
+            .with_advice("check plans of fewer ranks or chunks, which show the same pattern"));
+    }
     let verdict = verdict(&plans)?;
     Ok(format!("{verdict}\n"))
 }
 
 fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
-    if text.trim_start().starts_with(['{', '[']) {
-        let json: JsonPlans = serde_json::from_str(text).map_err(|error| {
+    let json = match text.trim_start().chars().next() {
+        Some('{') => Some(serde_json::from_str(text).map(|JsonPlans { plans }| plans)),
+        Some('[') => Some(serde_json::from_str(text)),
+        _ => None,
+    };
+    if let Some(plans) = json {
+        return plans.map_err(|error| {
             format!(
                 "invalid JSON: expected a list of plans, or an object with the field `plans`: \
                  {error}"
             )
-        })?;
-        let (JsonPlans::Document { plans } | JsonPlans::List(plans)) = json;
-        return Ok(plans);
+        });
     }
-    sections(text).iter().map(|section| section.parse().map_err(to_text)).collect()
+    sections(text).iter().map(Section::parse).collect()
 }
 
-fn to_text(error: impl std::fmt::Display) -> String {
-    error.to_string()
+/// The text of one plan in a file.
+struct Section {
+    /// The number of lines before it in the file.
+    lines_before: usize,
+    text: String,
 }
 
-/// Each plan's text starts with one blank line for every line before it in the file, so that error
-/// texts contain the line numbers of the file.
-fn sections(text: &str) -> Vec<String> {
-    let mut sections: Vec<String> = Vec::new();
+impl Section {
+    fn parse(&self) -> std::result::Result<Plan, String> {
+        self.text.parse().map_err(|error: ParseError| {
+            let line = error.line + self.lines_before;
+            ParseError { line, ..error }.to_string()
+        })
+    }
+}
+
+fn sections(text: &str) -> Vec<Section> {
+    let mut sections: Vec<Section> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
         // A step can begin with the name of a collective too, but only a header has a colon.
@@ -246,11 +268,11 @@ fn sections(text: &str) -> Vec<String> {
         if goals.any(|one| line.trim_start().starts_with(one.name())) && line.contains(':')
             || (sections.is_empty() && !line.trim().is_empty())
         {
-            sections.push("\n".repeat(number));
+            sections.push(Section { lines_before: number, text: String::new() });
         }
         if let Some(section) = sections.last_mut() {
-            section.push_str(line);
-            section.push('\n');
+            section.text.push_str(line);
+            section.text.push('\n');
         }
     }
     sections

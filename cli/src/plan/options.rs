@@ -13,7 +13,7 @@ use crate::report::OutputFile;
 use crate::units::Size;
 
 /// The maximum number of chunks in all plans that are printed or verified, because verifying more takes minutes.
-const CELLS_MAX: u64 = 1 << 20;
+pub(super) const CELLS_MAX: u64 = 1 << 20;
 
 /// Show the plan of each rank, one step per line, with the result of the verifier
 ///

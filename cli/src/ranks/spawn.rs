@@ -19,6 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Failure, Result};
+use crate::report::print_error;
 
 /// The time that the other ranks get to end after a failure, in addition to the timeout of one
 /// wait.
@@ -38,8 +39,7 @@ pub(crate) trait OutputHandler {
     fn finish(self) -> Result<()>;
 
     fn on_stderr(&self, line: &str) {
-        // If stderr is closed, the line cannot be reported anywhere.
-        drop(writeln!(io::stderr(), "{line}"));
+        print_error(line);
     }
 
     /// Returns the last known activity of the ranks, for error texts.

@@ -5,7 +5,7 @@ mod plot;
 mod row;
 mod table;
 
-pub(crate) use output::{JsonLines, OutputFile, Progress, pretty_json, print};
+pub(crate) use output::{JsonLines, OutputFile, Progress, pretty_json, print, print_error};
 pub(crate) use plot::{Line, Panel, panels, plot};
 pub(crate) use row::{
     Baseline, DeviceTimes, LaneRow, Limit, MissingRow, Overlap, Predicted, Row, TierRow,

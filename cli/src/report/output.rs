@@ -1,7 +1,6 @@
 //! Writes text to stdout, JSON lines and files of a given format, and shows a progress bar.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -11,17 +10,34 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
+use crate::printable::{file_name, printable, printable_json, short_line};
+use crate::text_file;
 
+/// Prints text that people read to stdout.
 pub(crate) fn print(text: &str) -> Result<()> {
+    let text = printable(text);
+    // Tests run commands in their process for the errors.
+    if cfg!(test) {
+        return Ok(());
+    }
     io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| Failure::io("cannot write to stdout", &error))
 }
 
+/// Prints a line that people read to stderr.
+pub(crate) fn print_error(line: impl fmt::Display) {
+    let text = line.to_string();
+    let lines: Vec<String> = text.lines().map(short_line).collect();
+    // If stderr is closed, the line cannot be reported anywhere.
+    writeln!(io::stderr(), "{}", lines.join("\n")).ok();
+}
+
 /// Returns a value as indented JSON with a line end.
 pub(crate) fn pretty_json(value: &impl Serialize) -> Result<String> {
     let json = serde_json::to_string_pretty(value);
-    Ok(json.map_err(|error| Failure::failed(error.to_string()))? + "\n")
+    let json = json.map_err(|error| Failure::failed(error.to_string()))?;
+    Ok(printable_json(&json).into_owned() + "\n")
 }
 
 /// A file of one format that an option names and that is written at the end.
@@ -48,8 +64,8 @@ impl OutputFile {
     }
 
     pub(crate) fn write(&self, content: &str) -> Result<()> {
-        std::fs::write(&self.path, content).map_err(|error| {
-            Failure::io(format_args!("cannot write {}", self.path.display()), &error)
+        text_file::write(&self.path, content).map_err(|error| {
+            Failure::io(format_args!("cannot write {}", file_name(&self.path)), &error)
                 .with_advice(format!("give {} a file in an existing folder", self.option))
         })
     }
@@ -100,8 +116,8 @@ impl JsonLines {
                 origin: Origin::here(),
             });
         }
-        let name = path.display().to_string();
-        let file = File::create(path).map_err(|error| {
+        let name = file_name(path);
+        let file = text_file::create(path).map_err(|error| {
             Failure::io(format_args!("cannot create {name}"), &error)
                 .with_advice("give --json a file in an existing folder, or - for stdout")
         })?;
@@ -114,7 +130,7 @@ impl JsonLines {
             return print(text);
         }
         io::stderr()
-            .write_all(text.as_bytes())
+            .write_all(printable(text).as_bytes())
             .map_err(|error| Failure::io("cannot write to stderr", &error))
     }
 }
@@ -123,11 +139,11 @@ impl<W: Write> JsonLines<W> {
     pub(crate) fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let Origin { version, host, now } = &self.origin;
         let line = Line { row, version, host, unix_time: now() };
-        let line = serde_json::to_vec(&line);
-        let mut line = line.map_err(|error| Failure::failed(error.to_string()))?;
-        line.push(b'\n');
+        let line = serde_json::to_string(&line);
+        let line = line.map_err(|error| Failure::failed(error.to_string()))?;
+        let line = printable_json(&line).into_owned() + "\n";
         self.writer
-            .write_all(&line)
+            .write_all(line.as_bytes())
             .and_then(|()| self.writer.flush())
             .map_err(|error| Failure::io(format_args!("cannot write {}", self.name), &error))
     }
@@ -160,8 +176,7 @@ impl Progress {
 
     /// Writes a line to stderr above the progress bar, also if no bar is drawn.
     pub(crate) fn line(&self, line: &str) {
-        // If stderr is closed, the line cannot be reported anywhere.
-        self.bar.suspend(|| writeln!(io::stderr(), "{line}").ok());
+        self.bar.suspend(|| print_error(line));
     }
 }
 

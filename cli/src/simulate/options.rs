@@ -9,6 +9,7 @@ use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmList, Nodes, PlanOptions, parse_ranks};
+use crate::printable::file_name;
 use crate::report::OutputFile;
 use crate::text_file;
 use crate::units::{Delay, Rate, Size};
@@ -177,7 +178,7 @@ impl LinkOptions {
 
     fn file(&self) -> Result<Option<Links>> {
         let Some(path) = &self.calibration else { return Ok(None) };
-        let what = path.display();
+        let what = file_name(path);
         let text = text_file::read(path)?;
         if let Ok(calibration) = serde_json::from_str::<Calibration>(&text) {
             return Ok(Some(calibration.links));

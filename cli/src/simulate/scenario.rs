@@ -12,6 +12,10 @@ use peerlane_planning::simulate::{self, Simulation};
 use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
+use crate::report::print_error;
+
+/// The number of copies, each with its flags, from which a simulation takes seconds and is announced.
+const LONG_COPIES: u64 = 1 << 22;
 
 #[derive(Debug)]
 pub(super) struct Scenario {
@@ -84,8 +88,18 @@ impl Scenario {
             traced: options.shown(ranks),
             forks: false,
         };
+        let copies = (ranks as u64).pow(2).saturating_mul(chunks.into());
+        if copies >= LONG_COPIES {
+            print_error(format_args!(
+                "simulating {algorithm} on {ranks} ranks in {chunks} chunk{}, which can take minutes",
+                if chunks == 1 { "" } else { "s" }
+            ));
+        }
         let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
-        let simulation = simulate::simulate(topology, &layout, links, &how, plan).map_err(usage)?;
+        let simulation = simulate::simulate(topology, &layout, links, &how, plan);
+        let simulation = simulation.map_err(|error| {
+            usage(error).with_advice("lower --nodes, --ranks-per-node, --chunks or --block-bytes")
+        })?;
         Ok(Run { algorithm, chunks, predicted_ps: cost.picoseconds, simulation })
     }
 }

@@ -6,6 +6,7 @@ mod bench;
 mod common;
 mod cost;
 mod failure;
+mod inputs;
 mod launcher;
 mod methods;
 mod perf;

@@ -1,6 +1,6 @@
 //! Checks an operation on a stream, and enqueues it eagerly or as replays of a graph.
 
-use std::io::Write;
+use std::io::Write as _;
 use std::rc::Rc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -13,6 +13,7 @@ use super::device::{Gpu, Graph, Span, Stream};
 use crate::allgather::measure::{Checked, Measurement};
 use crate::error::{Failure, Result};
 use crate::ranks::data::TestData;
+use crate::report::print_error;
 
 /// The number of runs of the operation that one captured graph contains.
 const STARTS_IN_A_GRAPH: u32 = 10;
@@ -189,8 +190,7 @@ pub(super) fn with_timeout<T>(
     let guard = move || {
         if waits.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
             let failure = Failure::timeout(format!("{what} did not complete within {timeout:?}"));
-            // If stderr is closed, the failure cannot be reported anywhere.
-            writeln!(std::io::stderr(), "{failure}").ok();
+            print_error(failure);
             std::io::stdout().flush().ok();
             end();
         }
