@@ -41,6 +41,8 @@ mod perf;
 mod plan;
 mod plan_buffers;
 mod printable;
+#[cfg(test)]
+mod random_inputs;
 mod ranks;
 mod report;
 mod simulate;
