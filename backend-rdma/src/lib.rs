@@ -50,6 +50,7 @@
 //! | the peer's answer while queue pairs open | [`Options::open_timeout`], 10 s | `Timeout` of `completed` |
 //! | an acknowledgement of a packet | [`Options::timeout_exponent`] and [`Options::retries`]: 67 ms, 7 retries, half a second or more in total | `PeerLost` |
 //! | a receive buffer for a message | a retry every 0.16 ms. The peer's fabric thread posts buffers even if no engine polls there. A stopped process does not; after [`Options::stall_timeout`], 60 s without a completion, it counts as lost | `PeerLost` |
+//! | the token of a client of the service, the rest of its request, and the client to take its response | 10 s | none: the client is closed |
 //! | the peer to close its queue pairs when an engine is dropped | 2 s | none |
 //!
 //! A port that goes down is no error by itself: nothing is lost if it returns within the retries, and

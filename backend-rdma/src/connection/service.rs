@@ -30,7 +30,7 @@ pub(super) const TIMEOUTS: ClientTimeouts =
 
 /// The number of clients without the token that a rank serves besides one for each rank; the oldest is closed
 /// for a new one.
-const STRANGERS_MAX: usize = 64;
+pub(super) const STRANGERS_MAX: usize = 64;
 
 /// The connections that the system queues until they are accepted; it may queue fewer.
 const QUEUE_MAX: i32 = 4096;
