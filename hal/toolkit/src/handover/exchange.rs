@@ -368,13 +368,13 @@ fn serve(listener: &UnixListener, closing: &AtomicBool) {
             !client.deadline.has_passed()
                 && (!is_ready || client.read_and_answer().is_ok_and(|done| !done))
         });
-        if ready[0] && !closing.load(Ordering::Acquire) && !accept(listener, &mut clients) {
-            return;
+        if ready[0] && !closing.load(Ordering::Acquire) {
+            accept(listener, &mut clients);
         }
     }
 }
 
-fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
+fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) {
     match listener.accept() {
         Ok((stream, _)) => {
             let deadline = Deadline::after(CLIENT_TIMEOUT);
@@ -389,14 +389,10 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) -> bool {
             if clients.len() > CLIENTS_MAX {
                 clients.pop_front();
             }
-            true
         }
-        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => true,
-        Err(error) if is_temporary(&error) => {
-            std::thread::sleep(POLL_PAUSE);
-            true
-        }
-        Err(_) => false,
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+        // The thread serves the clients that it has, and ends only when it is closed.
+        Err(_) => std::thread::sleep(POLL_PAUSE),
     }
 }
 
@@ -422,14 +418,6 @@ impl Client {
         answer(&self.stream, &self.request)?;
         Ok(true)
     }
-}
-
-/// Returns whether a failed `accept` can succeed later, because descriptors ran out or the client closed the
-/// connection.
-fn is_temporary(error: &std::io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    let temporary = [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::CONNABORTED];
-    errno.is_some_and(|errno| temporary.contains(&errno))
 }
 
 fn answer(mut client: &UnixStream, request: &[u8]) -> std::io::Result<()> {
