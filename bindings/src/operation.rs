@@ -39,6 +39,8 @@ pub struct Request {
     pub check_starts: bool,
     /// The number of rows of inputs or outputs that are matrices, and which of them are; `None` if none is.
     pub matrix: Option<(usize, Matrix)>,
+    /// The name in errors, beside the collective.
+    pub label: Option<String>,
     /// Whether fallbacks are errors.
     pub strict: bool,
     /// The timeout of a start, or `None` for that of the group.
@@ -64,6 +66,7 @@ impl Request {
             resizable: false,
             check_starts: false,
             matrix: None,
+            label: None,
             strict: false,
             timeout: None,
             input: None,
@@ -127,6 +130,9 @@ impl Request {
         }
         if let Some((rows, sides)) = self.matrix {
             builder = builder.matrix(rows, sides);
+        }
+        if let Some(label) = &self.label {
+            builder = builder.label(label);
         }
         if self.strict {
             builder = builder.strict(true);

@@ -194,9 +194,12 @@ class Group:
         """Sends `data` to every rank and returns what each rank sent, in rank order. Collective, for small control messages."""
         return self._calls.arena.settled().exchange(data)
 
-    def split(self, color: int | None, key: int = 0) -> Group | None:
-        """Forms groups of the ranks with the same color, ordered by key and then by rank. Collective. None gets no group."""
-        part = self._calls.arena.settled().split(color, key)
+    def split(self, color: int | None, key: int = 0, *, label: str | None = None) -> Group | None:
+        """Forms groups of the ranks with the same color, ordered by key and then by rank. Collective. None gets no group.
+
+        `label` names the new group in the errors of this rank; by default it is the call, such as "split 1, color 0".
+        """
+        part = self._calls.arena.settled().split(color, key, label)
         return None if part is None else Group(part)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
@@ -232,14 +235,14 @@ class Group:
                 reduction: str = "sum", algorithm: str | None = None, chunks: int | None = None, in_place: bool = False,
                 capturable: bool = False, resizable: bool = False, check_starts: bool = False, strict: bool = False,
                 timeout: float | None = None, input: tuple[Window, int] | None = None,
-                output: tuple[Window, int] | None = None, matrix: tuple[int, str] | None = None) -> Operation:  # fmt: skip
+                output: tuple[Window, int] | None = None, matrix: tuple[int, str] | None = None, label: str | None = None) -> Operation:  # fmt: skip
         """Prepares an operation: plans and verifies it, and takes memory. Collective.
 
         `collective` is "all-gather", "broadcast", "all-to-all", "gather", "scatter", "reduce-scatter", "all-reduce" or "reduce". `count` is the number
         of elements of a block: what a rank gives to an output, and of the whole array in an all-reduce and a reduce; or one number
         for each rank; or, for an all-to-all, a pair of lists. `input` and `output` are a window and the element at which they begin; without them the
         operation has memory of its own. `timeout` is in seconds. With `matrix`, a number of rows and "input", "output" or "both", the input, the output or both
-        are matrices of that many rows, of which each block is a range of columns.
+        are matrices of that many rows, of which each block is a range of columns. `label`, equal on all ranks, names the operation in errors.
 
         With `capturable`, starts can be recorded into graphs. All replays of such graphs must be complete before the operation is dropped or the group is
         closed. During a replay, the host must not access the memory of the operation. Nothing checks this, and memory that is used elsewhere is overwritten
@@ -256,6 +259,7 @@ class Group:
             collective, dtype, counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
             in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict, timeout=timeout,
             input=input and (input[0]._native, input[1]), output=output and (output[0]._native, output[1]), matrix=matrix,
+            label=label,
         )  # fmt: skip
         return Operation(native)
 

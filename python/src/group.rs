@@ -221,7 +221,7 @@ impl Group {
     /// Opens a group of the launcher, or of the ranks that join a hub. Collective.
     #[staticmethod]
     #[pyo3(signature = (*, hub=None, rank=None, ranks=None, secret=None, backend=None, network=None, device=None, timeout=None,
-                        start_timeout=None, strict=None))]
+                        start_timeout=None, strict=None, label=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
         py: Python<'_>,
@@ -235,6 +235,7 @@ impl Group {
         timeout: Option<&Bound<'_, PyAny>>,
         start_timeout: Option<&Bound<'_, PyAny>>,
         strict: Option<&Bound<'_, PyAny>>,
+        label: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let hub: Option<HubArgument> = hub
             .map(|hub| argument("hub", hub, "a Hub or an address such as \"10.0.0.1:29501\""))
@@ -257,6 +258,9 @@ impl Group {
         }
         if let Some(device) = device {
             options = options.device(device);
+        }
+        if let Some(label) = text_if_any("label", label)? {
+            options = options.label(label);
         }
         let timeout = seconds("timeout", timeout)?;
         let start = seconds("start_timeout", start_timeout)?;
@@ -387,15 +391,27 @@ impl Group {
     }
 
     /// Forms groups of the ranks that give the same color.
+    #[pyo3(signature = (color, key, label=None))]
     fn split(
         &self,
         py: Python<'_>,
         color: Option<&Bound<'_, PyAny>>,
         key: &Bound<'_, PyAny>,
+        label: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Self>> {
-        let color: PyResult<Option<u32>> = whole_if_any("color", color);
-        let arguments = color.and_then(|color| Ok((color, whole("key", key)?)));
-        let part = self.collective(py, arguments, |group, (color, key)| group.split(color, key))?;
+        let arguments = || {
+            let color: Option<u32> = whole_if_any("color", color)?;
+            let key: i64 = whole("key", key)?;
+            Ok((color, key, text_if_any("label", label)?))
+        };
+        let part = self.collective(py, arguments(), |group, (color, key, label)| {
+            let options = group.split_options();
+            let options = match label {
+                Some(label) => options.label(label),
+                None => options,
+            };
+            group.split_with(options, color, key)
+        })?;
         part.map(Self::new).transpose().map_err(|error| raised(&error))
     }
 
@@ -493,7 +509,7 @@ impl Group {
     /// Prepares an operation.
     #[pyo3(signature = (collective, dtype, lens, *, root=None, reduction=None, algorithm=None, chunks=None, in_place=None,
                         capturable=None, resizable=None, check_starts=None, strict=None, timeout=None, input=None, output=None,
-                        matrix=None))]
+                        matrix=None, label=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare(
         slf: &Bound<'_, Self>,
@@ -513,6 +529,7 @@ impl Group {
         input: Option<&Bound<'_, PyAny>>,
         output: Option<&Bound<'_, PyAny>>,
         matrix: Option<&Bound<'_, PyAny>>,
+        label: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Operation> {
         let arguments = || {
             let dtype: DType = memory::dtype(dtype)?;
@@ -539,6 +556,7 @@ impl Group {
             request.resizable = flag("resizable", resizable)?;
             request.check_starts = flag("check_starts", check_starts)?;
             request.strict = flag("strict", strict)?;
+            request.label = text_if_any("label", label)?;
             request.timeout = seconds("timeout", timeout)?;
             request.input = place("input", input)?;
             request.output = place("output", output)?;

@@ -82,6 +82,7 @@ struct Choice {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
+    label: Option<String>,
     backend: Option<Backend>,
     device: Option<u32>,
     network: Option<Backend>,
@@ -96,6 +97,13 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
+    /// Names the group in the errors of this rank, as [`GroupOptions::label`].
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// Sets the backend inside a machine, which must be equal on all ranks of the machine.
     /// [`Host`](Backend::Host) uses host memory also on a machine with GPUs, [`Cuda`](Backend::Cuda) and
     /// [`Rocm`](Backend::Rocm) let ranks share GPUs, and [`Rdma`](Backend::Rdma) serves all ranks.
@@ -246,6 +254,10 @@ impl OpenOptions {
         let group_options =
             GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology);
         let group_options = group_options.start_timeout(start.timeout());
+        let group_options = match &self.label {
+            Some(label) => group_options.label(label),
+            None => group_options,
+        };
         let group_options = group_options.selected(choice.device, choice.reasons);
         Ok(Fabrics { network: network.transpose()?, local, group_options })
     }

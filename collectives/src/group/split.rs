@@ -82,8 +82,7 @@ impl Group {
     /// call something else; [`PeerLost`](ErrorKind::PeerLost) and [`Timeout`](ErrorKind::Timeout), naming the rank;
     /// [`Unavailable`](ErrorKind::Unavailable) if the [bootstrap](crate::bootstrap::Bootstrap::subgroup) cannot split a group.
     pub fn split(&mut self, color: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
-        let options = self.inherited();
-        self.split_with(options, color, key)
+        self.split_with(self.split_options(), color, key)
     }
 
     /// Splits the group with options for the new group: its timeout, strictness and heap. Collective.
@@ -108,12 +107,13 @@ impl Group {
     /// As [`split`](Self::split); [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` does not hold this rank, names a rank
     /// twice or one that does not exist; [`Mismatch`](ErrorKind::Mismatch) if a rank of the list has another list.
     pub fn subgroup(&mut self, ranks: &[Rank]) -> Result<Self, Error> {
-        let options = self.inherited();
+        let options = self.split_options();
         let ranks = ranks.iter().map(|rank| rank.0).collect();
         Ok(self.divide(options, Part::Ranks(ranks))?.expect("a list holds its own rank"))
     }
 
-    fn inherited(&self) -> GroupOptions {
+    /// Returns the options with which [`split`](Self::split) opens a group: the timeout and the strictness of this one.
+    pub fn split_options(&self) -> GroupOptions {
         GroupOptions::default().timeout(self.timeout()).strict(self.setup.strict)
     }
 
