@@ -6,6 +6,7 @@ use ibverbs_sys::{LoadError, ibv_wc_status};
 use peerlane_hal::wire::Truncated;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_toolkit::Fault;
+use peerlane_toolkit::limits::SystemError;
 use peerlane_toolkit::mapping::MappingError;
 use rustix::io::Errno;
 
@@ -175,19 +176,16 @@ impl Error {
     }
 
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
-        move |errno| Fault::System { what: what.into(), errno }.into()
+        move |errno| Fault::System(SystemError::new(what, errno)).into()
     }
 
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Fault::System { what: what.into(), errno }.into()
-        }
+        move |error| Fault::io(what)(error).into()
     }
 
     pub(crate) fn mapping(error: MappingError) -> Self {
         let fault = match error {
-            MappingError::System { what, errno } => Fault::System { what, errno },
+            MappingError::System(error) => Fault::System(error),
             MappingError::Full { requested, available } => {
                 Fault::HostOutOfMemory { requested, available }
             }

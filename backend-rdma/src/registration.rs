@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, DynRegion, Generation, Rank, Region, Role};
+use peerlane_hal::{BackendId, DynError, DynRegion, Generation, Rank, Region, Role};
 use peerlane_toolkit::handover::{self, Claim, Handover};
 use peerlane_toolkit::mapping::Mapping;
 use rustix::fd::OwnedFd;
@@ -142,8 +142,8 @@ impl Handover for Registration {
         None
     }
 
-    fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
-        Err("memory registered for RDMA is accessed by the NIC".to_owned())
+    fn descriptor(&self, _index: u32) -> Result<OwnedFd, DynError> {
+        Err(DynError::new(Error::argument("memory registered for RDMA is accessed by the NIC")))
     }
 }
 

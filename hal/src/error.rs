@@ -22,7 +22,7 @@ pub enum ErrorKind {
     Mismatch,
     /// An argument is invalid, for example a zero timeout, a misaligned slice or an offset out of range.
     InvalidArgument,
-    /// Host memory, device memory, handles or file descriptors are exhausted.
+    /// Host memory, device memory, handles, threads, file descriptors or another limit of the process are exhausted.
     OutOfMemory,
     /// The queue of an engine has no room for a slice until earlier slices complete.
     QueueFull,

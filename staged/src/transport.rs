@@ -7,8 +7,9 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Caps, CopyEngine as _, ErrorKind, Fabric, Rank, Ticket};
+use peerlane_hal::{Caps, CopyEngine as _, Error as _, Fabric, Rank, Ticket};
 use peerlane_toolkit::Poison;
+use peerlane_toolkit::limits::spawn;
 
 use crate::channel::{Context, Event, LocalBuffers, OpenGets, Receiver, Sender, Started};
 use crate::error::Error;
@@ -356,12 +357,9 @@ impl ProgressThread {
     ) -> Result<Self, Error> {
         let (stop, waker) = (Arc::new(AtomicBool::new(false)), parker.waker());
         let (driven, stopped) = (Arc::clone(inner), Arc::clone(&stop));
-        let thread = std::thread::Builder::new()
-            .name(format!("peerlane-staged-{}", inner.rank))
-            .spawn(move || run(&driven, parker, &stopped))
-            .map_err(|error| {
-                Error::new(ErrorKind::Other, format!("cannot start the progress thread: {error}"))
-            })?;
+        let name = format!("peerlane-staged-{}", inner.rank);
+        let thread = spawn(name, move || run(&driven, parker, &stopped))
+            .map_err(|error| Error::new(error.kind(), error.to_string()))?;
         Ok(Self { stop, waker, thread: Some(thread) })
     }
 }

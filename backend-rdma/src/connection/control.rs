@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Deadline, Generation, KeyError, Rank, RemoteKey as _};
+use peerlane_toolkit::limits::SystemError;
 use peerlane_toolkit::{DeadlineSocket, Fault};
 
 use super::address::{Address, Token};
@@ -185,6 +186,10 @@ fn tcp_error(
     deadline: Deadline,
 ) -> Error {
     use std::io::ErrorKind;
+    let system = SystemError::of_io(format!("cannot reach rank {peer} at {location}"), error);
+    if system.is_exhausted() {
+        return Fault::from(system).into();
+    }
     let fault = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {
             let what = format!("rank {peer} did not {what}");

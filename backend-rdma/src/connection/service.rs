@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use ibverbs_sys::ibv_event_type;
 use peerlane_hal::{Deadline, Rank};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, Rank};
 use peerlane_toolkit::Fault;
+use peerlane_toolkit::limits::spawn;
 use peerlane_toolkit::mapping::Mapping;
 
 use super::rail::{Rail, RailLimits};
@@ -56,14 +57,12 @@ impl Connecting {
     pub(super) fn start(job: ConnectJob) -> Result<Self, Error> {
         let peer = job.control.peer;
         let (sender, result) = sync_channel(1);
-        std::thread::Builder::new()
-            .name("peerlane-open".to_owned())
-            .spawn(move || {
-                // If the engine was dropped, so is the result, which closes the queue pairs.
-                let _ = sender.send(job.run());
-                job.wakeup.notify();
-            })
-            .map_err(Error::io("start a thread that opens queue pairs"))?;
+        let run = move || {
+            // If the engine was dropped, so is the result, which closes the queue pairs.
+            let _ = sender.send(job.run());
+            job.wakeup.notify();
+        };
+        spawn("peerlane-open", run).map_err(Fault::from)?;
         Ok(Self { result, peer })
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::error::Error;
-use peerlane_toolkit::mapping::MemoryInfo;
+use peerlane_toolkit::limits::MemoryInfo;
 
 /// This machine as a device, on which the processors copy the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@ use std::ptr::NonNull;
 
 use rustix::fd::OwnedFd;
 
+use super::error::Error;
 use super::key::Access;
-use peerlane_hal::{Rank, Role};
+use peerlane_hal::{DynError, Rank, Role};
 use peerlane_toolkit::handover::Handover;
 use peerlane_toolkit::mapping::{MappedSpan, Mapping};
 
@@ -61,17 +62,17 @@ impl Handover for Registration {
         (!matches!(self.backing, Backing::Borrowed(_))).then_some(1)
     }
 
-    fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
+    fn descriptor(&self, _index: u32) -> Result<OwnedFd, DynError> {
         let fd = match &self.backing {
             Backing::Mapped(mapping, _) => mapping.fd(),
             Backing::Span(_, span) => span.fd(),
-            Backing::Borrowed(_) => return Err(
-                "the memory was registered from another allocator, so it has no file descriptor \
-                 that a peer can map"
-                    .to_owned(),
-            ),
+            Backing::Borrowed(_) => {
+                let text = "the memory was registered from another allocator, so it has no file descriptor that a peer \
+                            can map";
+                return Err(DynError::new(Error::Argument(text.to_owned())));
+            }
         };
-        fd.try_clone_to_owned()
-            .map_err(|error| format!("cannot duplicate the file descriptor of the memory: {error}"))
+        let failed = Error::io("cannot duplicate the file descriptor of the memory");
+        fd.try_clone_to_owned().map_err(|error| DynError::new(failed(error)))
     }
 }

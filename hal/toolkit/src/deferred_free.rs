@@ -7,10 +7,10 @@ use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use crate::device::{DeviceContext, MemoryCalls};
+use crate::limits::spawn;
 
 type Garbage = Box<dyn Send>;
 
@@ -109,12 +109,12 @@ fn start(device: Device) -> Option<Sender<Garbage>> {
             DONE.notify_all();
         }
     };
-    let started = thread::Builder::new().name("peerlane-free".to_owned()).spawn(run);
-    started.is_ok().then_some(sender)
+    spawn("peerlane-free", run).is_ok().then_some(sender)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
     use std::time::Instant;
 
     use super::*;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::handover::{Errno, Refusal};
+use crate::handover::Refusal;
+use crate::limits::{AvailableMemory, SystemError};
 use crate::mapping::MappingError;
 use peerlane_hal::KeyError;
 use peerlane_hal::Rank;
@@ -18,24 +19,17 @@ pub enum Fault {
     Unavailable(String),
     /// The host has too little memory for a region that peers access.
     #[error(
-        "cannot allocate {requested} bytes of host memory: {available} bytes are available on this \
-         machine; use smaller buffers or fewer ranks"
+        "cannot allocate {requested} bytes of host memory: {available}; use smaller buffers or fewer ranks"
     )]
     HostOutOfMemory {
         /// The number of bytes of host memory that were requested.
         requested: u64,
-        /// The number of bytes of host memory that are available.
-        available: u64,
+        /// The host memory that is available, and where.
+        available: AvailableMemory,
     },
     /// A system call returned an error.
-    #[error("{what}: {errno}")]
-    System {
-        /// The purpose of the failed system call, for the error text.
-        what: String,
-        /// The error number that the system call returned.
-        #[source]
-        errno: Errno,
-    },
+    #[error(transparent)]
+    System(#[from] SystemError),
     /// A call of the vendor's library returned an error.
     #[error("{call}: {text} (error {code})")]
     Vendor {
@@ -83,6 +77,8 @@ pub enum Fault {
     NotHandedOver {
         /// The rank that failed to export its memory.
         peer: Rank,
+        /// The kind of the error on that rank.
+        kind: ErrorKind,
         /// The reason that the peer reported.
         why: String,
     },
@@ -143,16 +139,13 @@ pub enum Fault {
 impl Fault {
     /// Returns a closure that converts an I/O error, where `what` says what failed.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Self::System { what: what.into(), errno }
-        }
+        move |error| SystemError::of_io(what, &error).into()
     }
 
     /// Returns a closure that converts an error of mapping host memory that `owner` allocated.
     pub fn of_mapping(owner: Rank) -> impl FnOnce(MappingError) -> Self {
         move |error| match error {
-            MappingError::System { what, errno } => Self::System { what, errno },
+            MappingError::System(error) => Self::System(error),
             MappingError::Full { requested, available } => {
                 Self::HostOutOfMemory { requested, available }
             }
@@ -169,8 +162,8 @@ impl Fault {
                 let what = format!("rank {peer} did not send its memory");
                 Self::Timeout { what, timeout }
             }
-            Refusal::Failed { why } => Self::NotHandedOver { peer, why },
-            Refusal::System { what, errno } => Self::System { what, errno },
+            Refusal::Failed { kind, why } => Self::NotHandedOver { peer, kind, why },
+            Refusal::System(error) => Self::System(error),
         }
     }
 }
@@ -180,18 +173,13 @@ impl Error for Fault {
         match *self {
             Self::Unavailable(_) => ErrorKind::Unavailable,
             Self::HostOutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::System { errno, .. } => match errno {
-                Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE => ErrorKind::OutOfMemory,
-                Errno::PERM | Errno::ACCESS | Errno::NOSYS => ErrorKind::Unavailable,
-                _ => ErrorKind::Other,
-            },
-            Self::Vendor { kind, .. } => kind,
+            Self::System(ref error) => error.kind(),
+            Self::Vendor { kind, .. } | Self::NotHandedOver { kind, .. } => kind,
             Self::Key(ref error) => error.kind(),
             Self::Freed { .. } | Self::ForeignKey { .. } => ErrorKind::InvalidKey,
             Self::PrivateMemory { .. } | Self::Argument(_) => ErrorKind::InvalidArgument,
             Self::Address { .. } | Self::Mismatch(_) => ErrorKind::Mismatch,
             Self::NotConnected { .. } | Self::PeerLost { .. } => ErrorKind::PeerLost,
-            Self::NotHandedOver { .. } => ErrorKind::Other,
             Self::Timeout { .. } => ErrorKind::Timeout,
             Self::QueueFull { .. } => ErrorKind::QueueFull,
             Self::Released => ErrorKind::Aborted,
@@ -200,7 +188,9 @@ impl Error for Fault {
 
     fn peer(&self) -> Option<Rank> {
         match *self {
-            Self::NotConnected { peer } | Self::PeerLost { peer, .. } => Some(peer),
+            Self::NotConnected { peer }
+            | Self::PeerLost { peer, .. }
+            | Self::NotHandedOver { peer, .. } => Some(peer),
             _ => None,
         }
     }
@@ -209,6 +199,8 @@ impl Error for Fault {
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
+
+    use rustix::io::Errno;
 
     use super::*;
 
@@ -236,22 +228,28 @@ mod tests {
                 "rank 3 did not send its memory within 2s",
             ),
             (
-                refused(Refusal::Failed { why: "the device is lost".to_owned() }),
-                ErrorKind::Other,
-                "rank 3 failed to share its memory: the device is lost",
-            ),
-            (
-                refused(Refusal::System { what: what(), errno: Errno::MFILE }),
+                refused(Refusal::Failed {
+                    kind: ErrorKind::OutOfMemory,
+                    why: "the device is full".to_owned(),
+                }),
                 ErrorKind::OutOfMemory,
-                "cannot map 4096 bytes: Too many open files (os error 24)",
+                "rank 3 failed to share its memory: the device is full",
             ),
             (
-                mapped(MappingError::Full { requested: 8, available: 1 }),
+                refused(Refusal::System(SystemError::new(what(), Errno::NOSPC))),
+                ErrorKind::OutOfMemory,
+                "cannot map 4096 bytes: No space left on device (os error 28)",
+            ),
+            (
+                mapped(MappingError::Full {
+                    requested: 8,
+                    available: AvailableMemory::of_machine(1),
+                }),
                 ErrorKind::OutOfMemory,
                 full,
             ),
             (
-                mapped(MappingError::System { what: what(), errno: Errno::PERM }),
+                mapped(MappingError::System(SystemError::new(what(), Errno::PERM))),
                 ErrorKind::Unavailable,
                 "cannot map 4096 bytes: Operation not permitted (os error 1)",
             ),
@@ -284,7 +282,7 @@ mod tests {
         ] {
             assert_eq!((fault.kind(), fault.to_string().as_str()), (kind, text), "{fault:?}");
         }
-        let system = refused(Refusal::System { what: what(), errno: Errno::MFILE });
+        let system = refused(Refusal::System(SystemError::new(what(), Errno::MFILE)));
         assert!(system.source().is_some(), "the system's own answer");
     }
 }

@@ -15,6 +15,7 @@
 //! | [`pieces`] | splits copies at a size limit |
 //! | [`Parker`], [`TimedParker`] | park a thread until the device may have made progress |
 //! | [`Fault`] | the errors that are the same for every backend |
+//! | [`limits`] | names the limit that has run out when a system call fails, and starts threads |
 //! | [`mapping`] | maps shared host memory |
 //! | [`handover`] | hands memory to other processes as file descriptors |
 //! | [`DeadlineSocket`] | reads and writes a socket until a deadline |
@@ -41,6 +42,7 @@ mod deferred_free;
 pub mod device;
 mod fault;
 pub mod handover;
+pub mod limits;
 pub mod mapping;
 mod park;
 pub mod peers;

@@ -4,19 +4,25 @@
 //! can be registered with another fabric and exported from there too.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-pub use rustix::io::Errno;
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::limits::{AvailableMemory, SystemError, check_file_bytes};
 
 /// An allocation of at least this many bytes first checks how much memory is free. For smaller allocations the check
 /// costs too much.
-const CHECKED_BYTES_MIN: u64 = 16 << 20;
+const CHECKED_BYTES_MIN: u64 = 4 << 20;
+/// Pages are allocated in steps of this many bytes, with a check before each, because other processes of the machine or
+/// the control group allocate at the same time.
+const POPULATED_BYTES: usize = 16 << 20;
+/// The most memory that stays free, for page tables and for what other processes allocate between a check and its step.
+const RESERVE_BYTES: u64 = 16 << 20;
 /// The size of a transparent huge page in bytes; smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
@@ -27,18 +33,13 @@ const STAT_BLOCK_BYTES: i64 = 512;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MappingError {
     /// A system call returned an error.
-    System {
-        /// The purpose of the failed system call, for the error text.
-        what: String,
-        /// The error number that the system call returned.
-        errno: Errno,
-    },
-    /// The machine has less free memory than the allocation needs.
+    System(SystemError),
+    /// The machine or a control group has less free memory than the allocation needs.
     Full {
         /// The number of bytes that were requested.
         requested: u64,
-        /// The number of bytes of memory that are available without swapping.
-        available: u64,
+        /// The memory that is available, and where.
+        available: AvailableMemory,
     },
     /// The memfd that a peer sent is too short or can be shortened.
     Unsound {
@@ -49,7 +50,7 @@ pub enum MappingError {
 
 impl MappingError {
     fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
-        move |errno| Self::System { what: what.into(), errno }
+        move |errno| Self::System(SystemError::new(what, errno))
     }
 }
 
@@ -79,7 +80,7 @@ impl Mapping {
     /// # Errors
     /// Returns [`MappingError::Full`] or [`MappingError::System`].
     pub fn create(bytes: u64) -> Result<Self, MappingError> {
-        Self::new(bytes, true)
+        Self::new(bytes, Residence::New)
     }
 
     /// Maps zeroed memory in a new memfd, whose pages the system allocates at their first use.
@@ -87,32 +88,27 @@ impl Mapping {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_on_demand(bytes: u64) -> Result<Self, MappingError> {
-        Self::new(bytes, false)
+        Self::new(bytes, Residence::AtFirstUse)
     }
 
-    fn new(bytes: u64, is_resident: bool) -> Result<Self, MappingError> {
+    fn new(bytes: u64, residence: Residence) -> Result<Self, MappingError> {
         let mapped = bytes.max(1).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
         if mapped >= CHECKED_BYTES_MIN {
-            let memory = MemoryInfo::read().map_err(|error| {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                MappingError::System { what: "cannot read /proc/meminfo".to_owned(), errno }
-            });
-            let available = memory?.available_bytes;
-            // With over-commit the allocation would succeed and the kernel would kill a process later.
-            if mapped > available {
-                return Err(MappingError::Full { requested: bytes, available });
-            }
+            check_available(mapped)?;
         }
+
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("peerlane", flags)
             .map_err(MappingError::system("cannot create a memfd for shared memory"))?;
-        retry_on_intr(|| rustix::fs::ftruncate(&fd, mapped)).map_err(|errno| {
+        let resized = check_file_bytes(mapped)
+            .and_then(|()| retry_on_intr(|| rustix::fs::ftruncate(&fd, mapped)));
+        resized.map_err(|errno| {
             MappingError::system(format!("cannot resize shared memory to {mapped} bytes"))(errno)
         })?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)
             .map_err(MappingError::system("cannot seal shared memory"))?;
-        Self::map(fd, 0, mapped, is_resident)
+        Self::map(fd, 0, mapped, residence)
     }
 
     /// Maps `bytes` bytes of a peer's memfd, which begin `head` bytes after its start. Returns the mapping
@@ -143,11 +139,17 @@ impl Mapping {
         // by their first use. So are those that the owner has not allocated, because a fault of this process would allocate them.
         let allocated = stat.st_blocks.saturating_mul(STAT_BLOCK_BYTES);
         let is_resident = end - start > HUGE_PAGE_BYTES as u64 && allocated >= size;
+        let residence = if is_resident { Residence::OfPeer } else { Residence::AtFirstUse };
         // The offset is less than a page.
-        Ok((Self::map(fd, start, end - start, is_resident)?, (head - start) as usize))
+        Ok((Self::map(fd, start, end - start, residence)?, (head - start) as usize))
     }
 
-    fn map(fd: OwnedFd, start: u64, mapped: u64, is_resident: bool) -> Result<Self, MappingError> {
+    fn map(
+        fd: OwnedFd,
+        start: u64,
+        mapped: u64,
+        residence: Residence,
+    ) -> Result<Self, MappingError> {
         let failed = |errno| {
             MappingError::system(format!("cannot map {mapped} bytes of shared memory"))(errno)
         };
@@ -168,8 +170,13 @@ impl Mapping {
         let base = NonNull::new(base.cast()).expect("mmap never maps page zero by choice");
         let pages = Arc::new(Pages { base, mapped_bytes, fd });
         insert_mapping(&pages, start);
-        if is_resident {
-            pages.make_resident()?;
+        match residence {
+            Residence::AtFirstUse => {}
+            Residence::OfPeer => pages.make_resident(mapped_bytes, |_| Ok(()))?,
+            Residence::New if mapped >= CHECKED_BYTES_MIN => {
+                pages.make_resident(POPULATED_BYTES, check_available)?;
+            }
+            Residence::New => pages.make_resident(mapped_bytes, |_| Ok(()))?,
         }
         Ok(Self { pages })
     }
@@ -193,23 +200,40 @@ impl Mapping {
 impl Pages {
     /// Faults in all pages ahead of use, as huge pages where the system provides them, so that the first operation is
     /// as fast as the next.
-    fn make_resident(&self) -> Result<(), MappingError> {
+    ///
+    /// It allocates `step` bytes at a time, and passes the number of bytes that are left to `check` before each step.
+    fn make_resident(
+        &self,
+        step: usize,
+        check: impl Fn(u64) -> Result<(), MappingError>,
+    ) -> Result<(), MappingError> {
         if self.mapped_bytes >= HUGE_PAGE_BYTES {
             // Only a hint: it changes nothing where shared memory has no huge pages.
-            let _ = self.advise(Advice::LinuxHugepage);
+            let _ = self.advise(0..self.mapped_bytes, Advice::LinuxHugepage);
         }
-        match retry_on_intr(|| self.advise(Advice::LinuxPopulateWrite)) {
-            // Linux before 5.14 does not support it; the pages are allocated at the first access.
-            Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(errno) => {
-                Err(MappingError::system("cannot allocate the pages of shared memory")(errno))
+
+        let mut populated = 0;
+        while populated < self.mapped_bytes {
+            check((self.mapped_bytes - populated) as u64)?;
+            let end = self.mapped_bytes.min(populated + step);
+            match retry_on_intr(|| self.advise(populated..end, Advice::LinuxPopulateWrite)) {
+                Ok(()) => populated = end,
+                // Linux before 5.14 does not support it; the pages are allocated at the first access.
+                Err(Errno::INVAL) => return Ok(()),
+                Err(errno) => {
+                    let what = "cannot allocate the pages of shared memory";
+                    return Err(MappingError::system(what)(errno));
+                }
             }
         }
+        Ok(())
     }
 
-    fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the range is this mapping, and neither advice changes its content.
-        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped_bytes, advice) }
+    /// Advises the kernel on a range of bytes, which begins at a page and is part of the mapping.
+    fn advise(&self, range: Range<usize>, advice: Advice) -> rustix::io::Result<()> {
+        let start = self.base.as_ptr().wrapping_add(range.start);
+        // SAFETY: the range is part of this mapping, and neither advice changes its content.
+        unsafe { rustix::mm::madvise(start.cast(), range.len(), advice) }
     }
 }
 
@@ -223,36 +247,33 @@ impl Drop for Pages {
     }
 }
 
+/// When the pages of a mapping are allocated.
+#[derive(Clone, Copy, Debug)]
+enum Residence {
+    /// The first access to each page allocates it, or finds that of the owner.
+    AtFirstUse,
+    /// Now, and the owner has allocated the memory.
+    OfPeer,
+    /// Now, and the memory is new.
+    New,
+}
+
+/// Checks that `bytes` bytes of new memory are available. With over-commit the allocation would succeed, and the kernel
+/// would kill a process later.
+fn check_available(bytes: u64) -> Result<(), MappingError> {
+    let available = AvailableMemory::read().map_err(|error| {
+        MappingError::System(SystemError::of_io("cannot read /proc/meminfo", &error))
+    })?;
+    if bytes.saturating_add(bytes.min(RESERVE_BYTES)) > available.bytes {
+        return Err(MappingError::Full { requested: bytes, available });
+    }
+    Ok(())
+}
+
 pub(crate) fn file_id(fd: &OwnedFd) -> Result<(u64, u64), MappingError> {
     let stat = rustix::fs::fstat(fd)
         .map_err(MappingError::system("cannot read the inode of shared memory"))?;
     Ok((stat.st_dev, stat.st_ino))
-}
-
-/// The total and the available memory of this machine, read from `/proc/meminfo`.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryInfo {
-    /// The size of the machine's memory in bytes.
-    pub total_bytes: u64,
-    /// The memory in bytes that can be allocated without swapping.
-    pub available_bytes: u64,
-}
-
-impl MemoryInfo {
-    /// Reads the memory sizes of this machine from `/proc/meminfo`.
-    ///
-    /// # Errors
-    /// Returns the error of reading the file.
-    pub fn read() -> std::io::Result<Self> {
-        let text = fs::read_to_string("/proc/meminfo")?;
-        let bytes = |name: &str| {
-            let kib = text.lines().find_map(|line| line.strip_prefix(name));
-            let kib =
-                kib.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-            kib.map_or(0, |kib| kib * 1024)
-        };
-        Ok(Self { total_bytes: bytes("MemTotal:"), available_bytes: bytes("MemAvailable:") })
-    }
 }
 
 /// A part of a mapping that can be handed to another process. The part stays mapped while this value lives.

@@ -5,7 +5,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use peerlane_hal::{Deadline, DmaBuf, DynRegion, Flush, PeerMemory, Rank, Region, Role, Space};
+use peerlane_hal::{
+    Deadline, DmaBuf, DynError, DynRegion, Flush, PeerMemory, Rank, Region, Role, Space,
+};
 use peerlane_toolkit::handover::{self, Claim, Entry, Handover, ProcessToken};
 use peerlane_toolkit::{EngineRegion, RegionBounds};
 
@@ -45,9 +47,13 @@ impl Handover for Registration {
         self.allocation.is_some().then_some(1)
     }
 
-    fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
-        let allocation = self.allocation.as_ref().ok_or("the memory has no file descriptor")?;
-        allocation.descriptor().map_err(|error| error.to_string())
+    fn descriptor(&self, _index: u32) -> Result<OwnedFd, DynError> {
+        let Some(allocation) = &self.allocation else {
+            let text = "the memory has no file descriptor".to_owned();
+            return Err(DynError::new(Error::Argument(text)));
+        };
+        let failed = Error::io("cannot duplicate the file descriptor of the memory");
+        allocation.descriptor().map_err(|error| DynError::new(failed(error)))
     }
 }
 

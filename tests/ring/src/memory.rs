@@ -8,7 +8,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_hal::{Deadline, DmaBuf, DynRegion, Flush, PeerMemory, Rank, Region, Role, Space};
+use peerlane_hal::{
+    Deadline, DmaBuf, DynError, DynRegion, Flush, PeerMemory, Rank, Region, Role, Space,
+};
 use peerlane_toolkit::RegionBounds;
 use peerlane_toolkit::handover::{self, Claim, Entry, Handover};
 
@@ -53,8 +55,9 @@ impl Handover for Registration {
         None
     }
 
-    fn descriptor(&self, _index: u32) -> Result<OwnedFd, String> {
-        Err("memory of this device cannot leave its process".to_owned())
+    fn descriptor(&self, _index: u32) -> Result<OwnedFd, DynError> {
+        let text = "memory of this device cannot leave its process".to_owned();
+        Err(DynError::new(Error::Unavailable(text)))
     }
 }
 

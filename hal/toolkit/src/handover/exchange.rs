@@ -19,12 +19,13 @@ use rustix::net::{
 };
 
 use super::{
-    Claim, DESCRIPTORS_MAX, FAILED, FREED, HERE, Handover, MESSAGE_FDS_MAX, ProcessProof,
-    ProcessToken, Refusal, find_any, role_number, role_of,
+    Claim, DESCRIPTORS_MAX, EXHAUSTED, FAILED, FREED, HERE, Handover, Host, MESSAGE_FDS_MAX,
+    ProcessProof, ProcessToken, Refusal, find_any, role_number, role_of,
 };
+use crate::limits::{SpareDescriptor, SystemError, spawn};
 use crate::socket::{DeadlineSocket, peer_user};
 use peerlane_hal::wire::{Reader, Writer};
-use peerlane_hal::{BackendId, Deadline, Generation, KeyError, Rank};
+use peerlane_hal::{BackendId, Deadline, DynError, Error, ErrorKind, Generation, KeyError, Rank};
 
 const MAGIC: [u8; 4] = *b"PLRQ";
 const VERSION: u16 = 4;
@@ -130,16 +131,17 @@ impl Request {
             let Header { status, count, proof } = self.receive(&mut fds)?;
             let is_known = proof == self.process.proof();
             match status {
-                HERE | FAILED if !is_known => return Err(self.no_proof()),
+                HERE | FAILED | EXHAUSTED if !is_known => return Err(self.no_proof()),
                 HERE if fds.len() == count as usize => return Ok(fds),
                 HERE if fds.len() == before => return Err(self.no_descriptor()),
                 HERE if fds.len() < count.min(DESCRIPTORS_MAX) as usize => {}
                 FREED => return Err(Refusal::Freed),
-                FAILED => return Err(Refusal::Failed { why: self.read_reason() }),
+                FAILED => return Err(self.failed(ErrorKind::Other)),
+                EXHAUSTED => return Err(self.failed(ErrorKind::OutOfMemory)),
                 status => {
                     let how = format!(
                         "the peer answered with status {status} and {} of {count} file descriptors, expected status \
-                         {HERE} and at most {DESCRIPTORS_MAX}, or status {FREED} or {FAILED}",
+                         {HERE} and at most {DESCRIPTORS_MAX}, or a status from {FREED} to {EXHAUSTED}",
                         fds.len()
                     );
                     return Err(Refusal::Gone { how });
@@ -150,13 +152,8 @@ impl Request {
 
     /// Creates the error for a message whose descriptors the kernel dropped at the limit of open files.
     fn no_descriptor(&self) -> Refusal {
-        Refusal::System {
-            what:
-                "cannot receive the file descriptors of a peer's memory (check the limit of open \
-                 files, ulimit -n)"
-                    .to_owned(),
-            errno: Errno::MFILE,
-        }
+        let what = "cannot receive the file descriptors of a peer's memory";
+        Refusal::System(SystemError::new(what, Errno::MFILE))
     }
 
     fn no_proof(&self) -> Refusal {
@@ -197,11 +194,12 @@ impl Request {
         }
     }
 
-    fn read_reason(&mut self) -> String {
+    /// Reads the reason of a peer that failed to export its memory.
+    fn failed(&mut self, kind: ErrorKind) -> Refusal {
         let mut why = Vec::new();
         // A part of the text is better than none.
         let _ = (&mut self.socket).take(WHY_BYTES_MAX).read_to_end(&mut why);
-        String::from_utf8_lossy(&why).into_owned()
+        Refusal::Failed { kind, why: String::from_utf8_lossy(&why).into_owned() }
     }
 }
 
@@ -267,6 +265,7 @@ impl Server {
     /// # Errors
     /// Returns [`Refusal::System`] if the system has no socket or thread.
     pub fn enter() -> Result<Self, Refusal> {
+        Host::load_own().map_err(Refusal::System)?;
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if shared.thread.is_none() {
             shared.thread = Some(Thread::start()?);
@@ -300,12 +299,11 @@ impl Thread {
         let listener = bind(&address)
             .map_err(Refusal::io(format!("cannot listen at the abstract socket {name}")))?;
         listener.set_nonblocking(true).map_err(Refusal::io("cannot use the abstract socket"))?;
+        let spare = SpareDescriptor::reserve().map_err(Refusal::System)?;
         let (listener, closing) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
         let (accepting, ends) = (Arc::clone(&listener), Arc::clone(&closing));
-        let handle = std::thread::Builder::new()
-            .name("peerlane-memory".to_owned())
-            .spawn(move || serve(&accepting, &ends))
-            .map_err(Refusal::io("cannot start the thread that shares memory with peers"))?;
+        let handle = spawn("peerlane-memory", move || serve(&accepting, spare, &ends))
+            .map_err(Refusal::System)?;
         Ok(Self { listener, closing, handle: Some(handle) })
     }
 }
@@ -344,7 +342,7 @@ struct Client {
 }
 
 /// Answers every client when its request has arrived, so that an idle client does not delay others.
-fn serve(listener: &UnixListener, closing: &AtomicBool) {
+fn serve(listener: &UnixListener, mut spare: SpareDescriptor, closing: &AtomicBool) {
     let mut clients: VecDeque<Client> = VecDeque::new();
     while !closing.load(Ordering::Acquire) {
         let mut polled = vec![PollFd::new(listener, PollFlags::IN)];
@@ -369,12 +367,12 @@ fn serve(listener: &UnixListener, closing: &AtomicBool) {
                 && (!is_ready || client.read_and_answer().is_ok_and(|done| !done))
         });
         if ready[0] && !closing.load(Ordering::Acquire) {
-            accept(listener, &mut clients);
+            accept(listener, &mut spare, &mut clients);
         }
     }
 }
 
-fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) {
+fn accept(listener: &UnixListener, spare: &mut SpareDescriptor, clients: &mut VecDeque<Client>) {
     match listener.accept() {
         Ok((stream, _)) => {
             let deadline = Deadline::after(CLIENT_TIMEOUT);
@@ -392,7 +390,17 @@ fn accept(listener: &UnixListener, clients: &mut VecDeque<Client>) {
         }
         Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
         // The thread serves the clients that it has, and ends only when it is closed.
-        Err(_) => std::thread::sleep(POLL_PAUSE),
+        Err(error) => {
+            let error = SystemError::of_io("cannot accept the connection of a peer", &error);
+            match spare.lend(|| listener.accept()) {
+                Ok((client, _)) if error.is_exhausted() && is_own_user(&client) => {
+                    // A client that is gone needs no answer.
+                    let _ = refuse_request(&client, &DynError::new(error));
+                }
+                _ => std::thread::sleep(POLL_PAUSE),
+            }
+            spare.take_back();
+        }
     }
 }
 
@@ -437,21 +445,38 @@ fn hand_over(client: &UnixStream, memory: &dyn Handover, count: u32) -> std::io:
     let mut next = 0;
     loop {
         let last = count.min(next + MESSAGE_FDS_MAX as u32);
-        let fds: Result<Vec<OwnedFd>, String> =
+        let fds: Result<Vec<OwnedFd>, DynError> =
             (next..last).map(|it| memory.descriptor(it)).collect();
-        let mut client = DeadlineSocket::new(client, Deadline::after(ANSWER_TIMEOUT));
+        let client = DeadlineSocket::new(client, Deadline::after(ANSWER_TIMEOUT));
         match fds {
             Ok(fds) => send(&client, Header::known(HERE, count), &fds)?,
-            Err(why) => {
-                client.write_all(&Header::known(FAILED, count).encode())?;
-                return client.write_all(why.as_bytes());
-            }
+            Err(why) => return refuse(client, &why),
         }
         next = last;
         if next == count {
             return Ok(());
         }
     }
+}
+
+/// Reads a request, and tells a client that knows memory of this process that it cannot be served.
+fn refuse_request(client: &UnixStream, why: &DynError) -> std::io::Result<()> {
+    client.set_nonblocking(false)?;
+    let mut client = DeadlineSocket::new(client, Deadline::after(ANSWER_TIMEOUT));
+    let mut request = [0; REQUEST_BYTES];
+    client.read_exact(&mut request)?;
+    match parse_request(&request).ok().flatten().and_then(|claim| find_any(&claim)) {
+        Some(_) => refuse(client, why),
+        None => client.write_all(&Header::unknown().encode()),
+    }
+}
+
+/// Answers that the memory cannot be exported, and why.
+fn refuse(mut client: DeadlineSocket<&UnixStream>, why: &DynError) -> std::io::Result<()> {
+    let is_exhausted = why.kind() == ErrorKind::OutOfMemory;
+    let status = if is_exhausted { EXHAUSTED } else { FAILED };
+    client.write_all(&Header::known(status, 0).encode())?;
+    client.write_all(why.to_string().as_bytes())
 }
 
 fn send(

@@ -1,9 +1,10 @@
 //! Identifies the host and network namespace of a process, to decide whether it can hand memory to another process.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use crate::Fault;
+use crate::limits::SystemError;
 use peerlane_hal::Rank;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 
@@ -12,6 +13,8 @@ const NAME_BYTES_MAX: usize = 255;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 const NETWORK_NAMESPACE: &str = "/proc/self/ns/net";
+
+static OWN: OnceLock<Host> = OnceLock::new();
 
 /// The host and the network namespace of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,16 +30,29 @@ pub struct Host {
 impl Host {
     /// Returns the host and network namespace of this process, read at the first call.
     pub fn own() -> &'static Self {
-        static OWN: LazyLock<Host> = LazyLock::new(Host::find);
-        &OWN
+        OWN.get_or_init(|| {
+            let unknown = || Self { boot: [0; 16], network: 0, name: String::new() };
+            Self::find().unwrap_or_else(|_| unknown())
+        })
     }
 
-    fn find() -> Self {
-        let boot = std::fs::read_to_string(BOOT_ID).ok();
+    /// Reads the host of this process ahead of use, because a process without descriptors would look like one of another
+    /// host.
+    pub(super) fn load_own() -> Result<(), SystemError> {
+        if OWN.get().is_none() {
+            let host = Self::find()?;
+            OWN.get_or_init(|| host);
+        }
+        Ok(())
+    }
+
+    fn find() -> Result<Self, SystemError> {
+        let boot = readable(BOOT_ID, std::fs::read_to_string(BOOT_ID))?;
         let boot = boot.and_then(|text| parse_uuid(text.trim())).unwrap_or_default();
-        let network = std::fs::metadata(NETWORK_NAMESPACE).map_or(0, |metadata| metadata.ino());
-        let name = std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned();
-        Self { boot, network, name }
+        let network = readable(NETWORK_NAMESPACE, std::fs::metadata(NETWORK_NAMESPACE))?;
+        let network = network.map_or(0, |metadata| metadata.ino());
+        let name = readable(HOST_NAME, std::fs::read_to_string(HOST_NAME))?.unwrap_or_default();
+        Ok(Self { boot, network, name: name.trim().to_owned() })
     }
 
     /// Checks that this process can request memory from the process of rank `peer`.
@@ -78,6 +94,14 @@ impl Host {
         let (boot, network) = (reader.array("boot id")?, reader.u64("network namespace")?);
         Ok(Self { boot, network, name: read_name(reader, "name of the host")? })
     }
+}
+
+/// Returns what was read of a file, or `None` if it cannot be read on this host.
+fn readable<T>(file: &str, read: std::io::Result<T>) -> Result<Option<T>, SystemError> {
+    read.map(Some).or_else(|error| {
+        let error = SystemError::of_io(format!("cannot read {file}"), &error);
+        if error.is_exhausted() { Err(error) } else { Ok(None) }
+    })
 }
 
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {

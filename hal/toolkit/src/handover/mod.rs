@@ -18,7 +18,7 @@
 //! | message | content |
 //! | --- | --- |
 //! | request | `PLRQ`, version, backend, generation, rank of the owner, role |
-//! | answer, repeated until all descriptors were sent | status (0: found, 1: freed, 2 and a text: export failed), number of all descriptors, second half of the token (zeros if freed), and up to 250 of the descriptors by `SCM_RIGHTS` |
+//! | answer, repeated until all descriptors were sent | status (0: found, 1: freed, 2 and a text: export failed, 3 and a text: export failed because memory or a limit has run out), number of all descriptors, second half of the token (zeros if freed), and up to 250 of the descriptors by `SCM_RIGHTS` |
 
 mod exchange;
 mod host;
@@ -28,11 +28,12 @@ use std::collections::{HashMap, hash_map};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fd::OwnedFd;
-pub use rustix::io::Errno;
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use peerlane_hal::{BackendId, Generation, KeyError, Rank, Role};
+use peerlane_hal::{BackendId, DynError, ErrorKind, Generation, KeyError, Rank, Role};
+
+use crate::limits::SystemError;
 
 pub use exchange::{Server, ask};
 pub use host::Host;
@@ -46,6 +47,7 @@ pub const DESCRIPTORS_MAX: u32 = 1 << 16;
 const HERE: u8 = 0;
 const FREED: u8 = 1;
 const FAILED: u8 = 2;
+const EXHAUSTED: u8 = 3;
 
 /// A request for memory of another process, with the fields of its remote key.
 ///
@@ -73,8 +75,8 @@ pub trait Handover: Any + Send + Sync {
     /// Called by the thread of the [`Server`].
     ///
     /// # Errors
-    /// Returns the reason why there is none, which the importer gets as text.
-    fn descriptor(&self, index: u32) -> Result<OwnedFd, String>;
+    /// Returns the reason why there is none, whose text the importer gets.
+    fn descriptor(&self, index: u32) -> Result<OwnedFd, DynError>;
 }
 
 /// The reason why another process did not hand over its memory.
@@ -94,28 +96,23 @@ pub enum Refusal {
     },
     /// The owner's process has the memory but failed to export it.
     Failed {
+        /// [`OutOfMemory`](ErrorKind::OutOfMemory) if memory or a limit of the owner has run out, or
+        /// [`Other`](ErrorKind::Other).
+        kind: ErrorKind,
         /// The reason that the owner reported.
         why: String,
     },
     /// A system call of this process failed.
-    System {
-        /// The purpose of the failed system call, for the error text.
-        what: String,
-        /// The error number that the system call returned.
-        errno: Errno,
-    },
+    System(SystemError),
 }
 
 impl Refusal {
     fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
-        move |errno| Self::System { what: what.into(), errno }
+        move |errno| Self::System(SystemError::new(what, errno))
     }
 
     fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Self::System { what: what.into(), errno }
-        }
+        move |error| Self::System(SystemError::of_io(what, &error))
     }
 }
 
@@ -262,6 +259,7 @@ mod tests {
     struct Segments {
         count: Option<u32>,
         broken: Option<u32>,
+        errno: Errno,
     }
 
     impl Handover for Segments {
@@ -269,9 +267,10 @@ mod tests {
             self.count
         }
 
-        fn descriptor(&self, index: u32) -> Result<OwnedFd, String> {
+        fn descriptor(&self, index: u32) -> Result<OwnedFd, DynError> {
             if self.broken == Some(index) {
-                return Err(format!("segment {index} is broken"));
+                let what = format!("segment {index} is broken");
+                return Err(DynError::new(SystemError::new(what, self.errno)));
             }
             let fd = rustix::fs::memfd_create("segment", MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&fd, index.into()).unwrap();
@@ -282,7 +281,11 @@ mod tests {
     const OWNER: Rank = Rank(3);
 
     fn enter_segments(count: Option<u32>, broken: Option<u32>) -> (Entry, Claim) {
-        let memory = Arc::new(Segments { count, broken });
+        enter_failing(count, broken, Errno::IO)
+    }
+
+    fn enter_failing(count: Option<u32>, broken: Option<u32>, errno: Errno) -> (Entry, Claim) {
+        let memory = Arc::new(Segments { count, broken, errno });
         let entry = enter(BackendId::CUDA, OWNER, Role::Data, memory);
         let generation = entry.generation();
         (entry, Claim { backend: BackendId::CUDA, generation, owner: OWNER, role: Role::Data })
@@ -310,9 +313,15 @@ mod tests {
     fn a_segment_that_cannot_be_exported_says_so() {
         let _server = Server::enter().unwrap();
         for broken in [0, MESSAGE_FDS_MAX as u32 + 7] {
-            let (_entry, claim) = enter_segments(Some(2 * MESSAGE_FDS_MAX as u32), Some(broken));
-            let why = format!("segment {broken} is broken");
-            assert_eq!(ask_self(&claim).unwrap_err(), Refusal::Failed { why });
+            for (errno, kind, reason) in [
+                (Errno::IO, ErrorKind::Other, "Input/output error (os error 5)"),
+                (Errno::NOSPC, ErrorKind::OutOfMemory, "No space left on device (os error 28)"),
+            ] {
+                let count = Some(2 * MESSAGE_FDS_MAX as u32);
+                let (_entry, claim) = enter_failing(count, Some(broken), errno);
+                let why = format!("segment {broken} is broken: {reason}");
+                assert_eq!(ask_self(&claim).unwrap_err(), Refusal::Failed { kind, why });
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use crate::Fault;
 use crate::deferred_free;
 use crate::device::{DevicePtr, Extent, IpcHandle, Pointee, RegionDevice, Vendor};
 use crate::handover::Handover;
-use peerlane_hal::{Rank, Role};
+use peerlane_hal::{DynError, Rank, Role};
 
 #[derive(Debug)]
 pub(super) enum Backing<D: RegionDevice> {
@@ -294,25 +294,27 @@ impl<D: RegionDevice> Handover for Registration<D> {
         }
     }
 
-    fn descriptor(&self, index: u32) -> Result<OwnedFd, String> {
+    fn descriptor(&self, index: u32) -> Result<OwnedFd, DynError> {
         let host = match &self.backing {
             Backing::Host(pinned) => Some(pinned.fd()),
             Backing::Adopted(adopted) => adopted.fd(),
             _ => None,
         };
         if let Some(fd) = host {
-            return fd.try_clone_to_owned().map_err(|error| {
-                format!("cannot duplicate the file descriptor of the memory: {error}")
-            });
+            let what = "cannot duplicate the file descriptor of the memory";
+            let failed = |error| DynError::new(Fault::io(what)(error));
+            return fd.try_clone_to_owned().map_err(failed);
         }
         let Some(Exported::Segments { segments, .. }) = self.exported.get() else {
-            return Err("the memory has no file descriptors that a peer can map".to_owned());
+            let text = "the memory has no file descriptors that a peer can map";
+            return Err(DynError::new(Fault::Argument(text.to_owned())));
         };
-        let segment = segments
-            .get(index as usize)
-            .ok_or("a peer asked for a segment that the memory does not have")?;
-        let _current = self.context.enter_relaxed().map_err(|error| error.to_string())?;
-        segment.export().map_err(|error| error.to_string())
+        let Some(segment) = segments.get(index as usize) else {
+            let text = "a peer asked for a segment that the memory does not have";
+            return Err(DynError::new(Fault::Argument(text.to_owned())));
+        };
+        let _current = self.context.enter_relaxed().map_err(DynError::new)?;
+        segment.export().map_err(DynError::new)
     }
 }
 
