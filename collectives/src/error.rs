@@ -59,6 +59,14 @@ impl Error {
         Self::caused_by(error, text)
     }
 
+    /// Sets the rank with which a call on this rank failed, unless the error names a rank already, or memory or a limit
+    /// of this process has run out.
+    #[must_use]
+    pub(crate) fn with_other_side(self, peer: Rank) -> Self {
+        let is_own = self.kind() == ErrorKind::OutOfMemory;
+        if is_own || self.peer().is_some() { self } else { self.with_peer(peer) }
+    }
+
     fn caused_by(error: DynError, text: String) -> Self {
         let (kind, peer) = (error.kind(), error.peer());
         let source: Box<dyn std::error::Error + Send + Sync> = error.into_inner();
@@ -119,5 +127,19 @@ pub(crate) fn shown(text: &str) -> String {
     match quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
         Some(same) if same == text => text.to_owned(),
         _ => quoted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_this_process_is_no_fault_of_the_other_side() {
+        let peer = |kind| Error::new(kind, "cannot connect").with_other_side(Rank(1)).peer();
+        assert_eq!(peer(ErrorKind::OutOfMemory), None);
+        assert_eq!(peer(ErrorKind::Timeout), Some(Rank(1)));
+        let named = Error::new(ErrorKind::OutOfMemory, "rank 2 failed").with_peer(Rank(2));
+        assert_eq!(named.with_other_side(Rank(1)).peer(), Some(Rank(2)));
     }
 }

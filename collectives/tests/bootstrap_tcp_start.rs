@@ -77,6 +77,35 @@ fn a_hub_needs_ranks_and_a_free_port() {
 }
 
 #[test]
+fn a_rank_that_cannot_join_ends_the_start_for_all_others() {
+    let hub = hub(3);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| join(hub.address(), 0, 3, long()).unwrap_err());
+        wait_missing(&hub, &[1, 2]);
+        hub.fail_start(Rank(1), "its process ended");
+        let first = first.join().unwrap();
+        assert_eq!((first.kind(), first.peer()), (ErrorKind::PeerLost, Some(Rank(1))));
+        assert_snapshot!(first, @"the group did not start: rank 1 is lost: its process ended");
+    });
+    let late = join(hub.address(), 2, 3, long()).unwrap_err();
+    assert_eq!((late.kind(), late.peer()), (ErrorKind::Aborted, Some(Rank(1))));
+    let late = text(&late, &[(hub.address(), "HUB")]);
+    assert_snapshot!(late, @"the hub at HUB rejected this rank: the group has already ended: rank 1 is lost: its process ended");
+
+    // Ranks that do not exist cannot end anything, and the connection shows the loss of a rank of a group that runs.
+    let hub = self::hub(2);
+    hub.fail_start(Rank(2), "no such rank");
+    thread::scope(|scope| {
+        let other = scope.spawn(|| join(hub.address(), 1, 2, long()).unwrap());
+        let rank = join(hub.address(), 0, 2, long()).unwrap();
+        let other = other.join().unwrap();
+        hub.fail_start(Rank(1), "it has joined");
+        other.leave(long()).unwrap();
+        rank.leave(long()).unwrap();
+    });
+}
+
+#[test]
 fn a_rank_of_another_job_is_refused() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let place = |rank, job: Option<&str>| Environment {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use peerlane::{Error, ErrorKind};
 use peerlane_bindings::check_process;
+use peerlane_toolkit::limits;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -56,14 +57,11 @@ pub(crate) fn begin<R: Send + 'static>(
 ) -> PyResult<Running<R>> {
     check_process().map_err(|error| raised(&error))?;
     let (sender, receiver) = channel();
-    let thread = std::thread::Builder::new().name("peerlane call".to_owned());
-    let spawned = thread.spawn(move || {
+    let spawned = limits::spawn("peerlane call", move || {
         // Nobody receives after Ctrl-C.
         let _ = sender.send(body());
     });
-    spawned.map_err(|error| {
-        raised(&Error::new(ErrorKind::OutOfMemory, format!("cannot start a thread: {error}")))
-    })?;
+    spawned.map_err(|error| raised(&error.into()))?;
     Ok(Running(Mutex::new(receiver)))
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
-use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+use peerlane_collectives::bootstrap::{AbortRecord, Bootstrap, in_process};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
@@ -249,8 +249,16 @@ impl OpenOptions {
         if all.iter().all(|found| found.host == all[0].host) {
             options.stay_on_machine();
         }
-        let local = options.open(choice.local, me, ranks)?;
-        let network = choice.network.map(|network| options.open_second(&local, network, me, ranks));
+        let opened = options.open(choice.local, me, ranks).and_then(|local| {
+            let network = choice.network;
+            let network = network.map(|network| options.open_second(&local, network, me, ranks));
+            Ok((local, network.transpose()?))
+        });
+        // The other ranks wait for this one, so they get the reason. If it cannot be sent, they learn that this rank is lost.
+        let (local, network) = opened.inspect_err(|error| {
+            let record = AbortRecord::failed(me, error.kind(), error);
+            let _ = bootstrap.abort(&record.encode());
+        })?;
         let group_options =
             GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology);
         let group_options = group_options.start_timeout(start.timeout());
@@ -259,7 +267,7 @@ impl OpenOptions {
             None => group_options,
         };
         let group_options = group_options.selected(choice.device, choice.reasons);
-        Ok(Fabrics { network: network.transpose()?, local, group_options })
+        Ok(Fabrics { network, local, group_options })
     }
 }
 

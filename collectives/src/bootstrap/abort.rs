@@ -15,7 +15,7 @@ pub enum Cause {
     PeerLost,
     /// The deadline of a call passed.
     Timeout,
-    /// An engine of a rank failed.
+    /// An engine or another part of a rank failed.
     EngineFailed,
     /// The device of a rank stopped working.
     DeviceLost,
@@ -84,13 +84,25 @@ impl AbortRecord {
         Self { cause: Cause::PeerLost, ..Self::timeout(Some(rank), text) }
     }
 
+    /// Creates the record of a rank that has failed outside of an operation, such as one that has reached a limit.
+    pub fn failed(rank: Rank, kind: ErrorKind, error: impl fmt::Display) -> Self {
+        let text = format!("rank {rank} failed ({kind}): {error}");
+        let record = Self { cause: Cause::EngineFailed, ..Self::timeout(Some(rank), text) };
+        Self { by: Some(rank), ..record }
+    }
+
     /// Encodes the record for [`Bootstrap::abort`](super::Bootstrap::abort).
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
+    /// Decodes a record; the bytes of an abort can be anything.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, postcard::Error> {
+        postcard::from_bytes(bytes)
+    }
+
     pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
-        postcard::from_bytes(bytes).unwrap_or_else(|error| Self {
+        Self::parse(bytes).unwrap_or_else(|error| Self {
             cause: Cause::EngineFailed,
             by: Some(from),
             peer: Some(from),

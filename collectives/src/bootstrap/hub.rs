@@ -32,7 +32,11 @@ pub(crate) struct Joining {
 pub(crate) enum Event {
     Joined(Joining),
     Request(Request),
-    Lost { how: String },
+    Lost {
+        how: String,
+    },
+    /// The hub or a rank that has not joined has failed. It ends a group that is not formed, and no other one.
+    Failed(EndCause),
 }
 
 /// A rank begins an exchange when all ranks have contributed to the one before, or when their labels differ.
@@ -166,6 +170,8 @@ impl HubState {
                 let runs_hub = self.runs_hub.map(|rank| rank.0);
                 vec![Reply::Joined { runs_hub, addresses, processes }]
             }
+            Event::Failed(_) if self.is_formed() => Vec::new(),
+            Event::Failed(cause) => self.end_group(cause),
             _ if !self.is_live(from) => Vec::new(),
             Event::Request(request) => self.handle(from, request),
             Event::Lost { how } => self.lose(from, how),
@@ -383,9 +389,9 @@ impl HubState {
         self.missing().next().is_none()
     }
 
-    /// Returns whether a rank runs the hub, and not a process outside of the group.
-    pub(crate) fn is_run_by_rank(&self) -> bool {
-        self.runs_hub.is_some()
+    /// Returns the rank that runs the hub; `None` for a process outside of the group.
+    pub(crate) fn runs_hub(&self) -> Option<Rank> {
+        self.runs_hub
     }
 
     pub(crate) fn knows(&self, rank: Rank) -> bool {

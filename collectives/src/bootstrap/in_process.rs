@@ -10,12 +10,14 @@
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::{panic, thread};
+use std::thread::{self, ScopedJoinHandle};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_toolkit::limits::{self, SystemError};
 
 use super::client::Client;
 use super::hub::{Event, Joining, check_ranks};
@@ -92,7 +94,7 @@ impl Shrinks {
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or more than 65,536;
-/// [`Other`](ErrorKind::Other) if the system cannot start the thread of the group.
+/// [`OutOfMemory`](ErrorKind::OutOfMemory) if the system cannot start the thread of the group.
 pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
     check_ranks(ranks)?;
     let (events, inbox) = channel::<(Rank, Addressed<Event>)>();
@@ -115,13 +117,7 @@ pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
         shrink_calls: AtomicUsize::new(0),
     });
     let handles = handles.collect();
-    thread::Builder::new()
-        .name("peerlane-exchange".into())
-        .spawn(move || run_hub(&clients, &inbox))
-        .map_err(|error| {
-            let text = format!("cannot start the thread of the in-process bootstrap: {error}");
-            Error::new(ErrorKind::Other, text).with_source(error)
-        })?;
+    limits::spawn("peerlane-exchange", move || run_hub(&clients, &inbox))?;
     Ok(handles)
 }
 
@@ -143,9 +139,19 @@ pub fn run<R: Send>(
     let handles = group(ranks)?;
     let ended: Vec<Result<Result<R, Error>, Box<dyn Any + Send>>> = thread::scope(|scope| {
         let body = &body;
-        let threads: Vec<_> =
-            handles.into_iter().map(|handle| scope.spawn(move || body(handle))).collect();
-        threads.into_iter().map(|thread| thread.join()).collect()
+        // If a thread cannot be started, its rank is lost, which ends the others.
+        let threads: Vec<_> = handles
+            .into_iter()
+            .map(|handle| {
+                let name = format!("peerlane-rank-{}", handle.rank());
+                limits::spawn_scoped(scope, name, move || body(handle))
+            })
+            .collect();
+        let join = |thread: Result<ScopedJoinHandle<'_, _>, SystemError>| match thread {
+            Ok(thread) => thread.join(),
+            Err(error) => Ok(Err(error.into())),
+        };
+        threads.into_iter().map(join).collect()
     });
     let mut results = Vec::with_capacity(ranks);
     let mut errors = Vec::new();

@@ -179,14 +179,26 @@ impl EndCause {
     }
 
     pub(crate) fn error(&self, what: &str) -> Error {
-        let (kind, peer) = match self {
-            Self::Abort { from, .. } => (ErrorKind::Aborted, Some(*from)),
-            Self::TimedOut { missing, .. } => (ErrorKind::Timeout, *missing),
-            Self::Lost { rank, .. } => (ErrorKind::PeerLost, Some(*rank)),
-            Self::HubLost { .. } => (ErrorKind::PeerLost, None),
-            Self::NotStarted { missing, .. } => (ErrorKind::Timeout, missing.first().copied()),
+        let kind = match self {
+            Self::Abort { .. } => ErrorKind::Aborted,
+            Self::TimedOut { .. } | Self::NotStarted { .. } => ErrorKind::Timeout,
+            Self::Lost { .. } | Self::HubLost { .. } => ErrorKind::PeerLost,
         };
-        with_peer(Error::new(kind, format!("{what}: {self}")), peer.map(Rank))
+        with_peer(Error::new(kind, format!("{what}: {self}")), self.peer().map(Rank))
+    }
+
+    /// Returns the rank that is to blame.
+    pub(crate) fn peer(&self) -> Option<u32> {
+        match self {
+            Self::Abort { from, record } => {
+                let peer = AbortRecord::parse(&record.0).ok().and_then(|record| record.peer);
+                Some(peer.map_or(*from, |peer| peer.0))
+            }
+            Self::TimedOut { missing, .. } => *missing,
+            Self::Lost { rank, .. } => Some(*rank),
+            Self::HubLost { .. } => None,
+            Self::NotStarted { missing, .. } => missing.first().copied(),
+        }
     }
 
     pub(crate) fn error_after(&self, what: &str) -> Error {
@@ -200,7 +212,13 @@ impl EndCause {
 impl fmt::Display for EndCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Abort { from, .. } => write!(f, "rank {from} has aborted the group"),
+            Self::Abort { from, record } => {
+                write!(f, "rank {from} has aborted the group")?;
+                match AbortRecord::parse(&record.0) {
+                    Ok(record) => write!(f, ": {record}"),
+                    Err(_) => Ok(()),
+                }
+            }
             Self::TimedOut { from, text, .. } => write!(f, "rank {from} timed out: {text}"),
             Self::Lost { rank, how } => write!(f, "rank {rank} is lost: {how}"),
             Self::HubLost { how } => write!(f, "the hub is lost: {how}"),

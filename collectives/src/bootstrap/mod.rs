@@ -20,7 +20,7 @@
 //! | `forks` | sockets that forked children do not keep open |
 
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use peerlane_hal::{Deadline, Rank};
 
@@ -218,10 +218,18 @@ pub unsafe trait Bootstrap: Send + Sync {
 /// descriptors of shared memory travel over an abstract socket, which lives in one namespace. If the kernel does not
 /// show both, the host name is used instead. Without a name no other process counts as local.
 fn host_id() -> String {
+    // Read once, so that a process that runs out of descriptors keeps its host.
+    static ID: OnceLock<String> = OnceLock::new();
+    if let Some(id) = ID.get() {
+        return id.clone();
+    }
+
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let network = fs::read_link("/proc/self/ns/net");
     match (boot, network) {
-        (Ok(boot), Ok(network)) => format!("{}/{}", boot.trim(), network.display()),
+        (Ok(boot), Ok(network)) => {
+            ID.get_or_init(|| format!("{}/{}", boot.trim(), network.display())).clone()
+        }
         _ => host_name(),
     }
 }

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use hmac_sha256::HMAC;
 use peerlane_hal::ErrorKind;
+use peerlane_toolkit::limits::SystemError;
 use rustix::io::retry_on_intr;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -72,7 +73,13 @@ impl Secret {
     }
 
     pub(super) fn read_source(source: &str, path: &Path) -> Result<Self, Error> {
-        let failed = |error| invalid(format!("{source} cannot be read: {error}"));
+        let failed = |error: io::Error| {
+            let system = SystemError::of_io(format!("{source} cannot be read"), &error);
+            match system.is_exhausted() {
+                true => system.into(),
+                false => invalid(format!("{source} cannot be read: {error}")),
+            }
+        };
         // The open of a named pipe would wait for a writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(invalid(format!("{source} is not in a regular file")));

@@ -91,7 +91,16 @@ pub(crate) fn agree(
         return Err(error);
     }
     let messages = Rank::all(exchanged.len()).zip(&exchanged);
-    let messages = messages.map(|(rank, bytes)| parse(label, rank, bytes));
+    let messages: Vec<_> =
+        messages.map(|(rank, bytes)| (rank, parse(label, rank, bytes))).collect();
+    // A rank that blames itself has the cause. Others can have failed because of it.
+    let blames_itself = |(rank, message): &&(Rank, Result<_, Error>)| {
+        message.as_ref().is_err_and(|error| error.peer() == Some(*rank))
+    };
+    if let Some((_, Err(error))) = messages.iter().find(blames_itself) {
+        return Err(shared.identity.name(error.clone()));
+    }
+    let messages = messages.into_iter().map(|(_, message)| message);
     let messages = messages.collect::<Result<Vec<_>, Error>>();
     let messages = messages.map_err(|error| shared.identity.name(error))?;
     for (rank, (fields, _)) in Rank::all(messages.len()).zip(&messages) {
@@ -256,6 +265,18 @@ mod tests {
             agreed(true, false),
             "all-gather 1: ranks disagree: the input is in window 1 on rank 0, and not set on rank 1"
         );
+    }
+
+    #[test]
+    fn the_rank_that_blames_itself_is_named_before_the_ranks_that_blame_others() {
+        let results = agreed(|rank| match rank.0 {
+            0 => Err(Error::new(ErrorKind::PeerLost, "no answer").with_peer(Rank(1))),
+            1 => Err(Error::new(ErrorKind::OutOfMemory, "no descriptor")),
+            _ => Ok(Offer::default()),
+        });
+        let error = results.into_iter().nth(2).unwrap().unwrap_err();
+        let text = "all-gather 1: rank 1 failed (out of memory): no descriptor";
+        assert_eq!((error.to_string().as_str(), error.peer()), (text, Some(Rank(1))));
     }
 
     #[test]

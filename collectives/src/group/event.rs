@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 
-use peerlane_hal::ErrorKind;
+use peerlane_toolkit::limits::SystemError;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
@@ -21,10 +21,8 @@ impl Event {
     pub(crate) fn descriptor(&self, of: &str) -> Result<BorrowedFd<'_>, Error> {
         if self.descriptor.get().is_none() {
             let created = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-            let created = created.map_err(|error| {
-                let text = format!("cannot create a descriptor for {of}: {error}");
-                Error::new(ErrorKind::Other, text).with_source(std::io::Error::from(error))
-            })?;
+            let what = format!("cannot create a descriptor for {of}");
+            let created = created.map_err(|errno| SystemError::new(what, errno))?;
             // If another thread was faster, its descriptor counts.
             let _ = self.descriptor.set(created);
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::ErrorKind;
+use peerlane_toolkit::limits;
 
 use crate::error::Error;
 use crate::group::shared::{Driven, Shared};
@@ -245,9 +245,5 @@ impl Family {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
-    let thread = std::thread::Builder::new().name(format!("peerlane-{name}"));
-    thread.spawn(body).map_err(|error| {
-        Error::new(ErrorKind::Other, format!("cannot start the {name} thread: {error}"))
-            .with_source(error)
-    })
+    Ok(limits::spawn(format!("peerlane-{name}"), body)?)
 }

@@ -213,7 +213,7 @@ impl Group {
     /// Returns a handle that reports the end of the group: as a file descriptor, as a future, or by a check.
     ///
     /// # Errors
-    /// [`Other`](ErrorKind::Other) if the process has no descriptor left.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the process has no descriptor left.
     pub fn end(&self) -> Result<GroupEnd, Error> {
         GroupEnd::new(&self.shared)
     }

@@ -250,17 +250,21 @@ impl GroupOptions {
             Ok((_, None)) => Ok(()),
             Err(error) => Err(error.clone()),
         };
+        let mut drives_all = None;
         let vote = connected.and_then(|()| {
             let (topology, network) = joined.as_ref().map_err(Error::clone)?;
+            // Before the vote, so that all ranks learn if a rank has no thread left.
+            shared.family.start_watchdog()?;
+            drives_all = self.progress_thread.then(|| shared.family.drive_all()).transpose()?;
             let known = links::of_fabrics(&fabric, network.as_ref(), topology);
             Ok(Offer::default().blob(links::encode(self.links.as_ref().unwrap_or(&known))))
         });
-        let offers = agree(&shared, "connect", vote, deadline)?;
-        let links = links::of_all(&offers, 0)?;
+        // The threads use nothing of the group yet.
+        let links = agree(&shared, "connect", vote, deadline)
+            .and_then(|offers| links::of_all(&offers, 0))
+            .inspect_err(|_| shared.family.end_threads())?;
 
-        shared.family.start_watchdog()?;
         shared.family.enter_thread();
-        let drives_all = self.progress_thread.then(|| shared.family.drive_all()).transpose()?;
         let ((topology, network), strict) = (joined?, self.strict);
         let selection = Selection {
             local: fabric.backend(),
@@ -384,7 +388,7 @@ fn connect(
         if connects(topology, is_tiered, tier, (me, peer)) {
             let connected = fabric.connect(peer, blob(offer, peer, address)?, deadline);
             connected.map_err(|error| {
-                Error::of_fabric(format!("connect to rank {peer}"), error).with_peer(peer)
+                Error::of_fabric(format!("connect to rank {peer}"), error).with_other_side(peer)
             })?;
         }
     }

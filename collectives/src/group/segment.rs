@@ -208,7 +208,7 @@ impl Segment {
             true => format!("import {name} of rank {peer}"),
             false => format!("import {name} of rank {peer}, rank {number} of its fabric"),
         };
-        let failed = |error: Error| error.with_peer(peer);
+        let failed = |error: Error| error.with_other_side(peer);
         let memory = fabrics.of(tier)?.memory();
         let key = if peer == fabrics.rank {
             // Some memory is exported to nobody else.

@@ -81,6 +81,7 @@ pub(super) enum Refusal {
     },
     Ended {
         cause: String,
+        peer: Option<u32>,
     },
     Closing,
     OtherGroup,
@@ -90,6 +91,11 @@ pub(super) enum Refusal {
     /// Another group was formed here before and is ending, so the hub of the next one opens soon.
     Earlier {
         live: Vec<u32>,
+    },
+    /// The process of the hub has reached a limit.
+    Exhausted {
+        how: String,
+        runs_hub: Option<u32>,
     },
 }
 
@@ -129,7 +135,11 @@ impl fmt::Display for Refusal {
                      set a different RANK in every process, and a different port for every job"
                 )
             }
-            Self::Ended { cause } => write!(f, "the group has already ended: {cause}"),
+            Self::Ended { cause, .. } => write!(f, "the group has already ended: {cause}"),
+            Self::Exhausted { how, runs_hub } => match runs_hub {
+                Some(rank) => write!(f, "rank {rank} runs the hub, which failed: {how}"),
+                None => write!(f, "the hub failed: {how}"),
+            },
             Self::Closing => f.write_str("the hub is shutting down"),
             Self::OtherGroup => f.write_str("the hub serves another group"),
             Self::Earlier { live } => {

@@ -17,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_toolkit::limits::{self, SpareDescriptor, SystemError};
 
 use super::super::address::Address;
 use super::super::environment::{HUB_ADDRESS, NO_SECRET_HELP};
@@ -27,11 +28,11 @@ use super::super::monitor::Monitor;
 use super::super::process::ProcessId;
 use super::super::secret::{Secret, random_bytes};
 use super::super::subgroups::{Addressed, HubGroups, Outgoing, SubgroupId};
+use super::accept::accept;
 use super::formation::{self, Formation, Probes};
 use super::handshake::{GroupId, Hello, HelloReply, Refusal, Sealed};
 use super::listener::RankListener;
 use super::port::holders;
-use super::serve::serve;
 use super::wire::{Outbox, Stream, encode_frame};
 use crate::error::Error;
 
@@ -59,7 +60,7 @@ pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// It runs in rank 0, or in the process that starts the ranks. Once it is closed, ranks that have not
 /// left count rank 0 as lost.
 pub struct Hub {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     source: Source,
 }
 
@@ -82,21 +83,27 @@ pub(super) struct Shared {
     job: Option<String>,
     process: Option<ProcessId>,
     generation: Generation,
-    state: Monitor<State>,
+    pub(super) state: Monitor<State>,
 }
 
-struct State {
+pub(super) struct State {
     group: GroupId,
-    hub: HubGroups,
+    pub(super) hub: HubGroups,
     /// The groups that have ended since the last change.
     ended: Vec<Option<SubgroupId>>,
     formation: Option<Formation>,
     /// The job of the ranks, which can be none; the options or the first rank determine it.
     job: Option<Option<String>>,
     connections: Vec<Option<Connection>>,
-    pending: BTreeMap<u64, Stream>,
+    pub(super) pending: BTreeMap<u64, Stream>,
     accepted: u64,
-    closing: bool,
+    pub(super) closing: bool,
+    /// The rank that will join as the one that runs the hub.
+    pub(super) run_by: Option<Rank>,
+    /// Why the hub could not accept or serve the connection of a rank.
+    pub(super) failure: Option<SystemError>,
+    /// The ranks that were told so instead of joining.
+    pub(super) told: BTreeSet<Rank>,
 }
 
 /// A connection is kept after its rank has left, because the number of the rank stays taken.
@@ -174,10 +181,8 @@ impl HubOptions {
         let shared = self.share(bound, random_bytes()?, ranks, None);
         let listener = Arc::new(Uninherited::new(listener));
         let (server, accepting) = (Arc::clone(&shared), Arc::clone(&listener));
-        let acceptor = thread::Builder::new()
-            .name("peerlane-hub".into())
-            .spawn(move || accept(&accepting, &server))
-            .map_err(|error| cannot_listen(address, error))?;
+        let spare = SpareDescriptor::reserve()?;
+        let acceptor = limits::spawn("peerlane-hub", move || accept(&accepting, spare, &server))?;
         Ok(Hub { shared, source: Source::Own { listener, acceptor: Some(acceptor) } })
     }
 
@@ -189,17 +194,13 @@ impl HubOptions {
     ) -> Result<Hub, Error> {
         let group = random_bytes()?;
         let failed = |error: io::Error| {
-            let text = format!("shrink: cannot start the hub of the new group: {error}");
-            Error::new(ErrorKind::Other, text).with_source(error)
+            SystemError::of_io("shrink: cannot start the hub of the new group", &error)
         };
         let address = listener.address().map_err(failed)?;
         let ranks = formation.ranks();
         let shared = self.share(address, group, ranks, Some(formation));
         let forming = Arc::clone(&shared);
-        thread::Builder::new()
-            .name("peerlane-hub-form".into())
-            .spawn(move || forming.form_group(until))
-            .map_err(failed)?;
+        limits::spawn("peerlane-hub-form", move || forming.form_group(until))?;
         listener.open_hub(&shared);
         Ok(Hub { shared, source: Source::Rank(Arc::clone(listener)) })
     }
@@ -221,6 +222,9 @@ impl HubOptions {
             pending: BTreeMap::new(),
             accepted: 0,
             closing: false,
+            run_by: None,
+            failure: None,
+            told: BTreeSet::new(),
         };
         Arc::new(Shared {
             address,
@@ -287,7 +291,7 @@ impl Hub {
         let Ok(parsed) = Address::parse(HUB_ADDRESS, address) else { return };
         let (address, shared) = (address.to_owned(), Arc::clone(&self.shared));
         // Without the check, an error has a hint less.
-        let _ = thread::Builder::new().name("peerlane-resolve".into()).spawn(move || {
+        let _ = limits::spawn("peerlane-resolve", move || {
             let is_own = |to: &SocketAddr| {
                 let mut any_port = *to;
                 any_port.set_port(0);
@@ -386,38 +390,10 @@ impl fmt::Debug for Hub {
     }
 }
 
-fn accept(listener: &Uninherited<TcpListener>, shared: &Arc<Shared>) {
-    loop {
-        let accepted = listener.accept();
-        if shared.state.lock().closing {
-            return;
-        }
-        let Ok((stream, origin)) = accepted else {
-            thread::sleep(ACCEPT_PAUSE);
-            continue;
-        };
-        let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
-        shared.take(Stream::new(Uninherited::new(stream)), origin);
-    }
-}
-
 impl Shared {
-    /// Serves a connection on a thread of its own.
-    pub(super) fn take(self: &Arc<Self>, stream: Stream, origin: SocketAddr) {
-        let number = self.begin(&stream);
-        let server = Arc::clone(self);
-        let thread = thread::Builder::new()
-            .name("peerlane-hub-read".into())
-            .spawn(move || serve(&server, stream, origin, number));
-        // If no thread can be started, the stream closes and the rank tries again.
-        if thread.is_err() {
-            self.forget(number);
-        }
-    }
-
     /// The oldest connection in the handshake is closed if there are too many, because a rank needs little time
     /// for its handshake and tries again.
-    fn begin(&self, stream: &Stream) -> u64 {
+    pub(super) fn begin(&self, stream: &Stream) -> u64 {
         let mut state = self.state.lock();
         if state.pending.len() >= self.ranks + STRANGERS_MAX
             && let Some((_, oldest)) = state.pending.pop_first()
@@ -550,7 +526,7 @@ impl Shared {
         drop(outboxes);
     }
 
-    fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> R) -> R {
         let (result, ended) = self.state.change(|state| {
             let result = change(state);
             let mut ended = mem::take(&mut state.ended);
@@ -565,7 +541,7 @@ impl Shared {
 
     fn stop_waiting_later(self: &Arc<Self>, ended: Vec<Option<SubgroupId>>) {
         let shared = Arc::clone(self);
-        let _ = thread::Builder::new().name("peerlane-hub-tell".into()).spawn(move || {
+        let _ = limits::spawn("peerlane-hub-tell", move || {
             let acknowledged = shared.state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
                 let awaits = |group: &Option<SubgroupId>| state.hub.awaits_acknowledgement(*group);
                 (!ended.iter().any(awaits)).then_some(())
@@ -609,7 +585,7 @@ impl State {
         let first = self.hub.first();
         let is_next = first.is_formed() || first.end_cause().is_some() && self.has_left(rank);
         let is_over = is_next && first.live().next().is_none();
-        is_over && !first.is_run_by_rank() && self.formation.is_none() && !self.closing
+        is_over && first.runs_hub().is_none() && self.formation.is_none() && !self.closing
     }
 
     fn seat(&self, hello: &Hello, number: u64, hub_ranks: usize) -> Result<(Rank, u32), Refusal> {
@@ -648,7 +624,7 @@ impl State {
             return Err(Refusal::Taken { rank, origin, same_host });
         }
         if let Some(cause) = first.end_cause() {
-            return Err(Refusal::Ended { cause: cause.to_string() });
+            return Err(Refusal::Ended { cause: cause.to_string(), peer: cause.peer() });
         }
         if self.closing { Err(Refusal::Closing) } else { Ok((Rank(rank), ranks)) }
     }
@@ -659,7 +635,7 @@ impl State {
         self.hub.refuse(format!("{origin}: {reason}"));
     }
 
-    fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outbox> {
+    pub(super) fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outbox> {
         let mut events = VecDeque::from([(from, event)]);
         let mut gone = Vec::new();
         while let Some((rank, event)) = events.pop_front() {
@@ -703,6 +679,10 @@ impl State {
 }
 
 fn cannot_listen(address: &str, error: io::Error) -> Error {
+    let system = SystemError::of_io(format!("cannot listen at {address}"), &error);
+    if system.is_exhausted() {
+        return system.into();
+    }
     let text = match error.kind() {
         io::ErrorKind::AddrInUse => format!("cannot listen at {address}: the port is in use"),
         _ => format!("cannot listen at {address} for the ranks of the group: {error}"),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use peerlane_hal::Deadline;
+use peerlane_toolkit::limits::{self, SystemError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::forks::{Generation, Uninherited};
@@ -60,12 +61,13 @@ struct Waiting {
 }
 
 impl RankListener {
-    pub(super) fn start(listener: Uninherited<TcpListener>, ranks: usize) -> io::Result<Self> {
+    pub(super) fn start(
+        listener: Uninherited<TcpListener>,
+        ranks: usize,
+    ) -> Result<Self, SystemError> {
         let shared = Arc::new(Shared { listener, ranks, state: Mutex::default() });
         let accepting = Arc::clone(&shared);
-        let acceptor = thread::Builder::new()
-            .name("peerlane-tcp-accept".into())
-            .spawn(move || accepting.accept_all())?;
+        let acceptor = limits::spawn("peerlane-tcp-accept", move || accepting.accept_all())?;
         Ok(Self { shared, acceptor: Some(acceptor), generation: Generation::now() })
     }
 

@@ -22,6 +22,8 @@
 //! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it has one,
 //! else with a record that names the first missing rank.
 
+mod accept;
+mod connect;
 mod formation;
 mod handshake;
 mod hub;
@@ -38,14 +40,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, ErrorKind, Rank};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use peerlane_hal::{Deadline, Error as _, ErrorKind, Rank};
+use peerlane_toolkit::limits::{self, SystemError};
 use serde::de::DeserializeOwned;
 
 pub use self::hub::{Hub, HubOptions};
 
+use self::connect::connect;
 use self::formation::{Formation, Probes};
 use self::handshake::{
     GroupId, HANDSHAKE_BYTES_MAX, Hello, HelloReply, Nonce, OpenError, PreambleError, Refusal,
@@ -66,7 +67,7 @@ use super::message::{Blob, Reply, Request, Seconds, with_peer};
 use super::process::{Process, ProcessId, ProcessState};
 use super::secret::{Secret, random_bytes};
 use super::subgroups::{Addressed, Clients};
-use super::{Bootstrap, Listener, host_id};
+use super::{AbortRecord, Bootstrap, Listener, host_id};
 use crate::error::Error;
 
 /// The pause between attempts to reach the hub doubles from attempt to attempt.
@@ -127,6 +128,7 @@ impl TcpBootstrap {
         match &environment.hub {
             HubAddress::RankZero(address) if rank == Rank(0) => {
                 let hub = bind_in_time(address, ranks, &membership.hub_options(), deadline)?;
+                hub.set_run_by(rank);
                 hub.check_address(address);
                 let address = hub.address_here().to_string();
                 Self::connect(address, Some(hub), rank, ranks, membership, deadline)
@@ -143,6 +145,7 @@ impl TcpBootstrap {
     /// # Errors
     /// Those of [`join`](Self::join).
     pub fn join_with_hub(hub: Hub, deadline: Deadline) -> Result<Self, Error> {
+        hub.set_run_by(Rank(0));
         let (address, ranks) = (hub.address_here().to_string(), hub.ranks());
         let (job, secret) = (hub.job(), hub.secret());
         let allow_unauthenticated = hub.allows_unauthenticated();
@@ -160,13 +163,18 @@ impl TcpBootstrap {
     ) -> Result<Self, Error> {
         check_ranks(ranks)?;
         let hello = membership.hello(rank, ranks, hub.is_some(), None);
-        let joined = reach_hub(&address, hello, &membership, deadline)?;
-        Self::start(address, hub, joined, membership, deadline)
+        let hub = hub.map(Arc::new);
+        let joined = reach_hub(&address, hello, &membership, deadline)
+            .and_then(|joined| Self::start(address, hub.clone(), joined, membership, deadline));
+        joined.map_err(|error| match hub {
+            Some(hub) => hub.end_start(rank, error),
+            None => error,
+        })
     }
 
     fn start(
         address: String,
-        hub: Option<Hub>,
+        hub: Option<Arc<Hub>>,
         joined: Joined,
         membership: Membership,
         deadline: Deadline,
@@ -174,16 +182,11 @@ impl TcpBootstrap {
         let Joined { stream, listener, group, rank, ranks, process } = joined;
         let hub_process = process.as_ref().and_then(ProcessId::find);
         let client = Arc::new(Client::of_hub(rank, ranks, process));
-        let failed = |error| {
-            let text = format!(
-                "cannot start the threads for the connection to the hub at {address}: {error}"
-            );
-            Error::new(ErrorKind::Other, text).with_source(error)
-        };
+        let told = Arc::clone(&stream);
+        let tell = |error: &SystemError| tell_failure(&told, rank, error);
         let listener = listener.map(|listener| RankListener::start(listener, ranks));
-        let listener = listener.transpose().map_err(failed)?.map(Arc::new);
-        let (clients, outbox) =
-            open_connection(stream, hub_process, client, &address).map_err(failed)?;
+        let listener = listener.transpose().inspect_err(tell)?.map(Arc::new);
+        let (clients, outbox) = open_connection(stream, hub_process, client, &address, tell)?;
         let joined = Self {
             clients,
             host: host_id(),
@@ -191,7 +194,7 @@ impl TcpBootstrap {
             group,
             membership,
             generation: Generation::now(),
-            held: Mutex::new(Some(Held { outbox, hub: hub.map(Arc::new), listener })),
+            held: Mutex::new(Some(Held { outbox, hub, listener })),
         };
         let hub_runs = || joined.relay_process() == ProcessState::Running;
         joined.client().wait_started(deadline, || joined.start_timed_out(deadline), hub_runs)?;
@@ -208,6 +211,7 @@ impl TcpBootstrap {
         let mut hello = membership.hello(rank, ranks, hub.is_some(), Some(self.group));
         hello.nonce = random_bytes()?;
         let name = format!("{address} (rank {candidate})");
+        let hub = hub.map(Arc::new);
         let reason = loop {
             match attempt(&name, &[address], &hello, membership, deadline) {
                 Ok(joined) => {
@@ -411,9 +415,15 @@ impl Membership {
         HubOptions { job, secret, allow_unauthenticated }
     }
 
-    fn listen(&self, ip: IpAddr) -> Option<Uninherited<TcpListener>> {
+    fn listen(&self, ip: IpAddr) -> Result<Option<Uninherited<TcpListener>>, SystemError> {
         let is_closed = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
-        is_closed.then(|| listener::bind(ip).ok()).flatten()
+        if !is_closed {
+            return Ok(None);
+        }
+        listener::bind(ip).map(Some).or_else(|error| {
+            let error = SystemError::of_io(format!("cannot listen at {ip}"), &error);
+            if error.is_exhausted() { Err(error) } else { Ok(None) }
+        })
     }
 }
 
@@ -438,8 +448,9 @@ fn open_connection(
     hub_process: Option<Process>,
     client: Arc<Client>,
     address: &str,
-) -> io::Result<(Arc<Clients>, Option<Outbox>)> {
-    let outbox = Outbox::open(&stream)?;
+    tell: impl Fn(&SystemError) + Copy,
+) -> Result<(Arc<Clients>, Option<Outbox>), SystemError> {
+    let outbox = Outbox::open(&stream).inspect_err(tell)?;
     let (sender, hub) = (outbox.sender().clone(), format!("the hub at {address}"));
     let send = move |request: Addressed<Request>| {
         if sender.is_full() {
@@ -450,10 +461,19 @@ fn open_connection(
     };
     let clients = Arc::new(Clients::new(client, send));
     let (reader, address) = (Arc::clone(&clients), address.to_owned());
-    thread::Builder::new().name("peerlane-tcp-read".into()).spawn(move || {
+    limits::spawn("peerlane-tcp-read", move || {
         read_replies(PeerReader { stream, process: hub_process }, &reader, &address)
-    })?;
+    })
+    .inspect_err(tell)?;
     Ok((clients, Some(outbox)))
+}
+
+/// Tells the hub why this rank cannot take part, so that the other ranks learn it too.
+fn tell_failure(mut stream: &TcpStream, rank: Rank, error: &SystemError) {
+    let record = Blob(AbortRecord::failed(rank, error.kind(), error).encode());
+    let request = Addressed::to_all(Request::Abort { record });
+    // If it fails, the other ranks learn that the connection has closed.
+    let _ = stream.write_all(encode_frame(&request).bytes());
 }
 
 fn read_replies(stream: PeerReader, clients: &Clients, address: &str) {
@@ -576,6 +596,7 @@ fn attempt(
     let stream = connect(resolved, deadline).map_err(retry)?;
     keep_alive(&stream, stream.peer_addr().map_err(retry)?.ip());
     let listener = membership.listen(stream.local_addr().map_err(retry)?.ip());
+    let listener = listener.map_err(|error| JoinError::Fatal(error.into()))?;
     let own_address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let hello = &Hello { address: own_address, ..hello.clone() };
     stream.set_nodelay(true).map_err(retry)?;
@@ -616,6 +637,10 @@ fn retry(error: io::Error) -> JoinError {
     use io::ErrorKind::{
         BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
     };
+    let system = SystemError::of_io("cannot connect to the hub", &error);
+    if system.is_exhausted() {
+        return JoinError::Fatal(system.into());
+    }
     let reason = error.to_string();
     match error.kind() {
         ConnectionRefused => JoinError::Gone(reason),
@@ -646,60 +671,15 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinErr
         return Ok(vec![literal]);
     }
     let (answer, answered) = channel();
-    let resolver = thread::Builder::new().name("peerlane-resolve".into()).spawn(move || {
+    let resolver = limits::spawn("peerlane-resolve", move || {
         let _ = answer.send(parsed.resolve());
     });
-    resolver.map_err(|error| {
-        JoinError::Retry(format!("cannot start a thread to resolve the name: {error}"))
-    })?;
+    resolver.map_err(|error| JoinError::Fatal(error.into()))?;
     match answered.recv_timeout(deadline.remaining()) {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(error)) => Err(JoinError::Retry(error.to_string())),
         Err(_) => Err(JoinError::Retry("the name of the host was not resolved in time".into())),
     }
-}
-
-fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<Stream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
-    for address in addresses {
-        match connect_to(*address, deadline) {
-            // TCP can connect a port of this host to itself if no process listens at it.
-            Ok(stream) if stream.local_addr()? == *address => {
-                last = io::ErrorKind::ConnectionRefused.into();
-            }
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-/// Connects to an address. Unlike that of the standard library, the socket is closed in forked children from the beginning.
-fn connect_to(address: SocketAddr, deadline: Deadline) -> io::Result<Stream> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    let stream = Stream::new(Uninherited::new(TcpStream::from(socket)));
-
-    match rustix::net::connect(&**stream, &address) {
-        Ok(()) => {}
-        Err(Errno::INPROGRESS) => {
-            let writable = deadline.retry_interrupted(|left| {
-                let limit = Timespec::try_from(left).ok();
-                let mut connected = [PollFd::new(&**stream, PollFlags::OUT)];
-                Ok(poll(&mut connected, limit.as_ref())?)
-            })?;
-            if writable == 0 {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            if let Some(error) = stream.take_error()? {
-                return Err(error);
-            }
-        }
-        Err(error) => return Err(error.into()),
-    }
-    stream.set_nonblocking(false)?;
-    Ok(stream)
 }
 
 fn no_hub(address: &str, error: PreambleError) -> JoinError {
@@ -724,14 +704,18 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
 
 fn refused(address: &str, refusal: &Refusal) -> JoinError {
     let kind = match refusal {
-        Refusal::Ended { .. } | Refusal::ShrunkWithout { .. } => ErrorKind::Aborted,
+        Refusal::Ended { .. } | Refusal::ShrunkWithout { .. } | Refusal::Exhausted { .. } => {
+            ErrorKind::Aborted
+        }
         _ => ErrorKind::Mismatch,
     };
     let error = Error::new(kind, format!("the hub at {address} rejected this rank: {refusal}"));
-    JoinError::Fatal(match refusal {
-        Refusal::Taken { rank, .. } => error.with_peer(Rank(*rank)),
-        _ => error,
-    })
+    let peer = match refusal {
+        Refusal::Taken { rank, .. } => Some(*rank),
+        Refusal::Ended { peer, .. } | Refusal::Exhausted { runs_hub: peer, .. } => *peer,
+        _ => None,
+    };
+    JoinError::Fatal(with_peer(error, peer.map(Rank)))
 }
 
 fn unproven(address: &str, rank: u32, error: OpenError) -> JoinError {

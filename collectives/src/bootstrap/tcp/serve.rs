@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, Rank};
+use peerlane_toolkit::limits::SystemError;
 
 use super::super::hub::Event;
 use super::super::message::{Request, Seconds};
@@ -28,14 +29,24 @@ pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const REJECT_BYTES: u64 = 64 << 10;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection that is no rank of this group gets an answer and is closed, without effect on the group.
-pub(super) fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, number: u64) {
-    let (rank, process) = match handshake(shared, &stream, origin, number) {
+/// A connection that is no rank of this group gets an answer and is closed, without effect on the group. If the hub is
+/// `exhausted`, every connection is.
+pub(super) fn serve(
+    shared: &Arc<Shared>,
+    stream: Stream,
+    origin: SocketAddr,
+    number: u64,
+    exhausted: Option<&SystemError>,
+) {
+    let (rank, process) = match handshake(shared, &stream, (origin, number), exhausted) {
         Ok(rank) => rank,
         Err(rejection) => {
             shared.count_refused(origin, number, &rejection.reason);
             reject(&stream, &rejection.answer);
             shared.forget(number);
+            if let Some(rank) = rejection.rank {
+                shared.tell(rank);
+            }
             return;
         }
     };
@@ -62,20 +73,22 @@ pub(super) fn serve(shared: &Arc<Shared>, stream: Stream, origin: SocketAddr, nu
 
 struct Rejection {
     reason: String,
+    /// The rank, if it has proved that it belongs to the job.
+    rank: Option<Rank>,
     answer: Vec<u8>,
 }
 
 impl From<String> for Rejection {
     fn from(reason: String) -> Self {
-        Self { reason, answer: Vec::new() }
+        Self { reason, rank: None, answer: Vec::new() }
     }
 }
 
 fn handshake(
     shared: &Arc<Shared>,
     connection: &Stream,
-    origin: SocketAddr,
-    number: u64,
+    (origin, number): (SocketAddr, u64),
+    exhausted: Option<&SystemError>,
 ) -> Result<(Rank, Option<ProcessId>), Rejection> {
     let stream: &TcpStream = connection;
     let failed = |error: io::Error| {
@@ -90,12 +103,14 @@ fn handshake(
     };
     stream.set_nodelay(true).map_err(failed)?;
     (&mut &*stream).write_all(&preamble()).map_err(failed)?;
-    let mut reader = DeadlineReader { stream, deadline: Deadline::after(HANDSHAKE_TIMEOUT) };
+    // Other connections wait meanwhile if the hub is exhausted.
+    let timeout = exhausted.map_or(HANDSHAKE_TIMEOUT, |_| REJECT_TIMEOUT);
+    let mut reader = DeadlineReader { stream, deadline: Deadline::after(timeout) };
     read_preamble(&mut reader).map_err(|error| match error {
         PreambleError::Io(error) => failed(error),
         PreambleError::Foreign(_) => {
             let reason = "it sent bytes of another protocol".to_owned();
-            Rejection { reason, answer: foreign_text(shared.ranks) }
+            Rejection { reason, rank: None, answer: foreign_text(shared.ranks) }
         }
         // The rank knows the hub's version from the preamble and reports it better.
         PreambleError::Version(version) => {
@@ -121,15 +136,30 @@ fn handshake(
             OpenError::Malformed => "it sent a message that is no hello",
         };
         let answer = encode_frame(&seal(&HelloReply::Refused(Refusal::Unproven))).bytes().to_vec();
-        Rejection { reason: reason.to_owned(), answer }
+        Rejection { reason: reason.to_owned(), rank: None, answer }
     })?;
+    let rank = Rank(hello.rank);
+    let refused = |error: &SystemError| {
+        let reason = error.to_string();
+        let runs_hub = shared.run_by().map(|rank| rank.0);
+        let refusal = Refusal::Exhausted { how: reason.clone(), runs_hub };
+        let answer = encode_frame(&seal(&HelloReply::Refused(refusal))).bytes().to_vec();
+        Rejection { reason, rank: Some(rank), answer }
+    };
+    if let Some(error) = exhausted {
+        return Err(refused(error));
+    }
+
     stream.set_read_timeout(None).map_err(failed)?;
     keep_alive(stream, origin.ip());
-    let outbox = Outbox::open(connection).map_err(failed)?;
+    let outbox = Outbox::open(connection).map_err(|error| {
+        shared.fail(&error);
+        refused(&error)
+    })?;
     let process = hello.process.clone();
     match shared.admit(hello, (origin, number), outbox, seal) {
         Ok(rank) => Ok((rank, process)),
-        Err(refusal) => Err(refusal.to_string().into()),
+        Err(refusal) => Err(Rejection { rank: Some(rank), ..Rejection::from(refusal.to_string()) }),
     }
 }
 

@@ -10,10 +10,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use peerlane_hal::Deadline;
+use peerlane_toolkit::limits::{self, SystemError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt;
@@ -190,16 +191,17 @@ enum Item {
 const OUTBOX_BYTES_MAX: usize = 16 << 20;
 
 impl Outbox {
-    pub(super) fn open(stream: &Stream) -> io::Result<Self> {
+    pub(super) fn open(stream: &Stream) -> Result<Self, SystemError> {
         let stream = Arc::clone(stream);
         // What the kernel has taken counts for nobody, so it must not be much.
-        sockopt::set_socket_send_buffer_size(&**stream, SEND_BUFFER_BYTES)?;
+        sockopt::set_socket_send_buffer_size(&**stream, SEND_BUFFER_BYTES)
+            .map_err(|errno| SystemError::new("cannot set the size of a send buffer", errno))?;
         let closing = Arc::new(AtomicBool::new(false));
         let (queue, queued) = channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
         let writer = {
             let (closing, queued_bytes) = (Arc::clone(&closing), Arc::clone(&queued_bytes));
-            thread::Builder::new().name("peerlane-tcp-write".into()).spawn(move || {
+            limits::spawn("peerlane-tcp-write", move || {
                 // The reading side reports a lost connection.
                 let _ = write(&stream, &queued, &queued_bytes, &closing);
                 let _ = stream.shutdown(Shutdown::Both);

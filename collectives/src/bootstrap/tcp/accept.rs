@@ -1,0 +1,168 @@
+//! Accepts the connections to a hub, and ends a start for which the process of the hub has reached a limit.
+
+use std::mem;
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_toolkit::limits::{self, SpareDescriptor, SystemError};
+
+use super::super::forks::Uninherited;
+use super::super::hub::Event;
+use super::super::message::EndCause;
+use super::super::subgroups::Addressed;
+use super::hub::{ACCEPT_PAUSE, Hub, Shared};
+use super::serve::serve;
+use super::wire::Stream;
+use crate::error::Error;
+
+/// If the start fails, the hub waits this long for ranks that have not connected, in order to tell them.
+const STRAGGLERS_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Hub {
+    /// Ends the start of the group because `rank` cannot join it, such as one whose process has ended. All ranks get an error
+    /// that names the rank, and `how`.
+    ///
+    /// It does nothing if all ranks have joined, because the hub then notices the loss of a rank by its connection.
+    pub fn fail_start(&self, rank: Rank, how: impl Into<String>) {
+        if rank.index() < self.shared.ranks {
+            self.shared.fail_start(EndCause::Lost { rank: rank.0, how: how.into() });
+        }
+    }
+
+    /// Notes the rank that runs the hub, for the case that the hub fails before that rank joins.
+    pub(super) fn set_run_by(&self, rank: Rank) {
+        self.shared.state.lock().run_by = Some(rank);
+    }
+
+    /// Tells the other ranks why the start has failed on `rank`, which runs this hub. Returns the error of `rank`.
+    ///
+    /// Ranks that connect a moment later are told too. They would otherwise look for the hub until their deadline.
+    pub(super) fn end_start(&self, rank: Rank, error: Error) -> Error {
+        let failure = self.shared.state.lock().failure.clone();
+        let error = failure.map_or(error, Error::from);
+        if error.kind() == ErrorKind::OutOfMemory {
+            self.fail_start(rank, error.to_string());
+        }
+
+        let kinds = [ErrorKind::OutOfMemory, ErrorKind::Aborted, ErrorKind::PeerLost];
+        if kinds.contains(&error.kind()) {
+            self.shared.state.wait(Deadline::after(STRAGGLERS_TIMEOUT), |state| {
+                let mut missing = state.hub.first().missing();
+                missing.all(|other| other == rank || state.told.contains(&other)).then_some(())
+            });
+        }
+        error
+    }
+}
+
+/// Accepts connections until the hub closes.
+pub(super) fn accept(
+    listener: &Uninherited<TcpListener>,
+    mut spare: SpareDescriptor,
+    shared: &Arc<Shared>,
+) {
+    // The oldest connection in the handshake when the last `accept` failed.
+    let mut oldest = None;
+    loop {
+        let accepted = listener.accept();
+        if shared.state.lock().closing {
+            return;
+        }
+        let error = match accepted {
+            Ok((stream, origin)) => {
+                shared.take(Stream::new(Uninherited::new(stream)), canonical(origin));
+                continue;
+            }
+            Err(error) => SystemError::of_io("cannot accept the connection of a rank", &error),
+        };
+        if !error.is_exhausted() || shared.awaits_handshake(&mut oldest) {
+            thread::sleep(ACCEPT_PAUSE);
+            continue;
+        }
+
+        // Another attempt would fail too, so the rank gets the reason, and so do those that have joined.
+        shared.fail(&error);
+        match spare.lend(|| listener.accept()) {
+            Ok((stream, origin)) => {
+                shared.refuse(Stream::new(Uninherited::new(stream)), canonical(origin), &error);
+            }
+            Err(_) => thread::sleep(ACCEPT_PAUSE),
+        }
+        spare.take_back();
+    }
+}
+
+fn canonical(origin: SocketAddr) -> SocketAddr {
+    SocketAddr::new(origin.ip().to_canonical(), origin.port())
+}
+
+impl Shared {
+    /// Serves a connection on a thread of its own.
+    pub(super) fn take(self: &Arc<Self>, stream: Stream, origin: SocketAddr) {
+        let number = self.begin(&stream);
+        let (server, served) = (Arc::clone(self), Arc::clone(&stream));
+        let thread = limits::spawn("peerlane-hub-read", move || {
+            serve(&server, served, origin, number, None)
+        });
+        if let Err(error) = thread {
+            self.fail(&error);
+            serve(self, stream, origin, number, Some(&error));
+        }
+    }
+
+    /// Tells a rank why it cannot join.
+    fn refuse(self: &Arc<Self>, stream: Stream, origin: SocketAddr, error: &SystemError) {
+        let number = self.begin(&stream);
+        serve(self, stream, origin, number, Some(error));
+    }
+
+    /// Returns whether connections in the handshake hold descriptors, and closes the oldest if it has not changed since the
+    /// last call.
+    ///
+    /// A rank needs little time for its handshake. Other processes must not keep ranks from joining.
+    fn awaits_handshake(&self, oldest: &mut Option<u64>) -> bool {
+        let mut state = self.state.lock();
+        let current = state.pending.keys().next().copied();
+        let before = mem::replace(oldest, current);
+        if current.is_some()
+            && before == current
+            && let Some((_, stream)) = state.pending.pop_first()
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        current.is_some()
+    }
+
+    /// Ends a start because this hub cannot serve all ranks.
+    pub(super) fn fail(self: &Arc<Self>, error: &SystemError) {
+        self.state.lock().failure.get_or_insert_with(|| error.clone());
+        let how = format!("its hub failed: {error}");
+        self.fail_start(match self.run_by() {
+            Some(rank) => EndCause::Lost { rank: rank.0, how },
+            None => EndCause::HubLost { how: error.to_string() },
+        });
+    }
+
+    fn fail_start(self: &Arc<Self>, cause: EndCause) {
+        let event = Addressed::to_all(Event::Failed(cause));
+        // The event is that of no rank, and rank 0 is in every group.
+        let outboxes = self.change(|state| state.apply(Rank(0), event));
+        drop(outboxes);
+    }
+
+    /// Notes that a rank was told why it cannot join.
+    pub(super) fn tell(&self, rank: Rank) {
+        if rank.index() < self.ranks {
+            self.state.change(|state| state.told.insert(rank));
+        }
+    }
+
+    /// Returns the rank that runs this hub, as far as it is known.
+    pub(super) fn run_by(&self) -> Option<Rank> {
+        let state = self.state.lock();
+        state.hub.first().runs_hub().or(state.run_by)
+    }
+}
