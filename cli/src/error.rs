@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::{fmt, io};
 
+use peerlane::hal::Error as _;
 use peerlane::{Error, ErrorKind};
+use peerlane_toolkit::limits::SystemError;
 
 /// The result of a function whose error ends the program.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -42,11 +44,20 @@ impl Failure {
     /// Creates the error for a failed read or write of a file, a pipe or a process, which `what`
     /// names. A broken pipe is quiet.
     pub(crate) fn io(what: impl fmt::Display, error: &io::Error) -> Self {
+        let system = SystemError::of_io(what.to_string(), error);
+        if system.is_exhausted() {
+            return Self::of_system(&system);
+        }
         let failure = Self::failed(format!("{what}: {error}"));
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self { exit: Exit::Quiet, ..failure },
             _ => failure,
         }
+    }
+
+    /// Converts the error of a system call, whose text names the limit if one has run out.
+    pub(crate) fn of_system(error: &SystemError) -> Self {
+        Self { kind: Some(error.kind()), ..Self::failed(error.to_string()) }
     }
 
     /// Converts an error of a backend to the error that ends the program, with advice for the user.
@@ -55,7 +66,9 @@ impl Failure {
     }
 
     fn of_kind(kind: ErrorKind, text: String) -> Self {
-        let advice = advice(kind).map(str::to_owned);
+        // The text of a limit says how to raise it.
+        let names_limit = text.contains(": raise it");
+        let advice = advice(kind).filter(|_| !names_limit).map(str::to_owned);
         Self { advice, kind: Some(kind), ..Self::failed(text) }
     }
 

@@ -20,10 +20,11 @@
 
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::TcpBootstrap;
+use peerlane_toolkit::limits::AvailableMemory;
 
 use crate::cublas;
 use crate::error::{Failure, Result};
-use crate::memory::{self, HostMemory};
+use crate::memory::HostMemory;
 use crate::nccl::Nccl;
 use crate::options::Nodes;
 use crate::ranks::affinity::{self, Bind};
@@ -109,7 +110,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     setup::check(options, selected.name(), environment.ranks)?;
     // Without a number from the launcher, one rank per machine is assumed.
     host_memory(options, &selected, environment.ranks, local_ranks.unwrap_or(1))
-        .check(memory::available_bytes())?;
+        .check(AvailableMemory::read().ok())?;
     let deadline = options.deadline();
     let printer = || Printer::open(options, selected.note.as_deref());
     ranks::print_on_rank_0(environment.rank, printer, |sink| {
@@ -132,7 +133,7 @@ pub(crate) fn check_spawn(options: &Options) -> Result<(Selected, usize)> {
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;
     find_libraries(options)?;
-    host_memory(options, &selected, ranks, ranks).check(memory::available_bytes())?;
+    host_memory(options, &selected, ranks, ranks).check(AvailableMemory::read().ok())?;
     Ok((selected, ranks))
 }
 

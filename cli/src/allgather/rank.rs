@@ -21,6 +21,17 @@ pub(crate) fn run(
     sink: Sink<'_>,
 ) -> Result<()> {
     let comm = Comm::new(bootstrap, options.run.timeout);
+    let measured = measure(options, selected, local_rank, comm.clone(), sink);
+    measured.inspect_err(|failure| comm.report(failure))
+}
+
+fn measure(
+    options: &Options,
+    selected: &Selected,
+    local_rank: Option<usize>,
+    comm: Comm,
+    sink: Sink<'_>,
+) -> Result<()> {
     let seed = settings(options, selected.name()).agree(&comm)?;
     let mut rank_topology = RankTopology::find(options, &comm, selected.backend)?;
     rank_topology.local_rank = local_rank.unwrap_or(rank_topology.local_rank);

@@ -5,11 +5,11 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::{fs, io};
 
 use peerlane::host;
+use peerlane_toolkit::limits::AvailableMemory;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
 use super::Finding;
-use crate::memory;
 use crate::units::Size;
 
 /// The limit of locked memory from which an RDMA device can register buffers of a useful size.
@@ -61,17 +61,17 @@ fn memory_nodes() -> usize {
 
 fn memory() -> Finding {
     let devices = host::discover().unwrap_or_default();
-    let (Some(device), Some(available)) = (devices.first(), memory::available_bytes()) else {
+    let (Some(device), Ok(available)) = (devices.first(), AvailableMemory::read()) else {
         let advice = "mount /proc, so that runs are checked against the available memory";
         return Finding::warning("memory", "/proc/meminfo cannot be read", advice);
     };
     let total = Size(device.memory_bytes);
-    match memory::control_group_bytes() {
-        Some(group) if group <= available => Finding::ok(
+    match AvailableMemory::of_control_groups() {
+        Some(group) if group == available => Finding::ok(
             "memory",
-            format!("{total}, {} available within this control group", Size(group)),
+            format!("{total}, {} available within this control group", Size(group.bytes)),
         ),
-        _ => Finding::ok("memory", format!("{total}, {} available", Size(available))),
+        _ => Finding::ok("memory", format!("{total}, {} available", Size(available.bytes))),
     }
 }
 

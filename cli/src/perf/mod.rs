@@ -69,6 +69,17 @@ fn measure(
 ) -> Result<()> {
     let bootstrap = TcpBootstrap::join(environment, Deadline::after(options.run.timeout))?;
     let comm = Comm::new(bootstrap, options.run.timeout);
+    let measured = measure_joined(options, environment, single_host, comm.clone(), sink);
+    measured.inspect_err(|failure| comm.report(failure))
+}
+
+fn measure_joined(
+    options: &Options,
+    environment: &Environment,
+    single_host: bool,
+    comm: Comm,
+    sink: Sink<'_>,
+) -> Result<()> {
     let seed = options.settings().agree(&comm)?;
     let (rank, ranks) = (comm.rank(), comm.ranks());
     // A rank that is only the target of puts and gets does not have to react quickly.

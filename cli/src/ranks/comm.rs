@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane::bootstrap::{Bootstrap, Listener, ProcessState};
-use peerlane::{Deadline, Error, Rank};
+use peerlane::bootstrap::{AbortRecord, Bootstrap, Listener, ProcessState};
+use peerlane::{Deadline, Error, ErrorKind, Rank};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,14 @@ impl Comm {
     /// Creates a handle to a bootstrap whose waits end after `timeout`.
     pub(crate) fn new(bootstrap: impl Bootstrap + 'static, timeout: Duration) -> Self {
         Self { bootstrap: Arc::new(bootstrap), timeout }
+    }
+
+    /// Tells the other ranks why this one fails, unless the group has already ended.
+    pub(crate) fn report(&self, failure: &Failure) {
+        let kind = failure.kind().unwrap_or(ErrorKind::Other);
+        let record = AbortRecord::failed(self.rank(), kind, failure.text());
+        // If it cannot be sent, the other ranks learn that this one is lost.
+        let _ = self.abort(&record.encode());
     }
 
     pub(crate) fn deadline(&self) -> Deadline {

@@ -78,7 +78,9 @@ pub(crate) fn spawn(
             .envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, ranks.to_string())));
         command
     };
-    let result = spawn::run(ranks, timeout, command, &mut printer);
+    // The other ranks would wait until the timeout for one that could not join.
+    let on_failure = |rank, how| hub.fail_start(Rank::at(rank), how);
+    let result = spawn::run(ranks, timeout, command, &on_failure, &mut printer);
     let shown = printer.finish();
     result.and(shown)
 }

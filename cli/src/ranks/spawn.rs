@@ -10,10 +10,10 @@ use std::mem;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
 use std::time::Duration;
 
 use peerlane::Deadline;
+use peerlane_toolkit::limits::{self, AvailableMemory, SystemError};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -27,6 +27,9 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// The pause between two looks at the ranks that have not ended after a failure.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
+
+/// The device that is the standard input of ranks.
+const NULL_DEVICE: &str = "/dev/null";
 
 /// Prints the events that rank 0 reports.
 pub(crate) trait OutputHandler {
@@ -72,15 +75,16 @@ struct Processes {
 }
 
 /// Spawns `ranks` processes, each made by `command`, and passes their output to `handler` until all
-/// have ended.
+/// have ended. `on_failure` is told how a rank has failed, because it may not have joined the others.
 pub(crate) fn run(
     ranks: usize,
     timeout: Duration,
     command: impl Fn(usize) -> Command,
+    on_failure: &dyn Fn(usize, String),
     handler: &mut impl OutputHandler,
 ) -> Result<()> {
     let mut processes = Processes::start(ranks, command)?;
-    let outcome = processes.watch(timeout, handler)?;
+    let outcome = processes.watch(timeout, on_failure, handler)?;
     outcome.result(handler.activity())
 }
 
@@ -110,10 +114,7 @@ impl Processes {
                 .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
                 .stderr(Stdio::piped())
                 .spawn()
-                .map_err(|error| {
-                    Failure::io(format_args!("cannot start the process of rank {rank}"), &error)
-                        .with_advice("lower --ranks, or raise the limit that ulimit -u shows")
-                })?;
+                .map_err(|error| not_started(rank, &error))?;
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
             processes.children.push(child);
             if let Some(stdout) = stdout {
@@ -128,18 +129,24 @@ impl Processes {
     }
 
     /// Handles messages until every pipe is closed, or until the time after a failure has passed.
-    fn watch(&mut self, timeout: Duration, handler: &mut impl OutputHandler) -> Result<Outcome> {
+    fn watch(
+        &mut self,
+        timeout: Duration,
+        on_failure: &dyn Fn(usize, String),
+        handler: &mut impl OutputHandler,
+    ) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.children.len());
         let mut errors = Errors::new(self.children.len());
-        let outcome =
-            self.watch_errors(timeout, handler, &mut outcome, &mut errors).map(|()| outcome);
+        let outcome_or_error =
+            self.watch_errors((timeout, on_failure), handler, &mut outcome, &mut errors);
+        let outcome = outcome_or_error.map(|()| outcome);
         errors.finish(&mut |line| handler.on_stderr(line));
         outcome
     }
 
     fn watch_errors(
         &mut self,
-        timeout: Duration,
+        (timeout, on_failure): (Duration, &dyn Fn(usize, String)),
         handler: &mut impl OutputHandler,
         outcome: &mut Outcome,
         errors: &mut Errors,
@@ -152,11 +159,15 @@ impl Processes {
                     errors.add(rank, line, &mut |line| handler.on_stderr(line));
                 }
                 Ok(Message::Ended { rank }) => {
+                    let error = errors.begun(rank);
                     errors.end(rank, &mut |line| handler.on_stderr(line));
                     let status = self.children[rank].wait().map_err(|error| {
                         Failure::io(format_args!("cannot wait for rank {rank}"), &error)
                     })?;
                     outcome.ended(rank, status);
+                    if !status.success() {
+                        on_failure(rank, failed_how(status, error));
+                    }
                     if outcome.has_failed() && deadline.is_none() {
                         deadline = Some(Deadline::after(timeout.saturating_add(GRACE)));
                     }
@@ -222,11 +233,29 @@ fn forward(
         // The receiver is gone only if the parent stops.
         messages.chain(last).try_for_each(|message| to.send(message)).ok();
     };
-    thread::Builder::new()
-        .name("pipe".to_owned())
-        .spawn(read)
-        .map(drop)
-        .map_err(|error| Failure::io("cannot start a thread", &error))
+    limits::spawn("pipe", read).map(drop).map_err(|error| Failure::of_system(&error))
+}
+
+/// Returns the failure of a process that could not be started.
+fn not_started(rank: usize, error: &io::Error) -> Failure {
+    let system = SystemError::of_process(format!("cannot start the process of rank {rank}"), error);
+    let failure = Failure::of_system(&system);
+    if system.is_exhausted() {
+        return failure.with_advice("lower --ranks, or raise the limit");
+    }
+    match fs::metadata(NULL_DEVICE) {
+        Ok(_) => failure,
+        Err(missing) => failure
+            .with_advice(format!("mount /dev, because {NULL_DEVICE} cannot be used: {missing}")),
+    }
+}
+
+/// Says how a process has failed, with its own error if it has printed one.
+fn failed_how(status: ExitStatus, error: Option<String>) -> String {
+    match error {
+        Some(error) => format!("its process {}: {error}", how(status)),
+        None => format!("its process {}", how(status)),
+    }
 }
 
 /// The errors of the ranks, of which each different one is printed once.
@@ -248,6 +277,11 @@ impl Errors {
             return print(&format!("[rank {rank}] {line}"));
         }
         begun.push(line);
+    }
+
+    /// Returns the text of the error that a rank has begun to print.
+    fn begun(&self, rank: usize) -> Option<String> {
+        self.begun[rank].first()?.strip_prefix("error: ").map(str::to_owned)
     }
 
     /// Prints the error of a rank that has ended, unless another rank had the same one.
@@ -334,16 +368,39 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-fn advice(status: ExitStatus) -> &'static str {
-    match status.signal() {
+fn advice(status: ExitStatus) -> String {
+    let signal = status.signal();
+    let group = AvailableMemory::of_control_groups().filter(|_| signal == Some(9));
+    if let Some(group) = group {
+        return format!(
+            "if no user killed the process, its control group or the machine ran out of memory (see `dmesg`): lower \
+             --max-bytes or --ranks; now {group}"
+        );
+    }
+    // A failed allocation ends a process with one of these signals.
+    let address_space = limits::address_space_limit().filter(|_| matches!(signal, Some(6 | 11)));
+    if let Some(limit) = address_space {
+        return format!("the process probably ran out of address space: {limit}");
+    }
+
+    let text = match signal {
         Some(9) => {
             "if no user killed the process, the machine ran out of memory (see `dmesg`): lower \
              --max-bytes or --ranks"
         }
         Some(7) => "shared memory ran out: lower --max-bytes or --ranks",
+        Some(24) => {
+            "the process used more processor time than `ulimit -t` permits: raise the limit"
+        }
+        Some(25) => "the process wrote a larger file than `ulimit -f` permits: raise the limit",
+        Some(31) => {
+            "a filter of system calls, such as the seccomp profile of a container, forbids a call \
+             that the process makes: `dmesg` may name it"
+        }
         Some(_) => "if no user sent the signal, this is a bug in Peerlane: please report it",
         None => "read the messages of that rank above, which begin with its number",
-    }
+    };
+    text.to_owned()
 }
 
 fn signal_name(signal: i32) -> &'static str {
@@ -359,6 +416,9 @@ fn signal_name(signal: i32) -> &'static str {
         11 => "SIGSEGV",
         13 => "SIGPIPE",
         15 => "SIGTERM",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        31 => "SIGSYS",
         _ => "see `kill -l`",
     }
 }

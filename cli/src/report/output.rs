@@ -7,6 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use peerlane_toolkit::limits;
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
@@ -162,7 +163,10 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} sizes  {msg}") {
             bar.set_style(style);
         }
-        bar.enable_steady_tick(Duration::from_millis(250));
+        // The bar starts a thread, which must not end the program if there is no room for one.
+        if !bar.is_hidden() && limits::spawn("probe", || ()).is_ok() {
+            bar.enable_steady_tick(Duration::from_millis(250));
+        }
         Self { bar }
     }
 

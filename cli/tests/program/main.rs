@@ -8,6 +8,7 @@ mod cost;
 mod failure;
 mod inputs;
 mod launcher;
+mod limits;
 mod methods;
 mod perf;
 mod plan;

@@ -3,10 +3,10 @@
 use std::io::Write as _;
 use std::rc::Rc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
 use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
+use peerlane_toolkit::limits;
 
 use super::content;
 use super::device::{Gpu, Graph, Span, Stream};
@@ -195,10 +195,7 @@ pub(super) fn with_timeout<T>(
             end();
         }
     };
-    let guard = thread::Builder::new()
-        .name("guard".to_owned())
-        .spawn(guard)
-        .map_err(|error| Failure::io("cannot start a thread", &error))?;
+    let guard = limits::spawn("guard", guard).map_err(|error| Failure::of_system(&error))?;
     let result = work();
     drop(done);
     // The thread cannot panic, and ends as soon as the channel is closed.

@@ -1,7 +1,9 @@
 //! Fills GPU memory with random blocks and compares output blocks byte by byte, through buffers on
 //! the host.
 
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
+
+use peerlane_toolkit::limits::{self, SystemError};
 
 use super::device::{Gpu, Span};
 use crate::error::{Failure, Result};
@@ -57,7 +59,9 @@ pub(super) fn compare(
     for some in numbered.chunks(THREADS_MAX) {
         let compared: Vec<_> = thread::scope(|scope| {
             let compare = |&(index, block): &(usize, Span)| {
-                scope.spawn(move || compare_block(gpu, &mut numbering.output(data, index), block))
+                limits::spawn_scoped(scope, "compare", move || {
+                    compare_block(gpu, &mut numbering.output(data, index), block)
+                })
             };
             let threads: Vec<_> = some.iter().map(compare).collect();
             let lost = || {
@@ -65,7 +69,12 @@ pub(super) fn compare(
                     "a thread that compares the output panicked; this is a bug in Peerlane",
                 ))
             };
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+            let join =
+                |thread: std::result::Result<ScopedJoinHandle<'_, _>, SystemError>| match thread {
+                    Ok(thread) => thread.join().unwrap_or_else(|_| lost()),
+                    Err(error) => Err(Failure::of_system(&error)),
+                };
+            threads.into_iter().map(join).collect()
         });
         for block in compared {
             if let Err(wrong) = block? {
