@@ -120,10 +120,7 @@ impl Service {
             stop: Arc::clone(&stop),
             stopped: Arc::clone(&stopped),
         };
-        let thread = thread::Builder::new()
-            .name("peerlane-rdma".to_owned())
-            .spawn(move || server.run())
-            .map_err(Error::io("start the thread that answers peers"))?;
+        let thread = limits::spawn("peerlane-rdma", move || server.run()).map_err(Fault::from)?;
         Ok(Self { address, stop, stopped, thread: Some(thread) })
     }
 }
