@@ -215,6 +215,9 @@ const char *peerlane_version(void);
 
 // Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 //
+// Several threads can use a channel. Their calls take turns, and a wait or a flush of the host lets the calls of other threads in every
+// 2 milliseconds; a channel for each thread is faster.
+//
 // Places in the window are in bytes. Where a function has a `stream`, NULL means the host, and a stream is as for
 // `peerlane_operation_start_on`. On a stream that is captured, messages are recorded into the graph. All replays of such graphs must be
 // complete before the channel is destroyed, or its group is closed or destroyed.

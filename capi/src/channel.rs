@@ -2,11 +2,12 @@
 
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use peerlane::group::StreamMessages;
 use peerlane::hal::BackendId;
-use peerlane::{Channel, Error, Group, Rank};
+use peerlane::{Channel, Deadline, Error, Group, Rank};
 
 use crate::group::{GROUPS, GroupHandle};
 use crate::handle::{Table, clear, lock};
@@ -18,9 +19,14 @@ use crate::window::{WINDOWS, WindowHandle};
 #[derive(Debug)]
 pub struct ChannelHandle(());
 
+/// How long a call that waits uses the channel before it lets the calls of other threads in.
+const TURN: Duration = Duration::from_millis(2);
+
 struct ChannelObject {
-    /// `None` after the channel was destroyed.
-    channel: Mutex<Option<Channel<u8>>>,
+    /// `None` after the channel was destroyed, for which calls in progress are waited for.
+    channel: RwLock<Option<Mutex<Channel<u8>>>>,
+    /// A thread has it while it waits for the channel. So a thread that uses the channel by turns lets the others in first.
+    next: Mutex<()>,
     backend: BackendId,
 }
 
@@ -32,9 +38,34 @@ impl ChannelObject {
         &self,
         body: impl FnOnce(&mut Channel<u8>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let mut channel = lock(&self.channel);
+        let channel = self.channel.read().unwrap_or_else(PoisonError::into_inner);
+        body(&mut *self.turn(channel.as_ref())?)
+    }
+
+    /// Makes a call that waits, in turns of limited time until `body` returns a value. The calls of other threads are made between
+    /// them.
+    fn in_turns<R>(
+        &self,
+        mut body: impl FnMut(&mut Channel<u8>, Deadline) -> Result<Option<R>, Error>,
+    ) -> Result<R, Failure> {
+        let channel = self.channel.read().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let mut turn = self.turn(channel.as_ref())?;
+            if let Some(value) = body(&mut turn, Deadline::after(TURN))? {
+                return Ok(value);
+            }
+        }
+    }
+
+    /// Locks the channel after the thread that has waited for it before.
+    fn turn<'c>(
+        &self,
+        channel: Option<&'c Mutex<Channel<u8>>>,
+    ) -> Result<MutexGuard<'c, Channel<u8>>, Failure> {
         let destroyed = || Failure::argument("the channel has been destroyed by another thread");
-        body(channel.as_mut().ok_or_else(destroyed)?)
+        let channel = channel.ok_or_else(destroyed)?;
+        let _next = lock(&self.next);
+        Ok(lock(channel))
     }
 }
 
@@ -79,6 +110,9 @@ fn range(begin: usize, bytes: usize) -> Range<usize> {
 
 /// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 ///
+/// Several threads can use a channel. Their calls take turns, and a wait or a flush of the host lets the calls of other threads in every
+/// 2 milliseconds; a channel for each thread is faster.
+///
 /// Places in the window are in bytes. Where a function has a `stream`, NULL means the host, and a stream is as for
 /// `peerlane_operation_start_on`. On a stream that is captured, messages are recorded into the graph. All replays of such graphs must be
 /// complete before the channel is destroyed, or its group is closed or destroyed.
@@ -102,8 +136,8 @@ pub unsafe extern "C" fn peerlane_channel_open(
         let object = GROUPS.get(group.addr())?.collective(window, |group, window| {
             let opened = group.channel(&window, signals)?;
             // SAFETY: the header says at `peerlane_channel_open` when the replays of a C program must be complete.
-            let channel = Mutex::new(Some(unsafe { opened.capturable() }));
-            Ok(ChannelObject { channel, backend: group.selection().local })
+            let channel = RwLock::new(Some(Mutex::new(unsafe { opened.capturable() })));
+            Ok(ChannelObject { channel, next: Mutex::default(), backend: group.selection().local })
         })?;
         // SAFETY: the contract of this function says that `channel` points to a handle; NULL has been refused.
         unsafe { CHANNELS.give(object, channel) }
@@ -229,15 +263,17 @@ pub unsafe extern "C" fn peerlane_channel_wait(
     timeout_ms: u64,
 ) -> Status {
     let peer = Rank(peer);
-    // SAFETY: the contract of this function is the same for the stream.
-    unsafe {
-        send(
-            channel,
-            stream,
-            |host| host.wait(peer, signal, milliseconds("timeout_ms", timeout_ms)?).map(drop),
-            |queue| queue.wait(peer, signal).map(drop),
-        )
+    if stream.is_null() {
+        return call(|| {
+            let object = CHANNELS.get(channel.addr())?;
+            let deadline = Deadline::after(milliseconds("timeout_ms", timeout_ms)?);
+            object.in_turns(|channel, turn| {
+                channel.wait_for_turn(peer, signal, deadline, turn).map(|count| count.map(drop))
+            })
+        });
     }
+    // SAFETY: the contract of this function is the same for the stream.
+    unsafe { send(channel, stream, |_| Ok(()), |queue| queue.wait(peer, signal)) }
 }
 
 /// Waits until all puts and gets of this rank from the host are complete, at most `timeout_ms` milliseconds.
@@ -245,8 +281,10 @@ pub unsafe extern "C" fn peerlane_channel_wait(
 pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms: u64) -> Status {
     call(|| {
         let object = CHANNELS.get(channel.addr())?;
-        let timeout = milliseconds("timeout_ms", timeout_ms)?;
-        object.with(|channel| Ok(channel.flush(timeout)?))
+        let deadline = Deadline::after(milliseconds("timeout_ms", timeout_ms)?);
+        object.in_turns(|channel, turn| {
+            channel.flush_for_turn(deadline, turn).map(|is_done| is_done.then_some(()))
+        })
     })
 }
 
@@ -255,7 +293,7 @@ pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms
 pub extern "C" fn peerlane_channel_destroy(channel: *mut ChannelHandle) -> Status {
     call(|| {
         let object = CHANNELS.remove(channel.addr())?;
-        drop(lock(&object.channel).take());
+        drop(object.channel.write().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
     })
 }

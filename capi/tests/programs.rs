@@ -126,6 +126,11 @@ fn destroying_an_object_waits_for_the_threads_that_use_it() {
 }
 
 #[test]
+fn threads_use_a_channel_while_others_wait_on_it() {
+    compile_and_run("threads.c", 2);
+}
+
+#[test]
 fn misuses_are_errors() {
     compile_and_run("misuses.c", 1);
 }

@@ -252,8 +252,27 @@ impl<T: Element> Channel<T> {
     pub fn wait(&mut self, peer: Rank, signal: usize, timeout: Duration) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
         let count = self.awaited[self.index(peer, signal)] + 1;
-        self.wait_for_count(peer, signal, count, timeout)?;
+        self.wait_for_count(peer, signal, count, || whole_turn(timeout))?;
         Ok(count)
+    }
+
+    /// Waits as [`wait`](Self::wait), but only until `turn`, and returns `None` if it has passed before the deadline.
+    ///
+    /// It is for callers that share a channel between threads: other threads use it between two turns of a wait.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_for_turn(
+        &mut self,
+        peer: Rank,
+        signal: usize,
+        deadline: Deadline,
+        turn: Deadline,
+    ) -> Result<Option<u64>, Error> {
+        self.check_signal(peer, signal)?;
+        let count = self.awaited[self.index(peer, signal)] + 1;
+        let is_given = self.wait_for_count(peer, signal, count, || [deadline, turn])?;
+        Ok(is_given.then_some(count))
     }
 
     /// Waits until a peer has given a signal at least `count` times since the channel was opened.
@@ -270,16 +289,18 @@ impl<T: Element> Channel<T> {
         timeout: Duration,
     ) -> Result<(), Error> {
         self.check_signal(peer, signal)?;
-        self.wait_for_count(peer, signal, count, timeout)
+        self.wait_for_count(peer, signal, count, || whole_turn(timeout)).map(drop)
     }
 
+    /// Waits for a signal until the first of two deadlines, and returns false if the second one, the end of the turn, has passed
+    /// before.
     fn wait_for_count(
         &mut self,
         peer: Rank,
         signal: usize,
         count: u64,
-        timeout: Duration,
-    ) -> Result<(), Error> {
+        deadlines: impl FnOnce() -> [Deadline; 2],
+    ) -> Result<bool, Error> {
         let is_signalled = |channel: &Self| {
             let value = channel.flag(peer, signal)?.load(Ordering::Acquire);
             Ok::<_, Error>(value.saturating_sub(channel.epoch_base) >= count)
@@ -290,31 +311,35 @@ impl<T: Element> Channel<T> {
                 side.iter().for_each(|side| side.host_waits_for.store(peer, Ordering::Relaxed))
             };
             note(peer.0 + 1);
-            let waited = self.wait_until(is_signalled, (peer, signal, count), timeout);
+            let waited = self.wait_until(is_signalled, (peer, signal, count), deadlines);
+            if let Ok(false) = waited {
+                // The rank still waits, which it says if others ask between two turns.
+                return Ok(false);
+            }
             note(0);
             waited?;
         }
         let index = self.index(peer, signal);
         self.awaited[index] = self.awaited[index].max(count);
-        Ok(())
+        Ok(true)
     }
 
     fn wait_until(
         &mut self,
         is_signalled: impl Fn(&Self) -> Result<bool, Error>,
         (peer, signal, count): (Rank, usize, u64),
-        timeout: Duration,
-    ) -> Result<(), Error> {
+        deadlines: impl FnOnce() -> [Deadline; 2],
+    ) -> Result<bool, Error> {
         let tier = self.tiers[peer.index()];
         self.poll(tier)?;
         // A signal that comes at once costs no look at the clock.
         for _ in 0..SPINS {
             if is_signalled(self)? {
-                return Ok(());
+                return Ok(true);
             }
             std::hint::spin_loop();
         }
-        let deadline = Deadline::after(timeout);
+        let [deadline, turn] = deadlines();
         // A park of an engine of a device does not see the flags that peers signal.
         let is_polled = self.report.lanes.iter().all(|lane| lane.polled);
         let mut backoff = (!is_polled).then(|| Backoff::new(PARK_MAX));
@@ -323,8 +348,10 @@ impl<T: Element> Channel<T> {
             let has_left = self.shared.has_any_left() && self.shared.has_left(peer);
             self.poll(tier)?;
             if is_signalled(self)? {
-                return Ok(());
+                return Ok(true);
             }
+            // In this order, because the deadline can be the end of the turn.
+            let is_over = turn.has_passed();
             let late = has_left || deadline.has_passed();
             if late {
                 let (name, me) = (&self.name, self.rank);
@@ -333,7 +360,7 @@ impl<T: Element> Channel<T> {
                 let kind = if has_left { ErrorKind::PeerLost } else { ErrorKind::Timeout };
                 let why = match has_left {
                     true => format!("rank {peer} has left the group"),
-                    false => format!("{timeout:?} have passed"),
+                    false => format!("{:?} have passed", deadline.timeout()),
                 };
                 let text = match signal == self.end_signal() {
                     true => format!(
@@ -346,10 +373,13 @@ impl<T: Element> Channel<T> {
                 };
                 return Err(Error::new(kind, text).with_peer(peer));
             }
+            if is_over {
+                return Ok(false);
+            }
             // Peers may wait for starts of this rank before they give the signal.
             let limit = if self.shared.drive_all() { BOTH_PARK_MAX } else { PARK_MAX };
             match &mut backoff {
-                None => self.park(tier, deadline.remaining().min(limit))?,
+                None => self.park(tier, turn.remaining().min(limit))?,
                 Some(backoff) => match backoff.nap(polled_at) {
                     Some(nap) => std::thread::sleep(nap.min(limit)),
                     None => std::thread::yield_now(),
@@ -377,6 +407,15 @@ impl<T: Element> Channel<T> {
         self.wait_unfinished(0, timeout)
     }
 
+    /// Waits as [`flush`](Self::flush), but only until `turn`, and returns false if it has passed before the deadline; see
+    /// [`wait_for_turn`](Self::wait_for_turn).
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    pub fn flush_for_turn(&mut self, deadline: Deadline, turn: Deadline) -> Result<bool, Error> {
+        self.wait_for_unfinished(0, [deadline, turn])
+    }
+
     /// Waits until at most `at_most` messages of this rank are not complete, so that a caller can keep a number of messages in
     /// flight.
     ///
@@ -385,22 +424,35 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// As [`flush`](Self::flush).
     pub fn wait_unfinished(&mut self, at_most: usize, timeout: Duration) -> Result<(), Error> {
-        let deadline = Deadline::after(timeout);
+        self.wait_for_unfinished(at_most, whole_turn(timeout)).map(drop)
+    }
+
+    fn wait_for_unfinished(
+        &mut self,
+        at_most: usize,
+        [deadline, turn]: [Deadline; 2],
+    ) -> Result<bool, Error> {
         while self.unfinished()? > at_most {
+            let is_over = turn.has_passed();
             if deadline.has_passed() {
                 let text = format!(
-                    "{}: copies of rank {} are not complete after {timeout:?}",
-                    self.name, self.rank
+                    "{}: copies of rank {} are not complete after {:?}",
+                    self.name,
+                    self.rank,
+                    deadline.timeout()
                 );
                 return Err(Error::new(ErrorKind::Timeout, text));
+            }
+            if is_over {
+                return Ok(false);
             }
             let is_open = |side: &&Arc<ChannelSide>| side.queue().unfinished > 0;
             let tier = self.sides.iter().flatten().find(is_open).map(|side| side.tier);
             if let Some(tier) = tier {
-                self.park(tier, deadline.remaining().min(PARK_MAX))?;
+                self.park(tier, turn.remaining().min(PARK_MAX))?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Returns how many messages of this rank are not complete, without blocking.
@@ -722,6 +774,11 @@ impl<T> Drop for Channel<T> {
             allocation.leak();
         }
     }
+}
+
+/// Returns the deadline of a wait, and the same as the end of its turn.
+fn whole_turn(timeout: Duration) -> [Deadline; 2] {
+    [Deadline::after(timeout); 2]
 }
 
 fn invalid(text: String) -> Error {
