@@ -126,6 +126,23 @@ fn destroying_an_object_waits_for_the_threads_that_use_it() {
 }
 
 #[test]
+fn memcheck_reports_nothing() {
+    // Not every machine has it.
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return;
+    }
+    let suppressions = Path::new(env!("CARGO_MANIFEST_DIR")).join("valgrind.supp");
+    let suppressions = format!("--suppressions={}", suppressions.display());
+    for source in ["all_gather.c", "ring.c"] {
+        let program = compile("cc", source);
+        let program = program.to_str().unwrap();
+        let options = ["--quiet", "--error-exitcode=9", "--leak-check=full"];
+        let arguments = [&options[..], &[&suppressions, program]].concat();
+        run_with(Path::new("valgrind"), &arguments, 2);
+    }
+}
+
+#[test]
 fn threads_use_a_channel_while_others_wait_on_it() {
     compile_and_run("threads.c", 2);
 }
