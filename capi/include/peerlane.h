@@ -112,13 +112,13 @@ typedef enum {
 
 // How a reduction joins elements.
 typedef enum {
-  // The sum, which wraps around for integers.
+  // The sum, which wraps around for integers. It is NaN if any element is.
   PEERLANE_REDUCTION_SUM = 0,
-  // The largest element.
+  // The largest element. A number is preferred to a NaN, as by `fmax`: the result is NaN only if all elements are.
   PEERLANE_REDUCTION_MAX = 1,
-  // The smallest element.
+  // The smallest element. A number is preferred to a NaN, as by `fmin`: the result is NaN only if all elements are.
   PEERLANE_REDUCTION_MIN = 2,
-  // The sum divided by the number of ranks, for floating-point types.
+  // The sum divided by the number of ranks, for floating-point types. It is NaN if any element is.
   PEERLANE_REDUCTION_AVERAGE = 3,
 } peerlane_reduction;
 

@@ -60,13 +60,13 @@ pub enum DTypeNumber {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum ReductionNumber {
-    /// The sum, which wraps around for integers.
+    /// The sum, which wraps around for integers. It is NaN if any element is.
     Sum = 0,
-    /// The largest element.
+    /// The largest element. A number is preferred to a NaN, as by `fmax`: the result is NaN only if all elements are.
     Max = 1,
-    /// The smallest element.
+    /// The smallest element. A number is preferred to a NaN, as by `fmin`: the result is NaN only if all elements are.
     Min = 2,
-    /// The sum divided by the number of ranks, for floating-point types.
+    /// The sum divided by the number of ranks, for floating-point types. It is NaN if any element is.
     Average = 3,
 }
 

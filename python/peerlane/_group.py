@@ -240,7 +240,7 @@ class Group:
 
         `collective` is "all-gather", "broadcast", "all-to-all", "gather", "scatter", "reduce-scatter", "all-reduce" or "reduce". `count` is the number
         of elements of a block: what a rank gives to an output, and of the whole array in an all-reduce and a reduce; or one number
-        for each rank; or, for an all-to-all, a pair of lists. `input` and `output` are a window and the element at which they begin; without them the
+        for each rank; or, for an all-to-all, a pair of lists. `reduction` is as for `reduce_scatter`, also for a NaN. `input` and `output` are a window and the element at which they begin; without them the
         operation has memory of its own. `timeout` is in seconds. With `matrix`, a number of rows and "input", "output" or "both", the input, the output or both
         are matrices of that many rows, of which each block is a range of columns. `label`, equal on all ranks, names the operation in errors.
 
@@ -357,16 +357,24 @@ class Group:
     def reduce_scatter(self, input: Any, output: Any, reduction: str = "sum", **options: Any) -> Any:
         """Reduces the inputs of all ranks, and gives block r of the result to rank r. Collective. Options as for `all_gather`.
 
-        `reduction` is "sum", "max", "min", or, for floating point, "average". Every rank adds in rank order, so results are equal in every run.
+        `reduction` is "sum", "max", "min", or, for floating point, "average". Every rank adds in rank order, so results are equal in every run. "max" and
+        "min" prefer a number to a NaN, as `numpy.fmax` and NCCL's kernels, and unlike `numpy.maximum` and `torch.maximum`; sums and averages are NaN if any
+        element is.
         """
         return self._calls.call("reduce-scatter", input, output, reduction=reduction, **options)
 
     def all_reduce(self, input: Any, output: Any = None, reduction: str = "sum", **options: Any) -> Any:
-        """Reduces the inputs of all ranks to every rank; in place without `output`. Collective. Options as for `reduce_scatter`."""
+        """Reduces the inputs of all ranks to every rank; in place without `output`. Collective. Options as for `reduce_scatter`.
+
+        A `reduction` of "max" or "min" prefers a number to a NaN.
+        """
         return self._calls.call("all-reduce", input, input if output is None else output, reduction=reduction, **options)
 
     def reduce(self, input: Any, output: Any = None, root: int = 0, reduction: str = "sum", **options: Any) -> Any:
-        """Reduces the inputs of all ranks to rank `root`; other ranks need no output. Collective. Options as for `reduce_scatter`."""
+        """Reduces the inputs of all ranks to rank `root`; other ranks need no output. Collective. Options as for `reduce_scatter`.
+
+        A `reduction` of "max" or "min" prefers a number to a NaN.
+        """
         return self._calls.call("reduce", input, output, root=root, reduction=reduction, **options)
 
     def report(self) -> dict:

@@ -194,13 +194,19 @@ def scatter(
 
 @names_call
 def reduce_scatter_tensor(output: Any, input: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
-    """Reduces the inputs and gives part r to rank r, as `torch.distributed.reduce_scatter_tensor`: SUM, AVG, MAX or MIN, in rank order."""
+    """Reduces the inputs and gives part r to rank r, as `torch.distributed.reduce_scatter_tensor`: SUM, AVG, MAX or MIN, in rank order.
+
+    MAX and MIN prefer a number to a NaN, as NCCL's kernels and `torch.fmax`, and unlike `torch.maximum`. Gloo's result depends on the order of ranks.
+    """
     return _call(group, async_op, "reduce-scatter", input, output, op=op)
 
 
 @names_call
 def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
-    """Reduces a tensor in place on every rank, as `torch.distributed.all_reduce`: SUM, AVG, MAX or MIN, in rank order."""
+    """Reduces a tensor in place on every rank, as `torch.distributed.all_reduce`: SUM, AVG, MAX or MIN, in rank order.
+
+    MAX and MIN prefer a number to a NaN, as in `reduce_scatter_tensor`.
+    """
     return _call(group, async_op, "all-reduce", tensor, tensor, op=op)
 
 
@@ -213,7 +219,10 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Reduces a tensor in place on rank `dst`, as `torch.distributed.reduce`."""
+    """Reduces a tensor in place on rank `dst`, as `torch.distributed.reduce`.
+
+    MAX and MIN prefer a number to a NaN, as in `reduce_scatter_tensor`.
+    """
     root = _root("reduce", group, dst, group_dst)
     return _call(group, async_op, "reduce", tensor, tensor, root=root, op=op)
 

@@ -270,3 +270,23 @@ def many_iterations(group):
 
 def test_many_iterations_do_not_grow():
     peerlane.spawn(many_iterations, 2)
+
+
+def reductions_of_nan(group):
+    me, nan = group.rank, numpy.nan
+    # NaN on no rank, on the first, on the last, and on both.
+    mine = numpy.array([1.0 + me, nan if me == 0 else 2.0, nan if me == 1 else 3.0, nan])
+    for dtype in ("float16", "float32", "float64"):
+        source = mine.astype(dtype)
+        numbers = {
+            "max": [2.0, 2.0, 3.0, nan],
+            "min": [1.0, 2.0, 3.0, nan],
+            "sum": [3.0, nan, nan, nan],
+            "average": [1.5, nan, nan, nan],
+        }
+        for reduction, expected in numbers.items():
+            numpy.testing.assert_array_equal(group.all_reduce(source, numpy.empty_like(source), reduction), numpy.array(expected, dtype))
+
+
+def test_max_and_min_prefer_a_number_to_a_nan():
+    peerlane.spawn(reductions_of_nan, 2)
