@@ -224,9 +224,15 @@ pub(crate) fn parse_ranks(text: &str) -> Parsed<usize> {
     }
 }
 
+/// The first number of seconds that a duration cannot hold, 2^64.
+const TIMEOUT_SECONDS_END: f64 = 18_446_744_073_709_551_616.0;
+
 pub(crate) fn parse_timeout(text: &str) -> Parsed<Duration> {
     let expected = || "expected a number of seconds above 0, such as 30 or 0.5".to_owned();
     let seconds: f64 = text.parse().map_err(|_| expected())?;
+    if seconds >= TIMEOUT_SECONDS_END {
+        return Err("expected less than 2^64 seconds, such as 30 or 0.5".to_owned());
+    }
     let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| expected())?;
     if timeout.is_zero() { Err(expected()) } else { Ok(timeout) }
 }

@@ -399,6 +399,8 @@ pub(super) mod tests {
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f16, bf16, f32, f64");
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout 1e309"), @"error: invalid value '1e309' for '--timeout <SECONDS>': expected less than 2^64 seconds, such as 30 or 0.5");
+        insta::assert_snapshot!(first_line("--timeout NaN"), @"error: invalid value 'NaN' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': unknown suffix KB, expected K, M or G (or KiB, MiB, GiB), powers of 1024");
         insta::assert_snapshot!(first_line("--factor 1"), @"error: invalid value '1' for '--factor <FACTOR>': 1 is not in 2..18446744073709551615");
