@@ -27,7 +27,7 @@
 
 
 // The version of the header, which options contain. It changes if a program must be compiled again.
-#define PEERLANE_HEADER_VERSION 2
+#define PEERLANE_HEADER_VERSION 3
 
 // The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
 typedef enum {
@@ -161,6 +161,8 @@ typedef struct {
   uint32_t ranks;
   // The secret of the job, of at least 16 bytes; NULL if the hub is on this host.
   const char *secret;
+  // The name of the group in the errors of this rank, or NULL for none.
+  const char *label;
 } peerlane_group_options;
 
 // What an operation does. Begin with `PEERLANE_OPERATION_OPTIONS_INIT`, and set what differs. All ranks give equal options, except
@@ -204,6 +206,8 @@ typedef struct {
   const peerlane_window *output;
   // The place of the output in its window, in elements.
   size_t output_begin;
+  // The name of the operation in errors, beside its collective, or NULL for none.
+  const char *label;
 } peerlane_operation_options;
 
 #ifdef __cplusplus
@@ -389,7 +393,7 @@ peerlane_status peerlane_group_destroy(peerlane_group *group);
 //
 // # Safety
 // `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or has one number for each rank, and
-// `algorithm` is NULL or ends in zero.
+// `algorithm` and `label` are NULL or end in zero.
 peerlane_status peerlane_operation_prepare(peerlane_group *group,
                                            const peerlane_operation_options *options,
                                            peerlane_operation **operation);

@@ -52,6 +52,8 @@ pub struct GroupOptions {
     pub ranks: u32,
     /// The secret of the job, of at least 16 bytes; NULL if the hub is on this host.
     pub secret: *const c_char,
+    /// The name of the group in the errors of this rank, or NULL for none.
+    pub label: *const c_char,
 }
 
 pub(crate) struct GroupObject {
@@ -178,6 +180,10 @@ unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     }
     if let Ok(device) = u32::try_from(given.device) {
         options = options.device(device);
+    }
+    // SAFETY: the contract of this function says that the strings of the options end in zero.
+    if let Some(label) = unsafe { text(given.label, "label") }? {
+        options = options.label(label);
     }
     if given.timeout_ms > 0 {
         options = options.timeout(milliseconds("timeout_ms", given.timeout_ms)?);

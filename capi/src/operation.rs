@@ -65,6 +65,8 @@ pub struct OperationOptions {
     pub output: *const WindowHandle,
     /// The place of the output in its window, in elements.
     pub output_begin: usize,
+    /// The name of the operation in errors, beside its collective, or NULL for none.
+    pub label: *const c_char,
 }
 
 /// An operation, or `None` after it was destroyed.
@@ -101,7 +103,7 @@ fn numbered<T>(
 ///
 /// # Safety
 /// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or has one number for each rank, and
-/// `algorithm` is NULL or ends in zero.
+/// `algorithm` and `label` are NULL or end in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_operation_prepare(
     group: *mut GroupHandle,
@@ -133,14 +135,14 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
 /// Returns what the options of a C program describe.
 ///
 /// # Safety
-/// `counts` is NULL or has one number for each rank, and `algorithm` is NULL or ends in zero.
+/// `counts` is NULL or has one number for each rank, and `algorithm` and `label` are NULL or end in zero.
 unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, Failure> {
     check_header(options.header_version)?;
 
     let collective = numbered("collective", options.collective, Collective::all())?;
     let operator = numbered("reduction", options.reduction, Operator::ALL)?;
     let dtype = numbered("dtype", options.dtype, DType::ALL)?;
-    // SAFETY: the contract of this function says that `algorithm` is NULL or ends in zero.
+    // SAFETY: the contract of this function says that the strings of the options end in zero.
     let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
     let algorithm = algorithm.map(str::parse).transpose();
     let algorithm = algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
@@ -158,6 +160,8 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     request.in_place = options.in_place;
     request.resizable = options.resizable;
     request.strict = options.strict;
+    // SAFETY: the contract of this function says that the strings of the options end in zero.
+    request.label = unsafe { text(options.label, "label") }?.map(str::to_owned);
     request.timeout = (!timeout.is_zero()).then_some(timeout);
     request.input = window(options.input)?.map(|window| (window, options.input_begin));
     request.output = window(options.output)?.map(|window| (window, options.output_begin));
