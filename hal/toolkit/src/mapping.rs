@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::limits::{AvailableMemory, SystemError, check_file_bytes};
+use crate::limits::{AvailableMemory, GroupLock, SystemError, check_file_bytes};
 
 /// An allocation of at least this many bytes first checks how much memory is free. For smaller allocations the check
 /// costs too much.
@@ -21,8 +21,8 @@ const CHECKED_BYTES_MIN: u64 = 4 << 20;
 /// Pages are allocated in steps of this many bytes, with a check before each, because other processes of the machine or
 /// the control group allocate at the same time.
 const POPULATED_BYTES: usize = 16 << 20;
-/// The most memory that stays free, for page tables and for what other processes allocate between a check and its step.
-const RESERVE_BYTES: u64 = 16 << 20;
+/// The memory that stays free, for page tables and for smaller allocations.
+const RESERVE_BYTES: u64 = 8 << 20;
 /// The size of a transparent huge page in bytes; smaller regions gain nothing from one.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
@@ -172,11 +172,11 @@ impl Mapping {
         insert_mapping(&pages, start);
         match residence {
             Residence::AtFirstUse => {}
-            Residence::OfPeer => pages.make_resident(mapped_bytes, |_| Ok(()))?,
+            Residence::OfPeer => pages.make_resident(mapped_bytes, |_| Ok(None))?,
             Residence::New if mapped >= CHECKED_BYTES_MIN => {
                 pages.make_resident(POPULATED_BYTES, check_available)?;
             }
-            Residence::New => pages.make_resident(mapped_bytes, |_| Ok(()))?,
+            Residence::New => pages.make_resident(mapped_bytes, |_| Ok(None))?,
         }
         Ok(Self { pages })
     }
@@ -201,11 +201,12 @@ impl Pages {
     /// Faults in all pages ahead of use, as huge pages where the system provides them, so that the first operation is
     /// as fast as the next.
     ///
-    /// It allocates `step` bytes at a time, and passes the number of bytes that are left to `check` before each step.
+    /// It allocates `step` bytes at a time, and passes the number of bytes that are left to `check` before each step, which
+    /// holds the lock that `check` returns.
     fn make_resident(
         &self,
         step: usize,
-        check: impl Fn(u64) -> Result<(), MappingError>,
+        check: impl Fn(u64) -> Result<Option<GroupLock>, MappingError>,
     ) -> Result<(), MappingError> {
         if self.mapped_bytes >= HUGE_PAGE_BYTES {
             // Only a hint: it changes nothing where shared memory has no huge pages.
@@ -214,7 +215,7 @@ impl Pages {
 
         let mut populated = 0;
         while populated < self.mapped_bytes {
-            check((self.mapped_bytes - populated) as u64)?;
+            let _lock = check((self.mapped_bytes - populated) as u64)?;
             let end = self.mapped_bytes.min(populated + step);
             match retry_on_intr(|| self.advise(populated..end, Advice::LinuxPopulateWrite)) {
                 Ok(()) => populated = end,
@@ -260,14 +261,23 @@ enum Residence {
 
 /// Checks that `bytes` bytes of new memory are available. With over-commit the allocation would succeed, and the kernel
 /// would kill a process later.
-fn check_available(bytes: u64) -> Result<(), MappingError> {
-    let available = AvailableMemory::read().map_err(|error| {
-        MappingError::System(SystemError::of_io("cannot read /proc/meminfo", &error))
-    })?;
-    if bytes.saturating_add(bytes.min(RESERVE_BYTES)) > available.bytes {
+///
+/// The returned lock, if there is one, keeps other processes from allocating what was found.
+fn check_available(bytes: u64) -> Result<Option<GroupLock>, MappingError> {
+    let read = || {
+        AvailableMemory::read().map_err(|error| {
+            MappingError::System(SystemError::of_io("cannot read /proc/meminfo", &error))
+        })
+    };
+    let mut available = read()?;
+    let lock = available.lock_if_tight(bytes);
+    if lock.is_some() {
+        available = read()?;
+    }
+    if bytes.saturating_add(RESERVE_BYTES) > available.bytes {
         return Err(MappingError::Full { requested: bytes, available });
     }
-    Ok(())
+    Ok(lock)
 }
 
 pub(crate) fn file_id(fd: &OwnedFd) -> Result<(u64, u64), MappingError> {

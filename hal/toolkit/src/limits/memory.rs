@@ -3,8 +3,20 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::thread;
+use std::time::Duration;
+
+use peerlane_hal::Deadline;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use super::control_groups::ControlGroups;
+
+/// Processes take turns if the memory that is left has no room for this many allocations.
+const TIGHT_ALLOCATIONS: u64 = 64;
+/// A process that is stopped while it holds the lock delays the others this long.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// The total and the available memory of this machine, read from `/proc/meminfo`.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +77,43 @@ impl AvailableMemory {
         Some(Self { bytes: group.available_bytes, limit })
     }
 
+    /// Excludes other processes of the control group from allocations of their own until the lock is dropped, if they could
+    /// otherwise exceed the limit together. `bytes` is the size of one allocation.
+    ///
+    /// Returns `None` if memory is plentiful, without a group, and if another process holds the lock for too long.
+    pub(crate) fn lock_if_tight(&self, bytes: u64) -> Option<GroupLock> {
+        let MemoryLimit::Group { file, .. } = &self.limit else { return None };
+        if self.bytes / TIGHT_ALLOCATIONS >= bytes {
+            return None;
+        }
+
+        let file = fs::File::open(file).ok()?;
+        let deadline = Deadline::after(LOCK_TIMEOUT);
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Some(GroupLock(file)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if !deadline.has_passed() => {
+                    thread::sleep(LOCK_PAUSE);
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
     /// Creates the value for a machine with `bytes` bytes of available memory, whose control groups have no limit.
     pub fn of_machine(bytes: u64) -> Self {
         Self { bytes, limit: MemoryLimit::Machine }
+    }
+}
+
+/// The lock of a control group, which lies on the file that holds its limit.
+#[derive(Debug)]
+pub(crate) struct GroupLock(fs::File);
+
+impl Drop for GroupLock {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile has a copy of the descriptor.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
@@ -87,6 +133,21 @@ impl fmt::Display for AvailableMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_take_turns_where_memory_is_tight() {
+        let file = std::env::temp_dir().join(format!("peerlane-turns-{}", std::process::id()));
+        fs::write(&file, "").unwrap();
+        let limit = MemoryLimit::Group { limit_bytes: 1 << 30, file: file.display().to_string() };
+        let available = AvailableMemory { bytes: 64 << 20, limit };
+        assert!(available.lock_if_tight(1 << 20).is_none());
+        let held = available.lock_if_tight(2 << 20);
+        assert!(held.is_some() && available.lock_if_tight(2 << 20).is_none());
+        drop(held);
+        assert!(available.lock_if_tight(2 << 20).is_some());
+        assert!(AvailableMemory::of_machine(0).lock_if_tight(1).is_none());
+        fs::remove_file(&file).unwrap();
+    }
 
     #[test]
     fn the_limit_of_a_control_group_is_named() {

@@ -25,6 +25,7 @@ use peerlane_hal::{Error, ErrorKind};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
+pub(crate) use memory::GroupLock;
 pub use memory::{AvailableMemory, MemoryInfo};
 pub use process::{address_space_limit, check_file_bytes};
 
