@@ -172,7 +172,8 @@ impl AnyOperation {
     /// # Errors
     /// As [`Operation::run`], and if a start is open.
     pub fn run(&mut self) -> Result<(), Error> {
-        self.state.run()
+        let run = self.state.run();
+        self.noted(run)
     }
 
     /// Starts the operation; [`wait`](Self::wait) finishes the start. Collective.
@@ -180,7 +181,8 @@ impl AnyOperation {
     /// # Errors
     /// As [`Operation::start`], and if a start is open.
     pub fn start(&mut self) -> Result<(), Error> {
-        self.state.start()
+        let started = self.state.start();
+        self.noted(started)
     }
 
     /// Waits for the open start, at most `limit`, or up to its timeout. Returns whether it is complete.
@@ -200,7 +202,8 @@ impl AnyOperation {
     /// `stream` is a stream of the device of this rank. It lives until the operation was started on another one or was dropped.
     pub unsafe fn start_on(&mut self, stream: *mut c_void) -> Result<MemoryRange, Error> {
         // SAFETY: this function has the same contract.
-        unsafe { self.state.start_on(stream, self.backend) }
+        let started = unsafe { self.state.start_on(stream, self.backend) };
+        self.noted(started)
     }
 
     /// Ends the lease of the last start on a stream, because the work that reads its output is on that stream now.
@@ -222,7 +225,17 @@ impl AnyOperation {
     /// # Errors
     /// As [`Operation::resize`], and if a start is open.
     pub fn resize(&mut self, part: Part<'_>) -> Result<(), Error> {
-        self.state.resize(part)
+        let resized = self.state.resize(part);
+        self.noted(resized)
+    }
+
+    /// Notes the error of a start that was refused. The other ranks wait for the start, and learn of it when they ask.
+    fn noted<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
+        result.inspect_err(|error| {
+            if error.kind() == ErrorKind::InvalidArgument {
+                self.state.note_refusal(error);
+            }
+        })
     }
 
     /// Returns the address range of the input.
@@ -269,6 +282,8 @@ fn invalid(text: impl Into<String>) -> Error {
 }
 
 trait Operate: Send {
+    /// Notes a start that was refused, for ranks that ask what this rank waits for.
+    fn note_refusal(&self, error: &Error);
     fn run(&mut self) -> Result<(), Error>;
     fn start(&mut self) -> Result<(), Error>;
     fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error>;
@@ -321,6 +336,15 @@ impl<T: Element> Operate for State<T>
 where
     Operation<T>: Send,
 {
+    fn note_refusal(&self, error: &Error) {
+        match self {
+            Self::Idle(operation) | Self::Leased(operation) => operation.note_refusal(error),
+            Self::Started(started) => started.note_refusal(error),
+            // The ranks know from the group why it has ended.
+            Self::Failed => {}
+        }
+    }
+
     fn run(&mut self) -> Result<(), Error> {
         self.idle()?.run()
     }

@@ -129,3 +129,30 @@ fn calls_that_differ_leave_a_group_that_goes_on() {
         Ok(())
     });
 }
+
+#[test]
+fn ranks_that_wait_for_a_refused_start_learn_why() {
+    let ran = in_process::run(2, |bootstrap| {
+        let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+        let timeout = Duration::from_millis(500);
+        let mut group = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
+        let window = group.window::<u8>(64)?;
+        let mut gather = group.all_gather::<u8>(8).output_into(&window, 0).prepare()?;
+        if group.rank() == Rank(0) {
+            return Ok(gather.run().unwrap_err().to_string());
+        }
+
+        let slice = window.slice_mut(0..64)?;
+        let refused = gather.run().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        drop(slice);
+        let begun = Instant::now();
+        while group.abort_record().is_none() {
+            assert!(begun.elapsed() < TIMEOUT, "the group has not ended");
+            std::thread::yield_now();
+        }
+        Ok(refused.to_string())
+    });
+    let [timeout, refused] = ran.unwrap().try_into().unwrap();
+    assert!(timeout.contains(&format!("refused its last call: {refused}")), "{timeout}");
+}

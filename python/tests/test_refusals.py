@@ -1,5 +1,7 @@
 """Arguments that one rank refuses are errors on all ranks at once, and the group goes on."""
 
+import time
+
 import numpy
 import pytest
 
@@ -111,6 +113,28 @@ def kept_operations(group):
 
 def test_a_refused_start_can_be_made_again():
     peerlane.spawn(kept_operations, 3)
+
+
+def refused_for_good(group):
+    source, all = numpy.ones(4), numpy.zeros(4 * group.size)
+    group.all_gather(source, all)
+    begun = time.monotonic()
+    if group.rank == 1:
+        with pytest.raises(peerlane.InvalidArgument, match="output has 3 elements"):
+            group.all_gather(source, all[:3].copy())
+        with pytest.raises(peerlane.Error, match="refused its last call"):
+            while time.monotonic() < begun + 60:
+                group.check()
+                time.sleep(0.01)
+    else:
+        with pytest.raises(peerlane.Error, match="refused its last call: .*output has 3 elements, expected 12") as caught:
+            group.all_gather(source, all)
+        assert caught.value.rank == 1
+    group.abandon()
+
+
+def test_ranks_that_wait_for_a_refused_start_learn_why():
+    peerlane.spawn(refused_for_good, 3, timeout=1)
 
 
 def splits_after_other_calls(group):

@@ -50,7 +50,7 @@ pub use started::{OwnedStart, Started};
 use self::prepared::Prepared;
 use self::resize::Resizing;
 use super::report::Report;
-use super::window::{Inner, WindowUse};
+use super::window::{BegunStart, Inner, WindowUse};
 use crate::element::Element;
 use crate::error::Error;
 use crate::layout::Layout;
@@ -104,7 +104,7 @@ struct State {
 
 impl State {
     fn start_on<S: Stream>(&mut self, stream: &S) -> Result<Start, Error> {
-        let begun = self.uses.as_ref().map(|uses| uses.begin(true)).transpose()?;
+        let begun = begin_use(&self.uses, &self.prepared, true)?;
         let start = self.prepared.start_on(stream, self.timeout)?;
         drop(begun);
         Ok(start)
@@ -120,6 +120,16 @@ impl State {
         let (_, all) = self.view.memory(buffer);
         all.end - all.start
     }
+}
+
+/// Begins the use of the windows by a start. If it is refused, the ranks that wait for the start learn why when they ask.
+fn begin_use<'u>(
+    uses: &'u Option<WindowUse>,
+    prepared: &Prepared,
+    on_stream: bool,
+) -> Result<Option<BegunStart<'u>>, Error> {
+    let begun = uses.as_ref().map(|uses| uses.begin(on_stream)).transpose();
+    begun.inspect_err(|error| prepared.note_refusal(error))
 }
 
 impl<T: Element> Operation<T> {
@@ -222,6 +232,11 @@ impl<T: Element> Operation<T> {
     /// Returns the report that says how the operation runs, with its algorithm, lanes, links and fallbacks.
     pub fn report(&self) -> &Report {
         &self.state.report
+    }
+
+    /// Notes that the caller has refused to start the operation, as [`Group::note_refusal`](crate::group::Group::note_refusal).
+    pub fn note_refusal(&self, error: &Error) {
+        self.state.prepared.note_refusal(error);
     }
 
     fn settle(&mut self) -> Result<(), Error> {

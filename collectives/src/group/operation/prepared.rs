@@ -75,6 +75,11 @@ impl Prepared {
         self.shared.check()
     }
 
+    /// Notes that this rank has refused a start, for ranks that ask what it waits for.
+    pub(crate) fn note_refusal(&self, error: &Error) {
+        self.shared.refusal.note(error);
+    }
+
     pub(crate) fn started(&self) -> u64 {
         self.executor().started()
     }

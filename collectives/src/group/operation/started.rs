@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use peerlane_hal::{Deadline, ErrorKind};
 
-use super::{Operation, State};
+use super::{Operation, State, begin_use};
 use crate::element::Element;
 use crate::error::Error;
 
@@ -23,7 +23,7 @@ impl Start {
     fn new(state: &mut State) -> Result<Self, Error> {
         let deadline = Deadline::after(state.timeout);
         // Held until the start is open.
-        let begun = state.uses.as_ref().map(|uses| uses.begin(false)).transpose()?;
+        let begun = begin_use(&state.uses, &state.prepared, false)?;
         let epoch = state.prepared.start(deadline)?;
         drop(begun);
         Ok(Self { epoch, deadline })
@@ -148,6 +148,13 @@ pub struct OwnedStart<T> {
 }
 
 impl<T: Element> OwnedStart<T> {
+    /// Notes that the caller has refused another start, as [`Operation::note_refusal`].
+    pub fn note_refusal(&self, error: &Error) {
+        if let Some(operation) = &self.operation {
+            operation.note_refusal(error);
+        }
+    }
+
     fn state(&mut self) -> Result<&mut State, Error> {
         let operation = self.operation.as_mut().ok_or_else(|| {
             let text = "the start was polled again after it had returned its operation";
