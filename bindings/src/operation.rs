@@ -190,7 +190,15 @@ impl AnyOperation {
     /// # Errors
     /// As [`OwnedStart::wait_until`], and if no start is open.
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
-        self.state.wait(limit)
+        self.state.wait(limit.map_or(Wait::ToEnd, Wait::Until))
+    }
+
+    /// Waits for the open start until `part` has passed, as one of several calls. Returns whether it is complete.
+    ///
+    /// # Errors
+    /// As [`OwnedStart::wait_part`], and if no start is open.
+    pub fn wait_part(&mut self, part: Duration) -> Result<bool, Error> {
+        self.state.wait(Wait::Part(part))
     }
 
     /// Enqueues a start on a stream of the vendor, and returns the output. [`end_lease`](Self::end_lease) must follow. Collective.
@@ -281,12 +289,22 @@ fn invalid(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
+/// How long a wait for a start lasts.
+enum Wait {
+    /// Up to the timeout of the start.
+    ToEnd,
+    /// Up to a limit of the caller.
+    Until(Duration),
+    /// One part of a wait up to the timeout of the start.
+    Part(Duration),
+}
+
 trait Operate: Send {
     /// Notes a start that was refused, for ranks that ask what this rank waits for.
     fn note_refusal(&self, error: &Error);
     fn run(&mut self) -> Result<(), Error>;
     fn start(&mut self) -> Result<(), Error>;
-    fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error>;
+    fn wait(&mut self, how: Wait) -> Result<bool, Error>;
     /// Enqueues a start on a stream, and returns its output.
     ///
     /// # Safety
@@ -354,14 +372,15 @@ where
         Ok(())
     }
 
-    fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+    fn wait(&mut self, how: Wait) -> Result<bool, Error> {
         let Self::Started(started) = self else {
             return Err(invalid("no start is open; start the operation first"));
         };
-        let is_done = match limit {
-            Some(Duration::ZERO) => started.poll()?,
-            Some(limit) => started.wait_until(Deadline::after(limit))?,
-            None => true,
+        let is_done = match how {
+            Wait::Until(Duration::ZERO) => started.poll()?,
+            Wait::Until(limit) => started.wait_until(Deadline::after(limit))?,
+            Wait::Part(part) => started.wait_part(Deadline::after(part))?,
+            Wait::ToEnd => true,
         };
         if is_done && let Self::Started(started) = std::mem::replace(self, Self::Failed) {
             *self = Self::Idle(Box::new(started.wait()?));

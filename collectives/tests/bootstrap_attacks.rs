@@ -243,7 +243,7 @@ fn request(number: u8, bytes: usize) -> Vec<u8> {
 
 const LONG: usize = (16 << 20) - 16;
 
-const ATTACKS: [(&str, Attack); 14] = [
+const ATTACKS: [(&str, Attack); 15] = [
     ("opens a subgroup of 15 million ranks", |member| {
         let ranks = [&[0, 2][..], &vec![1; 15_000_000]].concat();
         member.open(&ranks).map(drop)
@@ -295,6 +295,16 @@ const ATTACKS: [(&str, Attack); 14] = [
     }),
     ("ends the group by a text that is too long to be passed on", |member| {
         member.send(NO_SUBGROUP, &[&request(4, LONG)[..], &[0]].concat())
+    }),
+    ("opens a subgroup again and again", |member| {
+        let subgroup = member.open(&[0, 2])?;
+        for _ in 0..2 {
+            member.send(Some(subgroup), &request(3, 3 << 20))?;
+        }
+        loop {
+            member.subgroups -= 1;
+            member.open(&[0, 2])?;
+        }
     }),
     ("asks who is missing", |member| {
         // All of them together are not more than one message of the hub.

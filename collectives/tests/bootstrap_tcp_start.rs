@@ -392,7 +392,7 @@ fn strangers_do_not_disturb_a_group() {
     foreign.read_to_end(&mut answer).unwrap();
     assert_eq!(&answer[..12], PREAMBLE);
     let answer = String::from_utf8(answer.split_off(12)).unwrap();
-    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 7. It received bytes of another protocol.");
+    assert_snapshot!(answer.trim(), @"This is the hub of a Peerlane group of 2 ranks, protocol version 8. It received bytes of another protocol.");
 
     let mut old = stranger(&hub, b"PEERLANE\x02\0\0\0");
     let mut answer = Vec::new();
@@ -460,10 +460,10 @@ fn what_is_no_hub_is_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert_snapshot!(text(&error, &[(address, "HUB")]), @r#"the process that listens at HUB is not a Peerlane hub: its first bytes are "SSH-2.0-Open"; set PEERLANE_PORT or MASTER_PORT to another port, the same on every rank"#);
 
-    let address = impostor(b"PEERLANE\x08\0\0\0");
+    let address = impostor(b"PEERLANE\x09\0\0\0");
     let error = join(address, 1, 2, long()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch);
-    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 8 of the protocol, expected 7; run the same Peerlane on all ranks");
+    assert_snapshot!(text(&error, &[(address, "HUB")]), @"the hub at HUB uses version 9 of the protocol, expected 8; run the same Peerlane on all ranks");
 
     let address = impostor(b"");
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions, Operation};
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_host as host;
 
 /// A wait up to it means that the order was not compared.
@@ -113,6 +113,44 @@ fn late_ranks_are_no_mistake() {
         group.close()
     });
     assert_eq!(rounds.len(), 3);
+}
+
+#[test]
+fn a_wait_with_a_limit_lets_a_rank_go_on_with_another_call() {
+    run(2, |mut group| {
+        let [mut one, mut other] =
+            [3, 5].map(|len| group.all_gather::<u32>(len).prepare().unwrap());
+        if group.rank() == Rank(0) {
+            other.run()?;
+            one.run()?;
+        } else {
+            let mut started = one.start()?;
+            assert!(!started.wait_until(Deadline::after(LATE))?);
+            other.run()?;
+            started.wait()?;
+        }
+        drop((one, other));
+        group.close()
+    });
+}
+
+#[test]
+fn a_wait_in_parts_is_one_wait() {
+    let in_parts: Call = |group, _| {
+        let mut started = group.all_gather::<u8>(3).prepare()?.into_started()?;
+        while !started.wait_part(Deadline::after(Duration::from_millis(20)))? {}
+        Ok(())
+    };
+    let prepared: Call = |group, _| {
+        let gather = group.all_gather::<u8>(3).prepare()?;
+        group.exchange(b"")?;
+        drop(gather);
+        Ok(())
+    };
+    assert_eq!(
+        crossed(2, in_parts, prepared),
+        text("start 1 of all-gather 4", "the call \"exchange\"")
+    );
 }
 
 #[test]

@@ -107,6 +107,21 @@ fn a_refused_channel_leaves_its_window_as_it_was() {
 }
 
 #[test]
+fn an_exchange_of_too_many_bytes_is_refused_on_all_ranks() {
+    run(|group| {
+        let bytes = if group.rank() == Rank(1) { 5 << 20 } else { 3 };
+        let error = group.exchange(&vec![1; bytes]).unwrap_err();
+        let expected =
+            "exchange: the data of this rank has 5242888 bytes, expected at most 4190208";
+        assert!(error.to_string().ends_with(expected), "{error}");
+        // The calls of all ranks are still the same ones.
+        let all = group.exchange(&[group.rank().0 as u8])?;
+        assert_eq!(all, [[0], [1], [2]]);
+        Ok(())
+    });
+}
+
+#[test]
 fn all_ranks_can_refuse_a_call() {
     run(|group| {
         assert_eq!(group.refuse(refused()).kind(), ErrorKind::InvalidArgument);

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use peerlane::group::Caller;
 use peerlane::{Error, ErrorKind};
 use peerlane_bindings::check_process;
 use peerlane_toolkit::limits;
@@ -57,7 +58,10 @@ pub(crate) fn begin<R: Send + 'static>(
 ) -> PyResult<Running<R>> {
     check_process().map_err(|error| raised(&error))?;
     let (sender, receiver) = channel();
+    // For other ranks, it is the thread of Python that makes the call.
+    let caller = Caller::current();
     let spawned = limits::spawn("peerlane call", move || {
+        caller.enter();
         // Nobody receives after Ctrl-C.
         let _ = sender.send(body());
     });

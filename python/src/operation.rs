@@ -90,14 +90,15 @@ impl Operation {
     /// Starts the operation and waits until the output is complete.
     #[pyo3(signature = (timeout=None))]
     fn run(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let first = match limit("timeout", timeout)? {
-            Some(_) => Duration::ZERO,
-            None => SIGNALS,
-        };
+        let has_limit = limit("timeout", timeout)?.is_some();
         let is_done = short(py, || {
             self.next(|operation| {
                 operation.start()?;
-                operation.wait(Some(first))
+                if has_limit {
+                    operation.wait(Some(Duration::ZERO))
+                } else {
+                    operation.wait_part(SIGNALS)
+                }
             })
         })?;
         if is_done { Ok(()) } else { self.wait(py, timeout) }
@@ -115,8 +116,11 @@ impl Operation {
         let begun = Instant::now();
         loop {
             let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
-            let pause = left.unwrap_or(SIGNALS).min(SIGNALS);
-            if short(py, || self.with(|operation| operation.wait(Some(pause))))? {
+            let wait = |operation: &mut AnyOperation| match left {
+                Some(left) => operation.wait(Some(left.min(SIGNALS))),
+                None => operation.wait_part(SIGNALS),
+            };
+            if short(py, || self.with(wait))? {
                 return Ok(());
             }
             py.check_signals()?;

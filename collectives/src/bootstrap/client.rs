@@ -295,8 +295,11 @@ impl Client {
         }
         let bytes = if let Notice::Message { message, .. } = &notice { message.len() } else { 0 };
         let charge = self.queued.charge(bytes + NOTICE_BYTES);
+        if self.queued.bytes() > QUEUED_BYTES_MAX && bytes > 0 {
+            return notifications.too_many();
+        }
         notifications.queued.push((notice, charge));
-        (self.queued.bytes() > QUEUED_BYTES_MAX).then(|| notifications.too_many()).flatten()
+        None
     }
 }
 

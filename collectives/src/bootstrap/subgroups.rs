@@ -42,9 +42,14 @@ impl<M> Addressed<M> {
 /// What the hub keeps because of one rank, in bytes. A rank that makes it keep more is lost.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
+/// How much more the hub keeps because of one rank for each rank of the job, because groups and exchanges have a row for each.
+const KEPT_BYTES_PER_RANK: usize = 1 << 10;
+
 /// The states of all groups in the hub.
 pub(crate) struct HubGroups {
     first: HubState,
+    /// What the hub keeps at most because of one rank.
+    kept_bytes_max: usize,
     subgroups: BTreeMap<SubgroupId, Subgroup>,
 }
 
@@ -66,9 +71,8 @@ impl Subgroup {
         let own = self.ranks.iter().position(|rank| *rank == from);
         let replies = own.map_or_else(Vec::new, |own| self.state.apply(Rank::at(own), event));
 
-        if !self.unopened.is_empty() {
-            let live: BTreeSet<Rank> = self.live().collect();
-            self.unopened.retain(|rank| live.contains(rank));
+        if own.is_some_and(|own| !self.state.is_live(Rank::at(own))) {
+            self.unopened.remove(&from);
         }
         if self.unopened.is_empty() {
             self.early = Vec::new();
@@ -92,7 +96,8 @@ pub(crate) struct Outgoing {
 
 impl HubGroups {
     pub(crate) fn new(ranks: usize) -> Self {
-        Self { first: HubState::new(ranks), subgroups: BTreeMap::new() }
+        let kept_bytes_max = KEPT_BYTES_MAX + ranks * KEPT_BYTES_PER_RANK;
+        Self { first: HubState::new(ranks), kept_bytes_max, subgroups: BTreeMap::new() }
     }
 
     pub(crate) fn first(&self) -> &HubState {
@@ -118,10 +123,11 @@ impl HubGroups {
         };
 
         let bytes = self.first.meter(from).bytes();
-        if bytes > KEPT_BYTES_MAX && self.first.is_live(from) {
+        if bytes > self.kept_bytes_max && self.first.is_live(from) {
             let how = format!(
-                "it sent {bytes} bytes that others have not taken, in messages, exchanges and groups, expected at most \
-                 {KEPT_BYTES_MAX}"
+                "the hub keeps {bytes} bytes of it that others have not taken, in messages, exchanges and groups, expected at \
+                 most {}",
+                self.kept_bytes_max
             );
             outgoing.extend(self.apply_to_first(from, Event::Lost { how }));
         }
@@ -164,7 +170,10 @@ impl HubGroups {
             let how = "it opened a group of other ranks than the rank that leads the group".into();
             return self.apply_to_first(wrong, Event::Lost { how });
         }
-        group.unopened.remove(&from);
+        if !group.unopened.remove(&from) {
+            let how = "it opened a group twice".to_owned();
+            return self.apply_to_first(from, Event::Lost { how });
+        }
         let early = match group.unopened.is_empty() {
             true => mem::take(&mut group.early),
             false => group.early.clone(),
@@ -225,6 +234,10 @@ impl HubGroups {
         };
         let leaves = matches!(event, Event::Lost { .. } | Event::Request(Request::Leave));
         let group = self.subgroups.get_mut(&id);
+        if !leaves && group.as_ref().is_some_and(|group| group.unopened.contains(&from)) {
+            let how = "it sent a message of a group that it has not opened".to_owned();
+            return self.apply_to_first(from, Event::Lost { how });
+        }
         let replies = group.map_or_else(Vec::new, |group| group.apply(from, event));
 
         let mut outgoing = self.outgoing(Some(id), from, replies);
@@ -249,9 +262,13 @@ impl HubGroups {
             return Vec::new();
         }
         let meter = self.first.meter(from);
+        // A rank that opens the group later gets a copy of its own.
+        let group = subgroup.and_then(|id| self.subgroups.get(&id));
+        let copies = 1 + group.map_or(0, |group| group.unopened.len());
         let charged = |reply: Reply| {
-            let charge = is_charged(&reply).then(|| meter.charge(reply.data_bytes() + KEPT_BYTES));
-            (reply, charge.map(Arc::new))
+            let bytes = copies * (reply.data_bytes() + KEPT_BYTES);
+            let charge = is_charged(&reply).then(|| Arc::new(meter.charge(bytes)));
+            (reply, charge)
         };
         let replies: Vec<_> = replies.into_iter().map(charged).collect();
 
@@ -603,8 +620,8 @@ mod tests {
         }
         assert_eq!(sent, 6);
         let lost = groups.first.end_cause().unwrap().to_string();
-        assert!(lost.starts_with("rank 1 is lost: it sent 188"), "{lost}");
-        assert!(lost.ends_with("in messages, exchanges and groups, expected at most 16777216"));
+        assert!(lost.starts_with("rank 1 is lost: the hub keeps 188"), "{lost}");
+        assert!(lost.ends_with("in messages, exchanges and groups, expected at most 16779264"));
 
         // Messages that others have not received; what they have received does not count.
         let mut groups = joined(2);
@@ -616,7 +633,23 @@ mod tests {
         while groups.first.is_live(Rank(1)) {
             unread.extend(groups.apply(Rank(1), Addressed::to_all(Event::Request(message(1)))));
         }
-        assert_eq!(unread.len(), (KEPT_BYTES_MAX / (KEPT_BYTES + 1)) + 2);
+        assert_eq!(unread.len(), (groups.kept_bytes_max / (KEPT_BYTES + 1)) + 2);
+    }
+
+    #[test]
+    fn a_rank_that_opens_a_group_twice_or_not_at_all_is_lost() {
+        let mut groups = joined(2);
+        groups.apply(Rank(1), open(7));
+        groups.apply(Rank(0), open(7));
+        groups.apply(Rank(0), open(7));
+        let lost = groups.first.end_cause().unwrap().to_string();
+        assert_eq!(lost, "rank 0 is lost: it opened a group twice");
+
+        let mut groups = joined(2);
+        groups.apply(Rank(1), open(7));
+        groups.apply(Rank(0), request(7, message(1)));
+        let lost = groups.first.end_cause().unwrap().to_string();
+        assert_eq!(lost, "rank 0 is lost: it sent a message of a group that it has not opened");
     }
 
     #[test]

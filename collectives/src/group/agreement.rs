@@ -8,6 +8,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::REFUSAL;
+use crate::bootstrap::message::BLOB_BYTES_MAX;
 use crate::error::Error;
 use crate::group::shared::Shared;
 
@@ -70,7 +71,17 @@ pub(crate) fn agree(
             (Said::Failed { kind, text, peer }, Some(error))
         }
     };
-    let bytes = encode(&said);
+    let mut bytes = encode(&said);
+    let mut own_error = own_error;
+    if bytes.len() > BLOB_BYTES_MAX {
+        let text = format!(
+            "{label}: the data of this rank has {} bytes, expected at most {BLOB_BYTES_MAX}",
+            bytes.len()
+        );
+        let kind = ErrorKind::InvalidArgument;
+        bytes = encode(&Said::Failed { kind: kind.to_string(), text: text.clone(), peer: None });
+        own_error.get_or_insert(Error::new(kind, text));
+    }
     // The call of a rank that fails may be another one than that of its peers, who must learn of the failure in any case.
     let sent_label = if own_error.is_some() { REFUSAL } else { label };
     shared.refusal.clear();

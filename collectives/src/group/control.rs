@@ -38,6 +38,8 @@ const INQUIRY_PART: u32 = 20;
 /// An exchange between all ranks takes longer where processors are busy, so the time to answer is a multiple of its
 /// measured time.
 const INQUIRY_EXCHANGES: u32 = 5;
+/// The most ranks whose calls the text of a record contains.
+const NAMED_RANKS_MAX: usize = 16;
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
 /// The pause between two looks at the process of a relay that has not answered.
 const SIGHT_PAUSE: Duration = Duration::from_millis(100);
@@ -561,7 +563,7 @@ fn blame(
         // A rank that had stopped has just gone on, or ranks make their calls in different orders.
         record.peer = None;
         record.text.push_str("; all ranks answer and wait for each other");
-        for rank in &reached {
+        for rank in reached.iter().take(NAMED_RANKS_MAX) {
             let call = answer(rank).and_then(|answer| answer.state.call.as_deref());
             call.into_iter()
                 .for_each(|call| record.text.push_str(&format!("; rank {rank} {call}")));

@@ -61,6 +61,7 @@ pub use operation::{
     OwnedStart, Part, Received, Started,
 };
 pub use options::GroupOptions;
+pub use order::Caller;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
@@ -324,7 +325,8 @@ impl Group {
     /// Sends `mine` to every rank and returns what each rank sent, in rank order. Collective.
     ///
     /// It is for the control plane of a caller, such as the addresses of another library: the bytes, at most 4 MiB from each rank
-    /// (4,190,208 bytes), pass through the hub. [`all_gather`](Self::all_gather) is for data.
+    /// (4,190,208 bytes) and 16 MiB in exchanges of several groups at once, pass through the hub. [`all_gather`](Self::all_gather) is for
+    /// data.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};

@@ -4,8 +4,9 @@
 //! the first one, answers. If the rank that has told has not begun that call either, each of the two makes first what the other makes
 //! second. No time helps then, so the group ends at once, with an error that names both calls.
 //!
-//! Ranks on which several threads make calls do not take part, because one thread may still make the call that another one lacks.
-//! Ranks that are late answer nothing, so a late rank costs one message from time to time.
+//! Ranks on which several threads have made calls do not take part, because one thread may still make the call that another one
+//! lacks. A rank cannot know the threads that will make their first call; the rule that all ranks make calls in the same order is
+//! for them too. Ranks that are late answer nothing, so a late rank costs one message from time to time.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -26,6 +27,12 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The next rank tells its call this much later, so that usually one of the ranks that wait for the same one is enough.
 const STAGGER: Duration = Duration::from_millis(2);
+
+/// All ranks of a group that is behind answer, each to all, so larger groups leave it to the timeout.
+const RANKS_MAX: usize = 256;
+
+/// The most characters of a call in the error of another rank.
+const WORDS_MAX: usize = 300;
 
 /// The number of dropped operations whose starts are known. Of older ones, every start counts as made.
 const DROPPED_MAX: usize = 16;
@@ -52,6 +59,18 @@ impl Call {
     }
 }
 
+impl Call {
+    /// Returns the number of the start if it is one of the operation of another start.
+    fn epoch_of(&self, other: &Self) -> Option<u64> {
+        let (CallNumber::Start { operation, epoch }, CallNumber::Start { operation: of, .. }) =
+            (self.number, other.number)
+        else {
+            return None;
+        };
+        (operation == of && self.name == other.name).then_some(epoch)
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.number {
@@ -71,7 +90,7 @@ pub(super) enum Message {
 
 /// When a thread that waits tells its call.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     pause: Duration,
     has_looked: bool,
     /// The time of the next message, once the wait has had its second look.
@@ -80,28 +99,49 @@ pub(super) struct Patience {
 
 impl Patience {
     pub(super) fn new(rank: Rank) -> Self {
-        let stagger = STAGGER.saturating_mul(rank.0).min(PATIENCE);
+        let stagger = STAGGER.saturating_mul(rank.0);
         Self { pause: PATIENCE + stagger, has_looked: false, next: None }
     }
 
-    /// Returns how long the thread may sleep at most until the next look.
-    pub(super) fn left(&self) -> Duration {
-        self.next.map_or(self.pause, |next| next.saturating_duration_since(Instant::now()))
-    }
-
-    /// Returns whether the call is to be told now. The first look takes no time, because most waits are short.
-    pub(super) fn is_over(&mut self) -> bool {
+    /// Returns whether the call is to be told now, and the time until the next look. The first look reads no clock, because most
+    /// waits are short.
+    pub(super) fn look(&mut self) -> (bool, Duration) {
         if !std::mem::replace(&mut self.has_looked, true) {
-            return false;
+            return (false, self.pause);
         }
         let now = Instant::now();
         let next = self.next.get_or_insert(now + self.pause);
         if *next > now {
-            return false;
+            return (false, *next - now);
         }
         self.pause *= 2;
         *next = now + self.pause;
-        true
+        (true, self.pause)
+    }
+}
+
+/// Identifies the thread on whose behalf calls are made.
+///
+/// A program that makes each call on a thread of its own, and waits for it, passes the identity of the thread that waits. The calls
+/// then count as those of one thread when ranks compare the orders of their calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller(usize);
+
+thread_local!(static CALLER: Cell<usize> = const { Cell::new(0) });
+
+impl Caller {
+    /// Returns the identity of this thread, or the one that it has [taken over](Self::enter).
+    pub fn current() -> Self {
+        CALLER.with(|caller| match caller.get() {
+            // Live threads have different addresses.
+            0 => Self(std::ptr::from_ref(caller).addr()),
+            entered => Self(entered),
+        })
+    }
+
+    /// Makes the calls of this thread count as those of another one, until this thread ends.
+    pub fn enter(self) {
+        CALLER.set(self.0);
     }
 }
 
@@ -124,15 +164,14 @@ pub(super) struct Order {
 struct Exchanges {
     begun: u64,
     current: Option<(Call, Patience)>,
-    /// The time of the last message of another rank.
-    told_at: Option<Instant>,
+    /// The last call that another rank has told, and when.
+    told: Option<(Call, Instant)>,
 }
 
 impl Order {
     /// Notes which thread makes a call.
     pub(super) fn enter_thread(&self) {
-        thread_local!(static TOKEN: Cell<u8> = const { Cell::new(0) });
-        let own = TOKEN.with(|token| std::ptr::from_ref(token).addr());
+        let Caller(own) = Caller::current();
         if self.thread.load(Ordering::Relaxed) == own {
             return;
         }
@@ -154,6 +193,11 @@ impl Order {
     /// Notes the last start of an operation that is dropped.
     pub(super) fn note_dropped(&self, last: Call) {
         let mut dropped = self.dropped();
+        let others = dropped.iter().position(|other| other.epoch_of(&last).is_some());
+        let last = match others.and_then(|index| dropped.remove(index)) {
+            Some(other) if other.epoch_of(&last) > last.epoch_of(&last) => other,
+            _ => last,
+        };
         if dropped.len() == DROPPED_MAX {
             dropped.pop_front();
         }
@@ -176,7 +220,7 @@ impl Order {
         !self.has_threads.load(Ordering::Relaxed)
     }
 
-    /// Returns the call that this rank is in.
+    /// Returns the call that this rank is in, until it ends.
     fn current(&self, tracked: &[TrackedOperation]) -> Option<Call> {
         if let Some((call, _)) = &self.exchanges().current {
             return Some(call.clone());
@@ -191,17 +235,10 @@ impl Order {
             CallNumber::Start { operation, epoch } => (operation, epoch),
         };
 
+        // An operation can have several executors, of which some have made no start, and some may be dropped.
         let opened = |tracked: &TrackedOperation| tracked.tracker.opened_of(&call.name, operation);
-        if let Some(opened) = tracked.iter().filter_map(opened).max() {
-            return opened >= epoch;
-        }
-        let dropped = self.dropped();
-        let last = dropped.iter().rev().find_map(|last| match last.number {
-            CallNumber::Start { operation: number, epoch } => {
-                (number == operation && last.name == call.name).then_some(epoch)
-            }
-            CallNumber::Exchange(_) => None,
-        });
+        let tracked = tracked.iter().filter_map(opened).max();
+        let last = tracked.max(self.dropped().iter().find_map(|last| last.epoch_of(call)));
         last.map_or(self.prepared.load(Ordering::Relaxed) >= operation, |last| last >= epoch)
     }
 }
@@ -233,8 +270,7 @@ impl Shared {
     pub(super) fn look_at_exchange(&self) -> Option<Duration> {
         let mut exchanges = self.order.exchanges();
         let (_, patience) = exchanges.current.as_mut()?;
-        let is_over = patience.is_over();
-        let left = patience.left();
+        let (is_over, left) = patience.look();
         drop(exchanges);
         if is_over {
             self.tell_call();
@@ -242,23 +278,31 @@ impl Shared {
         Some(left)
     }
 
-    /// Tells all ranks which call this rank is in, unless another rank has just told its own.
+    /// Tells all ranks which call this rank is in, unless another rank has just told the same one.
     pub(super) fn tell_call(&self) {
-        let told_at = self.order.exchanges().told_at;
-        let is_told = told_at.is_some_and(|at| at.elapsed() < PATIENCE / 2);
-        if is_told || !self.order.is_known() || self.check().is_err() {
+        if !self.compares_order() || self.check().is_err() {
             return;
         }
-        let call = self.order.current(&self.state().tracked);
-        if let Some(call) = call {
+        let Some(call) = self.order.current(&self.state().tracked) else { return };
+        let is_told = self
+            .order
+            .exchanges()
+            .told
+            .as_ref()
+            .is_some_and(|(told, at)| *told == call && at.elapsed() < PATIENCE);
+        if !is_told {
             // Whoever cannot be told learns of the timeout.
             let _ = self.bootstrap.broadcast(&control::encode_order(Message::Waits(call)));
         }
     }
 
+    fn compares_order(&self) -> bool {
+        self.order.is_known() && self.bootstrap.ranks() <= RANKS_MAX
+    }
+
     pub(super) fn receive_order(&self, from: Rank, message: Message) {
         let own_rank = self.bootstrap.rank();
-        if from == own_rank || !self.order.is_known() {
+        if from == own_rank || !self.compares_order() {
             return;
         }
         let state = self.state();
@@ -267,7 +311,7 @@ impl Shared {
             Message::Waits(theirs) => {
                 let has_begun = self.order.has_begun(&theirs, &state.tracked);
                 drop(state);
-                self.order.exchanges().told_at = Some(Instant::now());
+                self.order.exchanges().told = Some((theirs.clone(), Instant::now()));
                 if let Some(own) = current.filter(|_| !has_begun) {
                     let crosses = Message::Crosses { rank: from.0, theirs, own };
                     let _ = self.bootstrap.broadcast(&control::encode_order(crosses));
@@ -287,7 +331,9 @@ impl Shared {
     /// Returns what this rank does or did last, for a rank that asks, as the words after "rank 1".
     pub(super) fn call_in_words(&self, tracked: &[TrackedOperation]) -> Option<String> {
         let current = self.order.current(tracked).map(|call| format!("waits in {call}"));
-        current.or_else(|| self.refusal.text().map(|text| format!("refused its last call: {text}")))
+        let refused = || self.refusal.text().map(|text| format!("refused its last call: {text}"));
+        // All ranks pass on what each of them says.
+        current.or_else(refused).map(|words| words.chars().take(WORDS_MAX).collect())
     }
 
     fn end_crossed(&self, one: (Rank, &Call), other: (Rank, &Call)) {
@@ -303,5 +349,49 @@ impl Shared {
             ..AbortRecord::timeout(None, text)
         };
         self.change(|control, now| control.abort(now, record));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_start_of_an_operation_with_several_executors_counts() {
+        let order = Order::default();
+        order.note_prepared(9);
+        let start = |operation, epoch| Call::start("all-gather", operation, epoch);
+        for (operation, epoch) in [(1, 5), (1, 0), (2, 0), (2, 5)] {
+            order.note_dropped(start(operation, epoch));
+        }
+        for operation in [1, 2] {
+            assert!(order.has_begun(&start(operation, 5), &[]));
+            assert!(!order.has_begun(&start(operation, 6), &[]));
+        }
+        assert_eq!(order.dropped().len(), 2);
+
+        // What is not known counts as made, but not the start of an operation that is not prepared yet.
+        assert!(order.has_begun(&start(3, 5), &[]));
+        assert!(!order.has_begun(&start(10, 1), &[]));
+        (1..20).for_each(|operation| order.note_dropped(start(operation, 1)));
+        assert_eq!(order.dropped().len(), DROPPED_MAX);
+    }
+
+    #[test]
+    fn threads_that_make_calls_for_another_one_count_as_that() {
+        let order = Order::default();
+        order.enter_thread();
+        let caller = Caller::current();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                caller.enter();
+                order.enter_thread();
+            });
+        });
+        assert!(order.is_known());
+        std::thread::scope(|scope| {
+            scope.spawn(|| order.enter_thread());
+        });
+        assert!(!order.is_known());
     }
 }

@@ -714,7 +714,7 @@ impl Shared {
             if !self.has_open() || self.check().is_err() || deadline.has_passed() {
                 break;
             }
-            if patience.is_over() {
+            if patience.look().0 {
                 self.tell_call();
             }
             std::thread::sleep(FINISH_PAUSE);

@@ -11,7 +11,7 @@ use crate::bootstrap::{AbortRecord, Cause};
 use crate::group::control::SizedStart;
 use crate::group::event::Event;
 use crate::group::operation::{PeerLens, StartPart};
-use crate::group::order::Call;
+use crate::group::order::{Call, Patience};
 use crate::plan::Tier;
 use crate::run::buffers::{FlagAddress, FlagState, OperationBuffers, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
@@ -54,6 +54,10 @@ pub(crate) struct StartTracker {
     observed: AtomicBool,
     /// The start for which a thread waits, or 0.
     blocked: AtomicU64,
+    /// Whether that wait ends with the start, and not with a limit of the caller.
+    waits_for_end: AtomicBool,
+    /// The start for which a thread waits part by part, and when it tells that.
+    patience: Mutex<Option<(u64, Patience)>>,
     /// Whether the operation was dropped during a start that nobody finished.
     abandoned: AtomicBool,
     /// Whether a start copies anything, or only signals.
@@ -65,6 +69,15 @@ pub(crate) struct StartTracker {
     event: Event,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
+}
+
+/// Notes that a thread waits for a start until this is dropped.
+pub(crate) struct Blocked<'t>(&'t StartTracker);
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.blocked.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Holds the part of the newest starts, and which starts have it.
@@ -182,6 +195,8 @@ impl StartTracker {
             driven_by_thread: AtomicBool::new(false),
             observed: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
+            waits_for_end: AtomicBool::new(false),
+            patience: Mutex::default(),
             abandoned: AtomicBool::new(false),
             outlasting: AtomicU64::new(0),
             finished: AtomicU64::new(0),
@@ -234,9 +249,23 @@ impl StartTracker {
         is_driven && (self.is_captured() || self.due().is_some())
     }
 
-    /// Notes that a thread waits for a start.
-    pub(crate) fn set_blocked(&self, epoch: Option<u64>) {
-        self.blocked.store(epoch.unwrap_or(0), Ordering::Relaxed);
+    /// Notes that a thread waits for a start until the result is dropped, and whether a limit of the caller can end the wait.
+    pub(crate) fn block(&self, epoch: u64, has_limit: bool) -> Blocked<'_> {
+        self.waits_for_end.store(!has_limit, Ordering::Relaxed);
+        self.blocked.store(epoch, Ordering::Relaxed);
+        Blocked(self)
+    }
+
+    /// Takes the patience of a wait for a start, which may be one part of several.
+    pub(crate) fn take_patience(&self, epoch: u64) -> Patience {
+        let kept = self.patience.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let kept = kept.filter(|(of, _)| *of == epoch);
+        kept.map_or_else(|| Patience::new(self.rank), |(_, patience)| patience)
+    }
+
+    /// Keeps the patience for the next part of a wait.
+    pub(crate) fn keep_patience(&self, epoch: u64, patience: Patience) {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = Some((epoch, patience));
     }
 
     pub(crate) fn is_blocked(&self) -> bool {
@@ -248,6 +277,7 @@ impl StartTracker {
         let epoch = match self.blocked.load(Ordering::Relaxed) {
             0 if finishes && self.due().is_some() => self.epoch(),
             0 => return None,
+            _ if !self.waits_for_end.load(Ordering::Relaxed) => return None,
             epoch => epoch,
         };
         Some(Call::start(&self.operation, self.number, epoch))

@@ -1,7 +1,7 @@
 //! Looks after the starts of a group: ends the group when an operation is overdue, and releases waits after its end.
 //!
 //! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts for which no caller waits, and wakes
-//! callers that sleep without a timer. After an abort it releases the waits of starts on streams and of graphs, because no
+//! callers that sleep. After an abort it releases the waits of starts on streams and of graphs, because no
 //! other thread does. A look does not block, because the groups of a [family](super::family) share the thread.
 
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};

@@ -13,7 +13,7 @@ use peerlane_hal::Rank;
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::net::{AddressFamily, SocketType, connect, socket};
 
-pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x07\0\0\0";
+pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x08\0\0\0";
 
 /// The start of a message of the first group.
 pub(crate) const NO_SUBGROUP: Option<(u32, u32)> = None;

@@ -24,7 +24,7 @@ use super::super::message::{Blob, RankList};
 use super::super::process::ProcessId;
 use super::super::secret::Secret;
 
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
 

@@ -640,12 +640,18 @@ impl State {
         let mut gone = Vec::new();
         while let Some((rank, event)) = events.pop_front() {
             let replies = self.hub.apply(rank, event);
+            let has_ended = replies.iter().any(|out| {
+                out.reply.subgroup.is_none() && matches!(out.reply.message, Reply::Ended(_))
+            });
             let ended = replies.iter().filter(|out| matches!(out.reply.message, Reply::Ended(_)));
             self.ended.extend(ended.map(|out| out.reply.subgroup));
             for (reader, how) in self.send(&replies) {
                 events.push_back((reader, Addressed::to_all(Event::Lost { how })));
             }
-            if !self.hub.first().is_live(rank) {
+            // Another rank than that of the event can be lost by it, if the group ends.
+            let lost =
+                if has_ended { Rank::all(self.connections.len()).collect() } else { vec![rank] };
+            for rank in lost.into_iter().filter(|rank| !self.hub.first().is_live(*rank)) {
                 let connection = self.connections[rank.index()].as_mut();
                 gone.extend(connection.and_then(|connection| connection.outbox.take()));
             }
@@ -668,9 +674,18 @@ impl State {
         });
         let full: BTreeMap<_, _> = full.collect();
 
-        for Outgoing { to, reply, charge } in replies {
-            let frame = encode_frame(reply).charged_to(charge.as_ref());
+        let frames = replies.iter().map(|Outgoing { to, reply, charge }| {
+            let is_result = matches!(reply.message, Reply::Contributions { .. });
+            (to, is_result, encode_frame(reply).charged_to(charge.as_ref()))
+        });
+        let frames: Vec<_> = frames.collect();
+        let results = frames.iter().filter(|(_, is_result, _)| *is_result);
+        let result_bytes = results.map(|(_, _, frame)| frame.kept_bytes()).sum();
+        for (to, is_result, frame) in &frames {
             for sender in to.iter().filter(|rank| !full.contains_key(rank)).filter_map(outbox) {
+                if *is_result {
+                    sender.note_result(result_bytes);
+                }
                 sender.send(frame.clone());
             }
         }

@@ -36,7 +36,7 @@ use std::fmt;
 use std::io::{self, BufReader, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -452,17 +452,22 @@ fn open_connection(
 ) -> Result<(Arc<Clients>, Option<Outbox>), SystemError> {
     let outbox = Outbox::open(&stream).inspect_err(tell)?;
     let (sender, hub) = (outbox.sender().clone(), format!("the hub at {address}"));
+    let (connection, full) = (Arc::clone(&stream), Arc::new(OnceLock::new()));
+    let why = Arc::clone(&full);
     let send = move |request: Addressed<Request>| {
+        // The thread that reads may send, and holds locks, so it ends the group when it reads next.
         if sender.is_full() {
-            return Err(format!("{hub}: {}", sender.full_text()));
+            let _ = why.set(format!("{hub}: {}", sender.full_text()));
+            let _ = connection.shutdown(Shutdown::Both);
+        } else {
+            sender.send(encode_frame(&request));
         }
-        sender.send(encode_frame(&request));
         Ok(())
     };
     let clients = Arc::new(Clients::new(client, send));
     let (reader, address) = (Arc::clone(&clients), address.to_owned());
     limits::spawn("peerlane-tcp-read", move || {
-        read_replies(PeerReader { stream, process: hub_process }, &reader, &address)
+        read_replies(PeerReader { stream, process: hub_process }, &reader, &address, &full)
     })
     .inspect_err(tell)?;
     Ok((clients, Some(outbox)))
@@ -476,7 +481,8 @@ fn tell_failure(mut stream: &TcpStream, rank: Rank, error: &SystemError) {
     let _ = stream.write_all(encode_frame(&request).bytes());
 }
 
-fn read_replies(stream: PeerReader, clients: &Clients, address: &str) {
+/// Handles what the hub sends until the connection ends. `full` says why this rank has ended it, if it has.
+fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &OnceLock<String>) {
     let mut reader = BufReader::new(stream);
     let how = loop {
         match read_frame::<Addressed<Reply>>(&mut reader, REPLY_BYTES_MAX) {
@@ -489,7 +495,7 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str) {
             Err(error) => break format!("the connection to the hub at {address} failed: {error}"),
         }
     };
-    clients.close(&how);
+    clients.close(full.get().unwrap_or(&how));
     let _ = reader.into_inner().stream.shutdown(Shutdown::Both);
 }
 

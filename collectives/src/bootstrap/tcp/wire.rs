@@ -71,7 +71,7 @@ impl Frame {
     }
 
     /// Returns what the frame counts for the rank that reads it.
-    fn kept_bytes(&self) -> usize {
+    pub(super) fn kept_bytes(&self) -> usize {
         if self.charge.is_some() { 0 } else { self.bytes.len() + FRAME_BYTES }
     }
 }
@@ -177,6 +177,8 @@ pub(super) struct Outbox {
 pub(super) struct FrameSender {
     queue: Sender<Item>,
     queued_bytes: Arc<AtomicUsize>,
+    /// The bytes of the newest result of an exchange, which can be on their way for long.
+    result_bytes: Arc<AtomicUsize>,
 }
 
 enum Item {
@@ -186,8 +188,8 @@ enum Item {
 
 /// The most bytes that wait to be sent to one rank when more are to be sent.
 ///
-/// A rank that does not read takes part in no further exchange, so at most one result waits for it. The result of one exchange can
-/// have more bytes. Messages of other ranks count for these ranks.
+/// A rank that does not read takes part in no further exchange, so at most one result waits for it. The newest result is not counted,
+/// because it can have more bytes and take long to arrive. Messages of other ranks count for these ranks.
 const OUTBOX_BYTES_MAX: usize = 16 << 20;
 
 impl Outbox {
@@ -207,7 +209,7 @@ impl Outbox {
                 let _ = stream.shutdown(Shutdown::Both);
             })?
         };
-        let sender = FrameSender { queue, queued_bytes };
+        let sender = FrameSender { queue, queued_bytes, result_bytes: Arc::default() };
         Ok(Self { sender, closing, writer: Some(writer), generation: Generation::now() })
     }
 
@@ -236,9 +238,15 @@ impl Drop for Outbox {
 }
 
 impl FrameSender {
-    /// Returns whether more bytes wait for the connection than for one that is read.
+    /// Returns whether more bytes wait for the connection than for one that is read, beside the newest result.
     pub(super) fn is_full(&self) -> bool {
-        self.queued_bytes.load(Ordering::Relaxed) > OUTBOX_BYTES_MAX
+        let result = self.result_bytes.load(Ordering::Relaxed);
+        self.queued_bytes.load(Ordering::Relaxed) > OUTBOX_BYTES_MAX + result
+    }
+
+    /// Notes how many bytes the result has that is sent next.
+    pub(super) fn note_result(&self, bytes: usize) {
+        self.result_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Queues a frame; one for a closed connection is dropped.

@@ -316,20 +316,35 @@ impl Prepared {
         deadline: Option<Deadline>,
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
-        self.tracker.set_blocked(Some(epoch));
-        let complete = self.wait_blocked(epoch, deadline, limit);
-        self.tracker.set_blocked(None);
-        complete
+        let tracker = Arc::clone(&self.tracker);
+        let _blocked = tracker.block(epoch, limit.is_some());
+        self.wait_blocked(epoch, (deadline, limit), &mut Patience::new(tracker.rank()))
+    }
+
+    /// Waits for a part of the time in which the start may complete, as [`OwnedStart::wait_part`](super::OwnedStart::wait_part).
+    pub(crate) fn wait_part(
+        &mut self,
+        epoch: u64,
+        deadline: Option<Deadline>,
+        part: Deadline,
+    ) -> Result<bool, Error> {
+        let tracker = Arc::clone(&self.tracker);
+        let mut patience = tracker.take_patience(epoch);
+        let _blocked = tracker.block(epoch, false);
+        let is_complete = self.wait_blocked(epoch, (deadline, Some(part)), &mut patience)?;
+        if !is_complete {
+            tracker.keep_patience(epoch, patience);
+        }
+        Ok(is_complete)
     }
 
     fn wait_blocked(
         &mut self,
         epoch: u64,
-        deadline: Option<Deadline>,
-        limit: Option<Deadline>,
+        (deadline, limit): (Option<Deadline>, Option<Deadline>),
+        patience: &mut Patience,
     ) -> Result<bool, Error> {
         let mut backoff = Backoff::new(NAP_MAX);
-        let mut patience = Patience::new(self.tracker.rank());
         // Whether no park of one engine covers all events that this thread waits for.
         let mut polls_several = self.park_misses_events;
         loop {
@@ -343,13 +358,14 @@ impl Prepared {
             if left.is_zero() {
                 return Ok(false);
             }
-            if patience.is_over() {
+            let (is_over, until_look) = patience.look();
+            if is_over {
                 self.shared.tell_call();
             }
-            let left = left.min(patience.left());
+            let left = left.min(until_look);
             polls_several = self.shared.drive_others(&self.tracker) || self.park_misses_events;
             match polled_at {
-                // The watchdog keeps the deadline and wakes the parked thread.
+                // The watchdog keeps the deadline and wakes the parked thread. The thread itself tells when it waits for long.
                 _ if !polls_several => self.executor().park(left)?,
                 _ if progress.progressed => backoff.reset(),
                 Some(polled_at) => match backoff.nap(polled_at) {

@@ -37,6 +37,10 @@ impl Start {
         state.prepared.wait_until(self.epoch, Some(self.deadline), Some(limit))
     }
 
+    fn wait_part(self, state: &mut State, part: Deadline) -> Result<bool, Error> {
+        state.prepared.wait_part(self.epoch, Some(self.deadline), part)
+    }
+
     fn poll_future(self, state: &mut State, context: &Context<'_>) -> Poll<Result<(), Error>> {
         state.prepared.poll_future(self.epoch, self.deadline, context.waker())
     }
@@ -180,6 +184,19 @@ impl<T: Element> OwnedStart<T> {
     pub fn wait_until(&mut self, limit: Deadline) -> Result<bool, Error> {
         let start = self.start;
         start.wait_until(self.state()?, limit)
+    }
+
+    /// Waits until the output of the operation is complete, or until `part` passes, so that the caller can look at something else, such
+    /// as signals, before it calls this again. Returns whether it is complete.
+    ///
+    /// For other ranks the calls are one wait without a limit: if these wait for another call, the group ends by a mismatch, as in
+    /// [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// As [`Operation::run`].
+    pub fn wait_part(&mut self, part: Deadline) -> Result<bool, Error> {
+        let start = self.start;
+        start.wait_part(self.state()?, part)
     }
 
     /// Returns whether the output of the operation is complete, without blocking.
