@@ -219,7 +219,7 @@ const char *peerlane_version(void);
 
 // Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 //
-// Several threads can use a channel. Their calls take turns, and a wait or a flush of the host lets the calls of other threads in every
+// Several threads can use a channel. Their calls take turns, and a wait or a flush of the host lets the calls of other threads in after
 // 2 milliseconds; a channel for each thread is faster.
 //
 // Places in the window are in bytes. Where a function has a `stream`, NULL means the host, and a stream is as for

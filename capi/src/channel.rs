@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use peerlane::group::StreamMessages;
+use peerlane::group::{SignalWait, StreamMessages, Turn};
 use peerlane::hal::BackendId;
 use peerlane::{Channel, Deadline, Error, Group, Rank};
 
@@ -19,7 +20,7 @@ use crate::window::{WINDOWS, WindowHandle};
 #[derive(Debug)]
 pub struct ChannelHandle(());
 
-/// How long a call that waits uses the channel before it lets the calls of other threads in.
+/// How long a call that waits uses the channel before it lets the call of another thread in.
 const TURN: Duration = Duration::from_millis(2);
 
 struct ChannelObject {
@@ -27,6 +28,8 @@ struct ChannelObject {
     channel: RwLock<Option<Mutex<Channel<u8>>>>,
     /// A thread has it while it waits for the channel. So a thread that uses the channel by turns lets the others in first.
     next: Mutex<()>,
+    /// The number of threads that wait for the channel.
+    waiting: AtomicU32,
     backend: BackendId,
 }
 
@@ -42,16 +45,15 @@ impl ChannelObject {
         body(&mut *self.turn(channel.as_ref())?)
     }
 
-    /// Makes a call that waits, in turns of limited time until `body` returns a value. The calls of other threads are made between
-    /// them.
+    /// Makes a call that waits, in turns until `body` returns a value. A turn ends if another thread waits for the channel.
     fn in_turns<R>(
         &self,
-        mut body: impl FnMut(&mut Channel<u8>, Deadline) -> Result<Option<R>, Error>,
+        mut body: impl FnMut(&mut Channel<u8>, Turn<'_>) -> Result<Option<R>, Error>,
     ) -> Result<R, Failure> {
         let channel = self.channel.read().unwrap_or_else(PoisonError::into_inner);
         loop {
             let mut turn = self.turn(channel.as_ref())?;
-            if let Some(value) = body(&mut turn, Deadline::after(TURN))? {
+            if let Some(value) = body(&mut turn, Turn::begin(TURN, &self.waiting))? {
                 return Ok(value);
             }
         }
@@ -64,8 +66,12 @@ impl ChannelObject {
     ) -> Result<MutexGuard<'c, Channel<u8>>, Failure> {
         let destroyed = || Failure::argument("the channel has been destroyed by another thread");
         let channel = channel.ok_or_else(destroyed)?;
-        let _next = lock(&self.next);
-        Ok(lock(channel))
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let next = lock(&self.next);
+        let turn = lock(channel);
+        drop(next);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Ok(turn)
     }
 }
 
@@ -110,7 +116,7 @@ fn range(begin: usize, bytes: usize) -> Range<usize> {
 
 /// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 ///
-/// Several threads can use a channel. Their calls take turns, and a wait or a flush of the host lets the calls of other threads in every
+/// Several threads can use a channel. Their calls take turns, and a wait or a flush of the host lets the calls of other threads in after
 /// 2 milliseconds; a channel for each thread is faster.
 ///
 /// Places in the window are in bytes. Where a function has a `stream`, NULL means the host, and a stream is as for
@@ -137,7 +143,12 @@ pub unsafe extern "C" fn peerlane_channel_open(
             let opened = group.channel(&window, signals)?;
             // SAFETY: the header says at `peerlane_channel_open` when the replays of a C program must be complete.
             let channel = RwLock::new(Some(Mutex::new(unsafe { opened.capturable() })));
-            Ok(ChannelObject { channel, next: Mutex::default(), backend: group.selection().local })
+            Ok(ChannelObject {
+                channel,
+                next: Mutex::default(),
+                waiting: AtomicU32::new(0),
+                backend: group.selection().local,
+            })
         })?;
         // SAFETY: the contract of this function says that `channel` points to a handle; NULL has been refused.
         unsafe { CHANNELS.give(object, channel) }
@@ -267,8 +278,9 @@ pub unsafe extern "C" fn peerlane_channel_wait(
         return call(|| {
             let object = CHANNELS.get(channel.addr())?;
             let deadline = Deadline::after(milliseconds("timeout_ms", timeout_ms)?);
+            let mut wait = SignalWait::new(peer, signal, deadline);
             object.in_turns(|channel, turn| {
-                channel.wait_for_turn(peer, signal, deadline, turn).map(|count| count.map(drop))
+                channel.wait_for_turn(&mut wait, turn).map(|count| count.map(drop))
             })
         });
     }

@@ -51,7 +51,7 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
-pub use channel::{Channel, ChannelReport, CopyRange, Rows, StreamMessages};
+pub use channel::{Channel, ChannelReport, CopyRange, Rows, SignalWait, StreamMessages, Turn};
 pub use end::{GroupEnd, GroupState};
 use family::DrivesAll;
 use heap::{Allocation, Demand, Heap};

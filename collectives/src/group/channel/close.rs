@@ -60,7 +60,7 @@ impl Group {
             channel.give(peer, end, &[], Mode::Host)?;
         }
         for peer in Rank::all(channel.tiers.len()) {
-            channel.wait_for_count(peer, end, 1, || [deadline, deadline])?;
+            channel.wait_for_count(peer, end, 1, || deadline)?;
         }
         channel.flush(deadline.remaining())?;
 

@@ -8,6 +8,7 @@ mod message;
 mod open;
 mod queue;
 mod stream;
+mod wait;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,6 +26,8 @@ use self::message::{BytesCopy, Message, rows_at};
 pub use self::message::{CopyRange, Rows};
 use self::queue::{Queue, fail};
 pub use stream::StreamMessages;
+use wait::{BOTH_PARK_MAX, PARK_MAX};
+pub use wait::{SignalWait, Turn};
 
 use super::buffer;
 use super::heap::Allocation;
@@ -36,15 +39,7 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::layout::FLAG_WORDS;
 use crate::plan::Tier;
-use crate::run::backoff::Backoff;
 use crate::run::port::{self, Ops, copies_rows, recycle};
-
-/// A wait looks this often for its signal before it does anything else, for about a microsecond.
-const SPINS: u32 = 100;
-/// A thread that waits looks at the state of the group at least this often.
-const PARK_MAX: Duration = Duration::from_millis(10);
-/// The same if messages of two fabrics are polled, because a park of one engine does not see those of the other.
-const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
 
 /// One-sided messages between this rank and its peers, in the memory of a window.
 ///
@@ -139,8 +134,8 @@ pub(super) struct ChannelSide {
     is_watched: AtomicBool,
     /// Whether the host has submitted messages that it must move.
     is_open: AtomicBool,
-    /// The rank that the host waits for, plus 1; 0 if it does not wait.
-    host_waits_for: AtomicU32,
+    /// The number of waits of the host for each peer.
+    host_waits: Box<[AtomicU32]>,
 }
 
 /// The messages of streams and graphs.
@@ -243,216 +238,6 @@ impl<T: Element> Channel<T> {
     pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
         self.give(peer, signal, &[], Mode::Host)
-    }
-
-    /// Waits until a peer has given a signal once more than this rank has waited for. Returns how often that is.
-    ///
-    /// # Errors
-    /// As [`wait_for`](Self::wait_for).
-    pub fn wait(&mut self, peer: Rank, signal: usize, timeout: Duration) -> Result<u64, Error> {
-        self.check_signal(peer, signal)?;
-        let count = self.awaited[self.index(peer, signal)] + 1;
-        self.wait_for_count(peer, signal, count, || whole_turn(timeout))?;
-        Ok(count)
-    }
-
-    /// Waits as [`wait`](Self::wait), but only until `turn`, and returns `None` if it has passed before the deadline.
-    ///
-    /// It is for callers that share a channel between threads: other threads use it between two turns of a wait.
-    ///
-    /// # Errors
-    /// As [`wait`](Self::wait).
-    pub fn wait_for_turn(
-        &mut self,
-        peer: Rank,
-        signal: usize,
-        deadline: Deadline,
-        turn: Deadline,
-    ) -> Result<Option<u64>, Error> {
-        self.check_signal(peer, signal)?;
-        let count = self.awaited[self.index(peer, signal)] + 1;
-        let is_given = self.wait_for_count(peer, signal, count, || [deadline, turn])?;
-        Ok(is_given.then_some(count))
-    }
-
-    /// Waits until a peer has given a signal at least `count` times since the channel was opened.
-    ///
-    /// # Errors
-    /// [`Timeout`](ErrorKind::Timeout), naming the peer, after which the channel can go on;
-    /// [`PeerLost`](ErrorKind::PeerLost) if the peer has left the group; [`InvalidArgument`](ErrorKind::InvalidArgument) if there is
-    /// no such peer or signal; the reason why the group has ended.
-    pub fn wait_for(
-        &mut self,
-        peer: Rank,
-        signal: usize,
-        count: u64,
-        timeout: Duration,
-    ) -> Result<(), Error> {
-        self.check_signal(peer, signal)?;
-        self.wait_for_count(peer, signal, count, || whole_turn(timeout)).map(drop)
-    }
-
-    /// Waits for a signal until the first of two deadlines, and returns false if the second one, the end of the turn, has passed
-    /// before.
-    fn wait_for_count(
-        &mut self,
-        peer: Rank,
-        signal: usize,
-        count: u64,
-        deadlines: impl FnOnce() -> [Deadline; 2],
-    ) -> Result<bool, Error> {
-        let is_signalled = |channel: &Self| {
-            let value = channel.flag(peer, signal)?.load(Ordering::Acquire);
-            Ok::<_, Error>(value.saturating_sub(channel.epoch_base) >= count)
-        };
-        if !is_signalled(self)? {
-            let side = self.sides[self.tiers[peer.index()] as usize].clone();
-            let note = |peer| {
-                side.iter().for_each(|side| side.host_waits_for.store(peer, Ordering::Relaxed))
-            };
-            note(peer.0 + 1);
-            let waited = self.wait_until(is_signalled, (peer, signal, count), deadlines);
-            if let Ok(false) = waited {
-                // The rank still waits, which it says if others ask between two turns.
-                return Ok(false);
-            }
-            note(0);
-            waited?;
-        }
-        let index = self.index(peer, signal);
-        self.awaited[index] = self.awaited[index].max(count);
-        Ok(true)
-    }
-
-    fn wait_until(
-        &mut self,
-        is_signalled: impl Fn(&Self) -> Result<bool, Error>,
-        (peer, signal, count): (Rank, usize, u64),
-        deadlines: impl FnOnce() -> [Deadline; 2],
-    ) -> Result<bool, Error> {
-        let tier = self.tiers[peer.index()];
-        self.poll(tier)?;
-        // A signal that comes at once costs no look at the clock.
-        for _ in 0..SPINS {
-            if is_signalled(self)? {
-                return Ok(true);
-            }
-            std::hint::spin_loop();
-        }
-        let [deadline, turn] = deadlines();
-        // A park of an engine of a device does not see the flags that peers signal.
-        let is_polled = self.report.lanes.iter().all(|lane| lane.polled);
-        let mut backoff = (!is_polled).then(|| Backoff::new(PARK_MAX));
-        loop {
-            let polled_at = Instant::now();
-            let has_left = self.shared.has_any_left() && self.shared.has_left(peer);
-            self.poll(tier)?;
-            if is_signalled(self)? {
-                return Ok(true);
-            }
-            // In this order, because the deadline can be the end of the turn.
-            let is_over = turn.has_passed();
-            let late = has_left || deadline.has_passed();
-            if late {
-                let (name, me) = (&self.name, self.rank);
-                let seen = self.flag(peer, signal)?.load(Ordering::Acquire);
-                let seen = seen.saturating_sub(self.epoch_base);
-                let kind = if has_left { ErrorKind::PeerLost } else { ErrorKind::Timeout };
-                let why = match has_left {
-                    true => format!("rank {peer} has left the group"),
-                    false => format!("{:?} have passed", deadline.timeout()),
-                };
-                let text = match signal == self.end_signal() {
-                    true => format!(
-                        "{name}: rank {me} waits for rank {peer} to end the channel, but {why}"
-                    ),
-                    false => format!(
-                        "{name}: rank {me} waits for signal {signal} of rank {peer}, but {why}: it was given {seen} times, \
-                         expected {count}"
-                    ),
-                };
-                return Err(Error::new(kind, text).with_peer(peer));
-            }
-            if is_over {
-                return Ok(false);
-            }
-            // Peers may wait for starts of this rank before they give the signal.
-            let limit = if self.shared.drive_all() { BOTH_PARK_MAX } else { PARK_MAX };
-            match &mut backoff {
-                None => self.park(tier, turn.remaining().min(limit))?,
-                Some(backoff) => match backoff.nap(polled_at) {
-                    Some(nap) => std::thread::sleep(nap.min(limit)),
-                    None => std::thread::yield_now(),
-                },
-            }
-        }
-    }
-
-    /// Returns how often a peer has given a signal since the channel was opened, without waiting.
-    ///
-    /// # Errors
-    /// As [`signal`](Self::signal).
-    pub fn signalled(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
-        self.check_signal(peer, signal)?;
-        self.poll(self.tiers[peer.index()])?;
-        Ok(self.flag(peer, signal)?.load(Ordering::Acquire).saturating_sub(self.epoch_base))
-    }
-
-    /// Waits until all earlier puts and gets are complete here: what was put may be overwritten, and what was got may be
-    /// read. It does not tell whether a peer has seen it.
-    ///
-    /// # Errors
-    /// [`Timeout`](ErrorKind::Timeout); the reason why the group has ended.
-    pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.wait_unfinished(0, timeout)
-    }
-
-    /// Waits as [`flush`](Self::flush), but only until `turn`, and returns false if it has passed before the deadline; see
-    /// [`wait_for_turn`](Self::wait_for_turn).
-    ///
-    /// # Errors
-    /// As [`flush`](Self::flush).
-    pub fn flush_for_turn(&mut self, deadline: Deadline, turn: Deadline) -> Result<bool, Error> {
-        self.wait_for_unfinished(0, [deadline, turn])
-    }
-
-    /// Waits until at most `at_most` messages of this rank are not complete, so that a caller can keep a number of messages in
-    /// flight.
-    ///
-    /// A put with a signal is two messages, and copies that were joined are one.
-    ///
-    /// # Errors
-    /// As [`flush`](Self::flush).
-    pub fn wait_unfinished(&mut self, at_most: usize, timeout: Duration) -> Result<(), Error> {
-        self.wait_for_unfinished(at_most, whole_turn(timeout)).map(drop)
-    }
-
-    fn wait_for_unfinished(
-        &mut self,
-        at_most: usize,
-        [deadline, turn]: [Deadline; 2],
-    ) -> Result<bool, Error> {
-        while self.unfinished()? > at_most {
-            let is_over = turn.has_passed();
-            if deadline.has_passed() {
-                let text = format!(
-                    "{}: copies of rank {} are not complete after {:?}",
-                    self.name,
-                    self.rank,
-                    deadline.timeout()
-                );
-                return Err(Error::new(ErrorKind::Timeout, text));
-            }
-            if is_over {
-                return Ok(false);
-            }
-            let is_open = |side: &&Arc<ChannelSide>| side.queue().unfinished > 0;
-            let tier = self.sides.iter().flatten().find(is_open).map(|side| side.tier);
-            if let Some(tier) = tier {
-                self.park(tier, turn.remaining().min(PARK_MAX))?;
-            }
-        }
-        Ok(true)
     }
 
     /// Returns how many messages of this rank are not complete, without blocking.
@@ -774,11 +559,6 @@ impl<T> Drop for Channel<T> {
             allocation.leak();
         }
     }
-}
-
-/// Returns the deadline of a wait, and the same as the end of its turn.
-fn whole_turn(timeout: Duration) -> [Deadline; 2] {
-    [Deadline::after(timeout); 2]
 }
 
 fn invalid(text: String) -> Error {

@@ -102,7 +102,7 @@ fn open<T: Element>(
             queue: Mutex::new(Queue::new(engine)),
             pending: Mutex::default(),
             is_open: AtomicBool::new(false),
-            host_waits_for: AtomicU32::new(0),
+            host_waits: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
             is_watched: AtomicBool::new(false),
         });
         shared.watch_channel(&side);

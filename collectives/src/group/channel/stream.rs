@@ -228,12 +228,14 @@ impl ChannelSide {
 
     /// Returns the other ranks for whose signals the host, a stream or a graph waits.
     pub(in crate::group) fn waits(&self) -> Vec<Rank> {
-        let host = self.host_waits_for.load(Ordering::Relaxed).checked_sub(1).map(Rank);
+        let host = Rank::all(self.host_waits.len()).zip(&self.host_waits);
+        let host = host.filter(|(_, waits)| waits.load(Ordering::Relaxed) > 0);
         let pending = self.pending();
         let missing = pending.first().map_or_else(Vec::new, |(waits, is_captured)| {
             self.missing(waits, is_captured).map(|wait| wait.peer).collect()
         });
-        host.into_iter().chain(missing).filter(|peer| *peer != self.rank).collect()
+        let host = host.map(|(peer, _)| peer);
+        host.chain(missing).filter(|peer| *peer != self.rank).collect()
     }
 
     fn missing<'w>(
