@@ -179,7 +179,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
-    use std::net::TcpStream;
+    use std::net::{Ipv4Addr, TcpStream};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
@@ -239,13 +239,29 @@ mod tests {
 
     #[test]
     fn the_oldest_of_many_connections_are_closed() {
-        let ranks = open(2);
-        let (_, address) = addresses(&ranks[0])[1];
-        let mut connections = flood(address, long().remaining());
-        assert_eq!(connections.len(), FLOOD);
-        for connection in &mut connections[..FLOOD - ranks.len() - STRANGERS_MAX] {
+        let listener = bind(Ipv4Addr::LOCALHOST.into()).unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let address = listener.local_addr().unwrap();
+        // Without the thread that accepts, no connection is closed because it has waited too long.
+        let shared = Shared { listener, ranks: 2, state: Mutex::default() };
+        let mut connections: Vec<_> = (0..FLOOD)
+            .map(|_| {
+                let connection = TcpStream::connect(address).unwrap();
+                let (stream, origin) = shared.listener.accept().unwrap();
+                shared.take(Stream::new(Uninherited::new(stream)), origin);
+                connection
+            })
+            .collect();
+
+        let (closed, open) = connections.split_at_mut(FLOOD - shared.ranks - STRANGERS_MAX);
+        for connection in closed {
             connection.set_read_timeout(Some(long().remaining())).unwrap();
             assert!(matches!(connection.read(&mut [0]), Ok(0)));
+        }
+        for connection in open {
+            connection.set_nonblocking(true).unwrap();
+            let error = connection.read(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         }
     }
 
