@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -90,11 +90,9 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
     options.write(true).create(true).truncate(true).custom_flags(libc::O_NONBLOCK);
     let file = options.open(path)?;
 
-    // Only the open must not wait. A reader that is slow is waited for.
-    if file.metadata()?.file_type().is_fifo() {
-        let flags = fcntl_getfl(&file)?;
-        fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
-    }
+    // Only the open must not wait. A reader of a pipe or a terminal that is slow is waited for.
+    let flags = fcntl_getfl(&file)?;
+    fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
     Ok(file)
 }
 
@@ -148,6 +146,12 @@ mod tests {
         });
         assert_eq!(text, long);
         remove(&path);
+    }
+
+    #[test]
+    fn writes_to_devices_wait_for_them() {
+        let device = create(Path::new("/dev/null")).unwrap();
+        assert!(!fcntl_getfl(&device).unwrap().contains(OFlags::NONBLOCK));
     }
 
     #[test]
