@@ -100,17 +100,17 @@ fn canonical(origin: SocketAddr) -> SocketAddr {
 }
 
 impl Shared {
-    /// Serves a connection on a thread of its own.
-    pub(super) fn take(self: &Arc<Self>, stream: Stream, origin: SocketAddr) {
+    /// Serves a connection on a thread of its own, and returns true. If there is no thread, it tells the rank so and returns false.
+    pub(super) fn take(self: &Arc<Self>, stream: Stream, origin: SocketAddr) -> bool {
         let number = self.begin(&stream);
         let (server, served) = (Arc::clone(self), Arc::clone(&stream));
         let thread = limits::spawn("peerlane-hub-read", move || {
             serve(&server, served, origin, number, None)
         });
-        if let Err(error) = thread {
-            self.fail(&error);
-            serve(self, stream, origin, number, Some(&error));
-        }
+        let Err(error) = thread else { return true };
+        self.fail(&error);
+        serve(self, stream, origin, number, Some(&error));
+        false
     }
 
     /// Tells a rank why it cannot join.

@@ -82,8 +82,14 @@ impl RankListener {
             state.hub = Some(Arc::clone(hub));
             std::mem::take(&mut state.waiting)
         };
+        let mut has_threads = true;
         for Waiting { stream, origin, .. } in waiting {
-            hub.take(stream, origin);
+            if has_threads {
+                has_threads = hub.take(stream, origin);
+            } else {
+                // Each refusal could take seconds of this call. Ranks connect again, and are refused by the thread that accepts.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
         }
     }
 
@@ -160,7 +166,8 @@ impl Shared {
         let mut state = self.state();
         if let Some(hub) = state.hub.clone() {
             drop(state);
-            return hub.take(stream, origin);
+            hub.take(stream, origin);
+            return;
         }
 
         let oldest = match state.waiting.len() >= self.ranks + STRANGERS_MAX {
