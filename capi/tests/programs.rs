@@ -30,7 +30,8 @@ fn compile(compiler: &str, source: &str) -> PathBuf {
         .arg(&program)
         .arg("-L")
         .arg(libraries)
-        .args(["-lpeerlane_c", &format!("-Wl,-rpath,{}", libraries.display())])
+        // The old tag precedes `LD_LIBRARY_PATH`, in which Cargo has the library of an earlier `cargo build`.
+        .args(["-lpeerlane_c", &format!("-Wl,--disable-new-dtags,-rpath,{}", libraries.display())])
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
