@@ -16,7 +16,7 @@ use peerlane::topology::Topology;
 use serde::{Deserialize, Serialize};
 
 use super::drawing;
-use super::options::{CELLS_MAX, Options};
+use super::options::{COPIES_MAX, Options};
 use crate::error::{Failure, Result};
 use crate::printable::file_name;
 use crate::report::pretty_json;
@@ -212,11 +212,10 @@ pub(super) fn check(path: &Path) -> Result<String> {
              plan` prints it",
         ));
     }
-    let steps = plans.iter().flat_map(|plan| &plan.lanes).flat_map(|lane| &lane.steps);
-    let copies = steps.filter(|step| matches!(step, Step::Put { .. } | Step::Get { .. })).count();
-    if copies as u64 > CELLS_MAX {
+    let copies = copies(&plans);
+    if copies > COPIES_MAX {
         let text = format!(
-            "{}: the plans copy {copies} cells, more than the {CELLS_MAX} that are verified",
+            "{}: the plans make {copies} copies of cells, more than the {COPIES_MAX} that are verified",
             file_name(path)
         );
         return Err(Failure::usage(text)
@@ -224,6 +223,11 @@ pub(super) fn check(path: &Path) -> Result<String> {
     }
     let verdict = verdict(&plans)?;
     Ok(format!("{verdict}\n"))
+}
+
+fn copies(plans: &[Plan]) -> u64 {
+    let steps = plans.iter().flat_map(|plan| &plan.lanes).flat_map(|lane| &lane.steps);
+    steps.filter(|step| matches!(step, Step::Put { .. } | Step::Get { .. })).count() as u64
 }
 
 fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
@@ -284,6 +288,7 @@ mod tests {
     use peerlane::planning::schedule::{self, Shape};
     use peerlane::topology::Topology;
 
+    use super::super::options::CELLS_MAX;
     use super::*;
 
     #[test]
@@ -336,6 +341,31 @@ mod tests {
         assert_eq!(parse(&list).unwrap(), plans);
         assert_eq!(parse(&format!("{{\"plans\":{list},\"verdict\":\"\"}}")).unwrap(), plans);
         assert_eq!(parse("# nothing\n"), Ok(vec![]));
+    }
+
+    /// Plans that are printed have at most `CELLS_MAX` pairs of a chunk and a rank.
+    #[test]
+    fn printed_plans_are_within_the_limit_of_a_check() {
+        let of_pairs = COPIES_MAX / CELLS_MAX;
+        let mut most = 0;
+        for nodes in [&[0; 5][..], &[0, 1, 2, 3], &[0, 0, 0, 1, 1, 1], &[0, 0, 0, 1, 2, 2]] {
+            let topology = Topology::of_nodes(nodes).unwrap();
+            let pairs = (nodes.len() * nodes.len() * 2) as u64;
+            for (&algorithm, collective) in
+                Algorithm::ALL.iter().flat_map(|one| Collective::all().map(move |goal| (one, goal)))
+            {
+                let shape = Shape { collective, chunks: 2, ..Shape::default() };
+                // Some algorithms have no plans for some collectives.
+                let Ok(plans) = schedule::plans(algorithm, &topology, shape) else { continue };
+                let copies = copies(&plans);
+                assert!(
+                    copies <= of_pairs * pairs,
+                    "{algorithm} {collective:?} on {topology}: {copies}"
+                );
+                most = most.max(copies.div_ceil(pairs));
+            }
+        }
+        assert_eq!(most, of_pairs, "the limit is larger than it must be");
     }
 
     #[test]

@@ -15,6 +15,9 @@ use crate::units::Size;
 /// The maximum number of chunks in all plans that are printed or verified, because verifying more takes minutes.
 pub(super) const CELLS_MAX: u64 = 1 << 20;
 
+/// The maximum number of copies in plans that are verified. An all-reduce copies each chunk to each rank up to twice.
+pub(super) const COPIES_MAX: u64 = 2 * CELLS_MAX;
+
 /// Show the plan of each rank, one step per line, with the result of the verifier
 ///
 /// The verifier checks all ranks together: every byte arrives exactly once and is not read before,

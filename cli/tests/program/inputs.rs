@@ -87,7 +87,7 @@ fn files_beyond_the_limits_are_refused() {
     let header = "all-gather direct: rank 0 of 1, 1 chunk, in place\n";
     let lanes: String = (0..100_000).map(|lane| format!("lane {lane}\n")).collect();
     let lanes = file("many-lanes.txt", &(header.to_owned() + &lanes));
-    let puts = format!("{header}lane 0\n{}", "put 0.0 input to 0\n".repeat(1_100_000));
+    let puts = format!("{header}lane 0\n{}", "put 0.0 input to 0\n".repeat(2_200_000));
     let puts = file("many-puts.txt", &puts);
     let point = "{\"algorithm\":\"direct\",\"outputs\":1,\"chunks\":65536,\"block_bytes\":1,\"measured_us\":1.0,\"predicted_us\":1.0,\"fitted\":true}";
     let check = |topology: &str, points: usize| {
@@ -107,7 +107,7 @@ fn files_beyond_the_limits_are_refused() {
             "plan --check",
             &puts,
             2,
-            "the plans copy 1100000 cells, more than the 1048576 that are verified",
+            "the plans make 2200000 copies of cells, more than the 2097152 that are verified",
         ),
         (
             "calibrate --out /dev/null --from",
