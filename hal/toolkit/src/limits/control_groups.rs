@@ -72,20 +72,33 @@ impl ControlGroups {
 }
 
 fn group_memory(folder: &Path) -> Option<GroupMemory> {
-    let version_2 = ("memory.max", "memory.current", "inactive_file ");
-    let version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ");
-    [version_2, version_1].into_iter().find_map(|(limit, usage, reclaimable)| {
+    // The counters of version 1 are those of the group alone, except for the totals.
+    let version_2 = ("memory.max", "memory.current", "", "file_");
+    let version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "total_");
+    [version_2, version_1].into_iter().find_map(|(limit, usage, total, unwritten)| {
         let file = folder.join(limit);
         let limit_bytes = number_in(&file).filter(|bytes| *bytes < UNLIMITED_BYTES_MIN)?;
         let used_bytes = number_in(&folder.join(usage))?;
 
-        // The cache of files counts as used, but the kernel drops what nobody has used for a while.
         let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-        let reclaimable = stat.lines().find_map(|line| line.strip_prefix(reclaimable));
-        let reclaimable = reclaimable.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
+        let sum = |begin: &str, ends: &[&str]| -> u64 {
+            ends.iter().map(|end| number_of(&stat, &format!("{begin}{end}"))).sum()
+        };
+
+        // The cache of files and parts of the kernel's memory count as used, but the kernel drops them before an allocation fails.
+        // It must first write changed pages to their files. Pages of shared memory are in none of these counters.
+        let cached = sum(total, &["inactive_file", "active_file", "slab_reclaimable"]);
+        let reclaimable = cached.saturating_sub(sum(unwritten, &["dirty", "writeback"]));
         let available_bytes = limit_bytes.saturating_sub(used_bytes.saturating_sub(reclaimable));
         Some(GroupMemory { available_bytes, limit_bytes, file })
     })
+}
+
+/// Returns a counter of `memory.stat`, where each line is `name number`; 0 if it is not there.
+fn number_of(stat: &str, name: &str) -> u64 {
+    let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
+    let number = lines.find(|(counter, _)| *counter == name);
+    number.and_then(|(_, number)| number.trim().parse().ok()).unwrap_or(0)
 }
 
 fn group_threads(folder: &Path) -> Option<GroupThreads> {
@@ -157,6 +170,33 @@ mod tests {
             file.display()
         );
         assert_eq!(threads[0].text, text);
+    }
+
+    #[test]
+    fn clean_cache_is_available() {
+        let tree = Tree::new(
+            "cache",
+            &[
+                ("2/memory.max", "1000\n"),
+                ("2/memory.current", "950\n"),
+                (
+                    "2/memory.stat",
+                    "anon 100\nshmem 50\nfile_dirty 40\nfile_writeback 10\ninactive_file 20\nactive_file 700\n\
+                     slab_reclaimable 30\n",
+                ),
+                ("memory/memory.limit_in_bytes", "1000\n"),
+                ("memory/memory.usage_in_bytes", "950\n"),
+                (
+                    "memory/memory.stat",
+                    "active_file 1\ndirty 2\ntotal_dirty 40\ntotal_writeback 10\ntotal_inactive_file 20\n\
+                     total_active_file 700\n",
+                ),
+            ],
+        );
+        let version_2 = ControlGroups::parse("0::/2\n", &tree.0);
+        assert_eq!(version_2.memory().unwrap().available_bytes, 50 + 700);
+        let version_1 = ControlGroups::parse("5:memory:/\n", &tree.0);
+        assert_eq!(version_1.memory().unwrap().available_bytes, 50 + 670);
     }
 
     #[test]
