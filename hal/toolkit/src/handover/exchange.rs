@@ -14,8 +14,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, sockopt,
 };
 
 use super::{
@@ -133,8 +134,7 @@ impl Request {
             match status {
                 HERE | FAILED | EXHAUSTED if !is_known => return Err(self.no_proof()),
                 HERE if fds.len() == count as usize => return Ok(fds),
-                HERE if fds.len() == before => return Err(self.no_descriptor()),
-                HERE if fds.len() < count.min(DESCRIPTORS_MAX) as usize => {}
+                HERE if fds.len() > before && fds.len() < count.min(DESCRIPTORS_MAX) as usize => {}
                 FREED => return Err(Refusal::Freed),
                 FAILED => return Err(self.failed(ErrorKind::Other)),
                 EXHAUSTED => return Err(self.failed(ErrorKind::OutOfMemory)),
@@ -150,7 +150,7 @@ impl Request {
         }
     }
 
-    /// Creates the error for a message whose descriptors the kernel dropped at the limit of open files.
+    /// Creates the error for a message of which the kernel dropped descriptors at the limit of open files.
     fn no_descriptor(&self) -> Refusal {
         let what = "cannot receive the file descriptors of a peer's memory";
         Refusal::System(SystemError::new(what, Errno::MFILE))
@@ -180,6 +180,10 @@ impl Request {
             if let RecvAncillaryMessage::ScmRights(more) = message {
                 fds.extend(more);
             }
+        }
+        // The kernel drops the descriptors that do not fit below the limit of open files.
+        if answer.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(self.no_descriptor());
         }
         match answer.bytes {
             Header::BYTES => Ok(Header::decode(header)),
@@ -501,4 +505,30 @@ fn send(
 #[cfg(test)]
 pub(super) fn answer_of_this_process(status: u8) -> Vec<u8> {
     Header::known(status, 0).encode()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_that_the_kernel_drops_are_no_fault_of_the_peer() {
+        let (socket, peer) = UnixStream::pair().unwrap();
+        // The space for the descriptors of one message is too small, which looks like a limit that is reached after the first.
+        let count = MESSAGE_FDS_MAX + 3;
+        let fds = vec![peer.as_fd(); count];
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(count))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        assert!(rights.push(SendAncillaryMessage::ScmRights(&fds)));
+        let header = Header::known(HERE, u32::try_from(count).unwrap()).encode();
+        let slices = [IoSlice::new(&header)];
+        rustix::net::sendmsg(&peer, &slices, &mut rights, SendFlags::NOSIGNAL).unwrap();
+        drop(peer);
+
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let socket = DeadlineSocket::new(OwnedFd::from(socket), deadline);
+        let mut request = Request { process: ProcessToken::own(), socket, deadline };
+        let refusal = request.receive_all().unwrap_err();
+        assert!(matches!(&refusal, Refusal::System(error) if error.is_exhausted()), "{refusal:?}");
+    }
 }
