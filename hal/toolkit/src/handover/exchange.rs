@@ -396,8 +396,12 @@ fn accept(listener: &UnixListener, spare: &mut SpareDescriptor, clients: &mut Ve
         // The thread serves the clients that it has, and ends only when it is closed.
         Err(error) => {
             let error = SystemError::of_io("cannot accept the connection of a peer", &error);
+            if !error.is_exhausted() {
+                std::thread::sleep(POLL_PAUSE);
+                return;
+            }
             match spare.lend(|| listener.accept()) {
-                Ok((client, _)) if error.is_exhausted() && is_own_user(&client) => {
+                Ok((client, _)) if is_own_user(&client) => {
                     // A client that is gone needs no answer.
                     let _ = refuse_request(&client, &DynError::new(error));
                 }
