@@ -1,5 +1,6 @@
 //! Accepts the connections to a hub, and ends a start for which the process of the hub has reached a limit.
 
+use std::io;
 use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -8,12 +9,13 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_toolkit::limits::{self, SpareDescriptor, SystemError};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::forks::Uninherited;
 use super::super::hub::Event;
 use super::super::message::EndCause;
 use super::super::subgroups::Addressed;
-use super::hub::{ACCEPT_PAUSE, Hub, Shared};
+use super::hub::{ACCEPT_PAUSE, Hub, Shared, State};
 use super::serve::serve;
 use super::wire::Stream;
 use crate::error::Error;
@@ -64,9 +66,12 @@ pub(super) fn accept(
     mut spare: SpareDescriptor,
     shared: &Arc<Shared>,
 ) {
-    // The oldest connection in the handshake when the last `accept` failed.
-    let mut oldest = None;
     loop {
+        // Without a descriptor `accept` fails at once, also if no process connects.
+        let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
+        if poll(&mut polled, None).is_err() {
+            thread::sleep(ACCEPT_PAUSE);
+        }
         let accepted = listener.accept();
         if shared.state.lock().closing {
             return;
@@ -76,15 +81,16 @@ pub(super) fn accept(
                 shared.take(Stream::new(Uninherited::new(stream)), canonical(origin));
                 continue;
             }
+            // The connection was closed in the meantime.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => SystemError::of_io("cannot accept the connection of a rank", &error),
         };
-        if !error.is_exhausted() || shared.awaits_handshake(&mut oldest) {
+        if !error.is_exhausted() || shared.awaits_handshake() {
             thread::sleep(ACCEPT_PAUSE);
             continue;
         }
 
-        // Another attempt would fail too, so the rank gets the reason, and so do those that have joined.
-        shared.fail(&error);
+        // Another attempt would fail too. If a rank connects, it gets the reason, and so do those that have joined.
         match spare.lend(|| listener.accept()) {
             Ok((stream, origin)) => {
                 shared.refuse(Stream::new(Uninherited::new(stream)), canonical(origin), &error);
@@ -100,7 +106,8 @@ fn canonical(origin: SocketAddr) -> SocketAddr {
 }
 
 impl Shared {
-    /// Serves a connection on a thread of its own, and returns true. If there is no thread, it tells the rank so and returns false.
+    /// Serves a connection on a thread of its own, and returns true. If there is no thread, it returns false, and tells the rank
+    /// so, or closes the connection if others hold threads in the handshake. The rank then connects again.
     pub(super) fn take(self: &Arc<Self>, stream: Stream, origin: SocketAddr) -> bool {
         let number = self.begin(&stream);
         let (server, served) = (Arc::clone(self), Arc::clone(&stream));
@@ -108,8 +115,13 @@ impl Shared {
             serve(&server, served, origin, number, None)
         });
         let Err(error) = thread else { return true };
-        self.fail(&error);
-        serve(self, stream, origin, number, Some(&error));
+        self.forget(number);
+        if self.awaits_handshake() {
+            drop(stream);
+            thread::sleep(ACCEPT_PAUSE);
+        } else {
+            self.refuse(stream, origin, &error);
+        }
         false
     }
 
@@ -119,24 +131,21 @@ impl Shared {
         serve(self, stream, origin, number, Some(error));
     }
 
-    /// Returns whether connections in the handshake hold descriptors, and closes the oldest if it has not changed since the
-    /// last call.
+    /// Returns whether connections in the handshake hold descriptors and threads, and closes the oldest if it has not changed
+    /// since the last call.
     ///
     /// A rank needs little time for its handshake. Other processes must not keep ranks from joining.
-    fn awaits_handshake(&self, oldest: &mut Option<u64>) -> bool {
+    fn awaits_handshake(&self) -> bool {
         let mut state = self.state.lock();
         let current = state.pending.keys().next().copied();
-        let before = mem::replace(oldest, current);
-        if current.is_some()
-            && before == current
-            && let Some((_, stream)) = state.pending.pop_first()
-        {
-            let _ = stream.shutdown(Shutdown::Both);
+        let before = mem::replace(&mut state.oldest, current);
+        if before == current {
+            state.shed_oldest();
         }
-        current.is_some()
+        !state.pending.is_empty() || !state.shed.is_empty()
     }
 
-    /// Ends a start because this hub cannot serve all ranks.
+    /// Ends a start because this hub cannot serve all ranks. One of them has proved that it belongs to the job.
     pub(super) fn fail(self: &Arc<Self>, error: &SystemError) {
         self.state.lock().failure.get_or_insert_with(|| error.clone());
         let how = format!("its hub failed: {error}");
@@ -164,5 +173,65 @@ impl Shared {
     pub(super) fn run_by(&self) -> Option<Rank> {
         let state = self.state.lock();
         state.hub.first().runs_hub().or(state.run_by)
+    }
+}
+
+impl State {
+    /// Closes the oldest connection in the handshake. It counts until its thread has closed the descriptor.
+    pub(super) fn shed_oldest(&mut self) {
+        if let Some((number, stream)) = self.pending.pop_first() {
+            let _ = stream.shutdown(Shutdown::Both);
+            self.shed.insert(number, stream);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpStream;
+
+    use rustix::io::Errno;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, Stream, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, origin) = listener.accept().unwrap();
+        (stranger, Stream::new(Uninherited::new(stream)), origin)
+    }
+
+    fn exhausted() -> SystemError {
+        SystemError::new("cannot accept the connection of a rank", Errno::MFILE)
+    }
+
+    #[test]
+    fn strangers_do_not_end_a_start_at_a_limit() {
+        let hub = Hub::bind("127.0.0.1:0", 2).unwrap();
+        for bytes in ["", "GET / HTTP/1.0\r\n\r\n"] {
+            let (mut stranger, stream, origin) = pair();
+            stranger.write_all(bytes.as_bytes()).unwrap();
+            drop(stranger);
+            hub.shared.refuse(stream, origin, &exhausted());
+            let state = hub.shared.state.lock();
+            assert!(state.failure.is_none() && state.hub.first().end_cause().is_none());
+        }
+    }
+
+    #[test]
+    fn a_closed_connection_counts_until_its_descriptor_is_closed() {
+        let hub = Hub::bind("127.0.0.1:0", 2).unwrap();
+        let shared = &hub.shared;
+        let (_stranger, stream, _) = pair();
+        let number = shared.begin(&stream);
+        // The second call closes the connection, which nothing has served.
+        for _ in 0..3 {
+            assert!(shared.awaits_handshake());
+        }
+        assert!(shared.state.lock().pending.is_empty());
+        drop(stream);
+        shared.forget(number);
+        assert!(!shared.awaits_handshake());
     }
 }

@@ -96,6 +96,10 @@ pub(super) struct State {
     job: Option<Option<String>>,
     connections: Vec<Option<Connection>>,
     pub(super) pending: BTreeMap<u64, Stream>,
+    /// The connections that were closed in the handshake, but whose descriptors are still open.
+    pub(super) shed: BTreeMap<u64, Stream>,
+    /// The oldest connection in the handshake when the last one could not be served.
+    pub(super) oldest: Option<u64>,
     accepted: u64,
     pub(super) closing: bool,
     /// The rank that will join as the one that runs the hub.
@@ -173,6 +177,7 @@ impl HubOptions {
             return Err(no_secret());
         }
         let listener = parsed.listen().map_err(|error| cannot_listen(address, error))?;
+        listener.set_nonblocking(true).map_err(|error| cannot_listen(address, error))?;
         let bound = listener.local_addr().map_err(|error| cannot_listen(address, error))?;
         // The name service can give `localhost` any address.
         if !is_open && !bound.ip().is_loopback() {
@@ -220,6 +225,8 @@ impl HubOptions {
             job: self.job.clone().map(Some),
             connections: (0..ranks).map(|_| None).collect(),
             pending: BTreeMap::new(),
+            shed: BTreeMap::new(),
+            oldest: None,
             accepted: 0,
             closing: false,
             run_by: None,
@@ -395,10 +402,8 @@ impl Shared {
     /// for its handshake and tries again.
     pub(super) fn begin(&self, stream: &Stream) -> u64 {
         let mut state = self.state.lock();
-        if state.pending.len() >= self.ranks + STRANGERS_MAX
-            && let Some((_, oldest)) = state.pending.pop_first()
-        {
-            let _ = oldest.shutdown(Shutdown::Both);
+        if state.pending.len() >= self.ranks + STRANGERS_MAX {
+            state.shed_oldest();
         }
         state.accepted += 1;
         let number = state.accepted;
@@ -512,7 +517,9 @@ impl Shared {
     }
 
     pub(super) fn forget(&self, number: u64) {
-        self.state.lock().pending.remove(&number);
+        let mut state = self.state.lock();
+        state.pending.remove(&number);
+        state.shed.remove(&number);
     }
 
     /// Applies an event of a rank, and ignores what is left of a connection that the rank had to an earlier group.

@@ -43,6 +43,7 @@ pub(super) fn serve(
         Err(rejection) => {
             shared.count_refused(origin, number, &rejection.reason);
             reject(&stream, &rejection.answer);
+            drop(stream);
             shared.forget(number);
             if let Some(rank) = rejection.rank {
                 shared.tell(rank);
@@ -147,6 +148,7 @@ fn handshake(
         Rejection { reason, rank: Some(rank), answer }
     };
     if let Some(error) = exhausted {
+        shared.fail(error);
         return Err(refused(error));
     }
 
