@@ -91,6 +91,8 @@ impl Probes {
         let timeout = (deadline.remaining() / 8).max(Duration::from_millis(1));
         let connected = TcpStream::connect_timeout(&address, timeout);
         match connected.and_then(|stream| stream.set_nonblocking(true).map(|()| stream)) {
+            // TCP can connect a port of this host to itself if no process listens at it.
+            Ok(stream) if stream.local_addr().is_ok_and(|own| own == address) => true,
             Ok(stream) => {
                 self.connections.insert(rank, stream);
                 false
