@@ -440,7 +440,8 @@ impl Shared {
         })?;
         let formed = |state: &mut State| {
             let is_formed = formation::absent(state.formation.as_ref()).is_none();
-            (state.closing || is_formed).then_some(())
+            let has_ended = state.hub.first().end_cause().is_some();
+            (state.closing || is_formed || has_ended).then_some(())
         };
         // The group is formed at the latest when the deadline of its hub passes.
         let _ = self.state.wait(Deadline::after(Deadline::TIMEOUT_MAX), formed);
@@ -570,6 +571,12 @@ impl State {
     fn form(&mut self) {
         let Some(formation) = &mut self.formation else { return };
         formation.form();
+        // The ranks are told why the group has failed instead of joining.
+        if self.hub.first().end_cause().is_some() {
+            return;
+        }
+        // In the new group, the rank that runs the hub has another number, which is known when it joins.
+        self.run_by = None;
         let ranks = formation.formed_ranks().unwrap_or_default();
         self.hub = HubGroups::new(ranks);
         self.connections = (0..ranks).map(|_| None).collect();
@@ -600,6 +607,9 @@ impl State {
         if let Some(formation) = &self.formation {
             if self.closing {
                 return Err(Refusal::Closing);
+            }
+            if let Some(cause) = self.hub.first().end_cause() {
+                return Err(Refusal::Ended { cause: cause.to_string(), peer: cause.peer() });
             }
             let ranks = formation.formed_ranks().unwrap_or_default();
             let ranks = u32::try_from(ranks).expect("not more than before");
@@ -732,4 +742,33 @@ pub(super) fn name_holders(address: &str, error: Error) -> Error {
          every rank"
     );
     Error::new(error.kind(), text).with_source(io::Error::from(io::ErrorKind::AddrInUse))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_before_a_smaller_group_is_formed_ends_it() {
+        let ranks = vec![(Rank(1), SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))];
+        let formation = Formation::new(GroupId::default(), 3, ranks);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let shared = HubOptions::default().share(address, GroupId::default(), 3, Some(formation));
+        shared.fail(&SystemError::new("cannot start a thread", rustix::io::Errno::MFILE));
+        shared.state.change(State::form);
+
+        let hello = Hello {
+            rank: 1,
+            ranks: 3,
+            host: String::new(),
+            job: None,
+            runs_hub: false,
+            address: None,
+            process: None,
+            shrinks: Some(GroupId::default()),
+            nonce: GroupId::default(),
+        };
+        let refusal = shared.state.lock().seat(&hello, 1, 3).unwrap_err();
+        assert!(matches!(refusal, Refusal::Ended { .. }), "{refusal}");
+    }
 }

@@ -212,14 +212,19 @@ impl TcpBootstrap {
         hello.nonce = random_bytes()?;
         let name = format!("{address} (rank {candidate})");
         let hub = hub.map(Arc::new);
+        let failed = |rank, error| match &hub {
+            Some(hub) => hub.end_start(rank, error),
+            None => error,
+        };
         let reason = loop {
             match attempt(&name, &[address], &hello, membership, deadline) {
                 Ok(joined) => {
-                    let membership = membership.clone();
-                    return Self::start(name, hub, joined, membership, deadline).map(Some);
+                    let (membership, rank) = (membership.clone(), joined.rank);
+                    let started = Self::start(name, hub.clone(), joined, membership, deadline);
+                    return started.map(Some).map_err(|error| failed(rank, error));
                 }
                 Err(JoinError::Gone(_)) => return Ok(None),
-                Err(JoinError::Fatal(error)) => return Err(error),
+                Err(JoinError::Fatal(error)) => return Err(failed(rank, error)),
                 // A rank that has too many connections closes the oldest. If its process has ended, the next attempt is refused.
                 Err(JoinError::Closed(_)) if !deadline.has_passed() => {
                     thread::sleep(PAUSE_MIN);
@@ -377,7 +382,9 @@ unsafe impl Bootstrap for TcpBootstrap {
                 let options = self.membership.hub_options();
                 let formation = Formation::new(self.group, self.ranks(), remaining.clone());
                 let until = Deadline::after(deadline.remaining() / 2);
-                Some(options.form(&listener, formation, until)?)
+                let hub = options.form(&listener, formation, until)?;
+                hub.set_run_by(candidate);
+                Some(hub)
             } else {
                 None
             };
