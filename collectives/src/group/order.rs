@@ -57,9 +57,7 @@ impl Call {
     pub(super) fn start(name: &str, operation: u64, epoch: u64) -> Self {
         Self { name: name.to_owned(), number: CallNumber::Start { operation, epoch } }
     }
-}
 
-impl Call {
     /// Returns the number of the start if it is one of the operation of another start.
     fn epoch_of(&self, other: &Self) -> Option<u64> {
         let (CallNumber::Start { operation, epoch }, CallNumber::Start { operation: of, .. }) =
@@ -193,11 +191,13 @@ impl Order {
     /// Notes the last start of an operation that is dropped.
     pub(super) fn note_dropped(&self, last: Call) {
         let mut dropped = self.dropped();
+        // Each executor of an operation is dropped for itself.
         let others = dropped.iter().position(|other| other.epoch_of(&last).is_some());
         let last = match others.and_then(|index| dropped.remove(index)) {
             Some(other) if other.epoch_of(&last) > last.epoch_of(&last) => other,
             _ => last,
         };
+
         if dropped.len() == DROPPED_MAX {
             dropped.pop_front();
         }
