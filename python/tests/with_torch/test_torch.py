@@ -166,6 +166,10 @@ def bad_input():
     if rank == 0:
         with pytest.raises(peerlane.InvalidArgument, match="gather_list is None, expected 2 tensors on rank 0"):
             peerlane.torch.gather(good, None, dst=0)
+    else:
+        # The other rank makes the call, and learns at once why it fails.
+        with pytest.raises(peerlane.Aborted, match="rank 0 failed .*gather_list is None"):
+            peerlane.torch.gather(good, dst=0)
     with pytest.raises(peerlane.InvalidArgument, match="on the device meta"):
         peerlane.torch.all_reduce(torch.zeros(3, device="meta"))
     with pytest.raises(peerlane.Mismatch) as caught:
