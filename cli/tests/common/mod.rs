@@ -1,7 +1,8 @@
 //! Runs the built program without a launcher, and finds and signals its ranks.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::io;
+use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -61,7 +62,12 @@ pub(crate) fn run(words: &str) -> Ended {
 
 /// Runs a command to its end.
 pub(crate) fn end(command: &mut Command) -> Ended {
-    let output = command.output().expect("the program starts");
+    ended(command.output())
+}
+
+/// Returns the result of a program that has ended.
+pub(crate) fn ended(output: io::Result<Output>) -> Ended {
+    let output = output.expect("the program starts");
     Ended {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).expect("the output is text"),

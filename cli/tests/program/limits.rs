@@ -4,16 +4,20 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
-use crate::common::{Ended, command, end};
+use crate::common::{Ended, command, end, ended};
 use crate::launcher::{port, rank};
 
 /// A run whose ranks would wait for ten minutes for one that does not come.
 const RUN: &str = "allgather --min-bytes 64K --max-bytes 64K --iterations 2 --timeout 600 --json -";
+
+/// A run of ranks that a launcher starts, where one that the hub does not tell waits for a minute.
+const LAUNCHED: &str =
+    "allgather --min-bytes 64K --max-bytes 64K --iterations 2 --timeout 60 --json -";
 
 /// A busy machine needs less for a run that does not wait.
 const WITHOUT_WAIT: Duration = Duration::from_secs(120);
@@ -143,14 +147,18 @@ fn other_ranks_of_a_launcher_name_the_rank_that_has_the_limit() {
             let port = port();
             let begun = Instant::now();
             let all: Vec<Ended> = std::thread::scope(|scope| {
+                // A hub that fails waits only a moment for other ranks, so rank 0 starts when they run.
                 let run = |number: usize| {
-                    let mut command = rank(RUN, number, ranks, port);
+                    let mut command = rank(LAUNCHED, number, ranks, port);
                     if number == victim {
                         command = limited(&format!("--nofile={limit}"), &command);
                     }
-                    scope.spawn(move || end(&mut command))
+                    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                    let child = command.spawn().expect("the program starts");
+                    scope.spawn(move || ended(child.wait_with_output()))
                 };
-                let running: Vec<_> = (0..ranks).map(run).collect();
+                let mut running: Vec<_> = (0..ranks).rev().map(run).collect();
+                running.reverse();
                 running.into_iter().map(|rank| rank.join().unwrap()).collect()
             });
             let context = format!("rank {victim} with {limit} descriptors");
