@@ -361,7 +361,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it reads a million numbers")]
     fn a_list_of_too_many_ranks_is_refused() {
         let error = "0,".repeat(RANKS_MAX) + "0";
         let error = error.parse::<Topology>().unwrap_err().to_string();
