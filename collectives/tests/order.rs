@@ -9,7 +9,7 @@ use peerlane_collectives::group::{Group, GroupOptions, Operation};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_host as host;
 
-/// A wait up to it means that the order was not compared.
+/// A call that takes this long has waited for its timeout, because the orders were not compared.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longer than a rank waits before it tells its call, several times.

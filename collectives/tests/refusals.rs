@@ -9,7 +9,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
 const RANKS: usize = 3;
-/// A wait up to it means that a rank was not told.
+/// A call that takes this long has waited for its timeout, because its rank was not told.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Call = fn(&mut Group) -> Result<(), Error>;

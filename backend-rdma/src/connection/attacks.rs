@@ -44,7 +44,7 @@ const AT_ONCE: Duration = Duration::from_secs(9);
 struct FakeEvents {
     event: Arc<WakeupEvent>,
     handled: Sender<()>,
-    /// How often the service has waited for events and clients.
+    /// Counts the waits of the service for events and clients.
     waits: Arc<AtomicUsize>,
 }
 

@@ -293,9 +293,14 @@ impl Client {
             listener.notice(notice);
             return None;
         }
-        let bytes = if let Notice::Message { message, .. } = &notice { message.len() } else { 0 };
-        let charge = self.queued.charge(bytes + NOTICE_BYTES);
-        if self.queued.bytes() > QUEUED_BYTES_MAX && bytes > 0 {
+
+        // The hub limits the number of other notices.
+        let message = match &notice {
+            Notice::Message { message, .. } => Some(message.len()),
+            _ => None,
+        };
+        let charge = self.queued.charge(message.unwrap_or(0) + NOTICE_BYTES);
+        if message.is_some() && self.queued.bytes() > QUEUED_BYTES_MAX {
             return notifications.too_many();
         }
         notifications.queued.push((notice, charge));
@@ -504,6 +509,16 @@ impl Exchange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_without_data_are_limited_too() {
+        let client = Client::new(Rank(1), 3);
+        let message = |from| Reply::Message { from, message: Blob(Vec::new()) };
+        assert!(client.receive(message(0)).is_none());
+        let answer = (0..100_000).find_map(|_| client.receive(message(2)));
+        let Some(Request::Abort { record }) = answer else { panic!("{answer:?}") };
+        assert_eq!(AbortRecord::decode(&record.0, Rank(1)).peer, Some(Rank(2)));
+    }
 
     #[test]
     fn nothing_is_kept_of_an_exchange_that_has_ended() {

@@ -341,11 +341,11 @@ impl HubState {
         }
         // A group that never started has no waits to release, so no acknowledgement is needed.
         self.all_acknowledged = matches!(end_cause, EndCause::NotStarted { .. });
+
+        let charge = |from: Rank| self.meter(from).charge(end_cause.data_bytes());
+        self.cause_charge = end_cause.from().map(charge);
         self.end_cause = Some(end_cause.clone());
-        let from = end_cause.from();
-        let reply = Reply::Ended(end_cause);
-        self.cause_charge = from.map(|from| self.meter(from).charge(reply.data_bytes()));
-        vec![reply]
+        vec![Reply::Ended(end_cause)]
     }
 
     fn acknowledge(&mut self, from: Rank) -> Vec<Reply> {

@@ -99,16 +99,13 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// Returns the number of bytes of the data that a rank has sent and that this passes on.
-    pub(super) fn data_bytes(&self) -> usize {
+    /// Returns the number of bytes of one rank that this passes on; `None` if it has no data, or the contributions of all ranks.
+    pub(super) fn data_bytes(&self) -> Option<usize> {
         match self {
-            Self::Message { message: data, .. }
-            | Self::Ended(EndCause::Abort { record: data, .. }) => data.0.len(),
-            Self::Ended(EndCause::TimedOut { text, .. } | EndCause::Lost { how: text, .. }) => {
-                text.len()
-            }
-            Self::Differs { labels, .. } => labels.iter().map(|(_, label)| label.len()).sum(),
-            _ => 0,
+            Self::Message { message, .. } => Some(message.0.len()),
+            Self::Ended(cause) => Some(cause.data_bytes()),
+            Self::Differs { labels, .. } => Some(labels.iter().map(|(_, label)| label.len()).sum()),
+            _ => None,
         }
     }
 }
@@ -159,6 +156,15 @@ impl EndCause {
                 Some(Notice::Abort { from: Rank(0), record: record.encode() })
             }
             Self::NotStarted { .. } => None,
+        }
+    }
+
+    /// Returns the number of bytes that the rank has sent which has ended the group.
+    pub(super) fn data_bytes(&self) -> usize {
+        match self {
+            Self::Abort { record, .. } => record.0.len(),
+            Self::TimedOut { text, .. } | Self::Lost { how: text, .. } => text.len(),
+            Self::NotStarted { .. } | Self::HubLost { .. } => 0,
         }
     }
 

@@ -266,8 +266,8 @@ impl HubGroups {
         let group = subgroup.and_then(|id| self.subgroups.get(&id));
         let copies = 1 + group.map_or(0, |group| group.unopened.len());
         let charged = |reply: Reply| {
-            let bytes = copies * (reply.data_bytes() + KEPT_BYTES);
-            let charge = is_charged(&reply).then(|| Arc::new(meter.charge(bytes)));
+            let charge = |bytes| Arc::new(meter.charge(copies * (bytes + KEPT_BYTES)));
+            let charge = reply.data_bytes().map(charge);
             (reply, charge)
         };
         let replies: Vec<_> = replies.into_iter().map(charged).collect();
@@ -327,11 +327,6 @@ impl HubGroups {
         // It passes on no data, so it counts for no rank.
         self.outgoing(subgroup, Rank(0), replies)
     }
-}
-
-/// Returns whether a reply passes on data that a rank has sent, other than the result of an exchange.
-fn is_charged(reply: &Reply) -> bool {
-    matches!(reply, Reply::Message { .. } | Reply::Ended(_) | Reply::Differs { .. })
 }
 
 type Send = dyn Fn(Addressed<Request>) -> Result<(), String> + std::marker::Send + Sync;

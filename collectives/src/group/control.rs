@@ -58,14 +58,6 @@ pub(super) fn encode_order(message: order::Message) -> Vec<u8> {
     postcard::to_stdvec(&Message::Order(message)).expect("plain data always encodes")
 }
 
-/// Returns a message about the order of calls, if it is one.
-pub(super) fn decode_order(bytes: &[u8]) -> Option<order::Message> {
-    match postcard::from_bytes(bytes) {
-        Ok(Message::Order(message)) => Some(message),
-        _ => None,
-    }
-}
-
 /// What a rank tells the others when one of them asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RankState {
@@ -105,6 +97,11 @@ struct Answer {
 pub(crate) enum Action {
     Broadcast(Vec<u8>),
     Abort(AbortRecord),
+    /// Compares the calls of another rank with those of this one.
+    Order {
+        from: Rank,
+        message: order::Message,
+    },
 }
 
 #[derive(Debug)]
@@ -253,8 +250,10 @@ impl Control {
             }
             Notice::Message { from, message } => {
                 // Bytes of another program version are ignored; the sender's timeout ends the group.
-                let message = postcard::from_bytes(&message).ok()?;
-                return self.receive_message(now, from, message, state, sight);
+                return match postcard::from_bytes(&message).ok()? {
+                    Message::Order(message) => Some(Action::Order { from, message }),
+                    message => self.receive_message(now, from, message, state, sight),
+                };
             }
         }
         None
@@ -305,7 +304,7 @@ impl Control {
                 return self.decide_if_complete(now, sight);
             }
             Message::Answer(answer) => answer,
-            // The group handles it.
+            // `receive` passes it on.
             Message::Order(_) => return None,
         };
         self.inquiry.as_mut()?.answers.entry(from).or_insert(answer);

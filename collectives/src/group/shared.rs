@@ -11,7 +11,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
 use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice, ProcessState};
 use crate::error::Error;
 use crate::group::channel::ChannelSide;
-use crate::group::control::{Action, Control, RankState, Sight, SizedStart, decode_order};
+use crate::group::control::{Action, Control, RankState, Sight, SizedStart};
 use crate::group::end::GroupState;
 use crate::group::event::Event;
 use crate::group::family::Family;
@@ -143,11 +143,6 @@ impl Shared {
     }
 
     fn receive(&self, notice: Notice) {
-        if let Notice::Message { from, message } = &notice
-            && let Some(message) = decode_order(message)
-        {
-            return self.receive_order(*from, message);
-        }
         if matches!(notice, Notice::Left { .. }) {
             self.has_left.store(true, Ordering::Release);
         }
@@ -279,6 +274,7 @@ impl Shared {
                 let _ = self.bootstrap.broadcast(&message);
                 return;
             }
+            Some(Action::Order { from, message }) => return self.receive_order(from, message),
             Some(Action::Abort(record)) => {
                 self.bootstrap.abort(&record.encode()).is_err().then_some(record)
             }

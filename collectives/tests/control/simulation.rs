@@ -422,6 +422,7 @@ impl World {
         let request = match action {
             Some(Action::Broadcast(message)) => Some(Request::Broadcast { message: Blob(message) }),
             Some(Action::Abort(record)) => Some(Request::Abort { record: Blob(record.encode()) }),
+            Some(Action::Order { .. }) => unreachable!("ranks of the simulation compare no calls"),
             None => None,
         };
         if let Some(request) = request

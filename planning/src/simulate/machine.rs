@@ -149,7 +149,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Returns whether the simulation has ended because it would exceed [`TIME_MAX`].
+    /// Returns whether the simulation has stopped because the simulated time would exceed [`TIME_MAX`].
     pub(super) fn exceeds_clock(&self) -> bool {
         self.events.next_time().is_some() || self.lanes.iter().any(|lane| lane.at > TIME_MAX)
     }

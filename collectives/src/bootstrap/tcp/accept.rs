@@ -145,7 +145,7 @@ impl Shared {
         !state.pending.is_empty() || !state.shed.is_empty()
     }
 
-    /// Ends a start because this hub cannot serve all ranks. One of them has proved that it belongs to the job.
+    /// Ends a start because this hub has no resources for one of its ranks, which has proved that it belongs to the job.
     pub(super) fn fail(self: &Arc<Self>, error: &SystemError) {
         self.state.lock().failure.get_or_insert_with(|| error.clone());
         let how = format!("its hub failed: {error}");

@@ -70,7 +70,7 @@ enum Source {
         listener: Arc<Uninherited<TcpListener>>,
         acceptor: Option<JoinHandle<()>>,
     },
-    /// The hub of a smaller group gets its connections from the listener of its rank.
+    /// `None` for the hub of a group that shrinks, whose connections the listener of its rank accepts.
     Rank(Arc<RankListener>),
 }
 

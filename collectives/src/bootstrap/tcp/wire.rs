@@ -34,7 +34,7 @@ pub(super) const REPLY_BYTES_MAX: u32 = message::REPLY_BYTES_MAX as u32;
 #[derive(Clone)]
 pub(super) struct Frame {
     bytes: Arc<[u8]>,
-    /// Counts the frame for the rank that has sent its data, and not for the rank that reads it.
+    /// Charges the frame to the rank that has sent its data, instead of the rank that reads it.
     charge: Option<Arc<Charge>>,
 }
 
@@ -177,7 +177,7 @@ pub(super) struct Outbox {
 pub(super) struct FrameSender {
     queue: Sender<Item>,
     queued_bytes: Arc<AtomicUsize>,
-    /// The bytes of the newest result of an exchange, which can be on their way for long.
+    /// The size in bytes of the newest exchange result, which may take a slow connection seconds.
     result_bytes: Arc<AtomicUsize>,
 }
 

@@ -19,7 +19,7 @@ pub(super) const PARK_MAX: Duration = Duration::from_millis(10);
 /// The same if messages of two fabrics are polled, because a park of one engine does not see those of the other.
 pub(super) const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
 
-/// The turn of a thread that waits on a channel which several threads share.
+/// Limits how long one thread holds a channel while it waits, so that other threads can use the channel too.
 ///
 /// It lasts as long as no other thread waits for the channel, and at least for a given time.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +115,8 @@ impl<T: Element> Channel<T> {
 
     /// Waits as [`wait`](Self::wait), but only until the end of a turn, and returns `None` if it ends before the wait does.
     ///
-    /// It is for callers that share a channel between threads: other threads use it between two turns of a wait.
+    /// It is for callers that share a channel between threads. Another thread can use the channel when a call has returned, before
+    /// the next call goes on with the wait.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).

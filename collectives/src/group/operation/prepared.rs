@@ -223,7 +223,7 @@ impl Prepared {
         }
     }
 
-    pub(crate) fn poll(&mut self, epoch: u64) -> Result<bool, Error> {
+    pub(crate) fn poll(&self, epoch: u64) -> Result<bool, Error> {
         let done = self.drive()?.done;
         let is_complete = self.has_completed(done, epoch)?;
         if !is_complete {
@@ -260,7 +260,7 @@ impl Prepared {
     }
 
     /// Ends the group if the start is overdue or waits for a rank that has left.
-    fn check_late(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
+    fn check_late(&self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         let overdue = match deadline {
             Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
             None => self.tracker.is_overdue().then(|| self.tracker.timeout()),
@@ -275,7 +275,7 @@ impl Prepared {
         Ok(())
     }
 
-    fn has_completed(&mut self, done: u64, epoch: u64) -> Result<bool, Error> {
+    fn has_completed(&self, done: u64, epoch: u64) -> Result<bool, Error> {
         // The completion was read before this check, and may be one that peers have only signalled because the group has ended.
         if self.shared.check().is_err() && !self.outlasts_end(epoch) {
             return self.fail();
@@ -305,41 +305,39 @@ impl Prepared {
     }
 
     /// Without `deadline`, every start up to this one keeps its own deadline.
-    pub(crate) fn wait(&mut self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
+    pub(crate) fn wait(&self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         self.wait_until(epoch, deadline, None).map(drop)
     }
 
     /// Waits until the start is complete, and returns whether it was before `limit` passed.
     pub(crate) fn wait_until(
-        &mut self,
+        &self,
         epoch: u64,
         deadline: Option<Deadline>,
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
-        let tracker = Arc::clone(&self.tracker);
-        let _blocked = tracker.block(epoch, limit.is_some());
-        self.wait_blocked(epoch, (deadline, limit), &mut Patience::new(tracker.rank()))
+        let _blocked = self.tracker.block(epoch, limit.is_some());
+        self.wait_blocked(epoch, (deadline, limit), &mut Patience::new(self.tracker.rank()))
     }
 
     /// Waits for a part of the time in which the start may complete, as [`OwnedStart::wait_part`](super::OwnedStart::wait_part).
     pub(crate) fn wait_part(
-        &mut self,
+        &self,
         epoch: u64,
         deadline: Option<Deadline>,
         part: Deadline,
     ) -> Result<bool, Error> {
-        let tracker = Arc::clone(&self.tracker);
-        let mut patience = tracker.take_patience(epoch);
-        let _blocked = tracker.block(epoch, false);
+        let mut patience = self.tracker.take_patience(epoch);
+        let _blocked = self.tracker.block(epoch, false);
         let is_complete = self.wait_blocked(epoch, (deadline, Some(part)), &mut patience)?;
         if !is_complete {
-            tracker.keep_patience(epoch, patience);
+            self.tracker.keep_patience(epoch, patience);
         }
         Ok(is_complete)
     }
 
     fn wait_blocked(
-        &mut self,
+        &self,
         epoch: u64,
         (deadline, limit): (Option<Deadline>, Option<Deadline>),
         patience: &mut Patience,
@@ -378,7 +376,7 @@ impl Prepared {
         }
     }
 
-    fn misses_left_rank(&mut self, epoch: u64) -> Result<bool, Error> {
+    fn misses_left_rank(&self, epoch: u64) -> Result<bool, Error> {
         // The signals of a rank arrive before its goodbye, so this poll sees all of them.
         if self.poll(epoch)? {
             return Ok(false);
@@ -387,7 +385,7 @@ impl Prepared {
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
 
-    fn drive(&mut self) -> Result<Progress, Error> {
+    fn drive(&self) -> Result<Progress, Error> {
         let driven = {
             let mut executor = self.executor();
             executor.drive().and_then(|progressed| {
@@ -402,7 +400,7 @@ impl Prepared {
         })
     }
 
-    fn fail<T>(&mut self) -> Result<T, Error> {
+    fn fail<T>(&self) -> Result<T, Error> {
         let error = self.shared.wait_acknowledged();
         self.executor().release();
         Err(error)

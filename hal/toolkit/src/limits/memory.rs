@@ -14,7 +14,7 @@ use super::control_groups::ControlGroups;
 
 /// Processes take turns if the memory that is left has no room for this many allocations.
 const TIGHT_ALLOCATIONS: u64 = 64;
-/// A process that is stopped while it holds the lock delays the others this long.
+/// Limits the wait for the lock, because a process that holds it can be stopped.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
